@@ -1,0 +1,1 @@
+"""The job end to end: control plane and command line of Lockstep."""

@@ -1,0 +1,122 @@
+"""Make `.venv`: python3 scripts/setup.py [--extra dev]
+
+The third-party packages (6 GB, most of it torch) live in a cache folder keyed by a hash of the lock file and the interpreter, so
+a fresh clone needs a second, not minutes. `.venv` itself is thin: this checkout first, the cached packages after it. Standard
+library only, because it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+SOURCE_ROOTS = ("operator", "workspace")
+CONSOLE_SCRIPTS = {
+    "lockstep": "lockstep.cli.main:main",
+    "pytest": "pytest:main",
+    "mypy": "mypy.__main__:console_entry",
+    "lint-imports": "importlinter.cli:lint_imports_command",
+}
+
+
+def cache_root() -> Path:
+    """Where Lockstep keeps what is costly to make again: $LOCKSTEP_CACHE, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("LOCKSTEP_CACHE") or os.path.join(base, "lockstep"))
+
+
+def environment_key(lock: Path) -> str:
+    """Everything that changes what gets installed: the locked packages, the interpreter and the platform."""
+    digest = hashlib.sha256(lock.read_bytes())
+    digest.update(f"{sys.version}|{sysconfig.get_platform()}|{os.path.realpath(sys.executable)}".encode())
+    return digest.hexdigest()[:16]
+
+
+def run(*command: str, **environment: str) -> None:
+    subprocess.run(command, check=True, env={**os.environ, **environment})
+
+
+def installer(cache: Path) -> Path:
+    """uv, installed by pip from a hashed lock: it fetches in parallel, which saves minutes of torch's 5 GB."""
+    lock = REQUIREMENTS / "bootstrap.lock"
+    home = cache / "bootstrap" / environment_key(lock)
+    if not (home / "done").exists():
+        venv.EnvBuilder(with_pip=True, clear=True).create(home)
+        run(str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(lock))
+        (home / "done").touch()
+    return home / "bin" / "uv"
+
+
+def packages(extra: str, cache: Path) -> Path:
+    """The cached environment of `requirements/<extra>.lock`, made if it isn't there; bytecode is compiled at install."""
+    lock = REQUIREMENTS / f"{extra}.lock"
+    home = cache / "python" / environment_key(lock)
+    if (home / "done").exists():
+        return home
+    print(f"setup: installing the packages of {lock.relative_to(ROOT)} into {home}", flush=True)
+    uv = str(installer(cache))
+    shutil.rmtree(home, ignore_errors=True)
+    run(uv, "venv", "--quiet", "--python", sys.executable, str(home))
+    run(
+        uv, "pip", "install", "--quiet", "--require-hashes", "--compile-bytecode", "--link-mode", "copy",
+        "--python", str(home / "bin" / "python"), "-r", str(lock),
+        UV_HTTP_TIMEOUT="300",
+    )  # fmt: skip
+    (home / "done").touch()
+    return home
+
+
+def site_packages(home: Path) -> Path:
+    return home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def thin_venv(target: Path, home: Path) -> None:
+    """`.venv`: this checkout's source roots, then the cached packages; scripts for the tools the Makefile calls."""
+    if target.is_symlink():
+        target.unlink()
+    venv.EnvBuilder(with_pip=False, clear=True, symlinks=True).create(target)
+    paths = [str(ROOT / root) for root in SOURCE_ROOTS] + [str(site_packages(home))]
+    (site_packages(target) / "lockstep-checkout.pth").write_text("\n".join(paths) + "\n")
+    for name, entry in CONSOLE_SCRIPTS.items():
+        module, function = entry.split(":")
+        script = target / "bin" / name
+        script.write_text(f"#!{target}/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+        script.chmod(0o755)
+    for binary in ("ruff", "ninja"):
+        if (home / "bin" / binary).exists():
+            (target / "bin" / binary).symlink_to(home / "bin" / binary)
+    (target / "packages").symlink_to(home)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--extra", default="dev", choices=["dev", "operator", "train", "cli"], help="which lock file to install (default: dev)")
+    extra = parser.parse_args().extra
+    if sys.version_info < (3, 11):
+        print(f"setup: {sys.executable} is Python {sys.version.split()[0]}; Lockstep needs 3.11 or newer: make setup PYTHON=/path/to/python3.11", file=sys.stderr)
+        return 2
+    cache = cache_root()
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "setup.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may be set up at once
+        home = packages(extra, cache)
+    thin_venv(ROOT / ".venv", home)
+    for root in SOURCE_ROOTS:
+        compileall.compile_dir(ROOT / root, quiet=1)
+    print(f"setup: .venv is ready ({home})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
