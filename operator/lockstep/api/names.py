@@ -1,0 +1,79 @@
+"""Every label, annotation, object name and path that Lockstep puts on a cluster."""
+
+from __future__ import annotations
+
+GROUP = "lockstep.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+# Labels on every child of a job.
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_JOB = f"{GROUP}/job"
+LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
+LABEL_HOSTNAME = "kubernetes.io/hostname"
+APP = "lockstep"
+
+# Annotations.
+ANNOTATION_DEFAULT_PROFILE = f"{GROUP}/is-default-profile"
+ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus
+ANNOTATION_RUN_HASH = f"{GROUP}/run-hash"  # on the StatefulSet: which frozen run its pods use
+
+# The operator.
+OPERATOR_NAMESPACE = "lockstep-system"
+OPERATOR_NAME = "lockstep-operator"
+REPORT_AUDIENCE = f"{GROUP}/report"
+REPORT_URL = f"https://{OPERATOR_NAME}.{OPERATOR_NAMESPACE}.svc/v1/report"
+
+# Inside a pod of a job.
+CONTAINER = "trainer"
+AGENT_CONTAINER = "agent"
+AGENT_FOLDER = "/lockstep"
+AGENT_PATH = f"{AGENT_FOLDER}/agent.pyz"
+RUN_FOLDER = "/etc/lockstep/run"
+RUN_KEY = "run.json"
+KEY_FOLDER = "/etc/lockstep/agents"
+KEY_KEY = "key"
+TOKEN_FOLDER = "/var/run/secrets/lockstep"  # noqa: S105 (a path)
+TOKEN_KEY = "token"  # noqa: S105 (a file name)
+WORKSPACE = "/workspace"
+DATASETS = "/datasets"
+COORDINATOR_PORT = 29400
+MASTER_PORT = 29500
+
+# Claims of a namespace, shared by all its jobs (Shared storage).
+WORKSPACE_CLAIM = "ml-dev-workspace"
+DATASETS_CLAIM = "ml-datasets"
+
+# StatefulSet puts `<name>-<10 characters>` into a pod label of at most 63 characters.
+JOB_NAME_MAX = 52
+JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+def service_name(job: str) -> str:
+    return f"{job}-headless"
+
+
+def key_secret_name(job: str) -> str:
+    return f"{job}-agents"
+
+
+def run_name(job: str, run_hash: str) -> str:
+    return f"{job}-run-{run_hash}"
+
+
+def log_name(job: str) -> str:
+    return f"{job}-log"
+
+
+def pod_name(job: str, node: int) -> str:
+    return f"{job}-{node}"
+
+
+def node_address(job: str, namespace: str, node: int) -> str:
+    """The pod's DNS name, resolvable before it is Ready (the Service publishes not-ready addresses)."""
+    return f"{pod_name(job, node)}.{service_name(job)}.{namespace}.svc"
+
+
+def job_labels(job: str) -> dict[str, str]:
+    return {LABEL_NAME: APP, LABEL_MANAGED_BY: APP, LABEL_JOB: job}

@@ -1,0 +1,123 @@
+"""Pieces that both a job and a profile are written with."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from lockstep.api.model import DnsLabel, DnsName, EnvName, LabelKey, LabelValue, Model, Rule
+
+
+class FabricMode(StrEnum):
+    """How ranks of different nodes talk: `Auto` takes RDMA where the profile has it."""
+
+    AUTO = "Auto"
+    RDMA = "RDMA"
+    TCP = "TCP"
+
+
+class StorageMode(StrEnum):
+    """`Shared`: one ReadWriteMany pair of claims a namespace. `PerPod`: every pod has volumes of its own."""
+
+    SHARED = "Shared"
+    PER_POD = "PerPod"
+
+
+class PlainVariable(Model):
+    """An environment variable whose value stands in the file (so: never a secret)."""
+
+    name: EnvName
+    value: Annotated[str, Field(max_length=8192)] = ""
+
+
+class NcclVariable(Model):
+    """An expert override of NCCL's own environment."""
+
+    name: Annotated[str, Field(pattern=r"^NCCL_[A-Z0-9_]+$", max_length=128, description="An NCCL variable, for example NCCL_ALGO.")]
+    value: Annotated[str, Field(max_length=1024)]
+
+
+class KeyReference(Model):
+    """One key of a Secret or ConfigMap in the job's namespace."""
+
+    name: DnsName
+    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+    optional: bool | None = None
+
+
+class FieldReference(Model):
+    """A field of the pod, by the downward API."""
+
+    field_path: Annotated[str, Field(pattern=r"^[A-Za-z].*$", max_length=256)]
+
+
+class VariableSource(Model):
+    """Where a variable's value comes from. It is resolved by the kubelet in the pod, never by Lockstep."""
+
+    secret_key_ref: KeyReference | None = None
+    config_map_key_ref: KeyReference | None = None
+    field_ref: FieldReference | None = None
+
+    RULES = (
+        Rule(
+            cel="[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(x, x).size() == 1",
+            message="must have exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+            holds=lambda s: sum(x is not None for x in (s.secret_key_ref, s.config_map_key_ref, s.field_ref)) == 1,
+        ),
+    )
+
+
+class Variable(Model):
+    """An environment variable of every rank: a value, or where the kubelet finds it."""
+
+    name: EnvName
+    value: Annotated[str, Field(max_length=8192)] | None = None
+    value_from: VariableSource | None = None
+
+    RULES = (
+        Rule(
+            cel="!(has(self.value) && has(self.valueFrom))",
+            message="may not have both value and valueFrom",
+            holds=lambda v: v.value is None or v.value_from is None,
+        ),
+        Rule(
+            cel="!self.name.startsWith('LOCKSTEP_')",
+            message="name must not start with LOCKSTEP_: those variables are Lockstep's own",
+            holds=lambda v: not v.name.startswith("LOCKSTEP_"),
+            field="name",
+        ),
+    )
+
+
+class LocalReference(Model):
+    """The name of an object in the job's namespace."""
+
+    name: DnsName
+
+
+class VariableSet(Model):
+    """All keys of a Secret or ConfigMap as variables."""
+
+    prefix: Annotated[str, Field(max_length=64)] | None = None
+    secret_ref: LocalReference | None = None
+    config_map_ref: LocalReference | None = None
+
+    RULES = (
+        Rule(
+            cel="has(self.secretRef) != has(self.configMapRef)",
+            message="must have exactly one of secretRef and configMapRef",
+            holds=lambda s: (s.secret_ref is None) != (s.config_map_ref is None),
+        ),
+    )
+
+
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+Annotations = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
+NodeNames = Annotated[list[DnsName], Field(max_length=1024)]
+ImagePullSecrets = Annotated[list[LocalReference], Field(max_length=8)]
+__all__ = [
+    "Annotations", "DnsLabel", "FabricMode", "FieldReference", "ImagePullSecrets", "KeyReference", "Labels", "LocalReference",
+    "NcclVariable", "NodeNames", "PlainVariable", "StorageMode", "Variable", "VariableSet", "VariableSource",
+]  # fmt: skip
