@@ -32,8 +32,9 @@ CONSOLE_SCRIPTS = {
 
 def cache_root() -> Path:
     """Where Lockstep keeps what is costly to make again: $LOCKSTEP_CACHE, else the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("LOCKSTEP_CACHE") or os.path.join(base, "lockstep"))
+    base = os.environ.get("XDG_CACHE_HOME")
+    own = os.environ.get("LOCKSTEP_CACHE")
+    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "lockstep"
 
 
 def environment_key(lock: Path) -> str:
@@ -101,10 +102,15 @@ def thin_venv(target: Path, home: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--extra", default="dev", choices=["dev", "operator", "train", "cli"], help="which lock file to install (default: dev)")
+    parser.add_argument(
+        "--extra", default="dev", choices=["dev", "operator", "train", "cli"], help="which lock file to install (default: dev)"
+    )
     extra = parser.parse_args().extra
     if sys.version_info < (3, 11):
-        print(f"setup: {sys.executable} is Python {sys.version.split()[0]}; Lockstep needs 3.11 or newer: make setup PYTHON=/path/to/python3.11", file=sys.stderr)
+        print(
+            f"setup: {sys.executable} is Python {sys.version.split()[0]}; Lockstep needs 3.11 or newer: make setup PYTHON=/path/to/python3.11",
+            file=sys.stderr,
+        )
         return 2
     cache = cache_root()
     cache.mkdir(parents=True, exist_ok=True)
