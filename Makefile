@@ -16,7 +16,7 @@ help: ## this list
 
 setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 
-.venv/ready: scripts/setup.py $(wildcard requirements/*.lock) pyproject.toml
+.venv/ready: scripts/setup.py requirements/dev.lock
 	@$(PYTHON) scripts/setup.py && touch $@
 
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods

@@ -84,9 +84,8 @@ def site_packages(home: Path) -> Path:
 
 def thin_venv(target: Path, home: Path) -> None:
     """`.venv`: this checkout's source roots, then the cached packages; scripts for the tools the Makefile calls."""
-    if target.is_symlink():
-        target.unlink()
-    venv.EnvBuilder(with_pip=False, clear=True, symlinks=True).create(target)
+    stale = (target / "packages").is_symlink() and (target / "packages").readlink() != home
+    venv.EnvBuilder(with_pip=False, clear=stale, symlinks=True).create(target)
     paths = [str(ROOT / root) for root in SOURCE_ROOTS] + [str(site_packages(home))]
     (site_packages(target) / "lockstep-checkout.pth").write_text("\n".join(paths) + "\n")
     for name, entry in CONSOLE_SCRIPTS.items():
@@ -94,10 +93,10 @@ def thin_venv(target: Path, home: Path) -> None:
         script = target / "bin" / name
         script.write_text(f"#!{target}/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
         script.chmod(0o755)
-    for binary in ("ruff", "ninja"):
-        if (home / "bin" / binary).exists():
-            (target / "bin" / binary).symlink_to(home / "bin" / binary)
-    (target / "packages").symlink_to(home)
+    links = {f"bin/{name}": home / "bin" / name for name in ("ruff", "ninja")} | {"packages": home}
+    for name, source in links.items():
+        if source.exists() and not (target / name).is_symlink():
+            (target / name).symlink_to(source)
 
 
 def main() -> int:
