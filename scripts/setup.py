@@ -11,6 +11,7 @@ import argparse
 import compileall
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -99,17 +100,25 @@ def thin_venv(target: Path, home: Path) -> None:
             (target / name).symlink_to(source)
 
 
+def missing() -> str | None:
+    """What this interpreter lacks, in one sentence; None when it will do."""
+    if sys.version_info < (3, 11):
+        return f"{sys.executable} is Python {sys.version.split()[0]}; Lockstep needs 3.11 or newer: make setup PYTHON=/path/to/python3.11"
+    if importlib.util.find_spec("ensurepip") is None:
+        return f"{sys.executable} has no ensurepip, which makes virtual environments: apt-get install python3-venv"
+    if shutil.which("g++") is None:
+        return "there is no g++, which compiles DeepSpeed's CPU communication op once: apt-get install g++"
+    return None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--extra", default="dev", choices=["dev", "operator", "train", "cli"], help="which lock file to install (default: dev)"
     )
     extra = parser.parse_args().extra
-    if sys.version_info < (3, 11):
-        print(
-            f"setup: {sys.executable} is Python {sys.version.split()[0]}; Lockstep needs 3.11 or newer: make setup PYTHON=/path/to/python3.11",
-            file=sys.stderr,
-        )
+    if problem := missing():
+        print(f"setup: {problem}", file=sys.stderr)
         return 2
     cache = cache_root()
     cache.mkdir(parents=True, exist_ok=True)
