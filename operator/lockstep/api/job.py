@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, Model, Quantity, Rule, immutable
+from lockstep.api.model import DnsLabel, DnsName, Image, Model, Rule, immutable, list_map
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
-from lockstep.api.shared import (
-    Annotations,
-    FabricMode,
-    ImagePullSecrets,
-    Labels,
-    LocalReference,
-    NcclVariable,
-    StorageMode,
-    Variable,
-    VariableSet,
-)
+from lockstep.api.podtemplate import PodTemplate
+from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
 from lockstep.api.training import Training
 
 
 class Fabric(Model):
     """How the ranks of different nodes talk to each other."""
 
-    mode: Annotated[FabricMode, Field(description="Auto takes RDMA where the profile has it. RDMA is refused, never silently TCP, where the profile has none.")] = FabricMode.AUTO  # fmt: skip
-    nccl_env: Annotated[list[NcclVariable], Field(max_length=64, description="NCCL variables for experts. Unset ones are NCCL's own to choose.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = []  # fmt: skip
+    mode: FabricMode = FabricMode.AUTO
+    """Auto takes RDMA where the profile has it. RDMA is refused, never silently TCP, where the profile has none."""
+    nccl_env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
+    """NCCL variables for experts. Unset ones are NCCL's own to choose."""
 
 
 class Storage(Model):
     """Where /workspace and /datasets live. Immutable: volumes are not moved under a job."""
 
-    mode: Annotated[StorageMode | None, Field(description="Shared: claims of the namespace that all pods mount. PerPod: volumes of its own for every pod. Default: the profile's.")] = None  # fmt: skip
-    workspace_claim_name: Annotated[DnsName | None, Field(description="An existing ReadWriteMany claim to use as /workspace instead of the profile's.")] = None  # fmt: skip
+    mode: StorageMode | None = None
+    """Shared: claims of the namespace that all pods mount. PerPod: volumes of its own for every pod. Default: the profile's."""
+    workspace_claim_name: DnsName | None = None
+    """An existing ReadWriteMany claim to use as /workspace instead of the profile's."""
 
     RULES = (
         Rule(
@@ -49,96 +43,19 @@ class Storage(Model):
 class Script(Model):
     """Your own program, started as every rank in torchrun's environment."""
 
-    path: Annotated[str, Field(min_length=1, max_length=1024, description="A Python file, absolute or relative to /workspace.")]
-    args: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=256, description="Passed as they are: no shell reads them.")] = []  # fmt: skip
+    path: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A Python file, absolute or relative to /workspace."""
+    args: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=256)] = []
+    """Arguments, passed as they are: no shell reads them."""
 
 
 class Restart(Model):
     """How often all ranks are started again together after a failure."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=1000, description="0: the first failure is final.")] = 3
-    backoff_seconds: Annotated[
-        int, Field(ge=0, le=3600, description="Wait before the first restart; doubled for each further one, up to 300.")
-    ] = 10
-
-
-class TolerationOperator(StrEnum):
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class TaintEffect(StrEnum):
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
-class Toleration(Model):
-    """As in a pod."""
-
-    key: Annotated[str, Field(max_length=317)] | None = None
-    operator: TolerationOperator | None = None
-    value: Annotated[str, Field(max_length=63)] | None = None
-    effect: TaintEffect | None = None
-    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
-
-
-class ClaimVolume(Model):
-    claim_name: DnsName
-    read_only: bool | None = None
-
-
-class SecretVolume(Model):
-    secret_name: DnsName
-
-
-class EmptyVolume(Model):
-    size_limit: Quantity | None = None
-
-
-class ExtraVolume(Model):
-    """One more volume of every pod. Kinds that reach into the node (hostPath and the like) are not offered."""
-
-    name: DnsLabel
-    mount_path: AbsolutePath
-    config_map: LocalReference | None = None
-    secret: SecretVolume | None = None
-    persistent_volume_claim: ClaimVolume | None = None
-    empty_dir: EmptyVolume | None = None
-
-    RULES = (
-        Rule(
-            cel="[has(self.configMap), has(self.secret), has(self.persistentVolumeClaim), has(self.emptyDir)].filter(x, x).size() == 1",
-            message="must have exactly one of configMap, secret, persistentVolumeClaim and emptyDir",
-            holds=lambda v: sum(x is not None for x in (v.config_map, v.secret, v.persistent_volume_claim, v.empty_dir)) == 1,
-        ),
-        Rule(
-            cel="!(self.mountPath in ['/workspace', '/datasets', '/lockstep', '/dev/shm', '/tmp']) && !self.mountPath.startsWith('/etc/lockstep') && !self.mountPath.startsWith('/var/run/secrets')",
-            message="mountPath must not be one of Lockstep's own: /workspace, /datasets, /lockstep, /dev/shm, /tmp, /etc/lockstep…, /var/run/secrets…",
-            holds=lambda v: v.mount_path not in ("/workspace", "/datasets", "/lockstep", "/dev/shm", "/tmp") and not v.mount_path.startswith(("/etc/lockstep", "/var/run/secrets")),  # noqa: S108
-            field="mountPath",
-        ),
-    )  # fmt: skip
-
-
-class PodTemplate(Model):
-    """What is added to every pod of the job."""
-
-    labels: Labels = {}
-    annotations: Annotations = {}
-    node_selector: Labels = {}
-    tolerations: Annotated[list[Toleration], Field(max_length=16)] = []
-    priority_class_name: DnsName | None = None
-    volumes: Annotated[list[ExtraVolume], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = []  # fmt: skip
-
-    RULES = (
-        Rule(
-            cel="!has(self.labels) || self.labels.all(k, !k.startsWith('lockstep.dev/') && !k.startsWith('app.kubernetes.io/'))",
-            message="labels must not use the prefixes lockstep.dev/ and app.kubernetes.io/: Lockstep sets those",
-            holds=lambda p: not any(k.startswith(("lockstep.dev/", "app.kubernetes.io/")) for k in p.labels),
-            field="labels",
-        ),
-    )
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Restarts until the job fails; 0: the first failure is final."""
+    backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
+    """Wait before the first restart; doubled for each further one, up to 300."""
 
 
 def _one_work(spec: TrainingJobSpec) -> bool:
@@ -152,28 +69,31 @@ def _ranks_match_gpus(spec: TrainingJobSpec) -> bool:
 class TrainingJobSpec(Model):
     """What to run, on how many nodes. Fields left out come from the cluster profile."""
 
-    cluster_profile_name: Annotated[
-        DnsName | None, Field(description="The ClusterProfile to run on. Default: the profile annotated as the default.")
-    ] = None
-    nodes: Annotated[int | None, Field(ge=1, le=1024, description="Nodes, one pod each. Default: the profile's.")] = None
-    gpus_per_node: Annotated[
-        int | None, Field(ge=0, le=64, description="GPUs a node, one rank each; 0: CPU ranks over gloo. Default: the profile's.")
-    ] = None
-    ranks_per_node: Annotated[int | None, Field(ge=1, le=64, description="Ranks a node when gpusPerNode is 0. Default: 1.")] = None
-    image: Annotated[
-        Image | None, Field(description="The image of every pod: Python 3.10 or newer is all it must have. Default: the profile's.")
-    ] = None
+    cluster_profile_name: DnsName | None = None
+    """The ClusterProfile to run on. Default: the profile annotated as the default."""
+    nodes: Annotated[int | None, Field(ge=1, le=1024)] = None
+    """Nodes, one pod each. Default: the profile's."""
+    gpus_per_node: Annotated[int | None, Field(ge=0, le=64)] = None
+    """GPUs a node, one rank each; 0: CPU ranks over gloo. Default: the profile's."""
+    ranks_per_node: Annotated[int | None, Field(ge=1, le=64)] = None
+    """Ranks a node when gpusPerNode is 0. Default: 1."""
+    image: Image | None = None
+    """The image of every pod: Python 3.10 or newer is all it must have. Default: the profile's."""
     image_pull_secrets: ImagePullSecrets = []
+    """Secrets of the namespace that hold registry logins."""
     fabric: Fabric = Fabric()
     storage: Storage = Storage()
-    training: Annotated[
-        Training | None, Field(description="A LoRA fine-tuning by Lockstep's own trainer. Exactly one of training and script.")
-    ] = None
-    script: Annotated[Script | None, Field(description="Your own program. Exactly one of training and script.")] = None
-    env: Annotated[list[Variable], Field(max_length=128, description="Variables of every rank.", json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = []  # fmt: skip
+    training: Training | None = None
+    """A LoRA fine-tuning by Lockstep's own trainer. Exactly one of training and script."""
+    script: Script | None = None
+    """Your own program, started as every rank. Exactly one of training and script."""
+    env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
+    """Variables of every rank."""
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
+    """Secrets and ConfigMaps whose keys become variables of every rank."""
     restart: Restart = Restart()
-    suspend: Annotated[bool, Field(description="true: no pods. The trainer is told to save and stop first.")] = False
+    suspend: bool = False
+    """true: no pods. The trainer is told to save and stop first."""
     pod_template: PodTemplate = PodTemplate()
 
     RULES = (
@@ -203,7 +123,7 @@ class JobMetadata(Model):
 
 
 class TrainingJob(Model):
-    """One multi-node fine-tuning run."""
+    """One multi-node fine-tuning run: all its ranks start, fail and restart together."""
 
     model_config = Model.model_config | {"extra": "ignore"}  # status: written by the operator, parsed elsewhere
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal as Number
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,7 +16,7 @@ class Rule:
     """A rule across fields: its CEL for the API server, the message people see, and the same check in Python.
 
     `holds` is None for a transition rule (one that uses oldSelf), which only the API server can judge.
-    `field` is the field the error points at, relative to the model.
+    `field` is the field the error points at, relative to the model: dotted, in camelCase.
     """
 
     cel: str
@@ -24,22 +25,55 @@ class Rule:
     field: str = ""
 
 
+class RulesBroken(ValueError):
+    """All rules of one model that its values break, so that a reader hears of every one at once."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        super().__init__("; ".join(rule.message for rule in rules))
+        self.rules = rules
+
+
+def list_map(key: str = "name") -> dict[str, Any]:
+    """The JSON schema of a list whose items are told apart by one field: API server and Python refuse two of the same."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def list_set() -> dict[str, Any]:
+    """The JSON schema of a list of values of which none may be there twice."""
+    return {"x-kubernetes-list-type": "set"}
+
+
 class Model(BaseModel):
     """camelCase outside, snake_case inside; unknown fields are errors; values never change after parsing."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
     RULES: ClassVar[tuple[Rule, ...]] = ()
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        for rule in self.RULES:
-            if rule.holds is not None and not rule.holds(self):
-                raise ValueError(rule.message)
+        repeated = [Rule("", message, None, field) for field, message in _repeated(self)]
+        broken = [rule for rule in self.RULES if rule.holds is not None and not rule.holds(self)]
+        if repeated or broken:
+            raise RulesBroken((*repeated, *broken))
         return self
 
     def to_dict(self) -> dict[str, Any]:
         """The object as it is written in YAML: camelCase, unset optional fields left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _repeated(model: Model) -> list[tuple[str, str]]:
+    """(field, message) of every list that holds something twice though its schema says map or set."""
+    found = []
+    for name, info in type(model).model_fields.items():
+        schema = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        keys = schema.get("x-kubernetes-list-map-keys")
+        seen: list[Any] = list(getattr(model, name) or []) if "x-kubernetes-list-type" in schema else []
+        if isinstance(keys, list):
+            seen = [getattr(item, str(keys[0])) for item in seen]
+        field = info.alias or name
+        found += [(field, f"{field} holds {text!r} twice") for text in dict.fromkeys(x for x in seen if seen.count(x) > 1)]
+    return found
 
 
 def immutable(field: str, why: str) -> Rule:
@@ -68,7 +102,19 @@ ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 EnvName = Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=128)]
 ABSOLUTE_PATH_PATTERN = r"^/[^\x00]*$"
 AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH_PATTERN, max_length=1024)]
-Image = Annotated[str, Field(pattern=r"^[^\s]+$", max_length=512)]
+IMAGE_PATTERN = r"^[^\s]+$"
+Image = Annotated[str, Field(pattern=IMAGE_PATTERN, max_length=512)]
 LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317)]
-LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)]
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=63)]
+
+_DECIMAL_SUFFIXES = {"m": Number("0.001"), "": Number(1)} | {s: Number(1000) ** i for i, s in enumerate("kMGTP", 1)}
+_BINARY_SUFFIXES = {f"{s}i": Number(1024) ** i for i, s in enumerate("KMGTP", 1)}
+_FACTORS = _DECIMAL_SUFFIXES | _BINARY_SUFFIXES
+
+
+def quantity_value(text: str) -> Number:
+    """The number that a Quantity stands for, for example 1073741824 for 1Gi (bytes) or 0.5 for 500m (CPUs)."""
+    number = text.rstrip("mkMGTPKi")
+    return Number(number) * _FACTORS[text[len(number) :]]

@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, LabelKey, Model, Quantity, Rule
+from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, LabelKey, Model, Quantity, Rule, list_map, list_set, quantity_value
 from lockstep.api.names import API_VERSION, DATASETS_CLAIM, WORKSPACE_CLAIM
 from lockstep.api.shared import FabricMode, Labels, NcclVariable, NodeNames, PlainVariable, StorageMode
 
 InterfaceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]+$", max_length=32)]
 ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317)]
+NetworkName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=317)]
 
 
 class Platform(StrEnum):
@@ -32,73 +33,110 @@ class Memlock(StrEnum):
 class Nodes(Model):
     """Which nodes may be used."""
 
-    gpu_nodes: Annotated[NodeNames, Field(description="Host names that may be used; empty: any.")] = []
-    selector: Annotated[Labels, Field(description="Labels a node must have.")] = {}
-    rack_label: Annotated[LabelKey | None, Field(description="The node label that names the rack: pods of a job are preferably placed in one rack.")] = None  # fmt: skip
+    gpu_nodes: Annotated[NodeNames, Field(json_schema_extra=list_set())] = []
+    """Host names that may be used; empty: any."""
+    selector: Labels = {}
+    """Labels that a node must have."""
+    rack_label: LabelKey | None = None
+    """The node label that names the rack: pods of a job are preferably placed in one rack."""
+
+
+def _claims_are_shared(storage: ProfileStorage) -> bool:
+    own_names = (storage.workspace_claim, storage.datasets_claim) != (WORKSPACE_CLAIM, DATASETS_CLAIM)
+    return not (own_names and storage.mode is StorageMode.PER_POD)
 
 
 class ProfileStorage(Model):
     """What the cluster's storage can do."""
 
-    mode: Annotated[StorageMode, Field(description="Default of jobs that don't say.")] = StorageMode.SHARED
-    class_rwx: Annotated[
-        DnsName | None, Field(description="The ReadWriteMany class of the Shared claims; left out: the cluster's default class.")
-    ] = None
-    class_rwo: Annotated[
-        DnsName | None, Field(description="The ReadWriteOnce class of the PerPod claims; left out: the cluster's default class.")
-    ] = None
+    mode: StorageMode = StorageMode.SHARED
+    """Default of jobs that don't say."""
+    class_rwx: DnsName | None = None
+    """The ReadWriteMany class of the Shared claims. Left out: the cluster's default class."""
+    class_rwo: DnsName | None = None
+    """The ReadWriteOnce class of the PerPod claims. Left out: the cluster's default class."""
     workspace_size: Quantity = "100Gi"
+    """Size of /workspace: of the one claim when Shared, of every pod's when PerPod."""
     datasets_size: Quantity = "500Gi"
+    """Size of /datasets: of the one claim when Shared, of every pod's when PerPod."""
     workspace_claim: DnsName = WORKSPACE_CLAIM
+    """Name of the namespace's shared claim for /workspace."""
     datasets_claim: DnsName = DATASETS_CLAIM
+    """Name of the namespace's shared claim for /datasets."""
+
+    RULES = (
+        Rule(
+            f"self.mode != 'PerPod' || (self.workspaceClaim == '{WORKSPACE_CLAIM}' && self.datasetsClaim == '{DATASETS_CLAIM}')",
+            "workspaceClaim and datasetsClaim may not be set when mode is PerPod: every pod has claims of its own",
+            _claims_are_shared,
+            field="mode",
+        ),
+    )
 
 
 class Rail(Model):
     """One RDMA NIC of a node: the Multus network that attaches it and the resource that counts it."""
 
-    network: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=317)]
+    network: NetworkName
+    """The NetworkAttachmentDefinition, for example eno5np0-network, or namespace/name."""
     resource: ResourceName | None = None
+    """The extended resource that counts the NIC, for example openshift.io/eno5np0rdma. Left out: the network needs none."""
 
 
 class Rdma(Model):
     """The RDMA fabric. Only what is stated is set: an unset knob is NCCL's to choose."""
 
     enabled: bool = False
-    devices: Annotated[list[InterfaceName], Field(max_length=32, description="NCCL_IB_HCA; empty: NCCL uses every device it sees.")] = []
-    interfaces: Annotated[
-        list[InterfaceName], Field(max_length=32, description="NCCL_SOCKET_IFNAME while RDMA is used: the rails' interfaces in the pod.")
-    ] = []
-    gid_index: Annotated[int | None, Field(ge=0, le=255, description="NCCL_IB_GID_INDEX")] = None
-    gdr_level: Annotated[str | None, Field(pattern=r"^([0-5]|LOC|PIX|PXB|PHB|SYS)$", max_length=3, description="NCCL_NET_GDR_LEVEL")] = None
-    cross_nic: Annotated[int | None, Field(ge=0, le=2, description="NCCL_CROSS_NIC")] = None
-    ib_timeout: Annotated[int | None, Field(ge=1, le=31, description="NCCL_IB_TIMEOUT: 4.096 µs × 2^timeout")] = None
-    min_nchannels: Annotated[int | None, Field(ge=1, le=64, description="NCCL_MIN_NCHANNELS")] = None
-    rails: Annotated[list[Rail], Field(max_length=32, description="Networks and resources of every pod of an RDMA job.")] = []
+    """true: nodes have RDMA NICs, and fabric.mode Auto takes them."""
+    devices: Annotated[list[InterfaceName], Field(max_length=32)] = []
+    """NCCL_IB_HCA; empty: NCCL uses every device it sees."""
+    interfaces: Annotated[list[InterfaceName], Field(max_length=32)] = []
+    """NCCL_SOCKET_IFNAME while RDMA is used: the rails' interfaces in the pod."""
+    gid_index: Annotated[int | None, Field(ge=0, le=255)] = None
+    """NCCL_IB_GID_INDEX."""
+    gdr_level: Annotated[str | None, Field(pattern=r"^([0-5]|LOC|PIX|PXB|PHB|SYS)$", max_length=3)] = None
+    """NCCL_NET_GDR_LEVEL: up to which distance a GPU and a NIC talk without the host's memory."""
+    cross_nic: Annotated[int | None, Field(ge=0, le=2)] = None
+    """NCCL_CROSS_NIC: whether a ring may go in by one NIC and out by another."""
+    ib_timeout: Annotated[int | None, Field(ge=1, le=31)] = None
+    """NCCL_IB_TIMEOUT: 4.096 µs × 2^timeout."""
+    min_nchannels: Annotated[int | None, Field(ge=1, le=64)] = None
+    """NCCL_MIN_NCHANNELS."""
+    rails: Annotated[list[Rail], Field(max_length=32, json_schema_extra=list_map("network"))] = []
+    """Networks and resources of every pod of an RDMA job."""
     memlock: Memlock = Memlock.CAPABILITY
-    dmabuf: Annotated[bool | None, Field(description="NCCL_DMABUF_ENABLE")] = None
+    """How pods may lock memory for the NIC. Capability also needs security.ipcLock."""
+    dmabuf: bool | None = None
+    """NCCL_DMABUF_ENABLE."""
+
+    RULES = (
+        Rule(
+            "!has(self.rails) || size(self.rails) == 0 || self.enabled",
+            "rails may not be set when enabled is false",
+            lambda r: r.enabled or not r.rails,
+            field="rails",
+        ),
+    )
 
 
 class Tcp(Model):
     """The socket network."""
 
-    interface_exclude: Annotated[
-        str,
-        Field(pattern=r"^\^[A-Za-z0-9_.:,@-]+$", max_length=256, description="NCCL_SOCKET_IFNAME as an exclusion, for example ^lo,docker0"),
-    ] = "^lo,docker0"
-    p2p_level: Annotated[str | None, Field(pattern=r"^([0-5]|LOC|NVL|PIX|PXB|PHB|SYS)$", max_length=3, description="NCCL_P2P_LEVEL")] = None
+    interface_exclude: Annotated[str, Field(pattern=r"^\^[A-Za-z0-9_.:,@-]+$", max_length=256)] = "^lo,docker0"
+    """NCCL_SOCKET_IFNAME as an exclusion."""
+    p2p_level: Annotated[str | None, Field(alias="p2pLevel", pattern=r"^([0-5]|LOC|NVL|PIX|PXB|PHB|SYS)$", max_length=3)] = None
+    """NCCL_P2P_LEVEL: up to which distance GPUs of a node talk directly."""
 
 
 class Network(Model):
     """How the nodes are connected."""
 
-    mode: Annotated[FabricMode, Field(description="What a job with fabric.mode Auto uses here; set by deploy-cluster MODE=.")] = (
-        FabricMode.AUTO
-    )
+    mode: FabricMode = FabricMode.AUTO
+    """What a job with fabric.mode Auto uses here; set by deploy-cluster MODE=."""
     rdma: Rdma = Rdma()
     tcp: Tcp = Tcp()
-    mtu: Annotated[
-        int | None, Field(ge=576, le=65535, description="MTU that the rails must have; given to ranks as LOCKSTEP_RAIL_MTU.")
-    ] = None
+    mtu: Annotated[int | None, Field(ge=576, le=65535)] = None
+    """MTU that the rails must have; given to ranks as LOCKSTEP_RAIL_MTU."""
 
     RULES = (
         Rule(
@@ -113,38 +151,64 @@ class Network(Model):
 class Security(Model):
     """Under what rights pods run."""
 
-    service_account: Annotated[DnsName, Field(description="Made by deploy-cluster; jobs never make one.")] = "ml-dev-sa"
-    requires_privileged_scc: Annotated[
-        bool, Field(description="true: deploy-cluster prints the administrator's command that grants the SCC.")
-    ] = False
-    ipc_lock: Annotated[bool, Field(description="Add CAP_IPC_LOCK to RDMA pods, so that they can lock memory for the NIC.")] = False
+    service_account: DnsName = "ml-dev-sa"
+    """The pods' ServiceAccount. It is made by deploy-cluster; jobs never make one."""
+    requires_privileged_scc: bool = False
+    """true: deploy-cluster prints the administrator's command that grants the SCC."""
+    ipc_lock: bool = False
+    """Add CAP_IPC_LOCK to RDMA pods, so that they can lock memory for the NIC."""
 
 
 class Gpus(Model):
     """The GPUs of a node."""
 
     per_node: Annotated[int, Field(ge=0, le=64)] = 0
-    type: Annotated[str | None, Field(max_length=128, description="The value of the node label nvidia.com/gpu.product, or free text.")] = (
-        None
-    )
-    default_nodes: Annotated[int, Field(ge=1, le=1024, description="Nodes of a job that doesn't say.")] = 2
+    """GPUs a pod takes, of a job that doesn't say; 0: ranks run on the CPU."""
+    type: Annotated[str | None, Field(max_length=128)] = None
+    """The value of the node label nvidia.com/gpu.product, or free text."""
+    default_nodes: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Nodes of a job that doesn't say."""
 
 
 class Amounts(Model):
     """CPU and memory."""
 
     cpu: Quantity | None = None
+    """CPU cores, for example 32 or 500m."""
     memory: Quantity | None = None
+    """Memory, for example 128Gi."""
+
+
+def _limits_hold(name: str) -> Rule:
+    """limits.<name> is at least requests.<name>: the API server refuses such a pod, but only when the job runs."""
+
+    def holds(resources: Resources) -> bool:
+        low, high = getattr(resources.requests, name), getattr(resources.limits, name)
+        return low is None or high is None or quantity_value(high) >= quantity_value(low)
+
+    given = f"has(self.requests) && has(self.limits) && has(self.requests.{name}) && has(self.limits.{name})"
+    return Rule(
+        f"!({given}) || quantity(self.limits.{name}).compareTo(quantity(self.requests.{name})) >= 0",
+        f"limits.{name} must be greater than or equal to requests.{name}",
+        holds,
+        field=f"limits.{name}",
+    )
 
 
 class Resources(Model):
     """Requests and limits of every pod."""
 
     requests: Amounts = Amounts()
+    """What a node must have free."""
     limits: Amounts = Amounts()
+    """What a pod may use at most. Left out: no limit."""
+
+    RULES = (_limits_hold("cpu"), _limits_hold("memory"))
 
 
 class NcclDebug(StrEnum):
+    """How much NCCL logs."""
+
     WARN = "WARN"
     INFO = "INFO"
     TRACE = "TRACE"
@@ -152,27 +216,48 @@ class NcclDebug(StrEnum):
 
 
 class Nccl(Model):
-    debug: Annotated[NcclDebug | None, Field(description="NCCL_DEBUG")] = None
-    env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = []  # fmt: skip
+    """NCCL's own settings."""
+
+    debug: NcclDebug | None = None
+    """NCCL_DEBUG."""
+    env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
+    """More NCCL variables of every pod. A job's own win."""
 
 
 class ProfileVolume(Model):
     """A claim that every pod of a job mounts read-only, for example a Python environment shared by all."""
 
     name: DnsLabel
+    """The volume's name in the pod."""
     claim: DnsName
+    """The claim in the job's namespace."""
     mount_path: AbsolutePath
-    storage_class: Annotated[
-        DnsName | None, Field(description="Set: the claim is made with this class when missing. Left out: it must exist.")
-    ] = None
+    """Where it is mounted, read-only."""
+    storage_class: DnsName | None = None
+    """Set: the claim is made with this class when missing. Left out: it must exist."""
     size: Quantity = "1Gi"
+    """The size asked for when the claim is made."""
 
 
 class ProfilePod(Model):
     """What every pod of every job has on this cluster."""
 
-    volumes: Annotated[list[ProfileVolume], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = []  # fmt: skip
-    env: Annotated[list[PlainVariable], Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})] = []  # fmt: skip
+    volumes: Annotated[list[ProfileVolume], Field(max_length=16, json_schema_extra=list_map())] = []
+    """Claims mounted read-only."""
+    env: Annotated[list[PlainVariable], Field(max_length=64, json_schema_extra=list_map())] = []
+    """Variables. A job's own win."""
+
+
+def _enough_nodes(spec: ClusterProfileSpec) -> bool:
+    return not spec.nodes.gpu_nodes or len(spec.nodes.gpu_nodes) >= spec.gpus.default_nodes
+
+
+def _memory_can_be_locked(spec: ClusterProfileSpec) -> bool:
+    return not spec.network.rdma.enabled or spec.security.ipc_lock or spec.network.rdma.memlock is Memlock.UNLIMITED
+
+
+def _lock_is_needed(spec: ClusterProfileSpec) -> bool:
+    return not (spec.security.ipc_lock and spec.network.rdma.memlock is Memlock.UNLIMITED)
 
 
 class ClusterProfileSpec(Model):
@@ -186,13 +271,41 @@ class ClusterProfileSpec(Model):
     gpus: Gpus = Gpus()
     resources: Resources = Resources()
     nccl: Nccl = Nccl()
-    image: Annotated[Image | None, Field(description="The image of jobs that don't say.")] = None
-    shm_size: Annotated[Quantity, Field(description="Size of /dev/shm.")] = "32Gi"
+    image: Image | None = None
+    """The image of jobs that don't say."""
+    shm_size: Quantity = "32Gi"
+    """Size of /dev/shm, in memory."""
     pod: ProfilePod = ProfilePod()
-    notes: Annotated[str, Field(max_length=8192, description="Free text for people; shown by deploy-cluster.")] = ""
+    notes: Annotated[str, Field(max_length=8192)] = ""
+    """Free text for people; shown by deploy-cluster."""
+
+    RULES = (
+        Rule(
+            "!has(self.nodes) || !has(self.nodes.gpuNodes) || size(self.nodes.gpuNodes) == 0"
+            " || size(self.nodes.gpuNodes) >= self.gpus.defaultNodes",
+            "nodes.gpuNodes must be empty or list at least gpus.defaultNodes nodes",
+            _enough_nodes,
+            field="nodes.gpuNodes",
+        ),
+        Rule(
+            "!self.network.rdma.enabled || self.security.ipcLock || self.network.rdma.memlock == 'Unlimited'",
+            "security.ipcLock must be true when network.rdma.enabled is true and network.rdma.memlock is Capability:"
+            " a NIC can't use memory that a pod can't lock",
+            _memory_can_be_locked,
+            field="security.ipcLock",
+        ),
+        Rule(
+            "!(self.security.ipcLock && self.network.rdma.memlock == 'Unlimited')",
+            "security.ipcLock may not be true when network.rdma.memlock is Unlimited: the capability would not be used",
+            _lock_is_needed,
+            field="security.ipcLock",
+        ),
+    )
 
 
 class ProfileMetadata(Model):
+    """The part of metadata that Lockstep reads; the rest is the API server's."""
+
     model_config = Model.model_config | {"extra": "ignore"}
 
     name: DnsName
@@ -200,7 +313,7 @@ class ProfileMetadata(Model):
 
 
 class ClusterProfile(Model):
-    """A cluster, written down once."""
+    """A cluster, written down once: what it has and what its jobs need there."""
 
     model_config = Model.model_config | {"extra": "ignore"}
 

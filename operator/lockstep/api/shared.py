@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import DnsLabel, DnsName, EnvName, LabelKey, LabelValue, Model, Rule
+from lockstep.api.model import DnsName, EnvName, LabelKey, LabelValue, Model, Rule
 
 
 class FabricMode(StrEnum):
@@ -29,35 +29,45 @@ class PlainVariable(Model):
     """An environment variable whose value stands in the file (so: never a secret)."""
 
     name: EnvName
+    """The variable's name."""
     value: Annotated[str, Field(max_length=8192)] = ""
+    """Its value."""
 
 
 class NcclVariable(Model):
     """An expert override of NCCL's own environment."""
 
-    name: Annotated[str, Field(pattern=r"^NCCL_[A-Z0-9_]+$", max_length=128, description="An NCCL variable, for example NCCL_ALGO.")]
+    name: Annotated[str, Field(pattern=r"^NCCL_[A-Z0-9_]+$", max_length=128)]
+    """An NCCL variable, for example NCCL_ALGO."""
     value: Annotated[str, Field(max_length=1024)]
+    """Its value."""
 
 
 class KeyReference(Model):
     """One key of a Secret or ConfigMap in the job's namespace."""
 
     name: DnsName
+    """The object's name."""
     key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+    """The key in it."""
     optional: bool | None = None
+    """true: a pod starts without the variable when the object or key is missing."""
 
 
 class FieldReference(Model):
     """A field of the pod, by the downward API."""
 
     field_path: Annotated[str, Field(pattern=r"^[A-Za-z].*$", max_length=256)]
+    """For example status.podIP."""
 
 
 class VariableSource(Model):
     """Where a variable's value comes from. It is resolved by the kubelet in the pod, never by Lockstep."""
 
     secret_key_ref: KeyReference | None = None
+    """One key of a Secret."""
     config_map_key_ref: KeyReference | None = None
+    """One key of a ConfigMap."""
     field_ref: FieldReference | None = None
 
     RULES = (
@@ -73,7 +83,9 @@ class Variable(Model):
     """An environment variable of every rank: a value, or where the kubelet finds it."""
 
     name: EnvName
+    """The variable's name."""
     value: Annotated[str, Field(max_length=8192)] | None = None
+    """Its value. Use valueFrom for secrets."""
     value_from: VariableSource | None = None
 
     RULES = (
@@ -95,14 +107,18 @@ class LocalReference(Model):
     """The name of an object in the job's namespace."""
 
     name: DnsName
+    """The object's name."""
 
 
 class VariableSet(Model):
     """All keys of a Secret or ConfigMap as variables."""
 
     prefix: Annotated[str, Field(max_length=64)] | None = None
+    """Put before every key."""
     secret_ref: LocalReference | None = None
+    """A Secret."""
     config_map_ref: LocalReference | None = None
+    """A ConfigMap."""
 
     RULES = (
         Rule(
@@ -117,7 +133,3 @@ Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
 NodeNames = Annotated[list[DnsName], Field(max_length=1024)]
 ImagePullSecrets = Annotated[list[LocalReference], Field(max_length=8)]
-__all__ = [
-    "Annotations", "DnsLabel", "FabricMode", "FieldReference", "ImagePullSecrets", "KeyReference", "Labels", "LocalReference",
-    "NcclVariable", "NodeNames", "PlainVariable", "StorageMode", "Variable", "VariableSet", "VariableSource",
-]  # fmt: skip

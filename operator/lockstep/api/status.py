@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import Model
+from lockstep.api.model import Model, list_map
 
 
 class ConditionType(StrEnum):
@@ -25,6 +25,8 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
+    """Whether what a condition's type says holds."""
+
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -32,81 +34,124 @@ class ConditionStatus(StrEnum):
 
 Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
 Text = Annotated[str, Field(max_length=1024)]
+Count = Annotated[int, Field(ge=0)]
 
 
 class Condition(Model):
-    """As metav1.Condition."""
+    """One observation of a job, as metav1.Condition."""
 
     type: Annotated[str, Field(max_length=64)]
+    """What is observed, for example RanksReady."""
     status: ConditionStatus
+    """True, False or Unknown."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=128)]
+    """Why, in one word."""
     message: Annotated[str, Field(max_length=4096)]
+    """Why, for a person."""
     last_transition_time: Time
-    observed_generation: Annotated[int, Field(ge=0)]
+    """Since when the status is what it is."""
+    observed_generation: Count
+    """The generation of the spec that was looked at."""
 
 
 class Ranks(Model):
-    desired: Annotated[int, Field(ge=0)]
-    ready: Annotated[int, Field(ge=0)]
+    """Ranks of the whole job."""
+
+    desired: Count
+    """Nodes × ranks a node."""
+    ready: Count
+    """Ranks whose process runs and has reported."""
 
 
 class ProfileInUse(Model):
     """The profile the running pods were made from, and the transport they use."""
 
     name: Text
+    """The ClusterProfile's name."""
     hash: Text
+    """Tells whether the profile has changed since."""
     transport: Text
+    """RDMA or TCP."""
 
 
 class Metric(Model):
+    """A number as the trainer wrote it."""
+
     name: Annotated[str, Field(max_length=64)]
+    """For example loss."""
     value: Annotated[str, Field(max_length=64)]
+    """For example "1.8312"."""
 
 
 class TrainerStatus(Model):
     """What the trainer last said; written at most every 15 seconds."""
 
     activity: Text | None = None
-    step: Annotated[int, Field(ge=0)] | None = None
-    total_steps: Annotated[int, Field(ge=0)] | None = None
+    """Init, Load, Step, Evaluate, Save or Export."""
+    step: Count | None = None
+    """The optimizer step reached."""
+    total_steps: Count | None = None
+    """Optimizer steps of the whole run."""
     progress_percentage: Annotated[int, Field(ge=0, le=100)] | None = None
-    estimated_remaining_seconds: Annotated[int, Field(ge=0)] | None = None
+    """step of totalSteps, in per cent."""
+    estimated_remaining_seconds: Count | None = None
+    """Time to the end at the present speed."""
     metrics: Annotated[list[Metric], Field(max_length=32)] = []
+    """The newest value of each metric."""
     last_update_time: Time | None = None
+    """When the trainer said so."""
 
 
 class CheckpointStatus(Model):
-    last_committed_step: Annotated[int, Field(ge=0)]
+    """The newest durable checkpoint."""
+
+    last_committed_step: Count
+    """Its optimizer step."""
     last_commit_time: Time
+    """When it was committed."""
     path: Text | None = None
+    """Its folder on the workspace volume."""
 
 
 class FailureStatus(Model):
     """The first failure of the job's last attempt."""
 
-    rank: Annotated[int, Field(ge=0)] | None = None
-    node: Annotated[int, Field(ge=0)] | None = None
+    rank: Count | None = None
+    """The rank that failed first."""
+    node: Count | None = None
+    """Its node's index in the job, which is the pod's too."""
     node_name: Text | None = None
+    """The Node it ran on."""
     exit_code: int | None = None
+    """Its exit code."""
     signal: Text | None = None
+    """The signal that ended it."""
     exception: Text | None = None
+    """The Python exception's type."""
     message: Annotated[str, Field(max_length=4096)] = ""
+    """The exception's message, or what else is known."""
     last_lines: Annotated[list[Text], Field(max_length=20)] = []
+    """Its last lines of output."""
 
 
 class RunStatus(Model):
     """The frozen run that the pods use, and whether a newer one waits for the next start from zero."""
 
     name: Text
+    """The ConfigMap that holds it."""
     pending: bool = False
+    """true: spec or profile have changed since; the change takes effect at the next start from zero pods."""
 
 
 class ResultStatus(Model):
-    """Where a finished job left its adapter."""
+    """Where a finished job left its adapter, and what it brought."""
 
     adapter: Text | None = None
+    """The PEFT folder on the workspace volume."""
     eval_loss_before: Annotated[str, Field(max_length=64)] | None = None
+    """Loss on the held-out samples before training."""
     eval_loss_after: Annotated[str, Field(max_length=64)] | None = None
+    """Loss on the same samples after training."""
 
 
 class TrainingJobStatus(Model):
@@ -114,14 +159,22 @@ class TrainingJobStatus(Model):
 
     model_config = Model.model_config | {"extra": "ignore"}  # a newer operator's fields don't stop an older one
 
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
-    conditions: Annotated[list[Condition], Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]})] = []  # fmt: skip
-    nodes: Annotated[int | None, Field(ge=0, description="Pods that exist; read by the scale subresource.")] = None
-    selector: Annotated[str | None, Field(max_length=256, description="Label selector of the pods; read by the scale subresource.")] = None
+    observed_generation: Count | None = None
+    """The generation of the spec that this status is about."""
+    conditions: Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))] = []
+    """Every condition of the job; Complete and Failed are final."""
+    nodes: Annotated[int | None, Field(ge=0)] = None
+    """Pods that exist; read by the scale subresource."""
+    selector: Annotated[str | None, Field(max_length=256)] = None
+    """Label selector of the pods; read by the scale subresource."""
     start_time: Time | None = None
+    """When the job was first accepted."""
     completion_time: Time | None = None
-    attempts: Annotated[int, Field(ge=0, description="Starts of all ranks, restarts included.")] | None = None
-    restarts: Annotated[int, Field(ge=0)] | None = None
+    """When it completed or failed."""
+    attempts: Count | None = None
+    """Starts of all ranks, restarts included."""
+    restarts: Count | None = None
+    """Starts of all ranks after a failure."""
     ranks: Ranks | None = None
     profile: ProfileInUse | None = None
     run: RunStatus | None = None

@@ -19,11 +19,15 @@ class ZeroStage(StrEnum):
 
 
 class Precision(StrEnum):
+    """The number format of weights and activations. Optimizer state is FP32 always."""
+
     BF16 = "BF16"
     FP32 = "FP32"
 
 
 class Schedule(StrEnum):
+    """How the learning rate falls after the warm-up."""
+
     COSINE = "Cosine"
     LINEAR = "Linear"
     CONSTANT = "Constant"
@@ -32,25 +36,32 @@ class Schedule(StrEnum):
 class BaseModelSource(Model):
     """The base model, as transformers reads it."""
 
-    name: Annotated[
-        AbsolutePath, Field(description="The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B.")
-    ]
+    name: AbsolutePath
+    """The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B."""
 
 
 class Lora(Model):
     """The adapter to train."""
 
-    rank: Annotated[int, Field(ge=1, le=1024, description="The adapter's rank, r.")] = 16
-    alpha: Annotated[int, Field(ge=1, le=4096, description="The adapter's scale is alpha / rank.")] = 32
-    dropout: Annotated[Decimal, Field(description='Dropout before the adapter, as text, for example "0.05".')] = "0"
-    target_modules: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(min_length=1, max_length=64, description="Names of the layers that get an adapter.")] = ["q_proj", "k_proj", "v_proj", "o_proj"]  # fmt: skip
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    """The adapter's rank, r."""
+    alpha: Annotated[int, Field(ge=1, le=4096)] = 32
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: Decimal = "0"
+    """Dropout before the adapter, as text, for example "0.05"."""
+    target_modules: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(min_length=1, max_length=64)] = [
+        "q_proj", "k_proj", "v_proj", "o_proj",
+    ]  # fmt: skip
+    """Names of the layers that get an adapter."""
 
 
 class Data(Model):
     """The text to train on."""
 
-    path: Annotated[AbsolutePath, Field(description="A JSONL file with text, or prompt and completion, a line; or a plain text file.")]
-    max_length: Annotated[int, Field(ge=8, le=1048576, description="Tokens of a sample; longer ones are cut.")] = 2048
+    path: AbsolutePath
+    """A JSONL file with text, or prompt and completion, a line; or a plain text file."""
+    max_length: Annotated[int, Field(ge=8, le=1048576)] = 2048
+    """Tokens of a sample; longer ones are cut."""
 
 
 def _batch_fits(o: Optimization) -> bool:
@@ -61,16 +72,22 @@ class Optimization(Model):
     """How the adapter is trained."""
 
     epochs: Annotated[int, Field(ge=1, le=10000)] = 1
-    max_steps: Annotated[
-        int | None, Field(ge=1, le=100000000, description="Stop after this many optimizer steps, even within an epoch.")
-    ] = None
-    learning_rate: Annotated[Decimal, Field(description='The highest learning rate, as text, for example "2e-4".')] = "2e-4"
-    micro_batch_size: Annotated[int, Field(ge=1, le=4096, description="Samples a rank takes at once.")] = 1
-    global_batch_size: Annotated[int | None, Field(ge=1, le=1048576, description="Samples an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start.")] = None  # fmt: skip
+    """Passes over the data."""
+    max_steps: Annotated[int | None, Field(ge=1, le=100000000)] = None
+    """Stop after this many optimizer steps, even within an epoch."""
+    learning_rate: Decimal = "2e-4"
+    """The highest learning rate, as text, for example "2e-4"."""
+    micro_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Samples a rank takes at once."""
+    global_batch_size: Annotated[int | None, Field(ge=1, le=1048576)] = None
+    """Samples an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000000)] = 0
-    schedule: Annotated[Schedule, Field(description="How the learning rate falls after the warm-up.")] = Schedule.COSINE
-    max_gradient_norm: Annotated[Decimal, Field(description='Gradients are clipped to this norm; "0" leaves them.')] = "1.0"
+    """Steps in which the learning rate rises from 0."""
+    schedule: Schedule = Schedule.COSINE
+    max_gradient_norm: Decimal = "1.0"
+    """Gradients are clipped to this norm; "0" leaves them."""
     weight_decay: Decimal = "0"
+    """AdamW's weight decay, as text."""
 
     RULES = (
         Rule(
@@ -86,10 +103,11 @@ class Evaluation(Model):
     """How the loss on text that is not trained on is measured."""
 
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 50
-    holdout: Annotated[
-        Decimal, Field(description='The share of samples kept for evaluation, chosen by their content, for example "0.02".')
-    ] = "0.02"
-    samples: Annotated[int, Field(ge=1, le=1000000, description="Held-out samples to evaluate at most, always the same ones.")] = 200
+    """Optimizer steps between two evaluations."""
+    holdout: Decimal = "0.02"
+    """The share of samples kept for evaluation, chosen by their content, for example "0.02"."""
+    samples: Annotated[int, Field(ge=1, le=1000000)] = 200
+    """Held-out samples to evaluate at most, always the same ones."""
 
     RULES = (
         Rule(
@@ -105,8 +123,11 @@ class Checkpoint(Model):
     """When shards are committed, and what a start resumes from."""
 
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 100
-    keep: Annotated[int, Field(ge=2, le=1000, description="Commits kept; the newest two always are.")] = 3
-    resume_from: Annotated[str, Field(pattern=r"^(Auto|None|/.*)$", max_length=1024, description="Auto: the newest commit of this job. None: from the start. A path: that commit.")] = "Auto"  # fmt: skip
+    """Optimizer steps between two checkpoints."""
+    keep: Annotated[int, Field(ge=2, le=1000)] = 3
+    """Checkpoints kept; the newest two always are."""
+    resume_from: Annotated[str, Field(pattern=r"^(Auto|None|/.*)$", max_length=1024)] = "Auto"
+    """Auto: the newest checkpoint of this job. None: from the start. A path: that checkpoint."""
 
 
 class Training(Model):
@@ -117,9 +138,11 @@ class Training(Model):
     zero_stage: ZeroStage = ZeroStage.STAGE2
     precision: Precision = Precision.BF16
     seed: Annotated[int, Field(ge=0, le=2147483647)] = 42
+    """Of the sample order, dropout and the adapter's first weights."""
     data: Data
     optimization: Optimization = Optimization()
-    evaluation: Annotated[Evaluation | None, Field(description="Left out: no evaluation.")] = None
+    evaluation: Evaluation | None = None
+    """How the loss on text that is not trained on is measured. Left out: no evaluation."""
     checkpoint: Checkpoint = Checkpoint()
 
     RULES = (immutable("model", "another base model is another job"),)

@@ -1,0 +1,103 @@
+"""The models as structural OpenAPI schemas, the subset of JSON schema that a CustomResourceDefinition may hold.
+
+Differences from what pydantic writes, each a rule of apiextensions: no $ref, no anyOf with null (optional is "not
+required"), no patternProperties and no additionalProperties beside properties, const as an enum of one, and an object
+whose fields have defaults needs a default of {} to get them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from lockstep.api.model import LABEL_KEY_PATTERN, Model, Rule
+
+Schema = dict[str, Any]
+
+KEPT = (
+    "type", "format", "description", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "maxProperties",
+    "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
+)  # fmt: skip
+
+LABEL_KEY_RULE = {
+    "rule": f"self.all(k, k.size() <= 317 && k.matches('{LABEL_KEY_PATTERN}'))",
+    "message": "keys must be label keys such as rack or example.com/rack",
+}
+
+
+def structural_schema(model: type[BaseModel]) -> Schema:
+    """The schema of one model and everything in it, ready for openAPIV3Schema."""
+    raw = model.model_json_schema(by_alias=True)
+    definitions = raw.pop("$defs", {})
+    return _structural(raw, definitions | {model.__name__: raw}, _rules_by_name(model))
+
+
+def _rules_by_name(model: type[BaseModel]) -> dict[str, tuple[Rule, ...]]:
+    """RULES of the model and of every model inside it, by class name."""
+    found: dict[str, tuple[Rule, ...]] = {}
+    waiting: list[Any] = [model]
+    while waiting:
+        kind = waiting.pop()
+        waiting.extend(getattr(kind, "__args__", ()))
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
+            found[kind.__name__] = kind.RULES if issubclass(kind, Model) else ()
+            waiting.extend(field.annotation for field in kind.model_fields.values())
+    return found
+
+
+def _structural(raw: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
+    merged = _resolved(raw, definitions)
+    kept: Schema = {key: merged[key] for key in KEPT if key in merged}
+    if "const" in merged:
+        kept |= {"type": "string", "enum": [merged["const"]]}
+    if "items" in merged:
+        kept["items"] = _structural(merged["items"], definitions, rules)
+    if merged.get("type") == "object":
+        kept |= _object(merged, definitions, rules)
+    return kept | _default(merged, kept)
+
+
+def _resolved(raw: Schema, definitions: dict[str, Schema]) -> Schema:
+    """`raw` with its $ref and its "or null" written out; what stands beside them wins."""
+    for reference in (option for option in raw.get("anyOf", [raw]) if option.get("type") != "null"):
+        if "$ref" in reference:
+            return {**definitions[reference["$ref"].removeprefix("#/$defs/")], **_without(raw, "$ref", "anyOf")}
+        if reference is not raw:
+            return {**reference, **_without(raw, "anyOf")}
+    return raw
+
+
+def _without(schema: Schema, *keys: str) -> Schema:
+    return {key: value for key, value in schema.items() if key not in keys}
+
+
+def _object(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
+    if "properties" not in merged:
+        return _map(merged, definitions, rules)
+    made: Schema = {"properties": {name: _structural(schema, definitions, rules) for name, schema in merged["properties"].items()}}
+    if merged.get("required"):
+        made["required"] = list(merged["required"])
+    written = [validation(rule) for rule in rules.get(merged.get("title", ""), ())]
+    return made | ({"x-kubernetes-validations": written} if written else {})
+
+
+def _map(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
+    patterns: Schema = merged.get("patternProperties", {})
+    values: Schema = next(iter(patterns.values())) if patterns else merged["additionalProperties"]
+    made: Schema = {"additionalProperties": _structural(values, definitions, rules)}
+    return made | ({"x-kubernetes-validations": [LABEL_KEY_RULE]} if LABEL_KEY_PATTERN in patterns else {})
+
+
+def validation(rule: Rule) -> Schema:
+    """The rule as an entry of x-kubernetes-validations."""
+    return {"rule": rule.cel, "message": rule.message} | ({"fieldPath": f".{rule.field}"} if rule.field else {})
+
+
+def _default(merged: Schema, made: Schema) -> Schema:
+    """A default that people see in the stored object. None, empty lists and maps are left out: absent says the same."""
+    if "properties" in made:
+        has_defaults = any("default" in schema for schema in made["properties"].values())
+        return {"default": {}} if has_defaults and "default" in merged and merged["default"] is not None else {}
+    default = merged.get("default")
+    return {} if default is None or default in ([], {}, "") or "const" in merged else {"default": default}
