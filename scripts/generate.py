@@ -20,14 +20,12 @@ HEADER = "# Generated from operator/lockstep/api by scripts/generate.py: change 
 
 def crds() -> dict[Path, str]:
     """Path below the repository's root → text, of every CustomResourceDefinition."""
-    import yaml
-
     from lockstep.api.crd import cluster_profile_crd, training_job_crd
+    from lockstep.api.yamltext import dump_yaml
 
     definitions = (training_job_crd(), cluster_profile_crd())
     return {
-        CRDS / f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml": HEADER
-        + yaml.safe_dump(definition, sort_keys=False, allow_unicode=True, width=120)
+        CRDS / f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml": HEADER + dump_yaml(definition)
         for definition in definitions
     }
 

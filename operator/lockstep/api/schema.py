@@ -2,7 +2,7 @@
 
 Differences from what pydantic writes, each a rule of apiextensions: no $ref, no anyOf with null (optional is "not
 required"), no patternProperties and no additionalProperties beside properties, const as an enum of one, and an object
-whose fields have defaults needs a default of {} to get them.
+whose fields have defaults needs a default of its own.
 """
 
 from __future__ import annotations
@@ -95,9 +95,12 @@ def validation(rule: Rule) -> Schema:
 
 
 def _default(merged: Schema, made: Schema) -> Schema:
-    """A default that people see in the stored object. None, empty lists and maps are left out: absent says the same."""
-    if "properties" in made:
-        has_defaults = any("default" in schema for schema in made["properties"].values())
-        return {"default": {}} if has_defaults and "default" in merged and merged["default"] is not None else {}
+    """A default that people see in the stored object. None, empty lists and maps are left out: absent says the same.
+
+    An object's is written out: the API server checks rules against it before it fills in what is inside.
+    """
     default = merged.get("default")
+    if "properties" in made:
+        inner = {name: schema["default"] for name, schema in made["properties"].items() if "default" in schema}
+        return {"default": inner} if inner and default is not None else {}
     return {} if default is None or default in ([], {}, "") or "const" in merged else {"default": default}

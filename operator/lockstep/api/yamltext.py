@@ -1,0 +1,48 @@
+"""Kubernetes objects as YAML text that every parser reads the same way.
+
+PyYAML follows YAML 1.1, where 2e-4 is text; kubectl's parser takes it for a number, and the API server then refuses a
+learningRate that was written as text. So text that any common parser would take for something else is put in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+NUMBER = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][-+]?\d+)?$|^0[xob][0-9a-fA-F_]+$")
+"""Plain scalars that YAML 1.1 or YAML 1.2 parsers read as numbers."""
+
+
+def _is_plain_block(text: str) -> bool:
+    """Whether a block scalar gives `text` back: line ends of Unicode, control characters and leading blanks don't survive one."""
+    lines = text.removesuffix("\n").split("\n")
+    return "\n" in text and text.isascii() and not text.startswith(" ") and all(lines) and all(line.isprintable() for line in lines)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what looks like a number; shows text of several lines as it is; writes no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if _is_plain_block(text) else None)
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(y|Y|n|N)$"), list("yYnN"))
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def dump_yaml(document: Any) -> str:
+    """One document: keys in the given order, block style, ending in a newline."""
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+def dump_all_yaml(documents: Iterable[Any]) -> str:
+    """Documents divided by `---` lines."""
+    return "---\n".join(dump_yaml(document) for document in documents)
