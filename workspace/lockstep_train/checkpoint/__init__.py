@@ -1,0 +1,1 @@
+"""Sharded checkpoints without collectives: snapshot, write, commit; and the way back."""

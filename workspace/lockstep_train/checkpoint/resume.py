@@ -1,0 +1,170 @@
+"""Which commit this attempt starts from: all ranks agree, through the store, on one that is whole and undamaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep_train.checkpoint.chain import Record, candidates, follows_chain, next_attempt
+from lockstep_train.checkpoint.layout import MANIFEST, parse_commit
+from lockstep_train.checkpoint.manifest import Identity, Manifest, decode, shapes
+from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem, sweep, write_record
+from lockstep_train.engine.ranks import Ranks
+from lockstep_train.errors import ConfigError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A verified commit. `holders[i]` is the rank that reads shard i; `everywhere`: every node sees every shard."""
+
+    folder: Path
+    manifest: Manifest
+    holders: list[int]
+    everywhere: bool
+
+
+@dataclass(frozen=True)
+class Start:
+    """How this attempt begins: its number in the folder, and the commit, or None for step 0."""
+
+    attempt: int
+    source: Source | None
+
+
+def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, given: int | None, job_uid: str | None, say: Say) -> Start:
+    """Agree on the start. A damaged commit is named through `say` and the one before it is tried.
+
+    Raises ConfigError, on every rank, when the attempt is stale or the path in `resumeFrom` can't be used.
+    """
+    view = _merged_view(ranks, checkpoints)
+    names = [name for name in map(parse_commit, view["commits"]) if name is not None]
+    records = [Record.from_json(record) for record in view["records"]]
+    attempt = next_attempt(records, given, job_uid)
+    follow = follows_chain(records, resume_from, job_uid)
+    folders = [checkpoints / str(name) for name in candidates(names, records)] if follow else []
+    explicit = resume_from not in {"Auto", "None"}
+    if explicit and not folders:
+        folders = list(_explicit(Path(resume_from)))
+    source = _first_whole(ranks, folders, say)
+    if source is None and explicit:
+        raise ConfigError(f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM folder or a checkpoints folder")
+    if source is None and folders:
+        raise ConfigError(f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None to start again")
+    return Start(attempt, source)
+
+
+def record_start(ranks: Ranks, checkpoints: Path, start: Start, given: int | None, job_uid: str | None) -> None:
+    """Durably record the start on each node's volume, before any rank may write a commit of this attempt."""
+    if ranks.first_of_node:
+        sweep(checkpoints)
+        write_record(checkpoints, Record(start.attempt, given, job_uid, _start_name(start.source, checkpoints)))
+    ranks.gather("start/recorded", True)
+    ranks.publish("start/go", True)
+
+
+def _start_name(source: Source | None, checkpoints: Path) -> str | None:
+    if source is None:
+        return None
+    return source.folder.name if source.folder.parent == checkpoints else str(source.folder)
+
+
+def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
+    """Raises ConfigError naming every difference between the commit and this run."""
+    differences = manifest.identity.differences(mine)
+    if differences:
+        raise ConfigError(
+            f"{folder} is a commit of another run: in it " + ", and ".join(differences) + "; put that back, or set training.checkpoint.resumeFrom to None"
+        )
+
+
+def _merged_view(ranks: Ranks, checkpoints: Path) -> dict[str, Any]:
+    """Names of commits and records on any node's volume, the same on every rank."""
+    mine: dict[str, Any] = {"commits": [], "records": []}
+    if ranks.first_of_node:
+        mine = {
+            "commits": [str(name) for name in list_commits(checkpoints)],
+            "records": [record.to_json() for record in read_records(checkpoints)],
+        }
+    views = ranks.gather("start/view", mine)
+    merged = None
+    if views is not None:
+        records = {record["attempt"]: record for view in views for record in view["records"]}
+        merged = {"commits": sorted({name for view in views for name in view["commits"]}), "records": list(records.values())}
+    result: dict[str, Any] = ranks.publish("start/merged", merged)
+    return result
+
+
+def _explicit(path: Path) -> Iterator[Path]:
+    """The commit the user named, or the commits of the checkpoints (or run) folder the user named."""
+    if (path / MANIFEST).exists():
+        yield path
+        return
+    for folder in (path, path / "checkpoints"):
+        for name in candidates(list_commits(folder), read_records(folder)):
+            yield folder / str(name)
+
+
+def _first_whole(ranks: Ranks, folders: list[Path], say: Say) -> Source | None:
+    for number, folder in enumerate(folders):
+        source, problem = _verified(ranks, folder, f"start/{number}")
+        if source is not None:
+            return source
+        say(f"{folder.name} can't be used ({problem}); trying the commit before it")
+    return None
+
+
+def _verified(ranks: Ranks, folder: Path, key: str) -> tuple[Source | None, str | None]:
+    """Check manifest and shards; the ranks of a node share the reading. The same answer on every rank."""
+    manifest, problem = _agreed_manifest(ranks, folder, key)
+    if manifest is None:
+        return None, problem
+    share = range(ranks.local_rank, len(manifest.shards), ranks.local_world_size)
+    mine = {str(index): shard_problem(folder, manifest.shards[index]) for index in share}
+    answers = ranks.gather(f"{key}/verified", mine)
+    verdict = _verdict(answers, len(manifest.shards), ranks.nodes) if answers is not None else None
+    verdict = ranks.publish(f"{key}/verdict", verdict)
+    if verdict["problem"] is not None:
+        return None, verdict["problem"]
+    return Source(folder, manifest, verdict["holders"], verdict["everywhere"]), None
+
+
+def _verdict(answers: list[dict[str, str | None]], shards: int, nodes: int) -> dict[str, Any]:
+    """From every rank's findings: who reads which shard, and whether all nodes see all of them."""
+    holders: list[int] = []
+    everywhere = True
+    for index in range(shards):
+        found = [(rank, answer[str(index)]) for rank, answer in enumerate(answers) if str(index) in answer]
+        whole = [rank for rank, problem in found if problem is None]
+        if not whole:
+            return {"problem": found[0][1], "holders": [], "everywhere": False}
+        holders.append(whole[0])
+        everywhere = everywhere and len(whole) == nodes
+    return {"problem": None, "holders": holders, "everywhere": everywhere}
+
+
+def _agreed_manifest(ranks: Ranks, folder: Path, key: str) -> tuple[Manifest | None, str | None]:
+    """The manifest from whichever node has it; one node's copy is enough, since it was written only when all shards were."""
+    text = _read_text(folder / MANIFEST) if ranks.first_of_node else None
+    texts = ranks.gather(f"{key}/manifest", text)
+    chosen = next((item for item in texts if item is not None), None) if texts is not None else None
+    chosen = ranks.publish(f"{key}/chosen", chosen)
+    if chosen is None:
+        return None, f"{folder / MANIFEST} can't be read"
+    try:
+        manifest = decode(chosen)
+        shapes(manifest.shards)
+    except (ValueError, json.JSONDecodeError) as error:
+        return None, f"{folder / MANIFEST}: {error}"
+    return manifest, None
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,182 @@
+"""The only module that knows DeepSpeed's internals (deepspeed 0.19.8, pinned).
+
+Stage3 cuts every trainable parameter, flattened, into equal chunks, one a rank; the last rank's chunk ends in uninitialised
+padding. Stage1 and Stage2 cut one flat buffer of all parameters; a rank owns whole parameters and up to two cut ones.
+Either way a rank's part of a parameter is one range of its elements, and reading it needs no collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MASTER = "fp32"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KINDS = (MASTER, *MOMENTS)
+
+
+class UnknownDeepSpeed(RuntimeError):
+    """DeepSpeed does not behave as this module expects; nothing may be saved or loaded with it."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Views of this rank's elements [start, start + numel) of one flattened parameter; padding is not in them."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    numel: int
+    tensors: Mapping[str, torch.Tensor]
+    """By kind: `fp32` and, once the optimizer has state, the two moments."""
+
+
+def is_stage3(parameter: torch.nn.Parameter) -> bool:
+    return hasattr(parameter, "ds_id")
+
+
+def trainable(engine: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
+
+
+def parameter_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
+    """True shape of every trainable parameter (under Stage3 the tensor itself may be empty)."""
+    return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in trainable(engine)}
+
+
+def fragments(engine: Any, kinds: tuple[str, ...] = KINDS) -> Iterator[Fragment]:
+    """What this rank owns. No collective. The optimizer must have state, unless only masters are asked for."""
+    optimizer = engine.optimizer
+    for name, parameter in trainable(engine):
+        if is_stage3(parameter):
+            yield _stage3_fragment(optimizer, name, parameter, kinds)
+        elif parameter._hp_mapping is not None:  # type: ignore[attr-defined]
+            yield _flat_fragment(name, parameter, kinds)
+
+
+def _stage3_range(optimizer: Any, parameter: Any) -> tuple[int, int]:
+    part = parameter.ds_tensor.ds_numel
+    start = min(part * optimizer._get_param_partition_rank(parameter), parameter.ds_numel)
+    return start, min(part, parameter.ds_numel - start)
+
+
+def _stage3_tensor(optimizer: Any, parameter: Any, kind: str) -> torch.Tensor:
+    """The whole chunk, padding included."""
+    key = None if kind == MASTER else kind
+    tensor: torch.Tensor = optimizer._get_fp32_opt_state_partition(parameter, True, optim_state_key=key)[0]
+    return tensor
+
+
+def _stage3_fragment(optimizer: Any, name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragment:
+    start, numel = _stage3_range(optimizer, parameter)
+    tensors = {kind: _stage3_tensor(optimizer, parameter, kind)[:numel] for kind in kinds}
+    return Fragment(name, tuple(parameter.ds_shape), start, numel, tensors)
+
+
+def _flat_fragment(name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragment:
+    mapping = parameter._hp_mapping
+    address = mapping.lp_fragment_address
+    tensors = {kind: mapping.get_hp_fragment() if kind == MASTER else mapping.get_hp_fragment(kind) for kind in kinds}
+    return Fragment(name, tuple(parameter.shape), address.start, address.numel, tensors)
+
+
+def _flat_masters(optimizer: Any) -> list[torch.Tensor]:
+    stage3 = hasattr(optimizer, "fp32_partitioned_groups_flat")
+    groups = optimizer.fp32_partitioned_groups_flat if stage3 else optimizer.single_partition_of_fp32_groups
+    return list(groups)
+
+
+def optimizer_step(engine: Any) -> int:
+    """Updates the optimizer has applied."""
+    states = [engine.optimizer.optimizer.state.get(flat, {}) for flat in _flat_masters(engine.optimizer)]
+    return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
+def set_learning_rate(engine: Any, rate: float) -> None:
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def create_optimizer_state(engine: Any, step: int) -> None:
+    """Empty moments, as the first update would create them: a fresh engine has none to load into."""
+    optimizer = engine.optimizer
+    for flat in _flat_masters(optimizer):
+        state = optimizer.optimizer.state[flat]
+        for moment in MOMENTS:
+            state[moment] = torch.zeros_like(flat)
+        state["step"] = torch.tensor(float(step), dtype=torch.float32)
+    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):  # Stage1 and Stage2 keep views of the moments
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def restore(engine: Any, full: Callable[[str, str], torch.Tensor], step: int, accumulation: int, global_batch_size: int) -> None:
+    """Load masters, moments, low-precision weights and counters. `full(name, kind)` gives a whole flattened parameter in
+    FP32; it is called on every rank in the same order, so it may be a collective."""
+    create_optimizer_state(engine, step)
+    owned = {fragment.name: fragment for fragment in fragments(engine)}
+    for name, parameter in trainable(engine):
+        with torch.no_grad():
+            values = {kind: full(name, kind) for kind in KINDS}
+            if name in owned:
+                _copy_fragment(owned[name], values)
+            _set_weights(engine.optimizer, parameter, values[MASTER])
+    if hasattr(engine.optimizer, "invalidate_secondary_tensor"):
+        engine.optimizer.invalidate_secondary_tensor()  # else the first forward uses the weights from before the load
+    engine.global_steps = step
+    engine.global_samples = step * global_batch_size
+    engine.micro_steps = step * accumulation
+
+
+def _copy_fragment(fragment: Fragment, values: Mapping[str, torch.Tensor]) -> None:
+    for kind, tensor in fragment.tensors.items():
+        tensor.copy_(values[kind][fragment.start : fragment.start + fragment.numel])
+
+
+def _set_weights(optimizer: Any, parameter: Any, master: torch.Tensor) -> None:
+    """The low-precision copy that the forward pass uses; under Stage3 the shard, and the whole one if it stays resident."""
+    if is_stage3(parameter):
+        start, numel = _stage3_range(optimizer, parameter)
+        _stage3_tensor(optimizer, parameter, MASTER)[numel:].zero_()
+        parameter.ds_tensor[:numel].copy_(master[start : start + numel])
+        parameter.ds_tensor[numel:].zero_()
+    if parameter.numel():
+        parameter.data.copy_(master.view(parameter.shape))
+
+
+def gather_masters(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every trainable parameter whole, in FP32, on every rank. A collective."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    for name, parameter in trainable(engine):
+        value = safe_get_full_fp32_param(parameter)
+        if value is None:
+            raise UnknownDeepSpeed(f"DeepSpeed gives no FP32 value of {name}")
+        yield name, value.detach()
+
+
+@torch.no_grad()
+def self_test(engine: Any) -> None:
+    """Write a pattern through our views, read it back through DeepSpeed's public function, and put the values back.
+
+    A collective. Raises UnknownDeepSpeed when they disagree, which is what another DeepSpeed version would do silently.
+    """
+    owned = {fragment.name: fragment for fragment in fragments(engine, kinds=(MASTER,))}
+    before = {name: fragment.tensors[MASTER].clone() for name, fragment in owned.items()}
+    for name, fragment in owned.items():
+        fragment.tensors[MASTER].copy_(_pattern(fragment.start, fragment.numel, fragment.tensors[MASTER].device))
+    try:
+        for name, value in gather_masters(engine):
+            if not torch.equal(value.flatten(), _pattern(0, value.numel(), value.device)):
+                raise UnknownDeepSpeed(f"fragments of {name} are not where this version of Lockstep expects them; install the pinned deepspeed")
+    finally:
+        for name, fragment in owned.items():
+            fragment.tensors[MASTER].copy_(before[name])
+
+
+def _pattern(start: int, numel: int, device: torch.device) -> torch.Tensor:
+    """Element i of a parameter is i mod 65,521: exact in FP32, and no power of two that an offset could hide in."""
+    return (torch.arange(start, start + numel, device=device) % 65_521).float()

@@ -1,0 +1,1 @@
+"""From a file of text to the token batches of each rank."""

@@ -1,0 +1,71 @@
+"""Make the demo's model and data where they aren't there yet:
+
+    python -m lockstep_train.demo --models /workspace/models --datasets /datasets
+
+Writes DIR/tiny-base (a small Llama pretrained on docstrings), DIR/demo.jsonl and DIR/demo.txt (the language reference).
+Every name appears only when it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SAMPLES = 600
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that its name never shows half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def make_datasets(folder: Path) -> None:
+    from lockstep_train.demo.text import reference_manual
+
+    paragraphs = reference_manual()[:SAMPLES]
+    write_whole(folder / "demo.txt", "\n\n".join(paragraphs) + "\n")
+    write_whole(folder / "demo.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in paragraphs))
+
+
+def make_model(folder: Path) -> None:
+    from lockstep_train.demo.model import make_base_model
+    from lockstep_train.demo.text import standard_library_docstrings
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".tiny-base-", dir=folder.parent))
+    try:
+        make_base_model(staging, standard_library_docstrings())
+        for path in [staging, *staging.iterdir()]:
+            path.chmod(0o755 if path.is_dir() else 0o644)  # transformers writes weights for their owner only; pods run as someone else
+        staging.rename(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        if not (folder / "config.json").exists():  # else somebody else was faster
+            raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lockstep_train.demo", description="Make a small base model and a dataset from the standard library's texts.")
+    parser.add_argument("--models", type=Path, required=True, help="folder that gets tiny-base/")
+    parser.add_argument("--datasets", type=Path, required=True, help="folder that gets demo.jsonl and demo.txt")
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    if not (options.datasets / "demo.jsonl").exists():
+        make_datasets(options.datasets)
+    if not (options.models / "tiny-base" / "config.json").exists():
+        make_model(options.models / "tiny-base")
+    print(f"demo: {options.models / 'tiny-base'} and {options.datasets / 'demo.jsonl'} are ready ({time.monotonic() - started:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

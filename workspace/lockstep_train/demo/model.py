@@ -1,0 +1,85 @@
+"""A 4-layer Llama with a small BPE tokenizer, pretrained for half a minute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+VOCABULARY = 2048
+SEQUENCE = 128
+BATCH = 16
+STEPS = 260
+LEARNING_RATE = 4e-3
+SEED = 20
+END = "<|end|>"
+
+
+def make_base_model(folder: Path, texts: Sequence[str]) -> None:
+    """Train tokenizer and model on `texts` and save both for transformers. The same texts give the same files."""
+    from lockstep_train.model.load import quiet_transformers
+
+    quiet_transformers()
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_bpe(texts), eos_token=END, pad_token=END)
+    end = tokenizer.convert_tokens_to_ids(END)
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=160,
+            intermediate_size=448,
+            num_hidden_layers=4,
+            num_attention_heads=5,
+            num_key_value_heads=5,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=end,
+            pad_token_id=end,
+        )
+    )
+    stream = [token for text in texts for token in [*tokenizer.encode(text), end]]
+    _pretrain(model, torch.tensor(stream))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _bpe(texts: Sequence[str]) -> object:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _pretrain(model: torch.nn.Module, stream: torch.Tensor) -> None:
+    """`stream`: token ids [n]. AdamW with a one-cycle cosine; prints a line every 50 steps."""
+    blocks = stream[: len(stream) // SEQUENCE * SEQUENCE].view(-1, SEQUENCE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    order = torch.Generator().manual_seed(SEED)
+    model.train()
+    for step in range(1, STEPS + 1):
+        rate = LEARNING_RATE * min(step / 20, 0.5 * (1 + math.cos(math.pi * step / (STEPS + 1))))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = blocks[torch.randint(len(blocks), (BATCH,), generator=order)]
+        logits = model(input_ids=batch, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 0 or step == STEPS:
+            print(f"demo: pretraining step {step}/{STEPS} | Loss: {loss.item():.4f}", flush=True)

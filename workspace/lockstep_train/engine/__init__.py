@@ -1,0 +1,1 @@
+"""Ranks, DeepSpeed and one optimizer step."""

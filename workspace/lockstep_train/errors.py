@@ -1,0 +1,40 @@
+"""How a run ends other than well, and the exit code the agent reads for each.
+
+    TrainerError
+    ├── ConfigError     78  what the user asked for can't be done; retrying can't help
+    ├── Stopped         75  saved and stopped, as asked by SIGTERM
+    └── NonFinite       79  a loss or a gradient norm is NaN or infinite
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_STOPPED = 75
+EXIT_OUT_OF_MEMORY = 77
+EXIT_CONFIG = 78
+EXIT_NON_FINITE = 79
+
+
+class TrainerError(Exception):
+    """An end of the run that the trainer itself decided on."""
+
+    exit_code = EXIT_FAILED
+
+
+class ConfigError(TrainerError):
+    """One sentence: what was read, where, what is valid and what to do."""
+
+    exit_code = EXIT_CONFIG
+
+
+class Stopped(TrainerError):
+    """The state is committed and the ranks agreed to stop."""
+
+    exit_code = EXIT_STOPPED
+
+
+class NonFinite(TrainerError):
+    """Names the rank and the step; nothing of that step was applied or saved."""
+
+    exit_code = EXIT_NON_FINITE

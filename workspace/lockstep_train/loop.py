@@ -1,0 +1,108 @@
+"""The loop: train, evaluate, save, stop when asked, export at the end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+
+from lockstep_train.assemble import Run
+from lockstep_train.checkpoint import zero_access
+from lockstep_train.data.collate import collate
+from lockstep_train.data.sampler import global_batch, rank_micro_batches
+from lockstep_train.engine.schedule import learning_rate
+from lockstep_train.engine.step import StepResult, train_step
+from lockstep_train.errors import Stopped, TrainerError
+from lockstep_train.evaluate import evaluate
+from lockstep_train.export import write_adapter
+from lockstep_train.stop import StopSignal
+
+MEASURED_STEPS = 50
+
+
+def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
+    """Train to the end and return the result: the adapter's folder and the evaluation losses before and after.
+
+    Raises Stopped when the ranks were asked to stop (the state is committed), NonFinite, or TrainerError when a stop's save failed.
+    """
+    before = run.eval_loss_before
+    if run.start_step == 0 and run.dataset.evaluation:
+        before = _evaluate(run, 0)
+        run.describe.set_eval_loss_before(before)
+    after = before
+    durations: deque[float] = deque(maxlen=MEASURED_STEPS)
+    every = run.config.training.evaluation.every_steps if run.dataset.evaluation and run.config.training.evaluation else None
+    for step in range(run.start_step + 1, run.plan.total_steps + 1):
+        result = _step(run, step, stop, durations)
+        last = step == run.plan.total_steps
+        if every is not None and (last or step % every == 0) and not result.stop:
+            after = _evaluate(run, step)
+        if last or result.stop or step % run.config.training.checkpoint.every_steps == 0:
+            _save(run, step, must=result.stop or last)
+        if result.stop and not last:
+            raise Stopped(f"asked to stop: step {step} of {run.plan.total_steps} is saved")
+    if run.start_step >= run.plan.total_steps and run.dataset.evaluation:
+        after = _evaluate(run, run.plan.total_steps)
+    return {"adapter": str(_export(run)), "evalLossBefore": before, "evalLossAfter": after}
+
+
+def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> StepResult:
+    """One optimizer step, reported."""
+    run.reporter.activity("Step")
+    started = time.monotonic()
+    training, plan, ranks = run.config.training, run.plan, run.ranks
+    examples = run.dataset.training
+    cursor = (step - 1) * plan.global_batch_size
+    indices = global_batch(len(examples), training.seed, cursor, plan.global_batch_size, plan.total_samples)
+    mine = rank_micro_batches(indices, ranks.rank, ranks.world_size, training.optimization.micro_batch_size, plan.accumulation)
+    ghost = examples[indices[0]]
+    batches = [collate([examples[index] for index in micro], ghost, run.tokeniser.pad, ranks.device) for micro in mine]
+    tokens = sum(examples[index].learned_tokens for index in indices)
+    rate = learning_rate(training.optimization, step, plan.total_steps)
+    zero_access.set_learning_rate(run.engine, rate)
+    result = train_step(run.engine, batches, tokens, training.seed, step, ranks, stop.requested)
+    durations.append(time.monotonic() - started)
+    remaining = statistics.median(durations) * (plan.total_steps - step)
+    if ranks.first:
+        values = {
+            "loss": result.loss,
+            "learningRate": rate,
+            "gradientNorm": result.gradient_norm,
+            "tokensPerSecond": tokens / durations[-1],
+            "stepSeconds": durations[-1],
+        }
+        run.reporter.step(step, plan.total_steps, cursor // len(examples), remaining, values)
+    return result
+
+
+def _evaluate(run: Run, step: int) -> str:
+    run.reporter.activity("Evaluate")
+    micro = run.config.training.optimization.micro_batch_size
+    loss = evaluate(run.engine, run.dataset.evaluation, micro, run.tokeniser.pad, run.ranks)
+    if run.ranks.first:
+        run.reporter.evaluation(step, loss)
+    return f"{loss:.4f}"
+
+
+def _save(run: Run, step: int, must: bool) -> None:
+    """Save; a save that fails costs a commit, not the run, unless the run ends here (`must`)."""
+    run.reporter.activity("Save")
+    saved = run.saver.save(run.engine, step, wait=must)
+    if run.ranks.first and saved.committed:
+        run.reporter.checkpoint(step, saved.folder, saved.bytes, saved.seconds)
+    elif saved.problem is not None:
+        run.reporter.say(f"CHECKPOINT step {step} FAILED: {saved.problem}")
+    if must and not saved.committed:
+        raise TrainerError(f"step {step} could not be saved: {saved.problem}")
+
+
+def _export(run: Run) -> Path:
+    """The adapter in runDir/adapter, on each node's volume. A collective: masters are gathered, which is fine at the end."""
+    run.reporter.activity("Export")
+    folder = run.config.run_dir / "adapter"
+    masters = {name: value.cpu() for name, value in zero_access.gather_masters(run.engine)}
+    if run.ranks.first_of_node:
+        write_adapter(folder, masters, run.adapter, run.config.training.precision.value)
+    run.reporter.say(f"Adapter: {folder}")
+    return folder

@@ -1,0 +1,1 @@
+"""The base model, its tokenizer and the adapter on top."""

@@ -1,0 +1,89 @@
+"""The base model and tokenizer from a folder, offline."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep_train.config import ModelConfig, Precision
+from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.errors import ConfigError
+
+SAMPLED_BYTES = 1 << 16
+DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP32: torch.float32}
+
+
+def model_folder(config: ModelConfig) -> Path:
+    """The model's folder. Raises ConfigError when it isn't one."""
+    folder = Path(config.name)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"training.model.name {config.name} holds no config.json; it must be the folder of a model that transformers can load")
+    return folder
+
+
+def base_digest(folder: Path) -> str:
+    """Tells one base model from another: SHA-256 over config.json and, of every weight file, its size, start and end.
+
+    Reading all of the weights would cost minutes; another training of the same architecture differs at these places too.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(SAMPLED_BYTES)
+            file.seek(max(0, size - SAMPLED_BYTES))
+            digest.update(f"{path.name}:{size}:".encode() + start + file.read(SAMPLED_BYTES))
+    return digest.hexdigest()
+
+
+def load_tokeniser(folder: Path) -> Tokeniser:
+    """Raises ConfigError when the folder has no tokenizer."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"training.model.name {folder} holds no tokenizer that transformers can load: {first_line(error)}") from error
+    end = tokenizer.eos_token_id
+    begin = [token for token in tokenizer.encode("") if token != end]
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end if end is not None else 0)
+    return Tokeniser(lambda text: list(tokenizer.encode(text, add_special_tokens=False)), tuple(begin), end, pad)
+
+
+def quiet_transformers() -> None:
+    """No progress bars in a pod's log, no deprecations that are for its own authors."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def load_base(folder: Path, precision: Precision, deepspeed_config: dict[str, Any]) -> torch.nn.Module:
+    """A causal LM with frozen weights. Under Stage3 every weight is sharded as soon as it is read.
+
+    Raises ConfigError when transformers can't load the folder.
+    """
+    quiet_transformers()
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations import HfDeepSpeedConfig
+
+    # transformers looks for this object (kept alive only here) to decide whether to shard while loading.
+    sharding = HfDeepSpeedConfig(deepspeed_config) if deepspeed_config["zero_optimization"]["stage"] == 3 else None
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=DTYPES[precision])
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"training.model.name {folder} can't be loaded as a causal language model: {first_line(error)}") from error
+    del sharding
+    model.requires_grad_(False)
+    module: torch.nn.Module = model
+    return module
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
