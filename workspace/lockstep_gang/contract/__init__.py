@@ -1,0 +1,27 @@
+"""What the control plane, the coordinator, agents and ranks say to each other. The only part of the gang that `lockstep` imports."""
+
+from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
+from lockstep_gang.contract.report import (
+    ORDER_STOP,
+    REPORT_BYTES_MAX,
+    REPORT_FORMAT,
+    CheckpointReport,
+    Failure,
+    Metric,
+    NodeReport,
+    RankCount,
+    Report,
+    State,
+    TrainerReport,
+    parse_report,
+    report_body,
+)
+from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, parse_run, run_text
+
+__all__ = [
+    "ORDER_STOP", "REPORT_BYTES_MAX", "REPORT_FORMAT", "RUN_FORMAT", "CheckpointReport", "ContractError", "Failure", "JobIdentity",
+    "Metric", "NodeReport", "ProofError", "RankCount", "Report", "ReportTarget", "RestartPolicy", "Run", "State", "TrainerReport",
+    "WhenDone", "from_json", "is_report_signature", "parse_key", "parse_report", "parse_run", "report_body", "report_signature",
+    "run_text", "to_json",
+]  # fmt: skip

@@ -1,0 +1,107 @@
+"""JSON to frozen dataclasses and back, strictly: an unknown key or a wrong type is an error that says where.
+
+Field names are snake_case in Python and camelCase in JSON. Known kinds of field: str, int, bool, enumerations, dataclasses,
+`X | None`, `tuple[X, ...]`, `dict[str, X]` and `Any` (taken as it is).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+_PLAIN = {str: "text", int: "a whole number", bool: "true or false"}
+
+
+class ContractError(ValueError):
+    """What was read is not what the contract says. The message is one sentence: where, what it is, what is valid."""
+
+
+def camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def to_json(value: Any) -> Any:
+    """`value` as plain dicts, lists, text and numbers, keys in camelCase. None stays, as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {camel(f.name): to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    return value
+
+
+def from_json(kind: type[T], value: object, where: str) -> T:
+    """`value` (parsed JSON) as the dataclass `kind`; `where` opens every error, for example `run.json`.
+
+    Raises ContractError.
+    """
+    decoded: T = _decode(kind, value, where)
+    return decoded
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 (one return a kind of field)
+    if kind is Any:
+        return value
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _decode(_without_none(kind), value, where)
+    if origin is tuple:
+        return tuple(_decode(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(_expect(list, value, "a list", where)))
+    if origin is dict:
+        items = _expect(dict, value, "an object", where).items()
+        return {key: _decode(get_args(kind)[1], item, f"{where}.{key}") for key, item in items}
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, _expect(dict, value, "an object", where), where)
+    if issubclass(kind, Enum):
+        return _decode_enum(kind, value, where)
+    return _expect(kind, value, _PLAIN[kind], where)
+
+
+def _without_none(kind: Any) -> Any:
+    return next(arg for arg in get_args(kind) if arg is not type(None))
+
+
+def _expect(kind: type, value: Any, called: str, where: str) -> Any:
+    if type(value) is not kind:  # exactly: True is an int to isinstance
+        raise ContractError(f"{where} is {_shown(value)}, must be {called}")
+    return value
+
+
+def _decode_enum(kind: type[Enum], value: Any, where: str) -> Enum:
+    for member in kind:
+        if member.value == value:
+            return member
+    raise ContractError(f"{where} is {_shown(value)}, must be one of {', '.join(str(m.value) for m in kind)}")
+
+
+@cache
+def _fields(kind: Any) -> dict[str, tuple[str, Any, bool]]:
+    """JSON key → (field name, its type, whether it may be left out)."""
+    hints = get_type_hints(kind)
+    optional = (dataclasses.MISSING, dataclasses.MISSING)
+    return {camel(f.name): (f.name, hints[f.name], (f.default, f.default_factory) != optional) for f in dataclasses.fields(kind)}
+
+
+def _decode_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    fields = _fields(kind)
+    for key in value:
+        if key not in fields:
+            raise ContractError(f"{where}.{key} is not known here, valid are {', '.join(fields)}")
+    for key, (_, _, optional) in fields.items():
+        if key not in value and not optional:
+            raise ContractError(f"{where}.{key} is missing")
+    return kind(**{fields[key][0]: _decode(fields[key][1], item, f"{where}.{key}") for key, item in value.items()})
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

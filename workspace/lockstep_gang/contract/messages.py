@@ -1,0 +1,212 @@
+"""What agents and their coordinator say to each other, and what a rank says to its agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.report import State
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The trainer is at: Init, Load, Step, Evaluate, Save, Export."""
+
+    rank: int
+    activity: str
+
+
+@dataclass(frozen=True)
+class Step:
+    rank: int
+    step: int
+    total_steps: int | None = None
+    epoch: int | None = None
+    estimated_remaining_seconds: int | None = None
+    metrics: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    rank: int
+    step: int
+    metrics: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Sent after the durable commit."""
+
+    rank: int
+    step: int
+    path: str
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Error:
+    """What a rank failed with; its exit follows."""
+
+    rank: int
+    exception: str
+    message: str = ""
+    traceback: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class End:
+    """Rank 0 has done everything that was asked."""
+
+    rank: int
+    result: dict[str, str | None] = field(default_factory=dict)
+
+
+RankReport = Activity | Step | Evaluate | Checkpoint | Error | End
+_EVENTS: dict[str, type[RankReport]] = {kind.__name__.lower(): kind for kind in (Activity, Step, Evaluate, Checkpoint, Error, End)}
+RANK_REPORT_BYTES_MAX = 60_000
+
+
+def rank_report_from_json(value: object, where: str = "rank report") -> RankReport:
+    """One datagram of a rank, parsed: `event` says which. Raises ContractError."""
+    report: RankReport = _tagged(_EVENTS, "event", value, where)
+    return report
+
+
+def rank_report_to_json(report: RankReport) -> dict[str, Any]:
+    return {"event": type(report).__name__.lower(), **to_json(report)}
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank ended: an exit code or the name of a signal."""
+
+    rank: int
+    exit_code: int | None
+    signal: str | None
+    ordered: bool
+    """The agent had been told to stop it, so its end says nothing about a fault."""
+    error: Error | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankState:
+    rank: int
+    ready: bool
+    exit: RankExit | None = None
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Opens every connection: what this agent knows and runs, so that nothing said while it was away is lost."""
+
+    node: int
+    instance: str
+    """Another one means that the agent's process is another one, and its ranks are gone."""
+    known_attempt: int
+    attempt: int
+    """The attempt whose ranks it has, 0 for none."""
+    ranks: tuple[RankState, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """All ranks of this node run."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A rank's own words, as in `RankReport`."""
+
+    attempt: int
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Exited:
+    attempt: int
+    exit: RankExit
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Nothing of the attempt runs on this node any more."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The agent was told to go (SIGTERM): its ranks save and stop, and it won't start others."""
+
+
+@dataclass(frozen=True)
+class Pong:
+    pass
+
+
+class StopMode(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    KILL = "Kill"  # SIGKILL to the rank's process group, at once
+    SAVE = "Save"  # SIGTERM to the rank, which means save and stop
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start all ranks of this node. Never sent before the attempt is durable on node 0's volume."""
+
+    attempt: int
+    restarts: int
+    master_address: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    attempt: int
+    mode: StopMode
+    message: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job has ended; its end is durable."""
+
+    state: State
+    message: str
+
+
+@dataclass(frozen=True)
+class Ping:
+    pass
+
+
+AgentMessage = Hello | Started | Reported | Exited | Stopped | Leaving | Pong
+Order = Start | Stop | Finish | Ping
+_AGENT_MESSAGES: dict[str, type[AgentMessage]] = {k.__name__: k for k in (Hello, Started, Reported, Exited, Stopped, Leaving, Pong)}
+_ORDERS: dict[str, type[Order]] = {k.__name__: k for k in (Start, Stop, Finish, Ping)}
+
+
+def message_to_json(message: AgentMessage | Order) -> dict[str, Any]:
+    return {"type": type(message).__name__, **to_json(message)}
+
+
+def agent_message(value: object) -> AgentMessage:
+    """Raises ContractError."""
+    message: AgentMessage = _tagged(_AGENT_MESSAGES, "type", value, "message of an agent")
+    return message
+
+
+def order(value: object) -> Order:
+    """Raises ContractError."""
+    given: Order = _tagged(_ORDERS, "type", value, "order")
+    return given
+
+
+def _tagged(kinds: dict[str, type[Any]], tag: str, value: object, where: str) -> Any:
+    if not isinstance(value, dict) or value.get(tag) not in kinds:
+        raise ContractError(f"{where} must be an object whose {tag} is one of {', '.join(kinds)}")
+    return from_json(kinds[value[tag]], {key: item for key, item in value.items() if key != tag}, f"{where} {value[tag]}")

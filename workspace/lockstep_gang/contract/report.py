@@ -1,0 +1,134 @@
+"""The coordinator's report to the operator: the whole state of a job in one body, so that losing one costs only time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+
+from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.run import JobIdentity
+
+REPORT_FORMAT = "lockstep-report/1"
+REPORT_BYTES_MAX = 1024 * 1024
+
+
+class State(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    WAITING = "Waiting"  # for nodes
+    STARTING = "Starting"  # ranks are started, not all have been heard
+    RUNNING = "Running"
+    BACKING_OFF = "BackingOff"  # between a failure and the next attempt
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    node: int
+    connected: bool
+    ready_ranks: int
+
+
+@dataclass(frozen=True)
+class RankCount:
+    """Ready: its process runs and, in Lockstep's trainer, has been heard."""
+
+    desired: int
+    ready: int
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class TrainerReport:
+    """What rank 0 last said."""
+
+    activity: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    estimated_remaining_seconds: int | None = None
+    metrics: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    step: int
+    path: str
+    time: str
+    """When the coordinator heard of the commit, RFC 3339."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of an attempt: the rank that caused it, not those that lost their peer."""
+
+    message: str
+    rank: int | None = None
+    node: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    exception: str | None = None
+    last_lines: tuple[str, ...] = ()
+    """At most 20, at most 1,000 characters each."""
+
+
+@dataclass(frozen=True)
+class Report:
+    job: JobIdentity
+    pod: str
+    sequence: int
+    """Larger than every earlier one of the same job; starts at the clock's nanoseconds, so a new process is always newer."""
+    attempt: int
+    restarts: int
+    state: State
+    message: str
+    nodes: tuple[NodeReport, ...]
+    ranks: RankCount
+    trainer: TrainerReport | None = None
+    checkpoint: CheckpointReport | None = None
+    failure: Failure | None = None
+    result: dict[str, str | None] | None = None
+    log: tuple[str, ...] = ()
+    """The last lines of node 0's output, at most 100, with changes of `state` only."""
+    format: str = REPORT_FORMAT
+
+
+def parse_report(body: bytes) -> Report:
+    """A report's body. Raises ContractError."""
+    if len(body) > REPORT_BYTES_MAX:
+        raise ContractError(f"report has {len(body)} bytes, must have at most {REPORT_BYTES_MAX}")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"report is not JSON: {error}") from None
+    report = from_json(Report, value, "report")
+    if report.format != REPORT_FORMAT:
+        raise ContractError(f"report.format is {report.format!r}, must be {REPORT_FORMAT}")
+    return report
+
+
+def report_body(report: Report) -> bytes:
+    return json.dumps(to_json(report), ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The operator's answer. `orders` holds types of orders; one that this agent doesn't know is for a newer agent and left alone."""
+
+    orders: tuple[str, ...]
+
+
+ORDER_STOP = "Stop"
+
+
+def parse_reply(body: bytes) -> Reply:
+    """Read with tolerance: the operator may be newer than a running gang. Raises ContractError when it is no reply at all."""
+    try:
+        value = json.loads(body)
+        return Reply(tuple(str(order["type"]) for order in value["orders"]))
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ContractError(f'the reply is not {{"orders": [{{"type": …}}], …}}: {error!r}') from None

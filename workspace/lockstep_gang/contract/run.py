@@ -1,0 +1,106 @@
+"""run.json: one resolved run, written by the control plane, read by agents and the trainer. It holds no secret."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from lockstep_gang.contract.codec import ContractError, from_json, to_json
+
+RUN_FORMAT = "lockstep-run/1"
+
+
+class WhenDone(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    """What an agent does after the end of the job."""
+
+    WAIT = "Wait"  # idle until SIGTERM: a pod whose first process ended would be started again
+    EXIT = "Exit"  # exit with 0 (Complete) or 1 (Failed)
+
+
+@dataclass(frozen=True)
+class JobIdentity:
+    name: str
+    namespace: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often all ranks are started again together, and the wait before the first time, in seconds."""
+
+    max_restarts: int
+    backoff_seconds: int
+
+
+@dataclass(frozen=True)
+class ReportTarget:
+    """Where the coordinator reports to: URL, certificate authority (PEM), file of the projected token."""
+
+    url: str
+    ca_pem: str
+    token_file: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an agent needs to know, the same on every node."""
+
+    job: JobIdentity
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    addresses: tuple[str, ...]
+    """Where node i is reached, by name or number; node 0 has the coordinator."""
+    coordinator_port: int
+    master_port: int
+    """First port of the ranks' rendezvous; an attempt takes a free one from here on."""
+    run_dir: str
+    key_file: str
+    command: tuple[str, ...]
+    """argv of every rank."""
+    working_directory: str
+    restart: RestartPolicy
+    when_done: WhenDone
+    environment: dict[str, str] = field(default_factory=dict)
+    report: ReportTarget | None = None
+    training: dict[str, Any] | None = None
+    """Read by Lockstep's trainer only; null for a user's script."""
+    format: str = RUN_FORMAT
+
+    def __post_init__(self) -> None:
+        _require(self.format == RUN_FORMAT, "format", self.format, f"{RUN_FORMAT}: use an agent of the version that wrote this file")
+        for name in ("nodes", "ranks_per_node"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.gpus_per_node >= 0, "gpusPerNode", self.gpus_per_node, "0 or more")
+        _require(len(self.addresses) == self.nodes, "addresses", len(self.addresses), f"a list of {self.nodes}, one for every node")
+        _require(bool(self.command), "command", "empty", "the argument list of a rank")
+        for name in ("coordinator_port", "master_port"):
+            _require(1 <= getattr(self, name) <= 65535, name, getattr(self, name), "a port, 1 to 65535")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.ranks_per_node
+
+
+def _require(holds: bool, name: str, value: object, valid: str) -> None:
+    if not holds:
+        raise ContractError(f"run.json: {name} is {value}, must be {valid}")
+
+
+def parse_run(text: str) -> Run:
+    """The text of run.json. Raises ContractError."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ContractError(f"run.json is not JSON: {error}") from None
+    return from_json(Run, value, "run.json")
+
+
+def run_text(run: Run) -> str:
+    """The text of run.json: same run, same bytes."""
+    return json.dumps(to_json(run), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
