@@ -11,9 +11,15 @@ from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, LabelKey,
 from lockstep.api.names import API_VERSION, DATASETS_CLAIM, WORKSPACE_CLAIM
 from lockstep.api.shared import FabricMode, Labels, NcclVariable, NodeNames, PlainVariable, StorageMode
 
-InterfaceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:@-]+$", max_length=32)]
-ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317)]
-NetworkName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=317)]
+INTERFACE_PATTERN = r"^[A-Za-z0-9_.:@-]+$"
+InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN, max_length=32)]
+EXCLUSION_PATTERN = r"^\^[A-Za-z0-9_.:,@-]+$"
+RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+ResourceName = Annotated[str, Field(pattern=RESOURCE_PATTERN, max_length=317)]
+NETWORK_PATTERN = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+NetworkName = Annotated[str, Field(pattern=NETWORK_PATTERN, max_length=317)]
+GDR_PATTERN = r"^([0-5]|LOC|PIX|PXB|PHB|SYS)$"
+P2P_PATTERN = r"^([0-5]|LOC|NVL|PIX|PXB|PHB|SYS)$"
 
 
 class Platform(StrEnum):
@@ -94,7 +100,7 @@ class Rdma(Model):
     """NCCL_SOCKET_IFNAME while RDMA is used: the rails' interfaces in the pod."""
     gid_index: Annotated[int | None, Field(ge=0, le=255)] = None
     """NCCL_IB_GID_INDEX."""
-    gdr_level: Annotated[str | None, Field(pattern=r"^([0-5]|LOC|PIX|PXB|PHB|SYS)$", max_length=3)] = None
+    gdr_level: Annotated[str | None, Field(pattern=GDR_PATTERN, max_length=3)] = None
     """NCCL_NET_GDR_LEVEL: up to which distance a GPU and a NIC talk without the host's memory."""
     cross_nic: Annotated[int | None, Field(ge=0, le=2)] = None
     """NCCL_CROSS_NIC: whether a ring may go in by one NIC and out by another."""
@@ -122,9 +128,9 @@ class Rdma(Model):
 class Tcp(Model):
     """The socket network."""
 
-    interface_exclude: Annotated[str, Field(pattern=r"^\^[A-Za-z0-9_.:,@-]+$", max_length=256)] = "^lo,docker0"
+    interface_exclude: Annotated[str, Field(pattern=EXCLUSION_PATTERN, max_length=256)] = "^lo,docker0"
     """NCCL_SOCKET_IFNAME as an exclusion."""
-    p2p_level: Annotated[str | None, Field(alias="p2pLevel", pattern=r"^([0-5]|LOC|NVL|PIX|PXB|PHB|SYS)$", max_length=3)] = None
+    p2p_level: Annotated[str | None, Field(alias="p2pLevel", pattern=P2P_PATTERN, max_length=3)] = None
     """NCCL_P2P_LEVEL: up to which distance GPUs of a node talk directly."""
 
 

@@ -9,6 +9,10 @@ from pydantic import Field
 
 from lockstep.api.model import DnsName, EnvName, LabelKey, LabelValue, Model, Rule
 
+NCCL_PATTERN = r"^NCCL_[A-Z0-9_]+$"
+KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
+FIELD_PATTERN = r"^[A-Za-z].*$"
+
 
 class FabricMode(StrEnum):
     """How ranks of different nodes talk: `Auto` takes RDMA where the profile has it."""
@@ -37,7 +41,7 @@ class PlainVariable(Model):
 class NcclVariable(Model):
     """An expert override of NCCL's own environment."""
 
-    name: Annotated[str, Field(pattern=r"^NCCL_[A-Z0-9_]+$", max_length=128)]
+    name: Annotated[str, Field(pattern=NCCL_PATTERN, max_length=128)]
     """An NCCL variable, for example NCCL_ALGO."""
     value: Annotated[str, Field(max_length=1024)]
     """Its value."""
@@ -48,7 +52,7 @@ class KeyReference(Model):
 
     name: DnsName
     """The object's name."""
-    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+    key: Annotated[str, Field(pattern=KEY_PATTERN, max_length=253)]
     """The key in it."""
     optional: bool | None = None
     """true: a pod starts without the variable when the object or key is missing."""
@@ -57,7 +61,7 @@ class KeyReference(Model):
 class FieldReference(Model):
     """A field of the pod, by the downward API."""
 
-    field_path: Annotated[str, Field(pattern=r"^[A-Za-z].*$", max_length=256)]
+    field_path: Annotated[str, Field(pattern=FIELD_PATTERN, max_length=256)]
     """For example status.podIP."""
 
 

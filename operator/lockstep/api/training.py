@@ -9,6 +9,8 @@ from pydantic import Field
 
 from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, immutable
 
+RESUME_PATTERN = r"^(Auto|None|/.*)$"
+
 
 class ZeroStage(StrEnum):
     """What DeepSpeed cuts into shards: optimizer state; also gradients; also weights. Stage1 stands for plain data parallel."""
@@ -126,7 +128,7 @@ class Checkpoint(Model):
     """Optimizer steps between two checkpoints."""
     keep: Annotated[int, Field(ge=2, le=1000)] = 3
     """Checkpoints kept; the newest two always are."""
-    resume_from: Annotated[str, Field(pattern=r"^(Auto|None|/.*)$", max_length=1024)] = "Auto"
+    resume_from: Annotated[str, Field(pattern=RESUME_PATTERN, max_length=1024)] = "Auto"
     """Auto: the newest checkpoint of this job. None: from the start. A path: that checkpoint."""
 
 

@@ -15,6 +15,9 @@ import yaml
 NUMBER = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][-+]?\d+)?$|^0[xob][0-9a-fA-F_]+$")
 """Plain scalars that YAML 1.1 or YAML 1.2 parsers read as numbers."""
 
+LINE_ENDS = re.compile("[\x85\u2028\u2029\ufeff\r]")
+"""Characters that PyYAML writes as they are and reads as line ends: only an escape gives them back."""
+
 
 def _is_plain_block(text: str) -> bool:
     """Whether a block scalar gives `text` back: line ends of Unicode, control characters and leading blanks don't survive one."""
@@ -29,7 +32,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if _is_plain_block(text) else None)
+        style = "|" if _is_plain_block(text) else '"' if LINE_ENDS.search(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))

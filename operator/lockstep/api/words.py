@@ -1,0 +1,32 @@
+"""What each pattern of the API asks for, in words: for messages and for the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.api import model, names, profile, shared, training
+
+_LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
+
+PATTERN_WORDS: Mapping[str, str] = {
+    model.DECIMAL_PATTERN: "a number of 0 or more written as text, such as '0.05' or '2e-4'",
+    model.QUANTITY_PATTERN: "a quantity such as 100Gi, 32 or 500m",
+    model.DNS_LABEL_PATTERN: "lower-case letters, digits and '-', beginning and ending with a letter or digit",
+    model.DNS_NAME_PATTERN: "lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
+    model.ENV_NAME_PATTERN: "the name of a variable: letters, digits and '_', not beginning with a digit",
+    model.ABSOLUTE_PATH_PATTERN: "an absolute path, beginning with /",
+    model.IMAGE_PATTERN: "an image reference, without spaces",
+    model.LABEL_KEY_PATTERN: "a label key such as rack or example.com/rack",
+    model.LABEL_VALUE_PATTERN: "a label value: letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
+    names.JOB_NAME_PATTERN: "lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
+    profile.INTERFACE_PATTERN: "the name of a device or network interface",
+    profile.EXCLUSION_PATTERN: "network interfaces to leave out, such as ^lo,docker0",
+    profile.RESOURCE_PATTERN: "an extended resource such as openshift.io/eno5np0rdma",
+    profile.NETWORK_PATTERN: "a network attachment such as eno5np0-network or namespace/eno5np0-network",
+    profile.GDR_PATTERN: f"LOC, {_LEVELS}",
+    profile.P2P_PATTERN: f"LOC, NVL, {_LEVELS}",
+    shared.NCCL_PATTERN: "an NCCL variable such as NCCL_ALGO",
+    shared.KEY_PATTERN: "a key: letters, digits, '-', '_' and '.'",
+    shared.FIELD_PATTERN: "a field of a pod, such as status.podIP",
+    training.RESUME_PATTERN: "Auto, None or an absolute path",
+}
