@@ -1,7 +1,7 @@
 """One rank of a training run:
 
-    LOCKSTEP_RUN=run.json python -m lockstep_train           started by the agent, with torchrun's environment
-    python -m lockstep_train --run run.json                  one process by hand
+LOCKSTEP_RUN=run.json python -m lockstep_train           started by the agent, with torchrun's environment
+python -m lockstep_train --run run.json                  one process by hand
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from lockstep_train.config import RankEnvironment, RunConfig, rank_environment, read_run
+from lockstep_train.config import RunConfig, read_run
+from lockstep_train.environment import RankEnvironment, rank_environment
 from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.stop import StopSignal
@@ -41,7 +42,9 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
     run = assemble(config, environment, ranks, reporter)
     try:
         result = train(run, stop)
-        reporter.say(f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | Adapter: {result['adapter']}")
+        reporter.say(
+            f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | Adapter: {result['adapter']}"
+        )
         if ranks.first:
             reporter.end(result)
     except Stopped:
@@ -76,7 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tell(reporter: Reporter | None, error: Exception, rank: int) -> None:
-    print_error(f"lockstep_train: rank {rank}: {type(error).__name__}: {error}" if not isinstance(error, Stopped) else f"lockstep_train: {error}")
+    print_error(
+        f"lockstep_train: rank {rank}: {type(error).__name__}: {error}" if not isinstance(error, Stopped) else f"lockstep_train: {error}"
+    )
     if reporter is not None and not isinstance(error, Stopped):
         reporter.agent.send_error(error)
 

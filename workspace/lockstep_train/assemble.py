@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.checkpoint import resume, zero_access
+from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.load import ShardReader, direct, exchanged
 from lockstep_train.checkpoint.manifest import Identity, Manifest
 from lockstep_train.checkpoint.save import Saver
-from lockstep_train.config import RankEnvironment, RunConfig, TrainingConfig
+from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data import sampler
 from lockstep_train.data.load import Dataset, load_dataset
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import prepare_deepspeed, start_engine
+from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.load import base_digest, load_base, load_tokeniser, model_folder
 from lockstep_train.model.lora import adapter_description, adapter_names, add_lora
@@ -67,7 +69,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     folder = model_folder(training.model)
     tokeniser = load_tokeniser(folder)
     dataset = load_dataset(training.data, training.evaluation, tokeniser)
-    start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, environment.attempt, config.job_uid, reporter.say)
+    claim = Claim(environment.attempt, config.job_uid)
+    start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
     settings = deepspeed_settings(training, plan.accumulation)
     prepare_deepspeed()
@@ -81,14 +84,15 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
         restore(engine, start.source, plan, ranks)
-    resume.record_start(ranks, checkpoints, start, environment.attempt, config.job_uid)
+    resume.record_start(ranks, checkpoints, start, claim)
     describe = Description(_template(config, start, identity, adapter, ranks), plan, engine)
     saver = Saver(ranks, checkpoints, start.attempt, training.checkpoint.keep, describe)
     manifest = start.source.manifest if start.source else None
     step, before = (manifest.step, manifest.eval_loss_before) if manifest else (0, None)
     reporter.open_logs(config.run_dir / "logs", step)
-    _announce(reporter, config, dataset, plan, start, ranks)
-    return Run(config, ranks, reporter, dataset, tokeniser, plan, engine, saver, step, before, adapter, describe)
+    run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, saver, step, before, adapter, describe)
+    _announce(run, start)
+    return run
 
 
 def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.Source | None) -> sampler.Plan:
@@ -97,9 +101,18 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
     stated = optimization.global_batch_size
     saved = source.manifest.identity.global_batch_size if source else None
     if stated is not None and saved is not None and stated != saved:
-        raise ConfigError(f"training.optimization.globalBatchSize is {stated}, but the commit {source.folder if source else ''} was trained with {saved}; leave it out, or set resumeFrom to None")
+        raise ConfigError(
+            f"training.optimization.globalBatchSize is {stated}, but the commit {source.folder if source else ''} was trained with {saved}; leave it out, or set resumeFrom to None"
+        )
     size = stated or saved or optimization.micro_batch_size * ranks.world_size
-    return sampler.plan(len(dataset.training), optimization.epochs, optimization.max_steps, size, ranks.world_size, optimization.micro_batch_size)
+    return sampler.plan(
+        count=len(dataset.training),
+        epochs=optimization.epochs,
+        max_steps=optimization.max_steps,
+        global_batch_size=size,
+        world_size=ranks.world_size,
+        micro=optimization.micro_batch_size,
+    )
 
 
 def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: sampler.Plan, shapes: dict[str, tuple[int, ...]]) -> Identity:
@@ -141,14 +154,14 @@ def _template(config: RunConfig, start: resume.Start, identity: Identity, adapte
     )
 
 
-def _announce(reporter: Reporter, config: RunConfig, dataset: Dataset, plan: sampler.Plan, start: resume.Start, ranks: Ranks) -> None:
-    training = config.training
-    reporter.say(
+def _announce(run: Run, start: resume.Start) -> None:
+    training, dataset, plan, ranks = run.config.training, run.dataset, run.plan, run.ranks
+    run.reporter.say(
         f"Training {Path(training.model.name).name} | {training.zero_stage.value} {training.precision.value} | {ranks.world_size} ranks on {ranks.nodes} nodes | "
         f"{len(dataset.training)} samples, {len(dataset.evaluation)} for evaluation | global batch {plan.global_batch_size} "
         f"(accumulation {plan.accumulation}) | {plan.total_steps} steps"
     )
     if dataset.cut:
-        reporter.say(f"{dataset.cut} samples are longer than maxLength = {training.data.max_length} tokens and lose their end")
+        run.reporter.say(f"{dataset.cut} samples are longer than maxLength = {training.data.max_length} tokens and lose their end")
     if start.source is not None:
-        reporter.say(f"Resuming from {start.source.folder} (step {start.source.manifest.step})")
+        run.reporter.say(f"Resuming from {start.source.folder} (step {start.source.manifest.step})")

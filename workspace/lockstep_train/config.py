@@ -7,15 +7,12 @@ silently ignored costs a whole run. Numbers with a fraction are strings ("2e-4")
 from __future__ import annotations
 
 import json
-import math
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
 
 from lockstep_train.errors import ConfigError
+from lockstep_train.strict import decimal, enumerated, integer, optional, positive, probability, refuse, section, share, string, strings
 
 
 class ZeroStage(Enum):
@@ -122,130 +119,36 @@ class RunConfig:
     training: TrainingConfig
 
 
-T = TypeVar("T")
-
-
-def camel(name: str) -> str:
-    head, *tail = name.split("_")
-    return head + "".join(part.capitalize() for part in tail)
-
-
-def _refuse(path: str, value: object, valid: str) -> ConfigError:
-    return ConfigError(f"{path} is {json.dumps(value)}, but must be {valid}")
-
-
-def _integer(path: str, value: object, minimum: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise _refuse(path, value, f"a whole number ≥ {minimum}")
-    return value
-
-
-def _decimal(path: str, value: object) -> float:
-    """A decimal number written as a string, finite and ≥ 0."""
-    try:
-        number = float(value) if isinstance(value, str) else math.nan
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number < 0:
-        raise _refuse(path, value, 'a decimal number ≥ 0 in quotes, such as "2e-4"')
-    return number
-
-
-def _string(path: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise _refuse(path, value, "a non-empty string")
-    return value
-
-
-def _strings(path: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value:
-        raise _refuse(path, value, "a non-empty list of strings")
-    return tuple(_string(f"{path}[{index}]", item) for index, item in enumerate(value))
-
-
-def _enum(kind: type[Enum]) -> Callable[[str, object], Enum]:
-    def read(path: str, value: object) -> Enum:
-        for member in kind:
-            if member.value == value:
-                return member
-        raise _refuse(path, value, "one of " + ", ".join(str(member.value) for member in kind))
-
-    return read
-
-
-def _optional(reader: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
-    return lambda path, value: None if value is None else reader(path, value)
-
-
-def _section(kind: type[T], readers: Mapping[str, Callable[[str, object], Any]]) -> Callable[[str, object], T]:
-    """A reader of one JSON object into `kind`; `readers` has one entry a field."""
-
-    def read(path: str, value: object) -> T:
-        if not isinstance(value, dict):
-            raise _refuse(path, value, "an object")
-        known = {camel(field.name): field for field in fields(kind)}  # type: ignore[arg-type]
-        for key in value:
-            if key not in known:
-                raise ConfigError(f"{path}.{key} is not a setting; valid here: {', '.join(known)}")
-        arguments: dict[str, Any] = {}
-        for key, field in known.items():
-            if key in value:
-                arguments[field.name] = readers[field.name](f"{path}.{key}", value[key])
-            elif field.default is MISSING:
-                raise ConfigError(f"{path}.{key} is missing; a {kind.__name__} needs it")
-        return kind(**arguments)
-
-    return read
-
-
-def _positive(path: str, value: object) -> int:
-    return _integer(path, value, minimum=1)
-
-
-def _share(path: str, value: object) -> float:
-    number = _decimal(path, value)
-    if not 0 < number < 1:
-        raise _refuse(path, value, 'a share between 0 and 1 in quotes, such as "0.05"')
-    return number
-
-
-def _probability(path: str, value: object) -> float:
-    number = _decimal(path, value)
-    if number >= 1:
-        raise _refuse(path, value, 'a probability ≥ 0 and < 1 in quotes, such as "0.05"')
-    return number
-
-
-_model = _section(ModelConfig, {"name": _string, "revision": _optional(_string)})
-_lora = _section(LoraConfig, {"rank": _positive, "alpha": _positive, "dropout": _probability, "target_modules": _strings})
-_data = _section(DataConfig, {"path": _string, "max_length": lambda path, value: _integer(path, value, minimum=2)})
-_optimization = _section(
+_model = section(ModelConfig, {"name": string, "revision": optional(string)})
+_lora = section(LoraConfig, {"rank": positive, "alpha": positive, "dropout": probability, "target_modules": strings})
+_data = section(DataConfig, {"path": string, "max_length": lambda path, value: integer(path, value, minimum=2)})
+_optimization = section(
     OptimizationConfig,
     {
-        "epochs": _positive,
-        "max_steps": _optional(_positive),
-        "learning_rate": _decimal,
-        "micro_batch_size": _positive,
-        "global_batch_size": _optional(_positive),
-        "warmup_steps": _integer,
-        "schedule": _enum(Schedule),
-        "max_gradient_norm": _decimal,
-        "weight_decay": _decimal,
+        "epochs": positive,
+        "max_steps": optional(positive),
+        "learning_rate": decimal,
+        "micro_batch_size": positive,
+        "global_batch_size": optional(positive),
+        "warmup_steps": integer,
+        "schedule": enumerated(Schedule),
+        "max_gradient_norm": decimal,
+        "weight_decay": decimal,
     },
 )
-_evaluation = _section(EvaluationConfig, {"every_steps": _positive, "holdout": _share, "samples": _positive})
-_checkpoint = _section(CheckpointConfig, {"every_steps": _positive, "keep": _positive, "resume_from": _string})
-_training = _section(
+_evaluation = section(EvaluationConfig, {"every_steps": positive, "holdout": share, "samples": positive})
+_checkpoint = section(CheckpointConfig, {"every_steps": positive, "keep": positive, "resume_from": string})
+_training = section(
     TrainingConfig,
     {
         "model": _model,
         "lora": _lora,
-        "zero_stage": _enum(ZeroStage),
-        "precision": _enum(Precision),
-        "seed": _integer,
+        "zero_stage": enumerated(ZeroStage),
+        "precision": enumerated(Precision),
+        "seed": integer,
         "data": _data,
         "optimization": _optimization,
-        "evaluation": _optional(_evaluation),
+        "evaluation": optional(_evaluation),
         "checkpoint": _checkpoint,
     },
 )
@@ -264,11 +167,11 @@ def parse_run(document: object, source: str) -> RunConfig:
         raise ConfigError(f"{source} has no `training` section; this trainer runs only jobs that have one")
     job = document.get("job")
     if not isinstance(job, dict):
-        raise _refuse(f"{source}: job", job, "an object with `name`")
+        raise refuse(f"{source}: job", job, "an object with `name`")
     return RunConfig(
-        job_name=_string(f"{source}: job.name", job.get("name")),
-        job_uid=_optional(_string)(f"{source}: job.uid", job.get("uid") or None),
-        run_dir=Path(_string(f"{source}: runDir", document.get("runDir"))),
+        job_name=string(f"{source}: job.name", job.get("name")),
+        job_uid=optional(string)(f"{source}: job.uid", job.get("uid") or None),
+        run_dir=Path(string(f"{source}: runDir", document.get("runDir"))),
         training=parse_training(document["training"]),
     )
 
@@ -282,44 +185,3 @@ def read_run(path: Path) -> RunConfig:
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     return parse_run(document, str(path))
-
-
-@dataclass(frozen=True)
-class RankEnvironment:
-    """Who this process is, in torchrun's variables; a lone process is rank 0 of 1."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node: int
-    nodes: int
-    master_address: str
-    master_port: int
-    attempt: int | None
-    """The attempt's number, or None when nobody counts (run by hand): the next free one is taken."""
-    report_socket: str | None
-
-
-def rank_environment(environ: Mapping[str, str] | None = None) -> RankEnvironment:
-    """Read torchrun's and the agent's variables. Raises ConfigError for a value that is no number."""
-    values = os.environ if environ is None else environ
-
-    def number(name: str, default: str) -> int:
-        text = values.get(name, default)
-        if not text.isdigit():
-            raise ConfigError(f"the environment variable {name} is {text!r}, but must be a whole number")
-        return int(text)
-
-    return RankEnvironment(
-        rank=number("RANK", "0"),
-        world_size=number("WORLD_SIZE", "1"),
-        local_rank=number("LOCAL_RANK", "0"),
-        local_world_size=number("LOCAL_WORLD_SIZE", values.get("WORLD_SIZE", "1")),
-        node=number("GROUP_RANK", "0"),
-        nodes=number("GROUP_WORLD_SIZE", "1"),
-        master_address=values.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=number("MASTER_PORT", "0"),
-        attempt=number("LOCKSTEP_ATTEMPT", "1") if "LOCKSTEP_ATTEMPT" in values else None,
-        report_socket=values.get("LOCKSTEP_REPORT_SOCKET"),
-    )

@@ -1,9 +1,9 @@
 """How a run ends other than well, and the exit code the agent reads for each.
 
-    TrainerError
-    ├── ConfigError     78  what the user asked for can't be done; retrying can't help
-    ├── Stopped         75  saved and stopped, as asked by SIGTERM
-    └── NonFinite       79  a loss or a gradient norm is NaN or infinite
+TrainerError
+├── ConfigError     78  what the user asked for can't be done; retrying can't help
+├── Stopped         75  saved and stopped, as asked by SIGTERM
+└── NonFinite       79  a loss or a gradient norm is NaN or infinite
 """
 
 from __future__ import annotations

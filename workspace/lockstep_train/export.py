@@ -1,6 +1,6 @@
 """A PEFT adapter folder from a commit's shards, on a CPU, without the base model:
 
-    python -m lockstep_train.export runs/my-job --output adapter
+python -m lockstep_train.export runs/my-job --output adapter
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def export(path: Path, output: Path) -> Manifest:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lockstep_train.export", description="Make a PEFT adapter folder from a checkpoint's shards, on a CPU.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lockstep_train.export", description="Make a PEFT adapter folder from a checkpoint's shards, on a CPU."
+    )
     parser.add_argument("source", type=Path, help="a run's folder, its checkpoints folder, or one step-N.aM folder")
     parser.add_argument("--output", type=Path, required=True, help="the adapter's folder; made if it isn't there")
     options = parser.parse_args(arguments)

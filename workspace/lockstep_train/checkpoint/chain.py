@@ -14,19 +14,26 @@ from lockstep_train.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class Claim:
+    """Who wants to start."""
+
+    given: int | None
+    """The attempt's number from the coordinator, or None for a run by hand."""
+    job_uid: str | None
+
+
+@dataclass(frozen=True)
 class Record:
     """The start of one attempt."""
 
     attempt: int
     """Number in this folder: above every one before it."""
-    given: int | None
-    """The number the coordinator gave, or None for a run by hand."""
-    job_uid: str | None
+    claim: Claim
     start: str | None
     """Name of the commit in this folder, the path of one elsewhere, or None for a fresh start."""
 
     def to_json(self) -> dict[str, object]:
-        return {"attempt": self.attempt, "given": self.given, "jobUid": self.job_uid, "start": self.start}
+        return {"attempt": self.attempt, "given": self.claim.given, "jobUid": self.claim.job_uid, "start": self.start}
 
     @staticmethod
     def from_json(value: Mapping[str, object]) -> Record:
@@ -35,8 +42,7 @@ class Record:
             raise ValueError("no `attempt`")
         return Record(
             attempt,
-            given if isinstance(given, int) else None,
-            uid if isinstance(uid, str) else None,
+            Claim(given if isinstance(given, int) else None, uid if isinstance(uid, str) else None),
             start if isinstance(start, str) else None,
         )
 
@@ -57,16 +63,18 @@ def candidates(commits: Iterable[CommitName], records: Iterable[Record]) -> list
     return order
 
 
-def next_attempt(records: Iterable[Record], given: int | None, job_uid: str | None) -> int:
+def next_attempt(records: Iterable[Record], claim: Claim) -> int:
     """This attempt's number in the folder. Raises ConfigError for an attempt of this job that is not newer than one that already ran."""
     known = list(records)
-    if given is not None and job_uid is not None:
-        seen = max((record.given or 0 for record in known if record.job_uid == job_uid), default=0)
-        if given <= seen:
-            raise ConfigError(f"attempt {given} of this job is not newer than attempt {seen}, which already ran here; a newer attempt must be the one to go on")
-    return max(given or 1, 1 + max((record.attempt for record in known), default=0))
+    if claim.given is not None and claim.job_uid is not None:
+        seen = max((record.claim.given or 0 for record in known if record.claim.job_uid == claim.job_uid), default=0)
+        if claim.given <= seen:
+            raise ConfigError(
+                f"attempt {claim.given} of this job is not newer than attempt {seen}, which already ran here; a newer attempt must be the one to go on"
+            )
+    return max(claim.given or 1, 1 + max((record.attempt for record in known), default=0))
 
 
-def follows_chain(records: Iterable[Record], resume_from: str, job_uid: str | None) -> bool:
+def follows_chain(records: Iterable[Record], resume_from: str, claim: Claim) -> bool:
     """Whether to go on from this folder's chain: always with `Auto`; with `None` or a path only after the job's first attempt."""
-    return resume_from == "Auto" or (job_uid is not None and any(record.job_uid == job_uid for record in records))
+    return resume_from == "Auto" or (claim.job_uid is not None and any(record.claim.job_uid == claim.job_uid for record in records))

@@ -1,9 +1,9 @@
 """Names inside runDir/checkpoints (pure).
 
-    step-100.a1/                             a commit of attempt 1, once manifest.json is in it
-        shard-r00000-of-00002.safetensors    one a rank
-        manifest.json
-    chain/a2.json                            the commit that attempt 2 started from
+step-100.a1/                             a commit of attempt 1, once manifest.json is in it
+    shard-r00000-of-00002.safetensors    one a rank
+    manifest.json
+chain/a2.json                            the commit that attempt 2 started from
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.checkpoint.chain import Record, candidates, follows_chain, next_attempt
+from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.layout import MANIFEST, parse_commit
 from lockstep_train.checkpoint.manifest import Identity, Manifest, decode, shapes
 from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem, sweep, write_record
@@ -36,7 +36,7 @@ class Start:
     source: Source | None
 
 
-def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, given: int | None, job_uid: str | None, say: Say) -> Start:
+def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say) -> Start:
     """Agree on the start. A damaged commit is named through `say` and the one before it is tried.
 
     Raises ConfigError, on every rank, when the attempt is stale or the path in `resumeFrom` can't be used.
@@ -44,25 +44,29 @@ def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, given: int |
     view = _merged_view(ranks, checkpoints)
     names = [name for name in map(parse_commit, view["commits"]) if name is not None]
     records = [Record.from_json(record) for record in view["records"]]
-    attempt = next_attempt(records, given, job_uid)
-    follow = follows_chain(records, resume_from, job_uid)
+    attempt = next_attempt(records, claim)
+    follow = follows_chain(records, resume_from, claim)
     folders = [checkpoints / str(name) for name in candidates(names, records)] if follow else []
     explicit = resume_from not in {"Auto", "None"}
     if explicit and not folders:
         folders = list(_explicit(Path(resume_from)))
     source = _first_whole(ranks, folders, say)
     if source is None and explicit:
-        raise ConfigError(f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM folder or a checkpoints folder")
+        raise ConfigError(
+            f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM folder or a checkpoints folder"
+        )
     if source is None and folders:
-        raise ConfigError(f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None to start again")
+        raise ConfigError(
+            f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None to start again"
+        )
     return Start(attempt, source)
 
 
-def record_start(ranks: Ranks, checkpoints: Path, start: Start, given: int | None, job_uid: str | None) -> None:
+def record_start(ranks: Ranks, checkpoints: Path, start: Start, claim: Claim) -> None:
     """Durably record the start on each node's volume, before any rank may write a commit of this attempt."""
     if ranks.first_of_node:
         sweep(checkpoints)
-        write_record(checkpoints, Record(start.attempt, given, job_uid, _start_name(start.source, checkpoints)))
+        write_record(checkpoints, Record(start.attempt, claim, _start_name(start.source, checkpoints)))
     ranks.gather("start/recorded", True)
     ranks.publish("start/go", True)
 
@@ -78,7 +82,9 @@ def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
     differences = manifest.identity.differences(mine)
     if differences:
         raise ConfigError(
-            f"{folder} is a commit of another run: in it " + ", and ".join(differences) + "; put that back, or set training.checkpoint.resumeFrom to None"
+            f"{folder} is a commit of another run: in it "
+            + ", and ".join(differences)
+            + "; put that back, or set training.checkpoint.resumeFrom to None"
         )
 
 

@@ -166,15 +166,17 @@ def self_test(engine: Any) -> None:
     """
     owned = {fragment.name: fragment for fragment in fragments(engine, kinds=(MASTER,))}
     before = {name: fragment.tensors[MASTER].clone() for name, fragment in owned.items()}
-    for name, fragment in owned.items():
+    for fragment in owned.values():
         fragment.tensors[MASTER].copy_(_pattern(fragment.start, fragment.numel, fragment.tensors[MASTER].device))
     try:
         for name, value in gather_masters(engine):
             if not torch.equal(value.flatten(), _pattern(0, value.numel(), value.device)):
-                raise UnknownDeepSpeed(f"fragments of {name} are not where this version of Lockstep expects them; install the pinned deepspeed")
+                raise UnknownDeepSpeed(
+                    f"fragments of {name} are not where this version of Lockstep expects them; install the pinned deepspeed"
+                )
     finally:
-        for name, fragment in owned.items():
-            fragment.tensors[MASTER].copy_(before[name])
+        for name, value in before.items():
+            owned[name].tensors[MASTER].copy_(value)
 
 
 def _pattern(start: int, numel: int, device: torch.device) -> torch.Tensor:

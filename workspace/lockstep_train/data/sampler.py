@@ -45,7 +45,7 @@ class Plan:
     total_steps: int
 
 
-def plan(count: int, epochs: int, max_steps: int | None, global_batch_size: int, world_size: int, micro: int) -> Plan:
+def plan(*, count: int, epochs: int, max_steps: int | None, global_batch_size: int, world_size: int, micro: int) -> Plan:
     """`count` is the number of training examples. Any rank count is legal: what is missing is filled with ghosts."""
     total_samples = count * epochs
     if max_steps is not None:

@@ -62,7 +62,9 @@ def tokenise(samples: Sequence[Sample], tokeniser: Tokeniser, max_length: int) -
         cut += len(example.ids) > max_length
         example = Example(example.ids[:max_length], example.labels[:max_length], example.source)
         if example.learned_tokens == 0:
-            raise ConfigError(f"{sample.source}: no token to learn within training.data.maxLength = {max_length}; raise it or shorten the prompt")
+            raise ConfigError(
+                f"{sample.source}: no token to learn within training.data.maxLength = {max_length}; raise it or shorten the prompt"
+            )
         examples.append(example)
     return Tokenised(examples, cut)
 

@@ -54,7 +54,9 @@ def make_model(folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lockstep_train.demo", description="Make a small base model and a dataset from the standard library's texts.")
+    parser = argparse.ArgumentParser(
+        prog="python -m lockstep_train.demo", description="Make a small base model and a dataset from the standard library's texts."
+    )
     parser.add_argument("--models", type=Path, required=True, help="folder that gets tiny-base/")
     parser.add_argument("--datasets", type=Path, required=True, help="folder that gets demo.jsonl and demo.txt")
     options = parser.parse_args(arguments)

@@ -77,7 +77,7 @@ def _pretrain(model: torch.nn.Module, stream: torch.Tensor) -> None:
         batch = blocks[torch.randint(len(blocks), (BATCH,), generator=order)]
         logits = model(input_ids=batch, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -7,14 +7,23 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from lockstep_train.config import RankEnvironment
+from lockstep_train.environment import RankEnvironment
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+class Store(Protocol):
+    """The part of torch's TCPStore that is used."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Ranks:
     node: int
     nodes: int
     device: torch.device
-    store: dist.Store
+    store: Store
 
     @property
     def first(self) -> bool:
@@ -62,7 +71,7 @@ def join(environment: RankEnvironment) -> Ranks:
     device = torch.device("cuda", environment.local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    store = dist.TCPStore(
+    store = TCPStore(
         environment.master_address,
         environment.master_port,
         environment.world_size,
@@ -71,7 +80,7 @@ def join(environment: RankEnvironment) -> Ranks:
     )
     dist.init_process_group(
         "nccl" if cuda else "gloo",
-        store=dist.PrefixStore("collectives", store),
+        store=PrefixStore("collectives", store),
         rank=environment.rank,
         world_size=environment.world_size,
         timeout=COLLECTIVE_TIMEOUT,
@@ -84,7 +93,7 @@ def join(environment: RankEnvironment) -> Ranks:
         node=environment.node,
         nodes=environment.nodes,
         device=device,
-        store=dist.PrefixStore("lockstep", store),
+        store=PrefixStore("lockstep", store),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from typing import Any
 
@@ -18,7 +17,6 @@ def prepare_deepspeed() -> Any:
     On CPU it would compile a shared-memory all-reduce (31 s, needs g++ and ninja), which only tensor-parallel inference
     calls: training's collectives go through the process group. So it is marked as not available; pods need no compiler.
     """
-    os.environ.setdefault("TRITON_CACHE_DIR", "/tmp/triton")  # noqa: S108 (a cache; the home of a pod's user is read-only)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside DeepSpeed are for its authors
         import deepspeed

@@ -40,7 +40,7 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def train_step(engine: Any, batches: Sequence[Batch], tokens: int, seed: int, step: int, ranks: Ranks, stopping: bool) -> StepResult:
+def train_step(engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: bool) -> StepResult:
     """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
 
     Each sum of losses is divided by `tokens`, the learned tokens of the whole global batch, and multiplied by the number of
@@ -58,7 +58,9 @@ def train_step(engine: Any, batches: Sequence[Batch], tokens: int, seed: int, st
     losses, stop = exchange(total, stopping, ranks)
     wrong = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
     if wrong:
-        raise NonFinite(f"the loss of step {step} is not finite on rank {', '.join(map(str, wrong))}; the step was not applied and nothing of it was saved")
+        raise NonFinite(
+            f"the loss of step {step} is not finite on rank {', '.join(map(str, wrong))}; the step was not applied and nothing of it was saved"
+        )
     engine.step()
     norm = engine.get_global_grad_norm()
     gradient_norm = float(norm) if norm is not None else 0.0

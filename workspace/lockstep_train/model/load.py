@@ -22,7 +22,9 @@ def model_folder(config: ModelConfig) -> Path:
     """The model's folder. Raises ConfigError when it isn't one."""
     folder = Path(config.name)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"training.model.name {config.name} holds no config.json; it must be the folder of a model that transformers can load")
+        raise ConfigError(
+            f"training.model.name {config.name} holds no config.json; it must be the folder of a model that transformers can load"
+        )
     return folder
 
 

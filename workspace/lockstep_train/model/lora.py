@@ -29,7 +29,9 @@ def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.
     unmatched = unmatched_targets(config.target_modules, linear)
     if unmatched:
         available = sorted({name.rsplit(".", 1)[-1] for name in linear})
-        raise ConfigError(f"training.lora.targetModules: no module named {', '.join(unmatched)} in this model; available: {', '.join(available)}")
+        raise ConfigError(
+            f"training.lora.targetModules: no module named {', '.join(unmatched)} in this model; available: {', '.join(available)}"
+        )
     torch.manual_seed(seed)
     # autocast_adapter_dtype would keep the adapter in FP32 under Stage3 but not under Stage2; masters are FP32 in both anyway.
     wrapped: torch.nn.Module = peft.get_peft_model(
@@ -48,7 +50,7 @@ def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.
 
 def adapter_description(model: torch.nn.Module) -> dict[str, Any]:
     """adapter_config.json as peft writes it, as a plain JSON object."""
-    config: dict[str, Any] = model.peft_config["default"].to_dict()  # type: ignore[union-attr,operator,index,assignment]
+    config: dict[str, Any] = model.peft_config["default"].to_dict()  # type: ignore[index,union-attr]
     return {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()} | {"inference_mode": True}
 
 
