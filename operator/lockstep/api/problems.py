@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +67,8 @@ def explain(error: ErrorDetails) -> str:
         pattern = str(context["pattern"])
         return f"{error['input']!r} is not valid: must be {PATTERN_WORDS.get(pattern, f'text that matches {pattern}')}"
     if kind in ("enum", "literal_error"):
-        return f"{error['input']!r} is not valid: must be {context['expected']}"
+        close = nearest(str(error["input"]), re.findall(r"'([^']+)'", context["expected"]))
+        return f"{error['input']!r} is not valid{f'; did you mean {close}?' if close else ''} (valid: {context['expected']})"
     if kind == "string_type":
         return _text_expected(error["input"])
     return error["msg"]
