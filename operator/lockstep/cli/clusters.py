@@ -1,0 +1,101 @@
+"""`lockstep clusters`, and how every verb finds the cluster file that --cluster names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.api.clusterfile import ClusterFile, parse_cluster_file
+from lockstep.api.errors import ConfigError
+from lockstep.api.problems import nearest
+from lockstep.api.shared import StorageMode
+
+TEMPLATE = "template"
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ConfigError when there is none, or it is no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+def cluster_names(folder: Path) -> list[str]:
+    """The clusters of a folder: its NAME.yaml files but the template."""
+    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem != TEMPLATE)
+
+
+def load_cluster(name_or_path: str, folder: Path) -> ClusterFile:
+    """The cluster file NAME.yaml of `folder`, or the file at a path (which has a slash in it or ends in .yaml or .yml).
+
+    Raises ConfigError: no such file (the known names are told), or every mistake in it.
+    """
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
+    path = folder / f"{name_or_path}.yaml"
+    if not path.is_file():
+        raise ConfigError(_unknown_cluster(name_or_path, folder))
+    found = parse_cluster_file(read_text(path), str(path))
+    if found.cluster.name != name_or_path:
+        raise ConfigError(f"{path}: cluster.name is {found.cluster.name}; it must be the file's name, {name_or_path}")
+    return found
+
+
+def _unknown_cluster(name: str, folder: Path) -> str:
+    known = cluster_names(folder)
+    close = nearest(name, known)
+    there = f"known are {', '.join(known)}" if known else "there is none yet"
+    hint = f"did you mean {close}?" if close else f"cp {folder / TEMPLATE}.yaml {folder / name}.yaml is how to begin"
+    return f"{folder} has no cluster {name!r}: {there}; {hint}"
+
+
+def list_clusters() -> None:
+    """The cluster files in clusters/.
+
+    Example: lockstep clusters
+    """
+    from lockstep.cli.paths import checkout
+
+    print_clusters(checkout() / "clusters")
+
+
+def print_clusters(folder: Path) -> None:
+    """A table of the clusters in `folder`. Raises ConfigError, after the table, for those that can't be read."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
+        table.add_column(column, overflow="fold")
+    mistakes = []
+    for name in cluster_names(folder):
+        try:
+            table.add_row(*_row(load_cluster(name, folder)))
+        except ConfigError as error:
+            mistakes.append(str(error))
+            table.add_row(name, "(has mistakes)")
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # for grep and awk: one line a cluster
+    console.print(table)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def _row(found: ClusterFile) -> tuple[str, ...]:
+    spec = found.profile.spec
+    storage = (
+        f"rwx {spec.storage.class_rwx or ''}" if spec.storage.mode is StorageMode.SHARED else f"per pod {spec.storage.class_rwo or ''}"
+    )
+    return (
+        found.cluster.name,
+        spec.platform.value,
+        str(len(spec.nodes.gpu_nodes) or "any"),
+        f"{spec.gpus.per_node} a node" if spec.gpus.per_node else "none",
+        "RDMA, TCP" if spec.network.rdma.enabled else "TCP",
+        storage.strip(),
+        found.cluster.namespace,
+        found.cluster.description,
+    )
