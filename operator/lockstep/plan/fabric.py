@@ -1,0 +1,114 @@
+"""How ranks of different nodes talk: the transport, NCCL's variables, and what RDMA asks of a pod."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+from lockstep.api.job import Fabric
+from lockstep.api.profile import ClusterProfileSpec, Network, Rdma, Tcp
+from lockstep.api.shared import FabricMode, NcclVariable
+from lockstep.plan.layers import Layer, Layered, Notice, written
+
+Variables = dict[str, Layered[str]]
+
+
+class Transport(StrEnum):
+    """What the pods are built for. What NCCL really used is read from its own log."""
+
+    RDMA = "RDMA"
+    TCP = "TCP"
+
+
+def choose_transport(fabric: Fabric, network: Network, gpus_per_node: int) -> Layered[Transport]:
+    """The job's mode, else the profile's, else (Auto) RDMA where the profile has it and there are GPUs to use it.
+
+    CPU ranks talk over gloo, which has no RDMA: Auto leaves the NICs to jobs that can use them.
+    """
+    for mode, layer in ((fabric.mode, Layer.JOB), (network.mode, Layer.PROFILE)):
+        if mode is not FabricMode.AUTO:
+            return Layered(Transport(mode.value), layer)
+    enabled = network.rdma.enabled and gpus_per_node > 0
+    return Layered(Transport.RDMA if enabled else Transport.TCP, written(network.rdma, "enabled", Layer.PROFILE).layer)
+
+
+def fabric_refusals(transport: Transport, network: Network, profile_name: str) -> list[Notice]:
+    """RDMA is refused where the profile has none: a job that was to take minutes would silently take hours."""
+    if transport is Transport.RDMA and not network.rdma.enabled:
+        message = (
+            f"fabric.mode is RDMA, but the profile {profile_name} has no RDMA (network.rdma.enabled is false):"
+            " use Auto or TCP, or another profile"
+        )
+        return [Notice("RDMAUnavailable", message)]
+    return []
+
+
+def fabric_warnings(transport: Transport, network: Network, profile_name: str, gpus_per_node: int) -> list[Notice]:
+    """What is allowed and probably not meant."""
+    if transport is not Transport.RDMA:
+        return []
+    warnings = []
+    if not network.rdma.rails:
+        message = (
+            f"RDMA is used, but the profile {profile_name} names no network.rdma.rails:"
+            " pods get no RDMA networks or devices from Lockstep, and NCCL takes what it finds"
+        )
+        warnings.append(Notice("NoRails", message))
+    if gpus_per_node == 0:
+        warnings.append(Notice("RDMAWithoutGPUs", "RDMA is asked with gpusPerNode 0: CPU ranks talk over gloo, which has no RDMA"))
+    return warnings
+
+
+def nccl_environment(fabric: Fabric, profile: ClusterProfileSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
+    """NCCL variables of every pod, by name, with the layer that set each; none for CPU ranks, which use gloo.
+
+    Only what the job or the profile states: an unset knob is NCCL's to choose, and its defaults age better than copied ones.
+    The job's ncclEnv wins over the profile's nccl.env, and that over the profile's typed knobs.
+    """
+    if gpus_per_node == 0:
+        return {}
+    network = profile.network
+    typed = _tcp_knobs(network.tcp, transport.layer) if transport.value is Transport.TCP else _rdma_knobs(network.rdma)
+    if profile.nccl.debug is not None:
+        typed["NCCL_DEBUG"] = Layered(profile.nccl.debug.value, Layer.PROFILE)
+    variables = typed | _overrides(profile.nccl.env, Layer.PROFILE) | _overrides(fabric.nccl_env, Layer.JOB)
+    return dict(sorted(variables.items()))
+
+
+def _tcp_knobs(tcp: Tcp, chosen_by: Layer) -> Variables:
+    knobs = {
+        "NCCL_IB_DISABLE": Layered("1", chosen_by),
+        "NCCL_SOCKET_IFNAME": Layered(tcp.interface_exclude, written(tcp, "interface_exclude", Layer.PROFILE).layer),
+    }
+    if tcp.p2p_level is not None:
+        knobs["NCCL_P2P_LEVEL"] = Layered(tcp.p2p_level, Layer.PROFILE)
+    return knobs
+
+
+def _rdma_knobs(rdma: Rdma) -> Variables:
+    stated = {
+        "NCCL_IB_HCA": ",".join(rdma.devices) or None,
+        "NCCL_SOCKET_IFNAME": ",".join(rdma.interfaces) or None,
+        "NCCL_IB_GID_INDEX": rdma.gid_index,
+        "NCCL_NET_GDR_LEVEL": rdma.gdr_level,
+        "NCCL_CROSS_NIC": rdma.cross_nic,
+        "NCCL_IB_TIMEOUT": rdma.ib_timeout,
+        "NCCL_MIN_NCHANNELS": rdma.min_nchannels,
+        "NCCL_DMABUF_ENABLE": None if rdma.dmabuf is None else int(rdma.dmabuf),
+    }
+    return {name: Layered(str(value), Layer.PROFILE) for name, value in stated.items() if value is not None}
+
+
+def _overrides(variables: list[NcclVariable], layer: Layer) -> Variables:
+    return {variable.name: Layered(variable.value, layer) for variable in variables}
+
+
+def rail_networks(rdma: Rdma) -> str:
+    """The value of Multus' annotation: one attachment a rail, in the profile's order, so net1 is the first rail everywhere."""
+    return ",".join(rail.network for rail in rdma.rails)
+
+
+def rail_resources(rdma: Rdma) -> dict[str, str]:
+    """The NICs a pod asks for, by extended resource."""
+    counts = Counter(rail.resource for rail in rdma.rails if rail.resource is not None)
+    return {resource: str(count) for resource, count in counts.items()}

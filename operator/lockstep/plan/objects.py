@@ -1,0 +1,176 @@
+"""The Kubernetes objects of a job: frozen once for a start from zero pods, made from that alone while any pod is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.api import names
+from lockstep.plan.layers import Notice
+from lockstep.plan.pod import pod_template
+from lockstep.plan.resolve import MADE_BY_OPERATOR, Refused, Resolved
+from lockstep.plan.run import build_run, pod_placement, report_target
+from lockstep.plan.storage import Claim, pod_claims, run_volume, shared_claims
+from lockstep.plan.template import fill
+from lockstep_gang.contract import ReportTarget, parse_run, run_text
+
+Object = dict[str, Any]
+
+TEMPLATE_KEY = "template.json"
+HASH_CHARACTERS = 10
+FROZEN_BYTES_MAX = 1_000_000  # a ConfigMap holds 1 MiB
+
+
+_PLAIN_REPORT = report_target(names.REPORT_URL, MADE_BY_OPERATOR)
+
+
+@dataclass(frozen=True)
+class RenderContext:
+    """What only the operator knows. `key` is 64 hex characters; `owner_uid` is None where no TrainingJob object exists."""
+
+    agent_image: str = MADE_BY_OPERATOR
+    key: str = MADE_BY_OPERATOR
+    owner_uid: str | None = MADE_BY_OPERATOR
+    report: ReportTarget | None = _PLAIN_REPORT
+
+
+PLAIN = RenderContext()
+"""Marked placeholders, for a reader of `lockstep render`."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """All that shapes the pods of a job from its start at zero pods until it is at zero again."""
+
+    job: str
+    namespace: str
+    nodes: int
+    run: str
+    """The text of run.json."""
+    template: str
+    """JSON: the pod template and the claims of every pod, without the mention of this frozen run's name."""
+
+    @property
+    def hash(self) -> str:
+        """Tells frozen runs apart: the same inputs give the same."""
+        return hashlib.sha256(f"{self.run}\0{self.template}".encode()).hexdigest()[:HASH_CHARACTERS]
+
+    @property
+    def name(self) -> str:
+        """Of the ConfigMap."""
+        return names.run_name(self.job, self.hash)
+
+
+def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
+    """What the job would run with if it started from zero pods now. Raises Refused when that is too large to keep."""
+    reports = context.report is not None
+    template = {
+        "pod": pod_template(resolved, context.agent_image, reports=reports),
+        "claims": [_claim_template(claim) for claim in pod_claims(resolved)],
+    }
+    run = run_text(build_run(resolved, pod_placement(resolved, context.report)))
+    frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, json.dumps(template, sort_keys=True, ensure_ascii=False))
+    size = len(frozen.run.encode()) + len(frozen.template.encode())
+    if size > FROZEN_BYTES_MAX:
+        message = f"env, script.args and podTemplate make a run of {size} bytes, at most {FROZEN_BYTES_MAX} can be kept: shorten them"
+        raise Refused([Notice("RunTooLarge", message)])
+    return frozen
+
+
+def thaw(config_map: Object) -> Frozen:
+    """The frozen run that an observed ConfigMap `x-run-<hash>` holds."""
+    metadata, data = config_map["metadata"], config_map["data"]
+    run = parse_run(data[names.RUN_KEY])
+    return Frozen(metadata["labels"][names.LABEL_JOB], metadata["namespace"], run.nodes, data[names.RUN_KEY], data[TEMPLATE_KEY])
+
+
+def render(resolved: Resolved, context: RenderContext = PLAIN) -> list[Object]:
+    """All objects of a job that starts now, in the order of their creation."""
+    frozen = freeze(resolved, context)
+    replicas = 0 if resolved.suspend else resolved.nodes
+    return [*claims(resolved), *children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas)]
+
+
+def claims(resolved: Resolved) -> list[Object]:
+    """Claims to create when there is none of their name, and never to change, own or delete."""
+    return [_claim(claim, resolved.namespace) for claim in shared_claims(resolved)]
+
+
+def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int) -> list[Object]:
+    """The objects that the job owns, in the order of their creation: what pods mount comes before the pods."""
+    owner = None if owner_uid is None else _owner(frozen.job, owner_uid)
+    return [
+        _secret(frozen, owner, key),
+        _run_config_map(frozen, owner),
+        _network_policy(frozen, owner),
+        _service(frozen, owner),
+        _stateful_set(frozen, owner, replicas),
+    ]
+
+
+def _owner(job: str, uid: str) -> Object:
+    return {
+        "apiVersion": names.API_VERSION, "kind": "TrainingJob", "name": job, "uid": uid, "controller": True, "blockOwnerDeletion": False,
+    }  # fmt: skip
+
+
+def _metadata(frozen: Frozen, name: str, owner: Object | None, annotations: dict[str, str] | None = None) -> Object:
+    owners = [] if owner is None else [owner]
+    return {
+        "name": name, "namespace": frozen.namespace, "labels": names.job_labels(frozen.job), "annotations": annotations,
+        "ownerReferences": owners,
+    }  # fmt: skip
+
+
+def _secret(frozen: Frozen, owner: Object | None, key: str) -> Object:
+    data = {names.KEY_KEY: b64encode(key.encode()).decode()}
+    return fill("secret", metadata=_metadata(frozen, names.key_secret_name(frozen.job), owner), data=data)
+
+
+def _run_config_map(frozen: Frozen, owner: Object | None) -> Object:
+    data = {names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template}
+    return fill("configmap", metadata=_metadata(frozen, frozen.name, owner), data=data)
+
+
+def _network_policy(frozen: Frozen, owner: Object | None) -> Object:
+    return fill("networkpolicy", metadata=_metadata(frozen, frozen.job, owner), labels={names.LABEL_JOB: frozen.job})
+
+
+def _service(frozen: Frozen, owner: Object | None) -> Object:
+    ports = [
+        {"name": "coordinator", "port": names.COORDINATOR_PORT, "targetPort": names.COORDINATOR_PORT},
+        {"name": "master", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT},
+    ]
+    metadata = _metadata(frozen, names.service_name(frozen.job), owner)
+    return fill("service", metadata=metadata, labels=names.job_labels(frozen.job), ports=ports)
+
+
+def _stateful_set(frozen: Frozen, owner: Object | None, replicas: int) -> Object:
+    template = json.loads(frozen.template)
+    mark = {names.ANNOTATION_RUN_HASH: frozen.hash}
+    pod = template["pod"]
+    pod["metadata"]["annotations"] = {**pod["metadata"].get("annotations", {}), **mark}
+    pod["spec"]["volumes"].append(run_volume(frozen.name))
+    return fill(
+        "statefulset",
+        metadata=_metadata(frozen, frozen.job, owner, mark),
+        replicas=replicas,
+        service=names.service_name(frozen.job),
+        labels=names.job_labels(frozen.job),
+        pod=pod,
+        claim_templates=template["claims"],
+    )
+
+
+def _claim(claim: Claim, namespace: str) -> Object:
+    # No job in the labels: the claim is the namespace's, whichever job came first.
+    labels = {names.LABEL_NAME: names.APP, names.LABEL_MANAGED_BY: names.APP}
+    metadata = {"name": claim.name, "namespace": namespace, "labels": labels}
+    return fill("claim", metadata=metadata, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)
+
+
+def _claim_template(claim: Claim) -> Object:
+    return fill("claim", metadata={"name": claim.name}, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)

@@ -1,0 +1,74 @@
+"""The pod of every node of a job."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from posixpath import join
+from typing import Any
+
+from lockstep.api import names
+from lockstep.plan.fabric import Transport, rail_networks, rail_resources
+from lockstep.plan.resolve import Resolved
+from lockstep.plan.scheduling import GPU_RESOURCE, affinity, tolerations
+from lockstep.plan.security import container_security_context, pod_security_context, trainer_security_context
+from lockstep.plan.storage import agent_mounts, mounts, pod_volumes
+from lockstep.plan.template import fill
+from lockstep.plan.variables import pod_variables, profile_variables
+
+GRACE_SECONDS = 300  # SIGTERM means save and stop; a large adapter's shards take minutes on a slow volume
+AGENT_COMMAND = ["python3", "-m", "lockstep_gang.package", names.AGENT_PATH]
+# Stated for namespaces with a quota; free, because a pod counts the larger of its init and main containers.
+AGENT_RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+
+
+def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict[str, Any]:
+    """The pod template, without its frozen run's name; `reports` says whether there is an operator to report to."""
+    spec, profile = resolved.job.spec, resolved.profile.spec
+    extra = spec.pod_template
+    return fill(
+        "pod",
+        labels={**extra.labels, **names.job_labels(resolved.name)},
+        annotations={**extra.annotations, **_networks(resolved)},
+        service_account=profile.security.service_account,
+        grace_seconds=GRACE_SECONDS,
+        pod_security=pod_security_context(profile),
+        affinity=affinity(resolved.name, profile.nodes),
+        tolerations=tolerations(extra, resolved.gpus_per_node),
+        node_selector=dict(ChainMap(extra.node_selector, profile.nodes.selector)),
+        priority_class=extra.priority_class_name,
+        image_pull_secrets=[secret.to_dict() for secret in spec.image_pull_secrets],
+        agent_name=names.AGENT_CONTAINER,
+        agent_image=agent_image,
+        agent_command=AGENT_COMMAND,
+        agent_resources=AGENT_RESOURCES,
+        agent_security=container_security_context(profile),
+        agent_env=profile_variables(profile),
+        agent_mounts=agent_mounts(resolved),
+        trainer_name=names.CONTAINER,
+        image=resolved.image,
+        command=["python3", names.AGENT_PATH, "--run", join(names.RUN_FOLDER, names.RUN_KEY)],
+        workspace=names.WORKSPACE,
+        env=pod_variables(resolved),
+        env_from=[variables.to_dict() for variables in spec.env_from],
+        ports=[{"name": "coordinator", "containerPort": names.COORDINATOR_PORT}],
+        resources=_resources(resolved),
+        trainer_security=trainer_security_context(profile, resolved.transport),
+        mounts=mounts(resolved, reports=reports),
+        volumes=pod_volumes(resolved, reports=reports),
+    )
+
+
+def _networks(resolved: Resolved) -> dict[str, str]:
+    rdma = resolved.profile.spec.network.rdma
+    if resolved.transport is not Transport.RDMA or not rdma.rails:
+        return {}
+    return {names.ANNOTATION_NETWORKS: rail_networks(rdma)}
+
+
+def _resources(resolved: Resolved) -> dict[str, dict[str, str]]:
+    """CPU and memory as the profile says; devices as requests and limits alike, as Kubernetes wants extended resources."""
+    stated = resolved.profile.spec.resources
+    devices = {GPU_RESOURCE: str(resolved.gpus_per_node)} if resolved.gpus_per_node else {}
+    if resolved.transport is Transport.RDMA:
+        devices |= rail_resources(resolved.profile.spec.network.rdma)
+    return {"requests": stated.requests.to_dict() | devices, "limits": stated.limits.to_dict() | devices}

@@ -1,0 +1,208 @@
+"""TrainingJob and ClusterProfile to one resolved job: every value decided, with the layer that set it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.job import TrainingJob
+from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.api.profile import ClusterProfile
+from lockstep.api.shared import StorageMode
+from lockstep.plan.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
+from lockstep.plan.layers import Layer, Layered, Notice, Setting
+from lockstep.plan.scheduling import scheduling_refusals
+from lockstep.plan.settings import explain_settings
+from lockstep.plan.storage import volume_refusals
+from lockstep.plan.variables import variable_warnings
+
+T = TypeVar("T")
+
+MADE_BY_OPERATOR = "<made by the operator>"
+"""Stands in plain `render` for what only the operator knows. Not valid as a uid, a key or an image on purpose."""
+
+
+class Refused(ConfigError):
+    """The job can't run under this profile; `refusals` has every reason at once."""
+
+    def __init__(self, refusals: list[Notice]) -> None:
+        super().__init__("; ".join(refusal.message for refusal in refusals))
+        self.refusals = tuple(refusals)
+
+
+@dataclass(frozen=True)
+class PlatformDefaults:
+    """What the platform says where neither job nor profile does.
+
+    `workspace` and `datasets` are the folders that /workspace and /datasets stand for: paths of the job that lie in them are
+    rewritten (processes on a laptop have no such mounts).
+    """
+
+    workspace: str = WORKSPACE
+    datasets: str = DATASETS
+    namespace: str = "default"
+    uid: str = MADE_BY_OPERATOR
+    image: str | None = None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job with nothing left to decide. `settings` says for each value which layer set it."""
+
+    job: TrainingJob
+    profile: ClusterProfile
+    platform: PlatformDefaults
+    namespace: str
+    uid: str
+    nodes: int
+    gpus_per_node: int
+    ranks_per_node: int
+    image: str
+    transport: Transport
+    nccl: Variables
+    storage_mode: StorageMode
+    workspace_claim: str
+    command: tuple[str, ...]
+    """argv of every rank."""
+    training: dict[str, Any] | None
+    """spec.training with defaults and real paths; None for a script."""
+    warnings: tuple[Notice, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def name(self) -> str:
+        return self.job.metadata.name
+
+    @property
+    def suspend(self) -> bool:
+        return self.job.spec.suspend
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def resolve(job: TrainingJob, profile: ClusterProfile, platform: PlatformDefaults = PlatformDefaults()) -> Resolved:
+    """Decide every value: the job's, else the profile's, else the API's default, else the platform's.
+
+    Raises Refused with every reason why the job can't run under this profile.
+    """
+    spec, cluster = job.spec, profile.spec
+    name = profile.metadata.name
+    nodes = _nodes(job, profile)
+    gpus = _gpus_per_node(job, profile)
+    image = _image(job, profile, platform)
+    transport = choose_transport(spec.fabric, cluster.network, gpus.value)
+    storage = _storage_mode(job, profile)
+    claim = _workspace_claim(job, profile)
+    refusals = [
+        *fabric_refusals(transport.value, cluster.network, name),
+        *_image_refusals(image, name),
+        *_storage_refusals(job, storage, name),
+        *scheduling_refusals(spec.pod_template, cluster, name, nodes.value),
+        *volume_refusals(spec.pod_template.volumes, cluster.pod.volumes),
+    ]
+    if refusals:
+        raise Refused(refusals)
+    nccl = nccl_environment(spec.fabric, cluster, transport, gpus.value)
+    ranks = Layered(gpus.value, gpus.layer) if gpus.value else _first((spec.ranks_per_node, Layer.JOB), (1, Layer.DEFAULT))
+    decided: dict[str, Layered[Any]] = {
+        "nodes": nodes, "gpusPerNode": gpus, "ranksPerNode": ranks, "image": image, "fabric.transport": transport, "storage.mode": storage,
+    }  # fmt: skip
+    if storage.value is StorageMode.SHARED:
+        decided["storage.workspaceClaimName"] = claim
+    return Resolved(
+        job=job,
+        profile=profile,
+        platform=platform,
+        namespace=job.metadata.namespace or platform.namespace,
+        uid=job.metadata.uid or platform.uid,
+        nodes=nodes.value,
+        gpus_per_node=gpus.value,
+        ranks_per_node=ranks.value,
+        image=image.value or "",
+        transport=transport.value,
+        nccl=nccl,
+        storage_mode=storage.value,
+        workspace_claim=claim.value,
+        command=_command(job, platform),
+        training=_training(job, platform),
+        warnings=(*fabric_warnings(transport.value, cluster.network, name, gpus.value), *variable_warnings(job, profile)),
+        settings=explain_settings(job, profile, decided, nccl),
+    )
+
+
+def _first(*candidates: tuple[T | None, Layer]) -> Layered[T]:
+    """The first value that is set; the last candidate always is."""
+    return next(Layered(value, layer) for value, layer in candidates if value is not None)
+
+
+def _nodes(job: TrainingJob, profile: ClusterProfile) -> Layered[int]:
+    gpus = profile.spec.gpus
+    return _first((job.spec.nodes, Layer.JOB), (gpus.default_nodes, _stated(gpus.model_fields_set, "default_nodes")))
+
+
+def _gpus_per_node(job: TrainingJob, profile: ClusterProfile) -> Layered[int]:
+    gpus = profile.spec.gpus
+    return _first((job.spec.gpus_per_node, Layer.JOB), (gpus.per_node, _stated(gpus.model_fields_set, "per_node")))
+
+
+def _image(job: TrainingJob, profile: ClusterProfile, platform: PlatformDefaults) -> Layered[str | None]:
+    stated = ((job.spec.image, Layer.JOB), (profile.spec.image, Layer.PROFILE))
+    return next((Layered(image, layer) for image, layer in stated if image), Layered(platform.image, Layer.PLATFORM))
+
+
+def _storage_mode(job: TrainingJob, profile: ClusterProfile) -> Layered[StorageMode]:
+    storage = profile.spec.storage
+    return _first((job.spec.storage.mode, Layer.JOB), (storage.mode, _stated(storage.model_fields_set, "mode")))
+
+
+def _workspace_claim(job: TrainingJob, profile: ClusterProfile) -> Layered[str]:
+    storage = profile.spec.storage
+    own = (job.spec.storage.workspace_claim_name, Layer.JOB)
+    return _first(own, (storage.workspace_claim, _stated(storage.model_fields_set, "workspace_claim")))
+
+
+def _stated(fields_set: set[str], field: str) -> Layer:
+    return Layer.PROFILE if field in fields_set else Layer.DEFAULT
+
+
+def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notice]:
+    if image.value:
+        return []
+    return [Notice("NoImage", f"image is set neither in the job nor in the profile {profile_name}: set spec.image")]
+
+
+def _storage_refusals(job: TrainingJob, mode: Layered[StorageMode], profile_name: str) -> list[Notice]:
+    if mode.value is StorageMode.SHARED or job.spec.storage.workspace_claim_name is None:
+        return []
+    message = (
+        f"storage.workspaceClaimName is set, but the profile {profile_name} gives every pod a volume of its own (PerPod):"
+        " remove it or set storage.mode to Shared"
+    )
+    return [Notice("WorkspaceClaimPerPod", message)]
+
+
+def _command(job: TrainingJob, platform: PlatformDefaults) -> tuple[str, ...]:
+    script = job.spec.script
+    if script is None:
+        return ("python3", "-m", "lockstep_train")
+    return ("python3", _real_path(script.path, platform), *script.args)
+
+
+def _training(job: TrainingJob, platform: PlatformDefaults) -> dict[str, Any] | None:
+    """spec.training as the trainer reads it: every field there (null where unset), paths where this platform has them."""
+    if job.spec.training is None:
+        return None
+    training = job.spec.training.model_dump(mode="json", by_alias=True)
+    for section, key in (("model", "name"), ("data", "path"), ("checkpoint", "resumeFrom")):
+        training[section][key] = _real_path(training[section][key], platform)
+    return training
+
+
+def _real_path(path: str, platform: PlatformDefaults) -> str:
+    for root, real in ((WORKSPACE, platform.workspace), (DATASETS, platform.datasets)):
+        if path == root or path.startswith(f"{root}/"):
+            return real.rstrip("/") + path.removeprefix(root)
+    return path

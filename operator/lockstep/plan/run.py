@@ -1,0 +1,64 @@
+"""run.json: what the agents on the nodes and the trainer are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from posixpath import join
+from typing import TYPE_CHECKING
+
+from lockstep.api import names
+from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
+
+if TYPE_CHECKING:
+    from lockstep.plan.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a platform has what run.json names: node addresses, the job's folder, the key's file, where to report."""
+
+    addresses: tuple[str, ...]
+    run_dir: str
+    key_file: str
+    when_done: WhenDone
+    report: ReportTarget | None = None
+    coordinator_port: int = names.COORDINATOR_PORT
+    master_port: int = names.MASTER_PORT
+
+
+def pod_placement(resolved: Resolved, report: ReportTarget | None) -> Placement:
+    """In pods: DNS names, mounted files, and agents that idle after the end until they are told to go."""
+    return Placement(
+        addresses=tuple(names.node_address(resolved.name, resolved.namespace, node) for node in range(resolved.nodes)),
+        run_dir=join(names.WORKSPACE, "runs", resolved.name),
+        key_file=join(names.KEY_FOLDER, names.KEY_KEY),
+        when_done=WhenDone.WAIT,
+        report=report,
+    )
+
+
+def report_target(url: str, ca_pem: str) -> ReportTarget:
+    """The operator's endpoint, reported to with the pod's projected token."""
+    return ReportTarget(url, ca_pem, join(names.TOKEN_FOLDER, names.TOKEN_KEY))
+
+
+def build_run(resolved: Resolved, placement: Placement) -> Run:
+    """The run of a resolved job. Variables of the job are in the pod, not here: some are secrets."""
+    restart = resolved.job.spec.restart
+    return Run(
+        job=JobIdentity(resolved.name, resolved.namespace, resolved.uid),
+        nodes=resolved.nodes,
+        ranks_per_node=resolved.ranks_per_node,
+        gpus_per_node=resolved.gpus_per_node,
+        addresses=placement.addresses,
+        coordinator_port=placement.coordinator_port,
+        master_port=placement.master_port,
+        run_dir=placement.run_dir,
+        key_file=placement.key_file,
+        command=resolved.command,
+        working_directory=resolved.platform.workspace,
+        restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds),
+        when_done=placement.when_done,
+        report=placement.report,
+        training=resolved.training,
+    )

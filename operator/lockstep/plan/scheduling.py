@@ -1,0 +1,87 @@
+"""Which nodes the pods of a job may run on: one pod a node, on the profile's nodes, preferably in one rack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
+from lockstep.api.podtemplate import PodTemplate, TaintEffect, Toleration, TolerationOperator
+from lockstep.api.profile import ClusterProfileSpec, Nodes
+from lockstep.plan.layers import Notice
+
+GPU_RESOURCE = "nvidia.com/gpu"
+RACK_WEIGHT = 100  # the highest there is: nothing else is preferred
+
+
+def scheduling_refusals(template: PodTemplate, profile: ClusterProfileSpec, profile_name: str, nodes: int) -> list[Notice]:
+    """What no node could ever satisfy."""
+    return [
+        *_node_count_refusals(profile.nodes, profile_name, nodes),
+        *_selector_refusals(template, profile.nodes, profile_name),
+        *_toleration_refusals(template.tolerations),
+    ]
+
+
+def _node_count_refusals(allowed: Nodes, profile_name: str, nodes: int) -> list[Notice]:
+    if not allowed.gpu_nodes or nodes <= len(allowed.gpu_nodes):
+        return []
+    message = (
+        f"nodes is {nodes}, but the profile {profile_name} allows {len(allowed.gpu_nodes)} (nodes.gpuNodes:"
+        f" {', '.join(allowed.gpu_nodes[:8])}{', …' if len(allowed.gpu_nodes) > 8 else ''}), one pod each: ask for fewer or add nodes there"
+    )
+    return [Notice("NotEnoughNodes", message)]
+
+
+def _selector_refusals(template: PodTemplate, allowed: Nodes, profile_name: str) -> list[Notice]:
+    conflicts = [key for key, value in template.node_selector.items() if allowed.selector.get(key, value) != value]
+    return [
+        Notice(
+            "NodeSelectorConflict",
+            f"podTemplate.nodeSelector[{key}] is {template.node_selector[key]!r}, but the profile {profile_name} asks for"
+            f" {allowed.selector[key]!r} (nodes.selector), so no node fits: remove it from the job",
+        )
+        for key in conflicts
+    ]
+
+
+def _toleration_refusals(tolerations: list[Toleration]) -> list[Notice]:
+    return [
+        Notice("TolerationInvalid", f"podTemplate.tolerations[{index}] {problem}")
+        for index, toleration in enumerate(tolerations)
+        if (problem := _toleration_problem(toleration))
+    ]
+
+
+def _toleration_problem(toleration: Toleration) -> str | None:
+    """The rules that the API server has for a pod's tolerations, told before there is a pod."""
+    exists = toleration.operator is TolerationOperator.EXISTS
+    if exists and toleration.value:
+        return "has a value with operator Exists, which takes none: remove the value or use Equal"
+    if not toleration.key and not exists:
+        return "has no key: name the taint's key or use operator Exists"
+    if toleration.toleration_seconds is not None and toleration.effect is not TaintEffect.NO_EXECUTE:
+        return "has tolerationSeconds, which only effect NoExecute takes: set that effect or remove tolerationSeconds"
+    return None
+
+
+def tolerations(template: PodTemplate, gpus_per_node: int) -> list[dict[str, Any]]:
+    """The job's, and the taint that GPU nodes usually have when GPUs are asked."""
+    own = [toleration.to_dict() for toleration in template.tolerations]
+    gpu = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+    return [*own, gpu] if gpus_per_node and gpu not in own else own
+
+
+def affinity(job: str, nodes: Nodes) -> dict[str, Any]:
+    """One pod a node, always; the profile's host names, when it lists them; one rack, preferably, when it labels them."""
+    pods_of_job = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
+    result: dict[str, Any] = {
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{**pods_of_job, "topologyKey": LABEL_HOSTNAME}]}
+    }
+    if nodes.rack_label is not None:
+        term = {"weight": RACK_WEIGHT, "podAffinityTerm": {**pods_of_job, "topologyKey": nodes.rack_label}}
+        result["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [term]}
+    if nodes.gpu_nodes:
+        named = {"key": LABEL_HOSTNAME, "operator": "In", "values": nodes.gpu_nodes}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [named]}]}
+        result["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return result

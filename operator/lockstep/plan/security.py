@@ -1,0 +1,47 @@
+"""Under what rights a job's pods run: as few as the transport allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.api.profile import ClusterProfileSpec, Memlock, Platform
+from lockstep.plan.fabric import Transport
+
+USER_ID = 1000  # on plain Kubernetes; OpenShift gives every namespace a range of its own and the SCC chooses
+
+
+def locks_memory_as_root(profile: ClusterProfileSpec, transport: Transport) -> bool:
+    """Whether pods need UID 0 with CAP_IPC_LOCK: a NIC reads memory that the process must be able to lock.
+
+    A non-root process loses the capability when it is executed, so adding it there does nothing.
+    """
+    return transport is Transport.RDMA and profile.security.ipc_lock and profile.network.rdma.memlock is Memlock.CAPABILITY
+
+
+def pod_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
+    """Of the whole pod: the default seccomp profile, and on plain Kubernetes the group that may read its volumes."""
+    context: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if profile.platform is Platform.KUBERNETES:
+        # OnRootMismatch: else every pod start walks the whole volume, however many checkpoints lie there.
+        context |= {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return context
+
+
+def container_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
+    """What Pod Security `restricted` asks for."""
+    context: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True}
+    if profile.platform is Platform.KUBERNETES:
+        context |= {"runAsUser": USER_ID, "runAsGroup": USER_ID}
+    return context
+
+
+def trainer_security_context(profile: ClusterProfileSpec, transport: Transport) -> dict[str, Any]:
+    """`restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory."""
+    if not locks_memory_as_root(profile, transport):
+        return container_security_context(profile)
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
+        "runAsNonRoot": False,
+        "runAsUser": 0,
+    }

@@ -1,0 +1,82 @@
+"""The environment variables of the trainer's container, as `kubectl exec` sees them too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstep.api import names
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfile, ClusterProfileSpec
+from lockstep.plan.fabric import Transport
+from lockstep.plan.layers import Notice
+from lockstep.plan.security import locks_memory_as_root
+
+if TYPE_CHECKING:
+    from lockstep.plan.resolve import Resolved
+
+_INDEX = {"fieldRef": {"fieldPath": f"metadata.labels['{names.LABEL_POD_INDEX}']"}}
+OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE")
+"""Set by Lockstep: a job or profile that sets them too would only mislead shells, ranks get the agent's."""
+
+
+def variable_warnings(job: TrainingJob, profile: ClusterProfile) -> list[Notice]:
+    """Variables that are written down and have no effect."""
+    stated = [("the job's env", variable.name) for variable in job.spec.env]
+    stated += [("the profile's pod.env", variable.name) for variable in profile.spec.pod.env]
+    return [
+        Notice("VariableIgnored", f"{name} in {where} has no effect: Lockstep sets it itself, remove it")
+        for where, name in stated
+        if _is_own(name)
+    ]
+
+
+def _is_own(name: str) -> bool:
+    return name in OWN_VARIABLES or name.startswith("LOCKSTEP_")
+
+
+def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
+    """Variables by name, once each. The job's win over NCCL's, those over the profile's; Lockstep's own win over all."""
+    spec, profile = resolved.job.spec, resolved.profile.spec
+    variables = _home(resolved)
+    variables |= {variable["name"]: {"value": variable["value"]} for variable in profile_variables(profile)}
+    variables |= {name: {"value": literal(layered.value)} for name, layered in resolved.nccl.items()}
+    for variable in spec.env:
+        source = variable.to_dict()
+        variables[source.pop("name")] = source | ({"value": literal(variable.value)} if variable.value is not None else {})
+    variables |= _own(resolved)
+    return [{"name": name, **source} for name, source in variables.items()]
+
+
+def profile_variables(profile: ClusterProfileSpec) -> list[dict[str, Any]]:
+    """What the profile gives to every container of every pod."""
+    return [{"name": variable.name, "value": literal(variable.value)} for variable in profile.pod.env]
+
+
+def _home(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """A UID without a line in /etc/passwd has no home and no name, and torch's and transformers' caches ask for both."""
+    if locks_memory_as_root(resolved.profile.spec, resolved.transport):
+        return {}
+    return {"HOME": {"value": "/tmp"}, "USER": {"value": names.APP}}  # noqa: S108 (the pod's own emptyDir)
+
+
+def _own(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    network = resolved.profile.spec.network
+    own: dict[str, dict[str, Any]] = {
+        "LOCKSTEP_NODE": {"valueFrom": _INDEX},
+        "NODE_RANK": {"valueFrom": _INDEX},
+        "NNODES": {"value": str(resolved.nodes)},
+        "GPUS_PER_NODE": {"value": str(resolved.gpus_per_node)},
+        "MASTER_ADDR": {"value": names.node_address(resolved.name, resolved.namespace, 0)},
+        "MASTER_PORT": {"value": str(names.MASTER_PORT)},
+    }
+    if resolved.transport is Transport.RDMA and network.mtu is not None:
+        own["LOCKSTEP_RAIL_MTU"] = {"value": str(network.mtu)}
+    return own
+
+
+def literal(value: str) -> str:
+    """`value` so that the pod sees it unchanged.
+
+    The kubelet expands $(NAME) in values and turns every $$ into $, so each $ is doubled, not only those before a bracket.
+    """
+    return value.replace("$", "$$")
