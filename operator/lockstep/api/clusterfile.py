@@ -11,14 +11,12 @@ from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from lockstep.api import yamlnodes as nodes
-from lockstep.api.clusterkeys import KEYS, Key, Kind, below, file_path, in_file_words
+from lockstep.api.clusterkeys import API_PATTERN, KEYS, Key, Kind, below, file_path, in_file_words
 from lockstep.api.clustervalues import read_value
 from lockstep.api.errors import ConfigError
 from lockstep.api.model import DnsLabel, DnsName, Model
 from lockstep.api.problems import Problems, broken_rules, explain, unknown
 from lockstep.api.profile import ClusterProfile, ClusterProfileSpec, ProfileMetadata
-
-API_PATTERN = r"^(https?://)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?/?$"
 
 
 class ClusterSection(Model):

@@ -29,6 +29,8 @@ class Key:
     choices: Mapping[str, str] = field(default_factory=dict)
 
 
+API_PATTERN = r"^(https?://)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5})?/?$"
+
 STORAGE_MODES = {"rwx": "Shared", "volumeClaimTemplates": "PerPod"}
 PLATFORMS = {"openshift": "OpenShift", "kubernetes": "Kubernetes"}
 MEMLOCK = {"capability": "Capability", "unlimited": "Unlimited"}

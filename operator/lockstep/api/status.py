@@ -34,6 +34,7 @@ class ConditionStatus(StrEnum):
 
 Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
 Text = Annotated[str, Field(max_length=1024)]
+REASON_PATTERN = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -44,7 +45,7 @@ class Condition(Model):
     """What is observed, for example RanksReady."""
     status: ConditionStatus
     """True, False or Unknown."""
-    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=128)]
+    reason: Annotated[str, Field(pattern=REASON_PATTERN, max_length=128)]
     """Why, in one word."""
     message: Annotated[str, Field(max_length=4096)]
     """Why, for a person."""
