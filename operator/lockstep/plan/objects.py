@@ -72,12 +72,16 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
         "claims": [_claim_template(claim) for claim in pod_claims(resolved)],
     }
     run = run_text(build_run(resolved, pod_placement(resolved, context.report)))
-    frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, json.dumps(template, sort_keys=True, ensure_ascii=False))
+    frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, _text(template))
     size = len(frozen.run.encode()) + len(frozen.template.encode())
     if size > FROZEN_BYTES_MAX:
         message = f"env, script.args and podTemplate make a run of {size} bytes, at most {FROZEN_BYTES_MAX} can be kept: shorten them"
         raise Refused([Notice("RunTooLarge", message)])
     return frozen
+
+
+def _text(template: Object) -> str:
+    return json.dumps(template, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def thaw(config_map: Object) -> Frozen:

@@ -15,7 +15,7 @@ from lockstep.plan.storage import agent_mounts, mounts, pod_volumes
 from lockstep.plan.template import fill
 from lockstep.plan.variables import pod_variables, profile_variables
 
-GRACE_SECONDS = 300  # SIGTERM means save and stop; a large adapter's shards take minutes on a slow volume
+GRACE_SECONDS = 180  # SIGTERM means save and stop, for which the agent gives ranks 120 s; the rest is for the last report
 AGENT_COMMAND = ["python3", "-m", "lockstep_gang.package", names.AGENT_PATH]
 # Stated for namespaces with a quota; free, because a pod counts the larger of its init and main containers.
 AGENT_RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}

@@ -1,0 +1,97 @@
+"""`lockstep render -f job.yaml`: the objects that a job becomes, without asking any cluster."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs, resolve_inputs
+
+if TYPE_CHECKING:
+    from lockstep.plan.layers import Setting
+
+
+class Output(StrEnum):
+    """How objects are printed."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Print every value and the layer that set it, instead of objects.")]
+
+YAML_HEADER = """\
+# What the operator makes of the job. To run it, apply the job itself: values that read <made by the operator>
+# (the job's uid and key, the agent's image, the certificate) are known only on the cluster.
+"""
+
+
+def render(
+    file: FileOption,
+    cluster: ClusterOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.YAML,
+    explain: ExplainOption = False,
+) -> None:
+    """Print the objects that a job becomes on a cluster, or where each of its values comes from.
+
+    Example: lockstep render -f job.yaml --cluster barcelona --explain
+    """
+    from lockstep.plan import objects
+
+    resolved = resolve_inputs(read_inputs(file, cluster, namespace))
+    if explain:
+        _print_settings(resolved.settings, output)
+        return
+    rendered = [_readable(item) for item in objects.render(resolved)]
+    print(_as_json(rendered) if output is Output.JSON else _as_yaml(rendered), end="")
+
+
+def _readable(item: dict[str, Any]) -> dict[str, Any]:
+    """A Secret's values as text: what stands there is a placeholder, which base64 would hide."""
+    from base64 import b64decode
+
+    if item["kind"] != "Secret":
+        return item
+    text = {key: b64decode(value).decode() for key, value in item["data"].items()}
+    return {key: value for key, value in item.items() if key != "data"} | {"stringData": text}
+
+
+def _as_yaml(rendered: list[dict[str, Any]]) -> str:
+    from lockstep.api.yamltext import dump_all_yaml
+
+    return YAML_HEADER + dump_all_yaml(rendered)
+
+
+def _as_json(rendered: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _print_settings(settings: tuple[Setting, ...], output: Output) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [{"field": row.field, "value": row.value, "layer": row.layer.value} for row in settings]
+    if output is Output.JSON:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("FIELD", "VALUE", "LAYER"):
+        table.add_column(column, overflow="fold")
+    for row in settings:
+        table.add_row(Text(row.field), Text(_shown(row.value)), Text(row.layer.value))  # Text: rich reads brackets in str as markup
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # for grep and awk: one line a value
+    console.print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str) and value.isprintable() and value.strip() == value and value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
