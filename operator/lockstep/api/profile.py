@@ -9,17 +9,8 @@ from pydantic import Field
 
 from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, LabelKey, Model, Quantity, Rule, list_map, list_set, quantity_value
 from lockstep.api.names import API_VERSION, DATASETS_CLAIM, WORKSPACE_CLAIM
-from lockstep.api.shared import FabricMode, Labels, NcclVariable, NodeNames, PlainVariable, StorageMode
-
-INTERFACE_PATTERN = r"^[A-Za-z0-9_.:@-]+$"
-InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN, max_length=32)]
-EXCLUSION_PATTERN = r"^\^[A-Za-z0-9_.:,@-]+$"
-RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-ResourceName = Annotated[str, Field(pattern=RESOURCE_PATTERN, max_length=317)]
-NETWORK_PATTERN = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-NetworkName = Annotated[str, Field(pattern=NETWORK_PATTERN, max_length=317)]
-GDR_PATTERN = r"^([0-5]|LOC|PIX|PXB|PHB|SYS)$"
-P2P_PATTERN = r"^([0-5]|LOC|NVL|PIX|PXB|PHB|SYS)$"
+from lockstep.api.network import Memlock, Nccl, Network, Rail, Rdma, Tcp
+from lockstep.api.shared import Labels, NodeNames, PlainVariable, StorageMode
 
 
 class Platform(StrEnum):
@@ -27,13 +18,6 @@ class Platform(StrEnum):
 
     OPENSHIFT = "OpenShift"
     KUBERNETES = "Kubernetes"
-
-
-class Memlock(StrEnum):
-    """How RDMA memory may be locked: by CAP_IPC_LOCK as UID 0, or because the runtime already lifted the limit."""
-
-    CAPABILITY = "Capability"
-    UNLIMITED = "Unlimited"
 
 
 class Nodes(Model):
@@ -75,80 +59,6 @@ class ProfileStorage(Model):
             f"self.mode != 'PerPod' || (self.workspaceClaim == '{WORKSPACE_CLAIM}' && self.datasetsClaim == '{DATASETS_CLAIM}')",
             "workspaceClaim and datasetsClaim may not be set when mode is PerPod: every pod has claims of its own",
             _claims_are_shared,
-            field="mode",
-        ),
-    )
-
-
-class Rail(Model):
-    """One RDMA NIC of a node: the Multus network that attaches it and the resource that counts it."""
-
-    network: NetworkName
-    """The NetworkAttachmentDefinition, for example eno5np0-network, or namespace/name."""
-    resource: ResourceName | None = None
-    """The extended resource that counts the NIC, for example openshift.io/eno5np0rdma. Left out: the network needs none."""
-
-
-class Rdma(Model):
-    """The RDMA fabric. Only what is stated is set: an unset knob is NCCL's to choose."""
-
-    enabled: bool = False
-    """true: nodes have RDMA NICs, and fabric.mode Auto takes them."""
-    devices: Annotated[list[InterfaceName], Field(max_length=32)] = []
-    """NCCL_IB_HCA; empty: NCCL uses every device it sees."""
-    interfaces: Annotated[list[InterfaceName], Field(max_length=32)] = []
-    """NCCL_SOCKET_IFNAME while RDMA is used: the rails' interfaces in the pod."""
-    gid_index: Annotated[int | None, Field(ge=0, le=255)] = None
-    """NCCL_IB_GID_INDEX."""
-    gdr_level: Annotated[str | None, Field(pattern=GDR_PATTERN, max_length=3)] = None
-    """NCCL_NET_GDR_LEVEL: up to which distance a GPU and a NIC talk without the host's memory."""
-    cross_nic: Annotated[int | None, Field(ge=0, le=2)] = None
-    """NCCL_CROSS_NIC: whether a ring may go in by one NIC and out by another."""
-    ib_timeout: Annotated[int | None, Field(ge=1, le=31)] = None
-    """NCCL_IB_TIMEOUT: 4.096 µs × 2^timeout."""
-    min_nchannels: Annotated[int | None, Field(ge=1, le=64)] = None
-    """NCCL_MIN_NCHANNELS."""
-    rails: Annotated[list[Rail], Field(max_length=32, json_schema_extra=list_map("network"))] = []
-    """Networks and resources of every pod of an RDMA job."""
-    memlock: Memlock = Memlock.CAPABILITY
-    """How pods may lock memory for the NIC. Capability also needs security.ipcLock."""
-    dmabuf: bool | None = None
-    """NCCL_DMABUF_ENABLE."""
-
-    RULES = (
-        Rule(
-            "!has(self.rails) || size(self.rails) == 0 || self.enabled",
-            "rails may not be set when enabled is false",
-            lambda r: r.enabled or not r.rails,
-            field="rails",
-        ),
-    )
-
-
-class Tcp(Model):
-    """The socket network."""
-
-    interface_exclude: Annotated[str, Field(pattern=EXCLUSION_PATTERN, max_length=256)] = "^lo,docker0"
-    """NCCL_SOCKET_IFNAME as an exclusion."""
-    p2p_level: Annotated[str | None, Field(alias="p2pLevel", pattern=P2P_PATTERN, max_length=3)] = None
-    """NCCL_P2P_LEVEL: up to which distance GPUs of a node talk directly."""
-
-
-class Network(Model):
-    """How the nodes are connected."""
-
-    mode: FabricMode = FabricMode.AUTO
-    """What a job with fabric.mode Auto uses here; set by deploy-cluster MODE=."""
-    rdma: Rdma = Rdma()
-    tcp: Tcp = Tcp()
-    mtu: Annotated[int | None, Field(ge=576, le=65535)] = None
-    """MTU that the rails must have; given to ranks as LOCKSTEP_RAIL_MTU."""
-
-    RULES = (
-        Rule(
-            "!(self.mode == 'RDMA' && !self.rdma.enabled)",
-            "mode may not be RDMA when rdma.enabled is false",
-            lambda n: not (n.mode is FabricMode.RDMA and not n.rdma.enabled),
             field="mode",
         ),
     )
@@ -210,24 +120,6 @@ class Resources(Model):
     """What a pod may use at most. Left out: no limit."""
 
     RULES = (_limits_hold("cpu"), _limits_hold("memory"))
-
-
-class NcclDebug(StrEnum):
-    """How much NCCL logs."""
-
-    WARN = "WARN"
-    INFO = "INFO"
-    TRACE = "TRACE"
-    VERSION = "VERSION"
-
-
-class Nccl(Model):
-    """NCCL's own settings."""
-
-    debug: NcclDebug | None = None
-    """NCCL_DEBUG."""
-    env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
-    """More NCCL variables of every pod. A job's own win."""
 
 
 class ProfileVolume(Model):
@@ -327,3 +219,9 @@ class ClusterProfile(Model):
     kind: Literal["ClusterProfile"] = "ClusterProfile"
     metadata: ProfileMetadata
     spec: ClusterProfileSpec
+
+
+__all__ = [
+    "Amounts", "ClusterProfile", "ClusterProfileSpec", "Gpus", "Memlock", "Nccl", "Network", "Nodes", "Platform", "ProfileMetadata",
+    "ProfilePod", "ProfileStorage", "ProfileVolume", "Rail", "Rdma", "Resources", "Security", "Tcp",
+]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.api import clusterkeys, model, names, profile, shared, status, training
+from lockstep.api import clusterkeys, model, names, network, shared, status, training
 
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
@@ -19,12 +19,12 @@ PATTERN_WORDS: Mapping[str, str] = {
     model.LABEL_KEY_PATTERN: "a label key such as rack or example.com/rack",
     model.LABEL_VALUE_PATTERN: "a label value: letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
     names.JOB_NAME_PATTERN: "lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
-    profile.INTERFACE_PATTERN: "the name of a device or network interface",
-    profile.EXCLUSION_PATTERN: "network interfaces to leave out, such as ^lo,docker0",
-    profile.RESOURCE_PATTERN: "an extended resource such as openshift.io/eno5np0rdma",
-    profile.NETWORK_PATTERN: "a network attachment such as eno5np0-network or namespace/eno5np0-network",
-    profile.GDR_PATTERN: f"LOC, {_LEVELS}",
-    profile.P2P_PATTERN: f"LOC, NVL, {_LEVELS}",
+    network.INTERFACE_PATTERN: "the name of a device or network interface",
+    network.EXCLUSION_PATTERN: "network interfaces to leave out, such as ^lo,docker0",
+    network.RESOURCE_PATTERN: "an extended resource such as openshift.io/eno5np0rdma",
+    network.NETWORK_PATTERN: "a network attachment such as eno5np0-network or namespace/eno5np0-network",
+    network.GDR_PATTERN: f"LOC, {_LEVELS}",
+    network.P2P_PATTERN: f"LOC, NVL, {_LEVELS}",
     shared.NCCL_PATTERN: "an NCCL variable such as NCCL_ALGO",
     shared.KEY_PATTERN: "a key: letters, digits, '-', '_' and '.'",
     shared.FIELD_PATTERN: "a field of a pod, such as status.podIP",
