@@ -142,7 +142,10 @@ class _Reader:
     def _report_detail(self, detail: ErrorDetails, to_file: Callable[[tuple[str | int, ...]], str]) -> None:
         location = detail["loc"]
         for rule in broken_rules(detail):
-            self._report(to_file((*location, *rule.field.split("."))), in_file_words(rule.message))
+            place, text = to_file((*location, *rule.field.split("."))), in_file_words(rule.message)
+            # A key that is left out has no line: then it is that of the key which asks for it.
+            named = [word for word in re.findall(r"[\w.]+", text) if word in self.lines]
+            self.problems.add(self.lines[named[0]] if named and place not in self.lines else self._line(place), place, text)
         if not broken_rules(detail) and to_file(location) not in self.reported:
             self._report(to_file(location), explain(detail))
 

@@ -120,7 +120,8 @@ def file_path(location: tuple[str | int, ...]) -> str:
     """Where a field of the profile's spec stands in the file: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
     location = tuple(part for part in location if part != "[key]")  # pydantic's mark for "the key itself"
     model = ".".join("[]" if isinstance(part, int) else part for part in location).replace(".[]", "[]")
-    written = _FILE_PATHS.get(model) or ".".join(_WORDS.get(part, part) for part in model.split("."))
+    known = _FILE_PATHS.get(model.removesuffix("[]"))
+    written = known + "[]" * model.endswith("[]") if known else ".".join(_WORDS.get(part, part) for part in model.split("."))
     for number in (part for part in location if isinstance(part, int)):
         written = written.replace("[]", f"[{number}]", 1)
     return written

@@ -1,0 +1,183 @@
+"""For every CEL rule of the CRDs: an object that keeps it and one that breaks it. Used against the models and a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.api.crd import cluster_profile_crd, training_job_crd
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WrittenRule:
+    """A rule as the CRD has it: the kind, the path of the schema that holds it, and its message."""
+
+    kind: str
+    path: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """`field` is where the API server says that the refused object is wrong. `before`: the two are updates of this object."""
+
+    accepted: Object
+    refused: Object
+    field: str
+    before: Object | None = None
+
+
+def written_rules() -> Iterator[WrittenRule]:
+    for crd in (training_job_crd(), cluster_profile_crd()):
+        yield from _rules(crd["spec"]["names"]["kind"], "", crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+
+
+def _rules(kind: str, path: str, schema: Object) -> Iterator[WrittenRule]:
+    for rule in schema.get("x-kubernetes-validations", ()):
+        yield WrittenRule(kind, path, rule["message"])
+    for name, inner in schema.get("properties", {}).items():
+        yield from _rules(kind, f"{path}.{name}" if path else name, inner)
+    for key, mark in (("items", "[]"), ("additionalProperties", "{}")):
+        if key in schema:
+            yield from _rules(kind, path + mark, schema[key])
+
+
+def job(name: str = "x", **spec: Any) -> Object:
+    work = {} if "training" in spec or "script" in spec else {"script": {"path": "a.py"}}
+    return {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": work | spec}
+
+
+def training(**fields: Any) -> Object:
+    return job(training={"model": {"name": "/m"}, "data": {"path": "/d"}} | fields)
+
+
+def profile(**spec: Any) -> Object:
+    return {"apiVersion": "lockstep.dev/v1alpha1", "kind": "ClusterProfile", "metadata": {"name": "x"}, "spec": spec}
+
+
+def rdma(**fields: Any) -> Object:
+    return {"network": {"rdma": fields}}
+
+
+def env(**variable: Any) -> Object:
+    return job(env=[{"name": "A"} | variable])
+
+
+def volume(**fields: Any) -> Object:
+    return job(podTemplate={"volumes": [{"name": "v", "mountPath": "/v"} | fields]})
+
+
+SECRET_KEY = {"secretKeyRef": {"name": "s", "key": "k"}}
+LABEL_KEYS = "keys must be label keys such as rack or example.com/rack"
+
+JOB_CASES = {
+    ("", "metadata.name must be at most 52 characters: lower-case letters, digits and '-', starting with a letter (pods, Services and labels are named after it)"): Case(
+        job("a" + "b" * 51), job("a" * 53), ""
+    ),
+    ("spec", "must have exactly one of training and script"): Case(
+        job(script={"path": "a.py"}), training() | {"spec": training()["spec"] | {"script": {"path": "a.py"}}}, "spec"
+    ),
+    ("spec", "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank"): Case(
+        job(gpusPerNode=0, ranksPerNode=2), job(gpusPerNode=4, ranksPerNode=2), "spec.ranksPerNode"
+    ),
+    ("spec", "clusterProfileName may not be changed after creation: delete the job and create it again; its checkpoints are found under its name"): Case(
+        job(clusterProfileName="a", nodes=3), job(clusterProfileName="b"), "spec.clusterProfileName", before=job(clusterProfileName="a")
+    ),
+    ("spec", "storage may not be changed after creation: volumes are not moved under a job"): Case(
+        job(storage={"mode": "PerPod"}, suspend=True), job(), "spec.storage", before=job(storage={"mode": "PerPod"})
+    ),
+    ("spec.storage", "workspaceClaimName may not be set when mode is PerPod"): Case(
+        job(storage={"mode": "Shared", "workspaceClaimName": "c"}),
+        job(storage={"mode": "PerPod", "workspaceClaimName": "c"}),
+        "spec.storage.workspaceClaimName",
+    ),
+    ("spec.training", "model may not be changed after creation: another base model is another job"): Case(
+        training(zeroStage="Stage3"), training(model={"name": "/other"}), "spec.training.model", before=training()
+    ),
+    ("spec.training.optimization", "globalBatchSize must be greater than or equal to microBatchSize"): Case(
+        training(optimization={"globalBatchSize": 4, "microBatchSize": 4}),
+        training(optimization={"globalBatchSize": 3, "microBatchSize": 4}),
+        "spec.training.optimization.globalBatchSize",
+    ),
+    ("spec.training.evaluation", "holdout must be greater than 0 and at most 0.5"): Case(
+        training(evaluation={"holdout": "5e-1"}), training(evaluation={"holdout": "0"}), "spec.training.evaluation.holdout"
+    ),
+    ("spec.env[]", "may not have both value and valueFrom"): Case(env(value="1"), env(value="1", valueFrom=SECRET_KEY), "spec.env[0]"),
+    ("spec.env[]", "name must not start with LOCKSTEP_: those variables are Lockstep's own"): Case(
+        env(name="MY_LOCKSTEP_"), env(name="LOCKSTEP_X"), "spec.env[0].name"
+    ),
+    ("spec.env[].valueFrom", "must have exactly one of secretKeyRef, configMapKeyRef and fieldRef"): Case(
+        env(valueFrom=SECRET_KEY), env(valueFrom=SECRET_KEY | {"fieldRef": {"fieldPath": "status.podIP"}}), "spec.env[0].valueFrom"
+    ),
+    ("spec.envFrom[]", "must have exactly one of secretRef and configMapRef"): Case(
+        job(envFrom=[{"secretRef": {"name": "s"}}]), job(envFrom=[{"prefix": "A_"}]), "spec.envFrom[0]"
+    ),
+    ("spec.podTemplate", "labels must not use the prefixes lockstep.dev/ and app.kubernetes.io/: Lockstep sets those"): Case(
+        job(podTemplate={"labels": {"team": "a"}}), job(podTemplate={"labels": {"lockstep.dev/job": "a"}}), "spec.podTemplate.labels"
+    ),
+    ("spec.podTemplate.labels", LABEL_KEYS): Case(
+        job(podTemplate={"labels": {"example.com/a_b.C": "x"}}), job(podTemplate={"labels": {"a b": "x"}}), "spec.podTemplate.labels"
+    ),
+    ("spec.podTemplate.annotations", LABEL_KEYS): Case(
+        job(podTemplate={"annotations": {"example.com/a": "any text\n"}}),
+        job(podTemplate={"annotations": {"/a": "x"}}),
+        "spec.podTemplate.annotations",
+    ),
+    ("spec.podTemplate.nodeSelector", LABEL_KEYS): Case(
+        job(podTemplate={"nodeSelector": {"rack": "1"}}), job(podTemplate={"nodeSelector": {"rack-": "1"}}), "spec.podTemplate.nodeSelector"
+    ),
+    ("spec.podTemplate.volumes[]", "must have exactly one of configMap, secret, persistentVolumeClaim and emptyDir"): Case(
+        volume(emptyDir={}), volume(emptyDir={}, configMap={"name": "c"}), "spec.podTemplate.volumes[0]"
+    ),
+    ("spec.podTemplate.volumes[]", "mountPath must not be one of Lockstep's own: /workspace, /datasets, /lockstep, /dev/shm, /tmp, and what begins with /etc/lockstep or /var/run/secrets"): Case(
+        volume(emptyDir={}, mountPath="/workspace/models"),
+        volume(emptyDir={}, mountPath="/etc/lockstep/run"),
+        "spec.podTemplate.volumes[0].mountPath",
+    ),
+}  # fmt: skip
+
+PROFILE_CASES = {
+    ("spec", "nodes.gpuNodes must be empty or list at least gpus.defaultNodes nodes"): Case(
+        profile(nodes={"gpuNodes": ["a", "b"]}), profile(nodes={"gpuNodes": ["a"]}), "spec.nodes.gpuNodes"
+    ),
+    ("spec", "security.ipcLock must be true when network.rdma.enabled is true and network.rdma.memlock is Capability: a NIC can't use memory that a pod can't lock"): Case(
+        profile(**rdma(enabled=True), security={"ipcLock": True}), profile(**rdma(enabled=True)), "spec.security.ipcLock"
+    ),
+    ("spec", "security.ipcLock may not be true when network.rdma.memlock is Unlimited: the capability would not be used"): Case(
+        profile(**rdma(enabled=True, memlock="Unlimited")),
+        profile(**rdma(enabled=True, memlock="Unlimited"), security={"ipcLock": True}),
+        "spec.security.ipcLock",
+    ),
+    ("spec.nodes.selector", LABEL_KEYS): Case(
+        profile(nodes={"selector": {"nvidia.com/gpu.present": "true"}}), profile(nodes={"selector": {"a/b/c": "true"}}), "spec.nodes.selector"
+    ),
+    ("spec.storage", "workspaceClaim and datasetsClaim may not be set when mode is PerPod: every pod has claims of its own"): Case(
+        profile(storage={"mode": "Shared", "workspaceClaim": "w"}),
+        profile(storage={"mode": "PerPod", "datasetsClaim": "d"}),
+        "spec.storage.mode",
+    ),
+    ("spec.network", "mode may not be RDMA when rdma.enabled is false"): Case(
+        profile(network={"mode": "TCP"}), profile(network={"mode": "RDMA"}), "spec.network.mode"
+    ),
+    ("spec.network.rdma", "rails may not be set when enabled is false"): Case(
+        profile(**rdma(enabled=True, memlock="Unlimited", rails=[{"network": "a"}])), profile(**rdma(rails=[{"network": "a"}])), "spec.network.rdma.rails"
+    ),
+    ("spec.resources", "limits.cpu must be greater than or equal to requests.cpu"): Case(
+        profile(resources={"requests": {"cpu": "500m"}, "limits": {"cpu": "0.5"}}),
+        profile(resources={"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}}),
+        "spec.resources.limits.cpu",
+    ),
+    ("spec.resources", "limits.memory must be greater than or equal to requests.memory"): Case(
+        profile(resources={"requests": {"memory": "1G"}, "limits": {"memory": "1Gi"}}),
+        profile(resources={"requests": {"memory": "1Gi"}, "limits": {"memory": "1G"}}),
+        "spec.resources.limits.memory",
+    ),
+}  # fmt: skip
+
+CASES = {WrittenRule("TrainingJob", path, message): case for (path, message), case in JOB_CASES.items()} | {
+    WrittenRule("ClusterProfile", path, message): case for (path, message), case in PROFILE_CASES.items()
+}
+"""The two paths "" and "spec" are schemas; a field path in a case is what the API server prints."""
