@@ -1,0 +1,238 @@
+"""The agent: carries out the coordinator's orders on this node, and says what happens here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.link import Handlers, Link
+from lockstep_gang.agent.processes import become_subreaper, ended_children
+from lockstep_gang.agent.ranks import Node, Ranks
+from lockstep_gang.agent.reports import ReportSocket
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.exits import DONE, FAILED, SAVE_GRACE_SECONDS, SAVED, SILENCE_SECONDS
+from lockstep_gang.contract.messages import (
+    Error,
+    Exited,
+    Finish,
+    Hello,
+    Leaving,
+    Order,
+    RankExit,
+    RankReport,
+    Reported,
+    Start,
+    Started,
+    Step,
+    Stop,
+    StopMode,
+    Stopped,
+    rank_report_to_json,
+)
+from lockstep_gang.contract.report import State
+from lockstep_gang.contract.run import Run, WhenDone
+
+STEP_SECONDS = 0.5
+"""Steps of a rank are told at most this often, the newest one; everything else at once."""
+
+
+class Agent:
+    """One node of a gang. `run` ends when the agent's process may end, with its exit code."""
+
+    def __init__(self, run: Run, key: bytes, node: Node, console: Console, silence_seconds: float = SILENCE_SECONDS) -> None:
+        self._run, self._node, self._console = run, node, console
+        self._silence_seconds = silence_seconds
+        self._socket = ReportSocket(node.folder)
+        self.link = Link(run, key, node.index, Handlers(self._hello, self._take, console.say))
+        self._instance = os.urandom(8).hex()
+        self._known_attempt = 0
+        self._ranks: Ranks | None = None
+        self._running = False
+        self._leaving = False
+        self._finish: Finish | None = None
+        self._done = asyncio.Event()
+        self._steps: dict[int, Step] = {}
+        self._steps_told_at = 0.0
+        self._malformed_said = False
+
+    async def run(self) -> int:
+        """Serve until the end of the job (when told to exit then) or until SIGTERM; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        become_subreaper()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_signal_handler(signal.SIGTERM, self._leave)
+        loop.add_signal_handler(signal.SIGINT, self._leave)
+        loop.add_reader(self._socket.fileno(), self._read_reports)
+        tasks = [asyncio.ensure_future(task) for task in (self.link.run(), self._watch_silence(), self._tell_steps(), self._done.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # the error of a task that must not end
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._kill()
+            loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+        return self._exit_code()
+
+    def _hello(self) -> Hello:
+        states = self._ranks.states() if self._ranks is not None else ()
+        return Hello(self._node.index, self._instance, self._known_attempt, self._known_attempt if self._running else 0, states)
+
+    def _take(self, order: Order) -> None:
+        if isinstance(order, Start):
+            self._start(order)
+        elif isinstance(order, Stop):
+            self._stop(order)
+        elif isinstance(order, Finish):
+            self._end(order)
+
+    def _start(self, order: Start) -> None:
+        if order.attempt <= self._known_attempt or self._leaving or self._finish is not None:
+            return  # of the past
+        self._known_attempt = order.attempt
+        self._steps.clear()
+        self._ranks = Ranks(self._node, order, self._console.write)
+        self._running = True
+        self._ranks.start()
+        for exit_ in self._ranks.exits():
+            self._exited(exit_)
+        self.link.send(Started(order.attempt))
+        self._finish_attempt()
+
+    def _stop(self, order: Stop) -> None:
+        if not self._running:
+            self.link.send(Stopped(order.attempt))
+            return
+        self._console.say(
+            f"{'saving and stopping' if order.mode is StopMode.SAVE else 'stopping'} attempt {order.attempt}: {order.message}"
+        )
+        if order.mode is StopMode.SAVE:
+            self._save()
+        else:
+            self._kill()
+
+    def _end(self, order: Finish) -> None:
+        if self._node.index != 0 and self._finish is None:
+            self._console.say(f"{order.state.value}: {order.message}")
+        self._finish = order
+        self._kill()
+        self._may_end()
+
+    def _leave(self) -> None:
+        """SIGTERM: save and stop; a second one: at once."""
+        if self._leaving:
+            self._kill()
+        else:
+            self._leaving = True
+            self.link.send(Leaving())
+            self._save()
+        self._may_end()
+
+    def _save(self) -> None:
+        if self._ranks is not None and self._running:
+            self._ranks.save()
+            asyncio.get_running_loop().call_later(SAVE_GRACE_SECONDS, self._kill_attempt, self._known_attempt)
+
+    def _kill_attempt(self, attempt: int) -> None:
+        if attempt == self._known_attempt:
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._ranks is not None:
+            self._ranks.kill()
+
+    def _reap(self) -> None:
+        self._read_reports()  # what a rank said before its end comes before its end
+        for ended in ended_children(self._ranks.leaders if self._ranks is not None else {}):
+            exit_ = self._ranks.reap(ended) if self._ranks is not None else None
+            if exit_ is not None:
+                self._exited(exit_)
+        self._finish_attempt()
+
+    def _exited(self, exit_: RankExit) -> None:
+        self._flush_steps()
+        if self._node.index != 0 and not exit_.ordered and exit_.exit_code != 0:
+            self._console.say(
+                f"rank {exit_.rank} " + (f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}")
+            )
+        self.link.send(Exited(self._known_attempt, exit_))
+
+    def _finish_attempt(self) -> None:
+        """When the last rank of the attempt has ended."""
+        if self._ranks is None or not self._running or self._ranks.leaders:
+            return
+        self._ranks.finish()
+        self._running = False
+        self.link.send(Stopped(self._known_attempt))
+        self._may_end()
+
+    def _may_end(self) -> None:
+        finished = self._finish is not None and self._run.when_done is WhenDone.EXIT
+        if not self._running and (finished or self._leaving):
+            self._done.set()
+
+    def _exit_code(self) -> int:
+        if self._finish is not None:
+            return DONE if self._finish.state is State.COMPLETE else FAILED
+        exits = self._ranks.exits() if self._ranks is not None else []
+        return SAVED if all(exit_.exit_code in (DONE, SAVED) for exit_ in exits) else FAILED
+
+    def _read_reports(self) -> None:
+        for report in self._socket.received():
+            if isinstance(report, ContractError):
+                if not self._malformed_said:
+                    self._malformed_said = True
+                    self._console.say(f"left out a report (and any further one like it): {report}")
+            else:
+                self._report(report)
+
+    def _report(self, report: RankReport) -> None:
+        rank = self._ranks.find(report.rank) if self._ranks is not None and self._running else None
+        if rank is None:
+            return
+        first, rank.ready = not rank.ready, True
+        if isinstance(report, Error):
+            rank.error = report
+        if isinstance(report, Step) and not first:
+            self._steps[report.rank] = report
+            return
+        self._flush_steps()
+        self.link.send(Reported(self._known_attempt, rank_report_to_json(report)))
+
+    def _flush_steps(self) -> None:
+        for report in self._steps.values():
+            self.link.send(Reported(self._known_attempt, rank_report_to_json(report)))
+        self._steps.clear()
+
+    async def _tell_steps(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_SECONDS)
+            self._flush_steps()
+
+    async def _watch_silence(self) -> None:
+        """Ranks without a coordinator are stopped after the silence: nobody could tell them to, and another attempt may start."""
+        while True:
+            left = self.link.last_heard + self._silence_seconds - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+                continue
+            if self._running and not self._leaving:
+                self._console.say(
+                    f"nothing heard from the coordinator for {self._silence_seconds:.0f} s: stopping this node's ranks, then waiting for it"
+                )
+                self._kill()
+            await asyncio.sleep(1.0)
+
+
+def make_folder(parent: Path) -> Path:
+    """A folder of this agent's own, mode 0700. Raises OSError."""
+    folder = parent / f"lockstep-{os.getpid()}-{os.urandom(4).hex()}"
+    folder.mkdir(mode=0o700)
+    return folder

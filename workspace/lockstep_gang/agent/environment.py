@@ -1,0 +1,55 @@
+"""The environment of a rank: torchrun's variables, so that any script written for torchrun runs unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lockstep_gang.contract.messages import Start
+from lockstep_gang.contract.run import Run
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where on this node a rank is, and the files it and its agent share."""
+
+    node: int
+    local_rank: int
+    run_path: str
+    report_socket: str
+    error_file: str
+
+
+def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The pod's own variables, over them the run's, over them torchrun's and ours."""
+    rank = place.node * run.ranks_per_node + place.local_rank
+    threads = {"OMP_NUM_THREADS": "1"} if run.ranks_per_node > 1 else {}  # as torchrun: ranks share the cores
+    torchrun = {
+        "RANK": rank,
+        "LOCAL_RANK": place.local_rank,
+        "WORLD_SIZE": run.world_size,
+        "LOCAL_WORLD_SIZE": run.ranks_per_node,
+        "GROUP_RANK": place.node,
+        "GROUP_WORLD_SIZE": run.nodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": run.world_size,
+        "MASTER_ADDR": start.master_address,
+        "MASTER_PORT": start.master_port,
+        "TORCHELASTIC_RUN_ID": run.job.uid or run.job.name,
+        "TORCHELASTIC_RESTART_COUNT": start.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": run.restart.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # "True" would make rank 0 wait for a store that only torchrun hosts
+        "TORCHELASTIC_ERROR_FILE": place.error_file,
+    }
+    ours = {
+        "NODE_RANK": place.node,
+        "NNODES": run.nodes,
+        "GPUS_PER_NODE": run.gpus_per_node,
+        "LOCKSTEP_RUN": place.run_path,
+        "LOCKSTEP_NODE": place.node,
+        "LOCKSTEP_ATTEMPT": start.attempt,
+        "LOCKSTEP_REPORT_SOCKET": place.report_socket,
+        "PYTHONUNBUFFERED": 1,
+    }
+    return {**threads, **inherited, **run.environment, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}

@@ -1,0 +1,87 @@
+"""The agent's connection to the coordinator: made again whenever it is lost, silent for a while at most."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.exits import PING_SECONDS
+from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
+from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.channel import Channel, connect
+
+SAY_SECONDS = 10.0
+RETRY_SECONDS = (0.1, 1.0)
+QUIET_SECONDS = 3 * PING_SECONDS
+"""A connection without a ping for so long is made anew."""
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What the link calls: for the message that opens a connection, with every order, with a line for the log."""
+
+    hello: Callable[[], Hello]
+    take: Callable[[Order], None]
+    say: Callable[[str], None]
+
+
+class Link:
+    """This node's way to the coordinator."""
+
+    def __init__(self, run: Run, key: bytes, node: int, handlers: Handlers) -> None:
+        self._run, self._key, self._node = run, key, node
+        self._hello, self._take, self._say = handlers.hello, handlers.take, handlers.say
+        self._channel: Channel | None = None
+        self.last_heard = time.monotonic()
+        self.address = (run.addresses[0], run.coordinator_port)
+
+    def send(self, message: AgentMessage) -> None:
+        """At once; without a connection it is left out, since the next Hello says all that counts."""
+        if self._channel is not None:
+            self._channel.send(message_to_json(message))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            channel = await self._connected()
+            try:
+                channel.send(message_to_json(self._hello()))
+                self._channel = channel
+                await self._listen(channel)
+            except ContractError as error:
+                self._say(f"closed the connection to the coordinator: {error}")
+            except (EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
+                self._say("lost the connection to the coordinator")
+            finally:
+                self._channel = None
+                channel.close()
+
+    async def _listen(self, channel: Channel) -> None:
+        while True:
+            given = order(await asyncio.wait_for(channel.receive(), QUIET_SECONDS))
+            self.last_heard = time.monotonic()
+            if isinstance(given, Ping):
+                self.send(Pong())
+            else:
+                self._take(given)
+
+    async def _connected(self) -> Channel:
+        wait, say_at = RETRY_SECONDS[0], time.monotonic() + SAY_SECONDS
+        while True:
+            try:
+                return await connect(self.address, self._key, self._run.job.uid, self._node)
+            except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041
+                if time.monotonic() >= say_at:
+                    self._say(f"waiting for the coordinator on node 0, {self.address[0]}:{self.address[1]} ({_reason(error)})")
+                    say_at = time.monotonic() + SAY_SECONDS
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, RETRY_SECONDS[1])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "it closed the connection: does it have the same key, and the same job?"
+    return str(error) or type(error).__name__

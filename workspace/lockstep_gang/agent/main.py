@@ -1,0 +1,91 @@
+"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep_gang.agent.agent import Agent, make_folder
+from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.ranks import Node
+from lockstep_gang.agent.reports import remove_folder
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.exits import CONFIGURATION
+from lockstep_gang.contract.proof import parse_key
+from lockstep_gang.contract.run import Run, parse_run
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.server import Server
+
+SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used."""
+    options = _parse(arguments)
+    try:
+        run = parse_run(Path(options.run).read_text(encoding="utf-8"))
+        key = parse_key(Path(run.key_file).read_text(encoding="ascii"))
+        index = node_index(options.node, os.environ.get("LOCKSTEP_NODE"), run.nodes)
+    except (ContractError, OSError, UnicodeDecodeError) as error:
+        print(f"lockstep agent: {options.run}: {error}", file=sys.stderr)
+        return CONFIGURATION
+    console = Console(sys.stdout.fileno())
+    folder = make_folder(_temporary())
+    node = Node(run, index, options.run, folder / "report.sock", folder)
+    try:
+        return asyncio.run(_serve(run, key, node, console))
+    except (ContractError, OSError) as error:
+        console.say(f"the agent of node {index} cannot go on: {error}")
+        return CONFIGURATION
+    finally:
+        remove_folder(folder)
+        console.close(2.0)
+
+
+def node_index(option: str | None, variable: str | None, nodes: int) -> int:
+    """From --node, else from LOCKSTEP_NODE. Raises ContractError."""
+    given = option if option is not None else variable
+    if given is None or not given.isdecimal() or int(given) >= nodes:
+        raise ContractError(f"the index of this node is {given!r}, must be 0 to {nodes - 1}, by --node or LOCKSTEP_NODE")
+    return int(given)
+
+
+async def _serve(run: Run, key: bytes, node: Node, console: Console) -> int:
+    agent = Agent(run, key, node, console)
+    if node.index != 0:
+        return await agent.run()
+    output = Output(console.say, console.tail)
+    coordinator = Coordinator(run, key, output)
+    agent.link.address = await Server(run, key, coordinator, output).start()
+    hosting = asyncio.ensure_future(coordinator.run())
+    serving = asyncio.ensure_future(agent.run())
+    try:
+        await asyncio.wait([hosting, serving], return_when=asyncio.FIRST_COMPLETED)
+        if hosting.done():
+            hosting.result()  # it never ends by itself: raises what ended it
+        await coordinator.settle()
+    finally:
+        hosting.cancel()
+        serving.cancel()
+        await asyncio.wait([hosting, serving])
+    return serving.result()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="agent.pyz", description="Starts and watches the ranks of one node of a Lockstep job.")
+    parser.add_argument("--run", required=True, metavar="FILE", help="run.json")
+    parser.add_argument("--node", metavar="N", help="index of this node (default: the variable LOCKSTEP_NODE)")
+    return parser.parse_args(arguments)
+
+
+def _temporary() -> Path:
+    given = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 (the folder in it is ours alone)
+    return given if len(str(given)) <= SOCKET_FOLDER_CHARACTERS else Path("/tmp")  # noqa: S108
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,144 @@
+"""The ranks of one attempt on this node: start, output, stop, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep_gang.agent.environment import Place, rank_environment
+from lockstep_gang.agent.processes import Ended, kill_strays, send, send_to_group, start_process
+from lockstep_gang.agent.relay import Relay, drain
+from lockstep_gang.agent.reports import read_error_file
+from lockstep_gang.contract.messages import Error, RankExit, RankState, Start
+from lockstep_gang.contract.run import Run
+
+NOT_STARTED = 127  # a shell's code for a command that can't be found
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is the same for all attempts on this node."""
+
+    run: Run
+    index: int
+    run_path: str
+    report_socket: Path
+    folder: Path
+    """For this agent alone, mode 0700."""
+
+
+class RankProcess:
+    """One rank: its process, its pipe, and what is known of it."""
+
+    def __init__(self, node: Node, start: Start, local_rank: int, write: Callable[[str], None]) -> None:
+        self.rank = node.index * node.run.ranks_per_node + local_rank
+        self.pid = 0
+        self.pipe = -1
+        self.ready = False
+        self.ordered = False
+        self.error: Error | None = None
+        self.exit: RankExit | None = None
+        self._relay = Relay(self.rank, write)
+        self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
+        place = Place(node.index, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
+        self._environment = rank_environment(node.run, start, place, os.environ)
+
+    def start(self, run: Run) -> None:
+        """A command that can't be started is an exit like any other."""
+        self.pipe, write_end = os.pipe()
+        os.set_blocking(self.pipe, False)
+        try:
+            self.pid = start_process(run.command, run.working_directory, self._environment, write_end)
+        except OSError as error:
+            message = f"{error.strerror}: {error.filename or run.command[0]}"
+            self.exit = RankExit(self.rank, NOT_STARTED, None, False, Error(self.rank, type(error).__name__, message), (message,))
+        finally:
+            os.close(write_end)
+
+    def relay(self) -> bool:
+        """Pass on what the rank wrote. False: its output has ended."""
+        return drain(self.pipe, self._relay)
+
+    def ended(self, ended: Ended) -> RankExit:
+        """All it wrote before its end is in the pipe by now, so its last lines are its last."""
+        self.relay()
+        self._relay.finish()
+        error = self.error or read_error_file(self._error_file, self.rank)
+        self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, tuple(self._relay.last_lines))
+        return self.exit
+
+    def state(self) -> RankState:
+        return RankState(self.rank, self.ready, self.exit)
+
+
+class Ranks:
+    """All ranks of one attempt on this node."""
+
+    def __init__(self, node: Node, start: Start, write: Callable[[str], None]) -> None:
+        self.attempt = start.attempt
+        self._node = node
+        self._ranks = [RankProcess(node, start, local, write) for local in range(node.run.ranks_per_node)]
+        self._by_pid: dict[int, RankProcess] = {}
+
+    def start(self) -> None:
+        for rank in self._ranks:
+            rank.start(self._node.run)
+            if rank.exit is None:
+                self._by_pid[rank.pid] = rank
+                asyncio.get_running_loop().add_reader(rank.pipe, self._output, rank)
+
+    @property
+    def leaders(self) -> dict[int, RankProcess]:
+        """Ranks that run, by process id."""
+        return self._by_pid
+
+    def find(self, rank: int) -> RankProcess | None:
+        return next((r for r in self._ranks if r.rank == rank), None)
+
+    def states(self) -> tuple[RankState, ...]:
+        return tuple(rank.state() for rank in self._ranks)
+
+    def exits(self) -> list[RankExit]:
+        return [rank.exit for rank in self._ranks if rank.exit is not None]
+
+    def save(self) -> None:
+        """SIGTERM to each rank, not to its children: data loaders that die would break the save."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid, rank in self._by_pid.items():
+            rank.ordered = True
+            if number is signal.SIGKILL:
+                send_to_group(pid, number)
+            else:
+                send(pid, number)
+
+    def reap(self, ended: Ended) -> RankExit | None:
+        """The exit of the rank that this child was; None for an orphan."""
+        rank = self._by_pid.pop(ended.pid, None)
+        return rank.ended(ended) if rank is not None else None
+
+    def finish(self) -> None:
+        """No rank runs any more: end whoever left its session, and close the pipes."""
+        kill_strays(f"LOCKSTEP_REPORT_SOCKET={self._node.report_socket}")
+        for rank in self._ranks:
+            self._close(rank)
+
+    def _output(self, rank: RankProcess) -> None:
+        if not rank.relay():
+            self._close(rank)
+
+    def _close(self, rank: RankProcess) -> None:
+        if rank.pipe >= 0:
+            asyncio.get_running_loop().remove_reader(rank.pipe)
+            with contextlib.suppress(OSError):
+                os.close(rank.pipe)
+            rank.pipe = -1

@@ -1,0 +1,68 @@
+"""A rank's output, line by line into the node's log, with the rank before every line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable
+
+LINE_BYTES_MAX = 8192
+LAST_LINES = 20
+LAST_LINE_CHARACTERS = 1000
+_READ_BYTES = 65536
+_READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(raw: bytes) -> str:
+    """Text that can do nothing to a terminal or a log reader: other bytes and control characters become escapes."""
+    text = raw.decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+class Relay:
+    """Cuts a stream of bytes into lines; a carriage return ends one too, since progress bars have nothing else."""
+
+    def __init__(self, rank: int, write: Callable[[str], None]) -> None:
+        self._prefix = f"[rank {rank}] "
+        self._write = write
+        self._rest = b""
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = re.split(rb"\r\n|\n|\r", self._rest + data)
+        for line in lines:
+            self._line(line)
+        while len(self._rest) > LINE_BYTES_MAX:
+            self._line(self._rest[:LINE_BYTES_MAX])
+            self._rest = self._rest[LINE_BYTES_MAX:]
+
+    def finish(self) -> None:
+        """The stream has ended: what is left is a line too."""
+        if self._rest:
+            self._line(self._rest)
+            self._rest = b""
+
+    def _line(self, raw: bytes) -> None:
+        if not raw.strip():
+            return
+        for start in range(0, len(raw), LINE_BYTES_MAX):
+            text = printable(raw[start : start + LINE_BYTES_MAX])
+            self.last_lines.append(text[:LAST_LINE_CHARACTERS])
+            self._write(self._prefix + text)
+
+
+def drain(descriptor: int, relay: Relay) -> bool:
+    """Feed what a pipe holds, without waiting, from a non-blocking descriptor. False: the stream has ended."""
+    for _ in range(_READS):
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data:
+            return False
+        relay.feed(data)
+    return True

@@ -1,0 +1,72 @@
+"""The socket on which ranks report, and torch's error file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.messages import RANK_REPORT_BYTES_MAX, Error, RankReport, rank_report_from_json
+
+_BUFFER_BYTES = 4 * 1024 * 1024
+
+
+class ReportSocket:
+    """A Unix datagram socket that only this user can reach, in `folder` (mode 0700)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "report.sock"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        self._socket.bind(str(self.path))
+        self.path.chmod(0o600)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def received(self) -> Iterator[RankReport | ContractError]:
+        """Everything that has arrived, without waiting; what can't be understood comes as its error."""
+        while True:
+            try:
+                data = self._socket.recv(RANK_REPORT_BYTES_MAX + 1)
+            except OSError:
+                return
+            yield parse_datagram(data)
+
+
+def parse_datagram(data: bytes) -> RankReport | ContractError:
+    if len(data) > RANK_REPORT_BYTES_MAX:
+        return ContractError(f"a rank's report is longer than {RANK_REPORT_BYTES_MAX} bytes")
+    try:
+        return rank_report_from_json(json.loads(data))
+    except ContractError as error:
+        return error
+    except (ValueError, RecursionError) as error:
+        return ContractError(f"a rank's report is not JSON: {error}")
+
+
+def read_error_file(path: Path, rank: int) -> Error | None:
+    """What torch's `@record` wrote before the rank ended, if it did."""
+    try:
+        value = json.loads(path.read_bytes())["message"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    text = str(value.get("message", "")) if isinstance(value, dict) else str(value)
+    name, _, message = text.partition(": ")
+    extra = value.get("extraInfo") if isinstance(value, dict) else None
+    stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    exception = name if name.isidentifier() else "Error"
+    return Error(rank, exception, (message if name.isidentifier() else text)[:2000], tuple(stack.splitlines()[-20:]))
+
+
+def remove_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(folder)

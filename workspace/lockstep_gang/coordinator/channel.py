@@ -1,0 +1,93 @@
+"""One proved connection between an agent and the coordinator: signed JSON lines over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
+
+LINE_BYTES_MAX = 4 * 1024 * 1024
+"""A Hello with many ranks and their last lines fits; nothing else comes near."""
+PROOF_SECONDS = 10.0
+
+
+class Channel:
+    """Messages to and from the other side, which has proved the job's key."""
+
+    def __init__(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], sealer: Sealer, opener: Opener) -> None:
+        self._reader, self._writer = streams
+        self._sealer = sealer
+        self._opener = opener
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Pushed at once, without waiting. Into a closed connection it goes nowhere."""
+        if not self._writer.is_closing():
+            self._writer.write(self._sealer.seal(message))
+
+    async def receive(self) -> dict[str, Any]:
+        """The next message. EOFError when the other side closed, ContractError when it is not its next message, OSError."""
+        return self._opener.open(await _line(self._reader))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def accept(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, job_uid: str, nodes: int) -> tuple[int, Channel]:
+    """The coordinator's side: the node that proved the key, and its channel. Raises ContractError, EOFError, OSError."""
+    reader, writer = streams
+    _keep_alive(writer)
+    challenge = new_nonce()
+    _send_plain(writer, {"format": FORMAT, "nonce": challenge})
+    answer = read_object(await _line(reader))
+    node, nonce = answer.get("node"), answer.get("nonce")
+    if type(node) is not int or not 0 <= node < nodes or not isinstance(nonce, str):
+        raise ProofError(f"node is {node!r}, must be 0 to {nodes - 1}, with a nonce and a proof")
+    handshake = Handshake(key, job_uid, node, challenge, nonce)
+    require_proof(handshake.agent_proof(), answer.get("proof"))
+    _send_plain(writer, {"proof": handshake.coordinator_proof()})
+    return node, Channel(streams, Sealer(handshake.to_agent()), Opener(handshake.to_coordinator()))
+
+
+async def connect(address: tuple[str, int], key: bytes, job_uid: str, node: int) -> Channel:
+    """The agent's side. Raises ContractError, EOFError, OSError, asyncio.TimeoutError."""
+    streams = await asyncio.wait_for(asyncio.open_connection(*address, limit=LINE_BYTES_MAX), PROOF_SECONDS)
+    try:
+        return await asyncio.wait_for(_prove(streams, key, job_uid, node), PROOF_SECONDS)
+    except BaseException:
+        streams[1].close()
+        raise
+
+
+async def _prove(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, job_uid: str, node: int) -> Channel:
+    reader, writer = streams
+    _keep_alive(writer)
+    challenge = read_object(await _line(reader))
+    if challenge.get("format") != FORMAT or not isinstance(challenge.get("nonce"), str):
+        raise ProofError(f"the coordinator speaks {challenge.get('format')!r}, this agent {FORMAT}")
+    nonce = new_nonce()
+    handshake = Handshake(key, job_uid, node, challenge["nonce"], nonce)
+    _send_plain(writer, {"node": node, "nonce": nonce, "proof": handshake.agent_proof()})
+    require_proof(handshake.coordinator_proof(), read_object(await _line(reader)).get("proof"))
+    return Channel(streams, Sealer(handshake.to_coordinator()), Opener(handshake.to_agent()))
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        line = await reader.readline()
+    except ValueError:
+        raise ContractError(f"a line longer than {LINE_BYTES_MAX} bytes was received") from None
+    if not line.endswith(b"\n"):
+        raise EOFError("the other side closed the connection")
+    return line
+
+
+def _send_plain(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
+    writer.write(json.dumps(value).encode() + b"\n")
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

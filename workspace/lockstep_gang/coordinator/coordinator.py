@@ -1,0 +1,202 @@
+"""Hosts the lifecycle: takes in what agents say, decides, makes records durable, then gives orders and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from lockstep_gang.contract.exits import PING_SECONDS
+from lockstep_gang.contract.messages import AgentMessage, Order, Ping, Start, StopMode, message_to_json
+from lockstep_gang.contract.report import ORDER_STOP, Reply, State
+from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.channel import Channel
+from lockstep_gang.coordinator.ports import free_port
+from lockstep_gang.coordinator.records import Records
+from lockstep_gang.coordinator.reporter import Reporter
+from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.lifecycle.decide import Decision, decide
+from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resumed
+from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
+
+WAITING_LINE_SECONDS = 10.0
+STORAGE_RETRY_SECONDS = 10.0
+SETTLE_SECONDS = 5.0
+"""How long the end of node 0's agent waits for the other agents and for the operator to take the last report."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Node 0's log: a line into it, and its last lines."""
+
+    say: Callable[[str], None]
+    tail: Callable[[], tuple[str, ...]]
+
+
+class Coordinator:
+    """The only one that starts and stops attempts. Raises ContractError and OSError when the volume's records can't be read."""
+
+    def __init__(self, run: Run, key: bytes, output: Output) -> None:
+        self._run = run
+        self._output = output
+        self._records = Records(run.run_dir)
+        self._attempts = self._records.attempts()
+        self._clock = time.time() - time.monotonic()
+        self.gang = resumed(run, self._attempts, self._records.end(), self._now())
+        self._channels: dict[int, Channel] = {}
+        self._ports: dict[int, int] = {}
+        self._wake = asyncio.Event()
+        self._wake_at: float | None = None
+        self._changed = asyncio.Event()
+        self._reporter = Reporter(run.report, key, self._replied, output.say) if run.report is not None else None
+        if self._reporter is not None:
+            self._reporter.transition(summarise(self.gang, run, log=output.tail()))
+
+    async def run(self) -> None:
+        """Until cancelled: wake-ups, pings, the waiting line and the reports."""
+        tasks = [self._decide_in_time(), self._ping(), self._say_what_is_missing()]
+        if self._reporter is not None:
+            tasks.append(self._reporter.run())
+        await asyncio.gather(*tasks)
+
+    def connected(self, node: int, channel: Channel, hello: AgentMessage) -> None:
+        """A proved connection; it takes the place of an older one of the same node."""
+        older = self._channels.get(node)
+        if older is not None:
+            older.close()
+        self._channels[node] = channel
+        self.heard(node, hello)
+
+    def heard(self, node: int, message: AgentMessage) -> None:
+        self._become(observe(self.gang, self._run, node, message, self._now()))
+
+    def disconnected(self, node: int, channel: Channel) -> None:
+        if self._channels.get(node) is channel:
+            del self._channels[node]
+            self._become(closed(self.gang, node, self._now()))
+
+    async def settle(self) -> None:
+        """Before node 0's agent ends: let the other agents hear the end, and the operator take the last report; neither for long."""
+        deadline = self._now() + SETTLE_SECONDS
+        while self._now() < deadline and not self._settled():
+            self._changed.clear()
+            await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=deadline - self._now())
+        if self.gang.phase is Phase.STOPPING and self.gang.stopping is StopMode.SAVE:
+            self._close_record("Stopped")  # asked for, so it is no failure, though a node did not answer in time
+        if self._reporter is not None:
+            await self._reporter.flush(SETTLE_SECONDS)
+
+    def _settled(self) -> bool:
+        if self.gang.phase is Phase.ENDED:
+            return not any(node for node in self._channels if node != 0)
+        return self.gang.phase is Phase.WAITING
+
+    def _replied(self, reply: Reply) -> None:
+        for order in reply.orders:
+            if order == ORDER_STOP:
+                self._become(replace(self.gang, held=True))
+            else:
+                self._output.say(f"the operator's order {order[:40]!r} is not known to this version and left alone")
+
+    def _become(self, gang: Gang) -> None:
+        """Take in a new state, then decide until nothing follows from it any more."""
+        before, self.gang = self.gang, gang
+        self._tell(before)
+        while True:
+            decision = decide(self.gang, self._run, self._now())
+            phase = self.gang.phase
+            if not self._recorded(decision):
+                return
+            before, self.gang = self.gang, decision.gang
+            self._tell(before)
+            for node, order in decision.orders:
+                self._send(node, order)
+            if decision.gang.phase is phase:
+                break
+        self._wake_at = decision.wake_at
+        self._wake.set()
+
+    def _recorded(self, decision: Decision) -> bool:
+        """Whether all that must be durable before the orders is."""
+        try:
+            if decision.begin:
+                self._begin_record(decision.gang)
+            if decision.end:
+                self._records.write_end(end_record(decision.gang, self._run, _stamp(self._now())))
+            if decision.close is not None:
+                self._close_record(decision.close)
+        except OSError as error:
+            trouble = f"cannot write the job's record under {self._run.run_dir}/gang ({error.strerror}): is the volume full or read-only?"
+            if trouble != self.gang.trouble:
+                self._output.say(trouble)
+            self.gang = replace(self.gang, trouble=trouble)
+            self._wake_at = self._now() + STORAGE_RETRY_SECONDS
+            self._wake.set()
+            return False
+        return True
+
+    def _begin_record(self, gang: Gang) -> None:
+        record = AttemptRecord(gang.attempt, self._run.job.uid, gang.restarts, _stamp(self._now()))
+        self._records.write_attempts([*self._attempts, record])
+        self._attempts.append(record)
+
+    def _close_record(self, outcome: str) -> None:
+        attempts = [*self._attempts[:-1], replace(self._attempts[-1], outcome=outcome)]
+        self._records.write_attempts(attempts)
+        self._attempts = attempts
+
+    def _send(self, node: int, order: Order) -> None:
+        if isinstance(order, Start):
+            port = self._ports.setdefault(order.attempt, free_port(self._run.addresses[0], order.master_port))
+            order = replace(order, master_port=port)
+        self._channels[node].send(message_to_json(order))
+
+    def _tell(self, before: Gang) -> None:
+        """Into the log and to the operator, as far as something changed."""
+        for line in telling(before, self.gang, self._run):
+            self._output.say(line)
+        self._changed.set()
+        if self._reporter is None or before == self.gang:
+            return
+        report = summarise(self.gang, self._run)
+        if (state_of(before), before.attempt) != (state_of(self.gang), self.gang.attempt):
+            self._reporter.transition(replace(report, log=self._output.tail()))
+        elif (before.checkpoint, message_of(before, self._run)) != (self.gang.checkpoint, report.message):
+            self._reporter.news(report)
+        else:
+            self._reporter.refresh(report)
+
+    async def _decide_in_time(self) -> None:
+        while True:
+            waiting = asyncio.ensure_future(self._wake.wait())
+            timeout = None if self._wake_at is None else max(0.0, self._wake_at - self._now())
+            done, _ = await asyncio.wait([waiting], timeout=timeout)
+            if done:
+                self._wake.clear()
+            else:
+                waiting.cancel()
+                self._become(self.gang)
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            for channel in self._channels.values():
+                channel.send(message_to_json(Ping()))
+
+    async def _say_what_is_missing(self) -> None:
+        while True:
+            await asyncio.sleep(WAITING_LINE_SECONDS)
+            if state_of(self.gang) is State.WAITING and not self.gang.held:
+                self._output.say(message_of(self.gang, self._run))
+
+    def _now(self) -> float:
+        """Unix time that never jumps: read once, then counted on."""
+        return self._clock + time.monotonic()
+
+
+def _stamp(now: float) -> str:
+    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (datetime.UTC is Python 3.11)

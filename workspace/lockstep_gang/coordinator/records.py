@@ -1,0 +1,72 @@
+"""The durable record on node 0's volume: `gang/attempts.jsonl` and `gang/end.json` in the run's folder.
+
+Every write replaces the whole file by rename after fsync, so that a reader sees the old or the new one, never half.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
+
+T = TypeVar("T")
+
+
+class Records:
+    """What the run's folder remembers. OSError when the volume can't be read or written, ContractError when a record can't be understood."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._folder = Path(run_dir) / "gang"
+        self._attempts_path = self._folder / "attempts.jsonl"
+        self._end_path = self._folder / "end.json"
+
+    def attempts(self) -> list[AttemptRecord]:
+        """All attempts ever started here, oldest first, of earlier jobs of this name too."""
+        if not self._attempts_path.exists():
+            return []
+        lines = self._attempts_path.read_text(encoding="utf-8").splitlines()
+        return [_parsed(AttemptRecord, line, f"{self._attempts_path}:{number}") for number, line in enumerate(lines, 1)]
+
+    def end(self) -> EndRecord | None:
+        if not self._end_path.exists():
+            return None
+        return _parsed(EndRecord, self._end_path.read_text(encoding="utf-8"), str(self._end_path))
+
+    def write_attempts(self, attempts: Sequence[AttemptRecord]) -> None:
+        """Durable when it returns."""
+        self._replace(self._attempts_path, "".join(json.dumps(to_json(record)) + "\n" for record in attempts))
+
+    def write_end(self, end: EndRecord) -> None:
+        """Durable when it returns."""
+        self._replace(self._end_path, json.dumps(to_json(end), indent=1) + "\n")
+
+    def _replace(self, path: Path, text: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.draft")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _fsync_folder(self._folder)
+
+
+def _parsed(kind: type[T], text: str, where: str) -> T:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ContractError(f"{where} is not JSON ({error}): put the file back, or move the folder away to start anew") from None
+    return from_json(kind, value, where)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,123 @@
+"""Reports to the operator: at once on every transition, else every 15 s, repeated until accepted. Training never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.report import Reply, Report, parse_reply, report_body
+from lockstep_gang.contract.run import ReportTarget
+
+if TYPE_CHECKING:
+    from lockstep_gang.coordinator.post import Answer
+
+PERIOD_SECONDS = 15.0
+NEWS_SECONDS = 1.0
+"""Least time between two reports of which none is a transition."""
+RETRY_SECONDS = (0.2, 30.0)
+"""First and longest wait after a failed attempt, doubled in between."""
+TRANSITIONS_MAX = 64
+"""Kept while the operator is away; the oldest go first, since every report has the whole state."""
+
+
+class Reporter:
+    """Delivers the transitions in order, then whatever is newest."""
+
+    def __init__(self, target: ReportTarget, key: bytes, take: Callable[[Reply], None], say: Callable[[str], None]) -> None:
+        self._target = target
+        self._key = key
+        self._take = take
+        self._say = say
+        self._sequence = time.time_ns()
+        self._transitions: deque[Report] = deque(maxlen=TRANSITIONS_MAX)
+        self._latest: Report | None = None
+        self._wake = asyncio.Event()
+        self._delivered = asyncio.Event()
+        self._trouble = ""
+
+    def transition(self, report: Report) -> None:
+        self._delivered.clear()
+        self._transitions.append(report)
+        self._latest = replace(report, log=())
+        self._wake.set()
+
+    def news(self, report: Report) -> None:
+        """Worth telling soon: a node came or a commit was made. Steps are not: they go with the next report."""
+        self._latest = report
+        self._wake.set()
+
+    def refresh(self, report: Report) -> None:
+        """To be told when it is time anyway."""
+        self._latest = report
+
+    async def flush(self, seconds: float) -> None:
+        """Wait until every transition was accepted, but not longer than this."""
+        if self._transitions:
+            await asyncio.wait([asyncio.ensure_future(self._delivered.wait())], timeout=seconds)
+
+    async def run(self) -> None:
+        while True:
+            await _either(self._wake, PERIOD_SECONDS)
+            self._wake.clear()
+            while self._transitions:
+                await self._deliver(self._transitions[0])
+                self._transitions.popleft()
+            self._delivered.set()
+            if self._latest is not None:
+                await self._deliver(self._latest)
+            await asyncio.sleep(0 if self._transitions else NEWS_SECONDS)
+
+    async def _deliver(self, report: Report) -> None:
+        """Returns when the operator has accepted it. A retry keeps its number: refused as not newer means that it had arrived."""
+        self._sequence += 1
+        wait, repeated = RETRY_SECONDS[0], False
+        while True:
+            answer = await self._post(replace(report, sequence=self._sequence))
+            if answer is not None and answer.status == HTTPStatus.OK:
+                return self._accepted(answer)
+            if answer is not None and answer.status == HTTPStatus.CONFLICT:
+                if repeated:
+                    return None
+                self._sequence = max(answer.number("sequence") or 0, self._sequence, time.time_ns()) + 1
+            repeated = answer is None
+            # 421: another replica leads; the Service may choose it the next time, so soon again.
+            await asyncio.sleep(RETRY_SECONDS[0] if answer is not None and answer.status == HTTPStatus.MISDIRECTED_REQUEST else wait)
+            wait = min(wait * 2, RETRY_SECONDS[1])
+
+    async def _post(self, report: Report) -> Answer | None:
+        """None: nobody answered, so whether it arrived is not known."""
+        from lockstep_gang.coordinator.post import post  # ssl takes 30 ms to import: only who reports pays
+
+        try:
+            answer = await asyncio.to_thread(post, self._target, self._key, report_body(report))
+        except Exception as error:  # (whatever a report meets must not reach the training)
+            self._complain(f"{type(error).__name__}: {error}")
+            return None
+        if answer.status != HTTPStatus.OK:
+            self._complain(f"HTTP {answer.status} {answer.body[:200].decode(errors='replace').strip()}")
+        return answer
+
+    def _accepted(self, answer: Answer) -> None:
+        self._trouble = ""
+        try:
+            self._take(parse_reply(answer.body))
+        except ContractError as error:
+            self._complain(str(error))
+
+    def _complain(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._say(f"the operator did not take the report ({trouble}); the job goes on, reports are repeated")
+
+
+async def _either(event: asyncio.Event, seconds: float) -> None:
+    """Until the event, or for so long. Not wait_for: that raises in two ways depending on Python's version."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait([waiting], timeout=seconds)
+    waiting.cancel()

@@ -1,0 +1,60 @@
+"""The coordinator's port: takes agents' connections, proves them, and passes on what they say."""
+
+from __future__ import annotations
+
+import asyncio
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.exits import SILENCE_SECONDS
+from lockstep_gang.contract.messages import Hello, agent_message
+from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, PROOF_SECONDS, Channel, accept
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.ports import is_loopback
+
+
+class Server:
+    """Listens for the agents of one job; nobody without the job's key is heard."""
+
+    def __init__(self, run: Run, key: bytes, coordinator: Coordinator, output: Output) -> None:
+        self._run = run
+        self._key = key
+        self._coordinator = coordinator
+        self._output = output
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; the address for the agent beside it. On loopback only when all nodes are this machine. Raises OSError."""
+        first = self._run.addresses[0]
+        host = first if is_loopback(first) else None
+        server = await asyncio.start_server(self._connection, host, self._run.coordinator_port, limit=LINE_BYTES_MAX)
+        address = server.sockets[0].getsockname()[0]
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), self._run.coordinator_port  # noqa: S104 (compared, not bound)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        try:
+            streams = (reader, writer)
+            node, channel = await asyncio.wait_for(accept(streams, self._key, self._run.job.uid, self._run.nodes), PROOF_SECONDS)
+        except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (another class in Python 3.10)
+            if isinstance(error, ContractError):  # anything else may be a probe of the port
+                self._output.say(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
+            writer.close()
+            return
+        await self._listen(node, channel)
+
+    async def _listen(self, node: int, channel: Channel) -> None:
+        try:
+            hello = agent_message(await asyncio.wait_for(channel.receive(), PROOF_SECONDS))
+            if not isinstance(hello, Hello) or hello.node != node:
+                raise ContractError(f"a connection of node {node} must open with its Hello")
+            self._coordinator.connected(node, channel, hello)
+            while True:
+                message = agent_message(await asyncio.wait_for(channel.receive(), SILENCE_SECONDS))
+                self._coordinator.heard(node, message)
+        except ContractError as error:
+            self._output.say(f"closed the connection of node {node}: {error}")
+        except (EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
+            pass  # a closed or silent connection; the lifecycle judges it
+        finally:
+            channel.close()
+            self._coordinator.disconnected(node, channel)

@@ -1,0 +1,62 @@
+"""The gang's story in node 0's log: one line a change that a person wants to know of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lockstep_gang.contract.messages import RankExit, StopMode
+from lockstep_gang.contract.report import State
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.summary import message_of, state_of
+
+
+def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    """The lines that say how `after` differs from `before`."""
+    yield from _nodes(before, after, run)
+    yield from _exits(before, after, run)
+    yield from _phases(before, after, run)
+
+
+def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    for index, (old, new) in enumerate(zip(before.nodes, after.nodes)):  # noqa: B905 (both have run.nodes)
+        if new.connected and not old.connected:
+            here = sum(node.connected for node in after.nodes)
+            yield f"node {index} is here ({here} of {run.nodes})"
+        elif old.connected and not new.connected and after.phase is not Phase.ENDED:
+            yield f"node {index} is gone: its connection closed"
+
+
+def _exits(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    if before.attempt != after.attempt:
+        return
+    for old, new in zip(before.ranks, after.ranks):  # noqa: B905 (same attempt, same ranks)
+        if old.exit is None and new.exit is not None and not new.exit.ordered and new.exit.exit_code != 0:
+            yield from _exit(new.exit, run)
+
+
+def _exit(exit_: RankExit, run: Run) -> Iterator[str]:
+    """How it ended, and the last lines of a rank whose output this log doesn't have."""
+    node = run.node_of(exit_.rank)
+    how = f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}"
+    lines = exit_.last_lines if node != 0 else ()
+    yield f"rank {exit_.rank} on node {node} {how}" + (", its last lines:" if lines else "")
+    for line in lines:
+        yield f"rank {exit_.rank} | {line}"
+
+
+def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    if after.attempt > before.attempt:
+        again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
+        yield f"attempt {after.attempt} starts: {run.world_size} ranks on {run.nodes} nodes{again}"
+    if after.phase is before.phase:
+        if state_of(before) is State.STARTING and state_of(after) is State.RUNNING:
+            yield f"all {run.world_size} ranks run"
+        return
+    if after.phase is Phase.STOPPING:
+        how = "saving and stopping" if after.stopping is StopMode.SAVE else "stopping all ranks"
+        yield f"{how}: {after.stop_reason}"
+    elif after.phase is Phase.ENDED and after.ending is not None:
+        yield f"{after.ending.state.value}: {after.ending.message}"
+    elif after.phase is Phase.WAITING:
+        yield message_of(after, run)

@@ -1,0 +1,153 @@
+"""What happens next: `decide(gang, run, now)`, asked again until the phase stays as it is.
+
+Level-triggered: it looks at where every node stands and says what is still to be said, so a repeated or lost event only costs time.
+Records and the end are made durable before any order of the same decision is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lockstep_gang.contract.exits import RECONNECT_SECONDS, SAVED
+from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
+from lockstep_gang.contract.report import State
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.failures import first_failure, is_final
+from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, failed_ranks
+
+BACKOFF_MAX_SECONDS = 300
+PORTS = 64
+"""Attempts take turns over so many ports, so that a rank of an old one that nobody could stop doesn't meet the new one."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The gang as it is now, and what to do about it, in this order."""
+
+    gang: Gang
+    begin: bool = False
+    """Record the attempt `gang.attempt` durably, before any agent hears of it."""
+    end: bool = False
+    """Record `gang.ending` durably: no later process starts this job again."""
+    close: str | None = None
+    """Record how the attempt ended: `Complete`, `Stopped` (as asked) or `Failed`."""
+    orders: tuple[tuple[int, Order], ...] = ()
+    wake_at: float | None = None
+    """Decide again then, even if nothing is heard."""
+
+
+def decide(gang: Gang, run: Run, now: float) -> Decision:
+    """The next step and the orders that follow from it."""
+    step = _next_step(gang, run, now)
+    gang, orders = _orders(step.gang, run)
+    return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, now))
+
+
+def _next_step(gang: Gang, run: Run, now: float) -> Decision:
+    if gang.phase is Phase.WAITING:
+        return _waiting(gang, run, now)
+    if gang.phase is Phase.ACTIVE:
+        return _active(gang, run, now)
+    if gang.phase is Phase.STOPPING and not any(node.connected and node.attempt for node in gang.nodes):
+        return _stopped(gang, run, now)
+    return Decision(gang)
+
+
+def _waiting(gang: Gang, run: Run, now: float) -> Decision:
+    if gang.failure is not None and _spent(gang, run):
+        return _ended(gang, State.FAILED, gang.failure.message)
+    here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
+    if gang.held or now < gang.not_before or not here:
+        return Decision(gang)
+    attempt = max(gang.attempt, gang.known_attempt) + 1
+    fresh = replace(
+        gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.failures, ranks=(Rank(),) * run.world_size
+    )
+    return Decision(replace(fresh, stopping=None, lost=(), trainer=None, trouble=None), begin=True)
+
+
+def _active(gang: Gang, run: Run, now: float) -> Decision:
+    overdue = [(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
+    if overdue or gang.lost or any(failed_ranks(gang, run)):
+        gang = replace(gang, lost=(*gang.lost, *overdue))
+        return _stop(gang, StopMode.KILL, first_failure(gang, run).message)
+    if gang.held or any(node.leaving for node in gang.nodes):
+        return _stop(gang, StopMode.SAVE, "the operator asked to stop" if gang.held else "a node was asked to stop")
+    if _all_done(gang):
+        return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
+    return Decision(gang)
+
+
+def _overdue(node: Node, now: float) -> bool:
+    return bool(node.attempt) and node.closed_at is not None and now >= node.closed_at + RECONNECT_SECONDS
+
+
+def _all_done(gang: Gang) -> bool:
+    return all(rank.exit is not None and rank.exit.exit_code == 0 for rank in gang.ranks)
+
+
+def _stop(gang: Gang, mode: StopMode, reason: str) -> Decision:
+    return Decision(replace(gang, phase=Phase.STOPPING, stopping=mode, stop_reason=reason))
+
+
+def _stopped(gang: Gang, run: Run, now: float) -> Decision:
+    """No rank is left on any node that can be reached; one that can't stops its own after its silence, and is fenced by its number."""
+    if _all_done(gang) and not any(failed_ranks(gang, run)):
+        return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
+    if gang.stopping is StopMode.SAVE:
+        return Decision(replace(gang, phase=Phase.WAITING, failure=None), close="Stopped")
+    failure, failures = first_failure(gang, run), gang.failures + 1
+    failed = replace(gang, phase=Phase.WAITING, failures=failures, failure=failure, final=is_final(gang, run))
+    if _spent(failed, run):
+        return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
+    return Decision(replace(failed, not_before=now + backoff_seconds(run, failures)), close="Failed")
+
+
+def _spent(gang: Gang, run: Run) -> bool:
+    return gang.final or gang.failures > run.restart.max_restarts
+
+
+def backoff_seconds(run: Run, failures: int) -> float:
+    """The wait after so many failures: doubled each time, bounded."""
+    doubled: int = run.restart.backoff_seconds * 2 ** min(failures - 1, 16)
+    return min(float(doubled), float(BACKOFF_MAX_SECONDS))
+
+
+def _ended(gang: Gang, state: State, message: str) -> Decision:
+    return Decision(replace(gang, phase=Phase.ENDED, ending=Ending(state, message)), end=True)
+
+
+def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
+    orders: list[tuple[int, Order]] = []
+    for index, node in enumerate(gang.nodes):
+        order = _order(gang, run, node) if node.connected else None
+        if order is not None and order != node.told:
+            orders.append((index, order))
+            attempt = order.attempt if isinstance(order, Start) else node.attempt
+            gang = gang.with_node(index, replace(node, told=order, attempt=attempt))
+    return gang, tuple(orders)
+
+
+def _order(gang: Gang, run: Run, node: Node) -> Order | None:
+    """What this node should have been told last, as things stand; None: nothing."""
+    if gang.phase is Phase.ENDED and gang.ending is not None:
+        return Finish(gang.ending.state, gang.ending.message)
+    if gang.phase is Phase.ACTIVE and node.attempt != gang.attempt and not isinstance(node.told, Start):
+        return Start(gang.attempt, gang.restarts, run.addresses[0], run.master_port + (gang.attempt - 1) % PORTS)
+    if gang.phase is Phase.STOPPING and node.attempt:
+        return Stop(node.attempt, gang.stopping or StopMode.KILL, gang.stop_reason)
+    if gang.phase is Phase.WAITING and node.attempt:
+        return Stop(node.attempt, StopMode.KILL, "this attempt is over")
+    return None
+
+
+def saved(gang: Gang) -> bool:
+    """Every rank of the stopped attempt said that it saved, or was done."""
+    return all(rank.exit is not None and rank.exit.exit_code in (0, SAVED) for rank in gang.ranks)
+
+
+def _wake_at(gang: Gang, now: float) -> float | None:
+    times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
+    if gang.phase is Phase.WAITING and gang.not_before > now:
+        times.append(gang.not_before)
+    return min(times, default=None)

@@ -1,0 +1,91 @@
+"""Which failure was the first: the cause, not those who lost their peer by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from lockstep_gang.contract.exits import CONFIGURATION, MEANINGS
+from lockstep_gang.contract.messages import Error, RankExit
+from lockstep_gang.contract.report import Failure
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.gang import Gang, Rank, failed_ranks, silent_success
+
+# What gloo, NCCL and TCPStore say in a rank that lost its peer.
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process (exited|has terminated)|remote end closed"
+    r"|unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes|peer .*(closed|gone)",
+    re.IGNORECASE,
+)
+_EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$")
+
+
+def first_failure(gang: Gang, run: Run) -> Failure:
+    """The failure to name. By the order in which the signs came; whoever only lost a peer comes after everybody else."""
+    candidates = [*_rank_failures(gang, run), *_node_failures(gang)]
+    if not candidates:
+        return Failure(message="the attempt failed, and no rank or node says why")
+    return min(candidates, key=lambda candidate: candidate[:2])[2]
+
+
+def is_final(gang: Gang, run: Run) -> bool:
+    """Lockstep's trainer says that its configuration is at fault: another attempt would end the same way."""
+    exits = (gang.ranks[rank].exit for rank in failed_ranks(gang, run))
+    return run.training is not None and any(e is not None and e.exit_code == CONFIGURATION for e in exits)
+
+
+def exception_of(lines: tuple[str, ...]) -> Error | None:
+    """The exception of a Python traceback's last line, where a rank said nothing else."""
+    for line in reversed(lines):
+        match = _EXCEPTION_LINE.match(line.strip())
+        if match:
+            return Error(rank=0, exception=match[1], message=match[2] or "")
+    return None
+
+
+def _rank_failures(gang: Gang, run: Run) -> Iterator[tuple[bool, int, Failure]]:
+    failed = set(failed_ranks(gang, run))
+    for index, rank in enumerate(gang.ranks):
+        if index in failed or rank.error is not None:
+            failure = _rank_failure(run, index, rank, silent_success(gang, run, index))
+            yield _lost_peer(failure), rank.sign, failure
+
+
+def _node_failures(gang: Gang) -> Iterator[tuple[bool, int, Failure]]:
+    lost = {node: sign for sign, node in gang.lost}
+    away = {index: node.closed_sign for index, node in enumerate(gang.nodes) if node.closed_at is not None}
+    for node, sign in {**away, **lost}.items():
+        text = f"node {node} was lost: its agent ended or its connection closed, and its ranks with it"
+        yield False, sign, Failure(message=text, node=node)
+
+
+def _lost_peer(failure: Failure) -> bool:
+    return bool(_LOST_PEER.search(failure.message) or any(_LOST_PEER.search(line) for line in failure.last_lines[-5:]))
+
+
+def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
+    exit_ = rank.exit if rank.exit is not None and not rank.exit.ordered else None
+    lines = rank.exit.last_lines if rank.exit is not None else ()
+    error = rank.error or (exit_.error if exit_ is not None else None) or exception_of(lines)
+    said = f": {error.exception}: {error.message}" if error is not None else ""
+    return Failure(
+        message=f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{said}"[:1000],
+        rank=index,
+        node=run.node_of(index),
+        exit_code=exit_.exit_code if exit_ is not None else None,
+        signal=exit_.signal if exit_ is not None else None,
+        exception=error.exception if error is not None else None,
+        last_lines=lines,
+    )
+
+
+def _how(exit_: RankExit | None, run: Run, silent: bool) -> str:
+    if exit_ is None:
+        return "failed"
+    if exit_.signal is not None:
+        hint = " (by the kernel when memory runs out, or by hand)" if exit_.signal == "SIGKILL" else ""
+        return f"was ended by {exit_.signal}{hint}"
+    if silent and exit_.exit_code == 0:
+        return "exited with 0 without having reported the end of the training"
+    meaning = MEANINGS.get(exit_.exit_code or 0) if run.training is not None else None
+    return f"exited with {exit_.exit_code}" + (f" ({meaning})" if meaning else "")

@@ -1,0 +1,107 @@
+"""The state of a gang: every node, every rank of the newest attempt, and where the job stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from lockstep_gang.contract.messages import Error, Order, RankExit, StopMode
+from lockstep_gang.contract.report import CheckpointReport, Failure, State, TrainerReport
+from lockstep_gang.contract.run import Run
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # for nodes, for the end of a backoff, or for nothing when held
+    ACTIVE = "active"  # ranks run, or are on their way
+    STOPPING = "stopping"  # until no rank of the attempt is left
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Rank:
+    ready: bool = False
+    exit: RankExit | None = None
+    error: Error | None = None
+    sign: int = 0
+    """When its first sign of trouble came, counted over the whole gang; 0: none."""
+
+
+@dataclass(frozen=True)
+class Node:
+    connected: bool = False
+    instance: str = ""
+    closed_at: float | None = None
+    """When its connection closed, while it is away."""
+    closed_sign: int = 0
+    attempt: int = 0
+    """The attempt whose processes it has, or has been told to start; 0: none."""
+    leaving: bool = False
+    told: Order | None = None
+    """The last order on this connection."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the job ended."""
+
+    state: State
+    message: str
+
+
+@dataclass(frozen=True)
+class Gang:
+    nodes: tuple[Node, ...]
+    ranks: tuple[Rank, ...]
+    phase: Phase = Phase.WAITING
+    attempt: int = 0
+    """The newest attempt of this job; the next is one more than any that was ever heard of."""
+    known_attempt: int = 0
+    failures: int = 0
+    restarts: int = 0
+    not_before: float = 0.0
+    held: bool = False
+    """The operator said stop: no further attempt."""
+    stopping: StopMode | None = None
+    stop_reason: str = ""
+    lost: tuple[tuple[int, int], ...] = ()
+    """(sign, node) of nodes lost in this attempt."""
+    signs: int = 0
+    final: bool = False
+    """The last failure would come again in the same way."""
+    failure: Failure | None = None
+    ending: Ending | None = None
+    trouble: str | None = None
+    """Why an attempt cannot be recorded, so not started."""
+    trainer: TrainerReport | None = None
+    checkpoint: CheckpointReport | None = None
+    result: dict[str, str | None] | None = None
+
+    def with_node(self, index: int, node: Node) -> Gang:
+        return replace(self, nodes=(*self.nodes[:index], node, *self.nodes[index + 1 :]))
+
+    def with_rank(self, index: int, rank: Rank) -> Gang:
+        return replace(self, ranks=(*self.ranks[:index], rank, *self.ranks[index + 1 :]))
+
+
+def new_gang(run: Run) -> Gang:
+    """Nobody is connected, nothing was ever started."""
+    return Gang(nodes=(Node(),) * run.nodes, ranks=(Rank(),) * run.world_size)
+
+
+def ranks_of(run: Run, node: int) -> range:
+    return range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)
+
+
+def failed_ranks(gang: Gang, run: Run) -> Iterator[int]:
+    """Ranks whose end nobody asked for and that is not success."""
+    for index, rank in enumerate(gang.ranks):
+        if rank.exit is None or rank.exit.ordered:
+            continue
+        if rank.exit.exit_code != 0 or silent_success(gang, run, index):
+            yield index
+
+
+def silent_success(gang: Gang, run: Run, rank: int) -> bool:
+    """Exit code 0 of Lockstep's trainer is believed only together with its report of the end, which rank 0 sends."""
+    return run.training is not None and rank == 0 and gang.result is None

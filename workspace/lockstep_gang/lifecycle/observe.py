@@ -1,0 +1,134 @@
+"""What an agent said, or the loss of its connection, taken into the gang's state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from lockstep_gang.contract.messages import (
+    Activity,
+    AgentMessage,
+    Checkpoint,
+    End,
+    Error,
+    Evaluate,
+    Exited,
+    Hello,
+    Leaving,
+    RankExit,
+    RankReport,
+    RankState,
+    Reported,
+    Start,
+    Started,
+    Step,
+    Stopped,
+    rank_report_from_json,
+)
+from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerReport
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of
+
+
+def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
+    """The gang after `message` of `node`. What belongs to another attempt changes nothing. Raises ContractError for a malformed report."""
+    if isinstance(message, Hello):
+        return _hello(gang, run, node, message)
+    if isinstance(message, Leaving):
+        return gang.with_node(node, replace(gang.nodes[node], leaving=True))
+    if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:
+        return gang.with_node(node, replace(gang.nodes[node], attempt=0))
+    if isinstance(message, (Started, Reported, Exited)) and message.attempt == gang.attempt:
+        return _of_the_attempt(gang, run, node, message, now)
+    return gang
+
+
+def _of_the_attempt(gang: Gang, run: Run, node: int, message: Started | Reported | Exited, now: float) -> Gang:
+    if isinstance(message, Started):
+        return _started(gang, run, node)
+    if isinstance(message, Exited):
+        return _exited(gang, run, node, message.exit)
+    return _reported(gang, run, node, rank_report_from_json(message.report), now)
+
+
+def closed(gang: Gang, node: int, now: float) -> Gang:
+    """The gang after the connection of `node` closed, or stayed silent for too long."""
+    away = replace(gang.nodes[node], connected=False, closed_at=now, closed_sign=gang.signs + 1, told=None)
+    return replace(gang.with_node(node, away), signs=gang.signs + 1)
+
+
+def _hello(gang: Gang, run: Run, node: int, hello: Hello) -> Gang:
+    before = gang.nodes[node]
+    same = hello.instance == before.instance
+    here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, leaving=same and before.leaving)
+    gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
+    if gang.phase is not Phase.ACTIVE:
+        return gang
+    if hello.known_attempt == gang.attempt:
+        for state in hello.ranks:
+            gang = _caught_up(gang, run, node, state)
+    unfinished = any(gang.ranks[rank].exit is None for rank in ranks_of(run, node))
+    forgot = not same and (before.attempt == gang.attempt or isinstance(before.told, Start))
+    stopped = hello.known_attempt >= gang.attempt and hello.attempt != gang.attempt
+    if unfinished and (forgot or stopped):
+        return replace(gang, lost=(*gang.lost, (gang.signs + 1, node)), signs=gang.signs + 1)
+    return gang
+
+
+def _caught_up(gang: Gang, run: Run, node: int, state: RankState) -> Gang:
+    if state.rank not in ranks_of(run, node):
+        return gang
+    if state.ready:
+        gang = gang.with_rank(state.rank, replace(gang.ranks[state.rank], ready=True))
+    return _exited(gang, run, node, state.exit) if state.exit is not None else gang
+
+
+def _started(gang: Gang, run: Run, node: int) -> Gang:
+    if run.training is not None:
+        return gang  # Lockstep's trainer says itself when it is there
+    for rank in ranks_of(run, node):
+        gang = gang.with_rank(rank, replace(gang.ranks[rank], ready=True))
+    return gang
+
+
+def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:
+    if exit_.rank not in ranks_of(run, node) or gang.ranks[exit_.rank].exit is not None:
+        return gang
+    gang, sign = _sign(gang, exit_.rank)
+    rank = gang.ranks[exit_.rank]
+    return gang.with_rank(exit_.rank, replace(rank, exit=exit_, error=rank.error or exit_.error, sign=sign))
+
+
+def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
+    known = gang.ranks[rank].sign
+    return (gang, known) if known else (replace(gang, signs=gang.signs + 1), gang.signs + 1)
+
+
+def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -> Gang:
+    if report.rank not in ranks_of(run, node):
+        return gang
+    gang = gang.with_rank(report.rank, replace(gang.ranks[report.rank], ready=True))
+    if isinstance(report, Error):
+        gang, sign = _sign(gang, report.rank)
+        return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))
+    return _told_by_rank_zero(gang, report, now) if report.rank == 0 else gang
+
+
+def _told_by_rank_zero(gang: Gang, report: RankReport, now: float) -> Gang:
+    trainer = gang.trainer or TrainerReport()
+    if isinstance(report, Activity):
+        return replace(gang, trainer=replace(trainer, activity=report.activity))
+    if isinstance(report, Step):
+        step = replace(trainer, step=report.step, total_steps=report.total_steps, metrics=_merged(trainer.metrics, report.metrics))
+        return replace(gang, trainer=replace(step, estimated_remaining_seconds=report.estimated_remaining_seconds))
+    if isinstance(report, Evaluate):
+        return replace(gang, trainer=replace(trainer, metrics=_merged(trainer.metrics, report.metrics)))
+    if isinstance(report, Checkpoint):
+        time = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (datetime.UTC is Python 3.11)
+        return replace(gang, checkpoint=CheckpointReport(report.step, report.path, time))
+    return replace(gang, result=report.result) if isinstance(report, End) else gang
+
+
+def _merged(metrics: tuple[Metric, ...], new: dict[str, str]) -> tuple[Metric, ...]:
+    values = {metric.name: metric.value for metric in metrics} | new
+    return tuple(Metric(name[:64], value[:64]) for name, value in list(values.items())[-32:])

@@ -1,0 +1,81 @@
+"""The gang's state in the words of the report."""
+
+from __future__ import annotations
+
+from lockstep_gang.contract.messages import StopMode
+from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.decide import saved
+from lockstep_gang.lifecycle.gang import Gang, Phase, ranks_of
+
+
+def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
+    """The report of this moment."""
+    state = state_of(gang)
+    return Report(
+        job=run.job,
+        pod=f"{run.job.name}-0",
+        sequence=sequence,
+        attempt=gang.attempt,
+        restarts=gang.restarts,
+        state=state,
+        message=message_of(gang, run),
+        nodes=tuple(NodeReport(index, node.connected, _ready(gang, ranks_of(run, index))) for index, node in enumerate(gang.nodes)),
+        ranks=RankCount(run.world_size, _ready(gang, range(run.world_size))),
+        trainer=gang.trainer,
+        checkpoint=gang.checkpoint,
+        failure=gang.failure if state in (State.BACKING_OFF, State.FAILED) else None,
+        result=gang.result if state is State.COMPLETE else None,
+        log=log,
+    )
+
+
+def state_of(gang: Gang) -> State:
+    if gang.ending is not None:
+        return gang.ending.state
+    if gang.phase is Phase.WAITING:
+        return State.BACKING_OFF if gang.failure is not None and not gang.held else State.WAITING
+    if gang.phase is Phase.ACTIVE and not all(rank.ready or rank.exit is not None for rank in gang.ranks):
+        return State.STARTING
+    return State.RUNNING
+
+
+def message_of(gang: Gang, run: Run) -> str:
+    """One sentence a person can act on."""
+    if gang.ending is not None:
+        return gang.ending.message
+    if gang.phase is Phase.STOPPING:
+        how = "saving and stopping" if gang.stopping is StopMode.SAVE else "stopping all ranks"
+        return f"{how}: {gang.stop_reason}"
+    if gang.phase is Phase.WAITING:
+        return _waiting_for(gang, run)
+    desired, ready = run.world_size, _ready(gang, range(run.world_size))
+    return f"{ready} of {desired} ranks have reported" if state_of(gang) is State.STARTING else f"attempt {gang.attempt} runs"
+
+
+def _waiting_for(gang: Gang, run: Run) -> str:
+    if gang.trouble is not None:
+        return gang.trouble
+    if gang.held:
+        done = "saved and stopped as asked" if gang.attempt and saved(gang) else "stopped as asked, not every rank said that it saved"
+        return done if gang.attempt else "stopped as asked before the first start"
+    missing = [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving]
+    after = f", after {gang.failure.message}" if gang.failure is not None else ""
+    if missing:
+        return f"waiting for {_listed(missing)} of {run.nodes}{after}"
+    busy = [index for index, node in enumerate(gang.nodes) if node.attempt]
+    return (
+        f"waiting for ranks of an earlier attempt to stop on {_listed(busy)}" if busy else f"attempt {gang.attempt + 1} starts soon{after}"
+    )
+
+
+def _listed(nodes: list[int]) -> str:
+    shown = ", ".join(str(node) for node in nodes[:5])
+    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+    return f"node{'s' if len(nodes) > 1 else ''} {shown}{more}"
+
+
+def _ready(gang: Gang, ranks: range) -> int:
+    if gang.phase is not Phase.ACTIVE:
+        return 0
+    return sum(gang.ranks[rank].ready and gang.ranks[rank].exit is None for rank in ranks)
