@@ -1,0 +1,69 @@
+"""How a cluster file is found by its name, and listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.clusters import load_cluster, print_clusters
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(f"cluster: {{name: {name}, namespace: n-{name}}}\n")
+    (tmp_path / "template.yaml").write_text("cluster: {name: my-cluster, namespace: n}\n")
+    return tmp_path
+
+
+def test_a_cluster_is_found_by_name_and_by_path(folder: Path) -> None:
+    assert load_cluster("one", folder) == load_cluster(str(folder / "one.yaml"), Path("/nowhere"))
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no cluster 'onne': known are one, two; did you mean one\?"):
+        load_cluster("onne", folder)
+
+
+def test_a_folder_without_clusters_says_how_to_begin(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_cluster("mine", tmp_path)
+    assert str(caught.value).endswith(f"there is none yet; cp {tmp_path}/template.yaml {tmp_path}/mine.yaml is how to begin")
+
+
+def test_a_name_inside_that_is_not_the_files_is_refused(folder: Path) -> None:
+    (folder / "copy.yaml").write_text((folder / "one.yaml").read_text())
+    with pytest.raises(ConfigError, match=r"copy.yaml: cluster.name is one; it must be the file's name, copy"):
+        load_cluster("copy", folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "can't be read: No such file or directory"), (b"\xff", "is not UTF-8 text (byte 0)")]
+)
+def test_a_path_that_cannot_be_read_is_told(folder: Path, content: bytes | None, message: str) -> None:
+    path = folder / "odd.yml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(str(path), folder)
+    assert str(caught.value) == f"{path}: {message}"
+
+
+def test_the_list_has_a_line_for_every_cluster_but_the_template(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_clusters(folder)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"],
+        ["one", "OpenShift", "any", "none", "TCP", "rwx", "n-one"],
+        ["two", "OpenShift", "any", "none", "TCP", "rwx", "n-two"],
+    ]
+
+
+def test_a_file_with_mistakes_does_not_hide_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.yaml").write_text("cluster: {name: bad}\n")
+    with pytest.raises(ConfigError, match=r"bad.yaml:1: cluster.namespace: is required"):
+        print_clusters(folder)
+    out = capsys.readouterr().out
+    assert "bad" in out and "n-one" in out and "n-two" in out

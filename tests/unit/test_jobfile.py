@@ -1,0 +1,120 @@
+"""What people write in a job file, and what they are told when it can't be right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.jobfile import parse_job_file
+
+SAMPLE = (Path(__file__).resolve().parents[2] / "manifests/samples/trainingjob.yaml").read_text()
+JOB = """\
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: x}
+spec:
+  nodes: 2
+  training:
+    model: {name: /m}
+    data: {path: /d}
+    zeroStage: Stage2
+"""
+OTHER = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n"
+
+
+def told(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_job_file(text, "j.yaml")
+    return str(caught.value).splitlines()
+
+
+def changed(old: str, new: str) -> str:
+    assert old in JOB
+    return JOB.replace(old, new)
+
+
+def test_yaml_and_json_give_the_same_job() -> None:
+    as_json = json.dumps(yaml.safe_load(SAMPLE), indent="\t")
+    assert parse_job_file(as_json, "j.json") == parse_job_file(SAMPLE, "j.yaml")
+
+
+def test_the_one_job_among_other_objects_is_read() -> None:
+    assert parse_job_file(f"{OTHER}---\n{JOB}---\n", "j.yaml").metadata.name == "x"
+
+
+def test_a_job_with_its_status_is_read() -> None:
+    assert parse_job_file(f"{JOB}status: {{nodes: 2}}\n", "j.yaml").spec.nodes == 2
+
+
+def test_a_field_without_a_value_is_left_out() -> None:
+    assert parse_job_file(changed("nodes: 2", "nodes:\n  restart:\n  env:"), "j.yaml").spec.nodes is None
+
+
+ROOT = "apiVersion, kind, metadata, spec, status"
+TRAINING = "checkpoint, data, evaluation, lora, model, optimization, precision, seed, zeroStage"
+MISTAKES = [
+    ("zeroStage: Stage2", "zero_stage: Stage2", f"9: spec.training.zero_stage: unknown field; did you mean zeroStage? (valid here: {TRAINING})"),
+    ("zeroStage: Stage2", "zzzz: 1", f"9: spec.training.zzzz: unknown field (valid here: {TRAINING})"),
+    ("Stage2", "stage2", "9: spec.training.zeroStage: 'stage2' is not valid; did you mean Stage2? (valid: 'Stage1', 'Stage2' or 'Stage3')"),
+    ("Stage2", "2.5", "9: spec.training.zeroStage: 2.5 is not valid (valid: 'Stage1', 'Stage2' or 'Stage3')"),
+    ("spec:", "specs: 1\nspec:", f"4: specs: unknown field; did you mean spec? (valid here: {ROOT})"),
+    ("nodes: 2", 'nodes: "2"', "5: spec.nodes: must be a whole number, without quotes"),
+    ("nodes: 2", "nodes: 2.5", "5: spec.nodes: must be a whole number, without quotes"),
+    ("nodes: 2", "nodes: 0", "5: spec.nodes: must be greater than or equal to 1"),
+    ("nodes: 2", "nodes: 5000", "5: spec.nodes: must be less than or equal to 1024"),
+    ("nodes: 2", "nodes: 2\n  nodes: 3", "6: spec.nodes: duplicate key: it is on line 5 already"),
+    ("nodes: 2", "suspend: 'true'", "5: spec.suspend: must be true or false, without quotes"),
+    ("nodes: 2", "image: a b", "5: spec.image: 'a b' is not valid: must be an image reference, without spaces"),
+    ("nodes: 2", "env: {A: b}", "5: spec.env: must be a list"),
+    ("nodes: 2", "restart: 3", "5: spec.restart: must be a mapping of keys to values"),
+    ("nodes: 2", "env:\n  - {name: A, value: 3}", "6: spec.env[0].value: must be text, but YAML reads it as a number: write it in quotes"),
+    ("nodes: 2", "env:\n  - {name: A, value: yes}", "6: spec.env[0].value: must be text, but YAML reads it as true or false: write it in quotes"),
+    ("nodes: 2", "env:\n  - {name: A}\n  - {name: A}", "5: spec.env: env holds 'A' twice"),
+    ("nodes: 2", "env:\n  - {name: A, valu: a}", "6: spec.env[0].valu: unknown field; did you mean value? (valid here: name, value, valueFrom)"),
+    ("nodes: 2", "podTemplate: {labels: {a b: c}}", "5: spec.podTemplate.labels.a b: 'a b' is not valid: must be a label key such as rack or example.com/rack"),
+    ("model: {name: /m}", "model: {name: m}", "7: spec.training.model.name: 'm' is not valid: must be an absolute path, beginning with /"),
+    ("model: {name: /m}", "model: {}", "7: spec.training.model.name: is required"),
+    ("model: {name: /m}", "model: /m", "7: spec.training.model: must be a mapping of keys to values"),
+    ("model: {name: /m}", "model: {name: {a: b}}", "7: spec.training.model.name: must be text, not a mapping"),
+    ("data: {path: /d}", "data: {path: /d, maxLength: 1}", "8: spec.training.data.maxLength: must be greater than or equal to 8"),
+    ("{name: x}", "{name: X_Y}", "3: metadata.name: 'X_Y' is not valid: must be lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit"),
+    ("{name: x}", f"{{name: {'x' * 53}}}", "3: metadata.name: must be at most 52 characters"),
+    ("lockstep.dev/v1alpha1", "lockstep.dev/v1", "1: apiVersion: must be lockstep.dev/v1alpha1"),
+    ("    zeroStage", "    optimization: {learningRate: 2e-4}\n    zeroStage", "9: spec.training.optimization.learningRate: must be text, but YAML reads it as a number: write it in quotes"),
+    ("    zeroStage", "    optimization: {microBatchSize: 4, globalBatchSize: 2}\n    zeroStage", "9: spec.training.optimization.globalBatchSize: globalBatchSize must be greater than or equal to microBatchSize"),
+    ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES)
+def test_a_mistake_is_told_with_its_line_its_field_and_what_is_valid(old: str, new: str, message: str) -> None:
+    assert told(changed(old, new)) == [f"j.yaml:{message}"]
+
+
+def test_all_mistakes_of_a_file_are_told_in_its_order() -> None:
+    text = changed("nodes: 2", "nodes: 0").replace("Stage2", "Stage9").replace("name: x", "name: X")
+    assert [line.split(": ")[:2] for line in told(text)] == [
+        ["j.yaml:3", "metadata.name"],
+        ["j.yaml:5", "spec.nodes"],
+        ["j.yaml:9", "spec.training.zeroStage"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "j.yaml: is empty; must hold one object of kind TrainingJob, apiVersion lockstep.dev/v1alpha1"),
+        (OTHER, "j.yaml: holds ConfigMap; must hold one object of kind TrainingJob, apiVersion lockstep.dev/v1alpha1"),
+        ("a: b", "j.yaml: holds an object without kind; must hold one object of kind TrainingJob, apiVersion lockstep.dev/v1alpha1"),
+        (f"{JOB}---\n{JOB}", "j.yaml: holds 2 objects of kind TrainingJob (lines 1, 11); must hold exactly one"),
+        ("- a", "j.yaml:1: must be a mapping with apiVersion, kind, metadata and spec"),
+        ("a: {", "j.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
+        ("kind: TrainingJob\nspec: &a {x: *a}", "j.yaml:2: an alias stands inside of what it stands for"),
+    ],
+)
+def test_a_file_without_one_job_is_told_as_such(text: str, message: str) -> None:
+    assert told(text) == [message]
