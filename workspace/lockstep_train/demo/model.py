@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-VOCABULARY = 2048
+VOCABULARY = 1024
 SEQUENCE = 128
-BATCH = 16
-STEPS = 260
-LEARNING_RATE = 4e-3
+BATCH = 8
+STEPS = 700
+LEARNING_RATE = 1e-2
 SEED = 20
 END = "<|end|>"
 
@@ -30,12 +30,13 @@ def make_base_model(folder: Path, texts: Sequence[str]) -> None:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=160,
-            intermediate_size=448,
+            hidden_size=96,
+            intermediate_size=256,
             num_hidden_layers=4,
-            num_attention_heads=5,
-            num_key_value_heads=5,
+            num_attention_heads=4,
+            num_key_value_heads=4,
             max_position_embeddings=1024,
+            initializer_range=0.1,  # about 1/√width: learns several times faster than the usual 0.02 in so short a training
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=end,
@@ -65,7 +66,7 @@ def _bpe(texts: Sequence[str]) -> object:
 
 
 def _pretrain(model: torch.nn.Module, stream: torch.Tensor) -> None:
-    """`stream`: token ids [n]. AdamW with a one-cycle cosine; prints a line every 50 steps."""
+    """`stream`: token ids [n]. AdamW with a one-cycle cosine; prints a line every 100 steps."""
     blocks = stream[: len(stream) // SEQUENCE * SEQUENCE].view(-1, SEQUENCE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
     order = torch.Generator().manual_seed(SEED)
@@ -81,5 +82,5 @@ def _pretrain(model: torch.nn.Module, stream: torch.Tensor) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 50 == 0 or step == STEPS:
+        if step % 100 == 0 or step == STEPS:
             print(f"demo: pretraining step {step}/{STEPS} | Loss: {loss.item():.4f}", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def train_step(engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: bool) -> StepResult:
+def train_step(engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: Callable[[], bool]) -> StepResult:
     """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
 
     Each sum of losses is divided by `tokens`, the learned tokens of the whole global batch, and multiplied by the number of
@@ -55,7 +55,7 @@ def train_step(engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: i
         total += float(loss.detach())
         if micro < len(batches) - 1:
             engine.step()  # not at the accumulation boundary: only counts
-    losses, stop = exchange(total, stopping, ranks)
+    losses, stop = exchange(total, stopping(), ranks)
     wrong = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
     if wrong:
         raise NonFinite(

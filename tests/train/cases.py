@@ -1,0 +1,226 @@
+"""What a forked rank can be asked to do besides training: functions that look inside a real run. Not imported by the tests themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lockstep_train import __main__ as trainer
+from lockstep_train import assemble as assembling
+from lockstep_train import loop
+from lockstep_train.checkpoint import durable, write, zero_access
+from lockstep_train.config import read_run
+from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.engine import step as engine_step
+from lockstep_train.environment import rank_environment
+from lockstep_train.report import Reporter
+from lockstep_train.stop import StopSignal
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def call(target: str, arguments: dict[str, Any]) -> int:
+    """Run `main` (the trainer itself) or one of the functions below; the exit code."""
+    if target == "main":
+        return trainer.main([])
+    result = globals()[target](**arguments)
+    return int(result or 0)
+
+
+def assembled() -> assembling.Run:
+    environment = rank_environment()
+    ranks = engine_ranks.join(environment)
+    return assembling.assemble(read_run(trainer.run_file([])), environment, ranks, Reporter(None, environment.rank))
+
+
+def make_model(folder: str, hidden: int = 62) -> None:
+    """A 2-layer Llama with shapes that divide by nothing, and a byte-level tokenizer with a BOS token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<s>": 0, "</s>": 1, **{character: index + 2 for index, character in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden,
+        intermediate_size=127,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def resave() -> None:
+    """Load the state a run would start from, and commit it again at once."""
+    run = assembled()
+    saved = run.saver.save(run.engine, run.start_step, wait=True)
+    assert saved.committed, saved.problem
+    engine_ranks.leave()
+
+
+def live_logits(output: str) -> None:
+    """Train to the end, then write the logits of the live engine, from rank 0."""
+    run = assembled()
+    loop.train(run, StopSignal())
+    run.engine.eval()
+    with torch.no_grad():
+        logits = run.engine(input_ids=torch.arange(40).view(2, 20), use_cache=False).logits
+    if run.ranks.first:
+        save_file({"logits": logits.contiguous()}, output)
+    engine_ranks.leave()
+
+
+def compare_adapter(model: str, adapter: str, logits: str, dtype: str) -> None:
+    """The folder as peft loads it gives exactly the live model's logits."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    loaded = peft.PeftModel.from_pretrained(base, adapter, autocast_adapter_dtype=False).eval()
+    with torch.no_grad():
+        mine = loaded(input_ids=torch.arange(40).view(2, 20), use_cache=False).logits
+    assert torch.equal(mine, load_file(logits)["logits"]), (mine - load_file(logits)["logits"]).abs().max()
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    assert not torch.equal(mine, plain(input_ids=torch.arange(40).view(2, 20), use_cache=False).logits)
+
+
+class CountCollectives(TorchDispatchMode):
+    """Sees every c10d operator, also those that DeepSpeed calls by references it took at import."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in str(function):
+            self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def count_collectives_of_a_save() -> None:
+    run = assembled()
+    with CountCollectives() as stepping:
+        loop._step(run, 1, StopSignal(), __import__("collections").deque())
+    assert any("allgather" in name or "all_gather" in name for name in stepping.seen), stepping.seen
+    with CountCollectives() as saving:
+        saved = run.saver.save(run.engine, 1, wait=True)
+    assert saved.committed, saved.problem
+    assert saving.seen == []
+    engine_ranks.leave()
+
+
+def poisoned_padding() -> None:
+    """Fill the padding of every Stage3 chunk with NaN after a step, then save: none of it may reach a shard."""
+    run = assembled()
+    loop._step(run, 1, StopSignal(), __import__("collections").deque())
+    padded = 0
+    for _, parameter in zero_access.trainable(run.engine):
+        _, numel = zero_access._stage3_range(run.engine.optimizer, parameter)
+        for kind in zero_access.KINDS:
+            tail = zero_access._stage3_tensor(run.engine.optimizer, parameter, kind).detach()[numel:]
+            padded += tail.numel()
+            tail.fill_(float("nan"))
+    saved = run.saver.save(run.engine, 1, wait=True)
+    total = torch.tensor(padded)
+    dist.all_reduce(total)
+    assert total > 0, "no padding: the shapes of the test model divide evenly"
+    shard = next(saved.folder.glob(f"shard-r{run.ranks.rank:05d}-*"))
+    assert all(torch.isfinite(tensor).all() for tensor in load_file(shard).values())
+    engine_ranks.leave()
+
+
+def die_writing(file: str, step: int, rank: int) -> int:
+    """Train, and be killed with half of `file` of `step` written on `rank`."""
+    whole = durable.write_durably
+
+    def half(path: Path, content: bytes) -> None:
+        if path.name.startswith(file) and path.parent.name.startswith(f"step-{step}.") and os.environ["RANK"] == str(rank):
+            with path.with_name(f".{path.name}.tmp").open("wb") as torn:
+                torn.write(content[: len(content) // 2])
+                torn.flush()
+                os.fsync(torn.fileno())
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(path, content)
+
+    from lockstep_train.checkpoint import commit
+
+    write.write_durably = half
+    commit.write_durably = half
+    return trainer.main([])
+
+
+def fail_writing(step: int, rank: int) -> int:
+    """Train with a disk that is full on one rank at one step."""
+    whole = durable.write_durably
+
+    def full(path: Path, content: bytes) -> None:
+        if path.parent.name.startswith(f"step-{step}.") and os.environ["RANK"] == str(rank):
+            raise OSError(28, "No space left on device")
+        whole(path, content)
+
+    write.write_durably = full
+    return trainer.main([])
+
+
+def non_finite(step: int, rank: int) -> int:
+    """Train with a loss that is NaN on one rank at one step."""
+    real = engine_step.summed_loss
+    calls = {"step": 0}
+
+    def seed(seed: int, at: int, micro: int, on: int) -> None:
+        calls["step"] = at
+
+    def poisoned(model: Any, batch: Any) -> torch.Tensor:
+        loss = real(model, batch)
+        return loss * float("nan") if calls["step"] == step and os.environ["RANK"] == str(rank) else loss
+
+    engine_step.seed_micro_batch = seed
+    engine_step.summed_loss = poisoned
+    return trainer.main([])
+
+
+def out_of_memory() -> int:
+    def exhausted(model: Any, batch: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    engine_step.summed_loss = exhausted
+    return trainer.main([])
+
+
+def terminate_at(step: int, rank: int) -> int:
+    """Train, and get SIGTERM on one rank alone while `step` is computed."""
+    real = engine_step.seed_micro_batch
+
+    def seed(seed: int, at: int, micro: int, on: int) -> None:
+        if at == step and micro == 0 and on == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(seed, at, micro, on)
+
+    engine_step.seed_micro_batch = seed
+    return trainer.main([])
+
+
+def broken_layout() -> int:
+    """A DeepSpeed whose fragments are elsewhere than we think: shift every one by one element."""
+    real = zero_access.fragments
+
+    def shifted(engine: Any, kinds: Any = zero_access.KINDS) -> Any:
+        for fragment in real(engine, kinds):
+            yield dataclasses.replace(fragment, start=fragment.start + 1)
+
+    zero_access.fragments = shifted
+    return trainer.main([])

@@ -1,0 +1,88 @@
+"""Fixtures of the trainer's tests: a server of real ranks, a tiny model, a small data set, and run files."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from harness import ForkServer
+
+WORDS = "the rank of a shard is never less than one and every gang runs in lockstep over many small steps of the data".split()
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def model(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    ended = ranks.run("make_model", [None], arguments={"folder": str(folder)})
+    assert ended.codes == [0], ended.output
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """45 samples of very uneven lengths, a third of them with a prompt."""
+    draw = random.Random(1)
+    path = tmp_path_factory.mktemp("datasets") / "data.jsonl"
+    with path.open("w") as file:
+        for index in range(45):
+            text = " ".join(draw.choices(WORDS, k=draw.randint(2, 14)))
+            record = {"prompt": text[:30], "completion": " yes" * draw.randint(1, 6)} if index % 3 == 0 else {"text": text}
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `change` laid over it, section by section."""
+    return base | {key: merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value for key, value in change.items()}
+
+
+RunFile = Callable[..., Path]
+
+
+@pytest.fixture
+def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
+    """Make a run.json: `run_file("name", zeroStage="Stage3", optimization={"maxSteps": 4})`; the run's folder is tmp_path/name."""
+
+    def make(name: str = "run", folder: str | None = None, uid: str | None = None, **training: Any) -> Path:
+        settings = {
+            "model": {"name": str(model), "revision": None},
+            "lora": {"rank": 5, "alpha": 10, "dropout": "0", "targetModules": ["q_proj", "v_proj", "down_proj"]},
+            "zeroStage": "Stage2",
+            "precision": "FP32",
+            "seed": 42,
+            "data": {"path": str(data), "maxLength": 64},
+            "optimization": {
+                "epochs": 2,
+                "maxSteps": 6,
+                "learningRate": "5e-3",
+                "microBatchSize": 2,
+                "globalBatchSize": 14,
+                "warmupSteps": 3,
+                "schedule": "Cosine",
+                "maxGradientNorm": "0.5",
+                "weightDecay": "0.01",
+            },
+            "evaluation": {"everySteps": 4, "holdout": "0.15", "samples": 7},
+            "checkpoint": {"everySteps": 2, "keep": 5, "resumeFrom": "Auto"},
+        }
+        document = {"format": "lockstep-run/1", "job": {"name": name, "namespace": "test", "uid": uid}, "runDir": str(tmp_path / (folder or name))}
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**document, "training": merged(settings, training)}))
+        return path
+
+    return make

@@ -1,0 +1,38 @@
+"""The adapter that comes out is the adapter that was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import RunFile
+from harness import ForkServer
+from lockstep_train import export
+
+
+@pytest.mark.parametrize(("stage", "precision", "dtype"), [("Stage2", "FP32", "float32"), ("Stage3", "BF16", "bfloat16")])
+def test_the_exported_adapter_gives_the_live_models_logits_in_peft(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path, stage: str, precision: str, dtype: str
+) -> None:
+    path = run_file("live", zeroStage=stage, precision=precision, optimization={"maxSteps": 2})
+    logits = str(tmp_path / "logits.safetensors")
+    ended = ranks.run("live_logits", [path] * 2, arguments={"output": logits})
+    assert ended.codes == [0, 0], ended.output
+    assert export.main([str(tmp_path / "live"), "--output", str(tmp_path / "exported")]) == 0
+    for adapter in (tmp_path / "live" / "adapter", tmp_path / "exported"):
+        arguments = {"model": str(model), "adapter": str(adapter), "logits": logits, "dtype": dtype}
+        compared = ranks.run("compare_adapter", [None], arguments=arguments)
+        assert compared.codes == [0], compared.output
+    files = [(tmp_path / folder / "adapter_model.safetensors").read_bytes() for folder in ("live/adapter", "exported")]
+    assert files[0] == files[1]
+    assert json.loads((tmp_path / "exported/adapter_config.json").read_text())["r"] == 5
+
+
+def test_a_damaged_commit_is_not_exported(ranks: ForkServer, run_file: RunFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ranks.run("main", [run_file("torn", optimization={"maxSteps": 1})]).codes == [0]
+    shard = tmp_path / "torn/checkpoints/step-1.a1/shard-r00000-of-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert export.main([str(shard.parent), "--output", str(tmp_path / "out")]) == 78
+    assert "bytes, not" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,167 @@
+"""What is saved is what is loaded, and the run that follows is the run that would have been."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RunFile
+from harness import ForkServer
+from lockstep_train.checkpoint.manifest import Manifest, decode
+
+
+def manifest(commit: Path) -> Manifest:
+    return decode((commit / "manifest.json").read_bytes())
+
+
+def checksums(commit: Path) -> list[str]:
+    return [shard.sha256 for shard in manifest(commit).shards]
+
+
+def state(commit: Path) -> dict[tuple[str, str], bytes]:
+    """Every parameter's masters and moments, whole, as bytes."""
+    import numpy
+    from safetensors.numpy import load_file
+
+    found = manifest(commit)
+    shapes = {fragment.name: fragment.shape for shard in found.shards for fragment in shard.fragments}
+    whole = {(name, kind): numpy.full(numpy.prod(shape), numpy.nan, numpy.float32) for name, shape in shapes.items() for kind in ("fp32", "exp_avg", "exp_avg_sq")}
+    for shard in found.shards:
+        tensors, offset = load_file(commit / shard.file), 0
+        for fragment in shard.fragments:
+            for kind, values in tensors.items():
+                whole[fragment.name, kind][fragment.start : fragment.start + fragment.numel] = values[offset : offset + fragment.numel]
+            offset += fragment.numel
+    assert not any(numpy.isnan(values).any() for values in whole.values())
+    return {key: values.tobytes() for key, values in whole.items()}
+
+
+def start_of(source: Path, target: Path, keep: str) -> None:
+    """A folder as the run at `source` had left it when `keep` was its newest commit."""
+    (target / "checkpoints").mkdir(parents=True)
+    shutil.copytree(source / "checkpoints" / "chain", target / "checkpoints" / "chain")
+    shutil.copytree(source / "checkpoints" / keep, target / "checkpoints" / keep)
+
+
+@pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
+@pytest.mark.parametrize("precision", ["FP32", "BF16"])
+def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_ends(ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, precision: str) -> None:
+    """Mid-epoch, inside the warm-up, with accumulation and clipping, dropout on."""
+    settings: dict[str, Any] = {"zeroStage": stage, "precision": precision, "lora": {"dropout": "0.1"}}
+    assert ranks.run("main", [run_file("whole", **settings)] * 2).codes == [0, 0]
+    start_of(tmp_path / "whole", tmp_path / "resumed", "step-2.a1")
+    ended = ranks.run("main", [run_file("resumed", **settings)] * 2)
+    assert ended.codes == [0, 0], ended.output
+    assert "Resuming from" in ended.outputs[0]
+    assert checksums(tmp_path / "resumed/checkpoints/step-6.a2") == checksums(tmp_path / "whole/checkpoints/step-6.a1")
+    assert [line["step"] for line in map(json.loads, (tmp_path / "resumed/logs/train_log.jsonl").read_text().splitlines())] == [3, 4, 5, 6]
+
+
+@pytest.fixture(scope="module")
+def saved(ranks: ForkServer) -> dict[str, Path]:
+    """Commits of two ranks, by stage; made by the first test that needs one."""
+    return {}
+
+
+def saved_commit(ranks: ForkServer, run_file: RunFile, saved: dict[str, Path], tmp_path: Path, stage: str) -> Path:
+    if stage not in saved:
+        assert ranks.run("main", [run_file(f"saved-{stage}", zeroStage=stage, optimization={"maxSteps": 2})] * 2).codes == [0, 0]
+        saved[stage] = tmp_path / f"saved-{stage}" / "checkpoints" / "step-2.a1"
+    return saved[stage]
+
+
+@pytest.mark.parametrize(
+    ("saved_stage", "stage", "world_size"),
+    [("Stage2", "Stage2", 1), ("Stage2", "Stage3", 2), ("Stage3", "Stage2", 2), ("Stage3", "Stage3", 3), ("Stage2", "Stage1", 2)],
+)
+def test_another_size_or_stage_loads_the_same_state_bitwise(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path], saved_stage: str, stage: str, world_size: int
+) -> None:
+    commit = saved_commit(ranks, run_file, saved, tmp_path, saved_stage)
+    path = run_file("again", zeroStage=stage, checkpoint={"resumeFrom": str(commit)})
+    ended = ranks.run("resave", [path] * world_size)
+    assert ended.codes == [0] * world_size, ended.output
+    again = tmp_path / "again" / "checkpoints" / "step-2.a1"
+    assert manifest(again).world_size == world_size
+    assert state(again) == state(commit)
+    assert manifest(again).samples_consumed == manifest(commit).samples_consumed == 28
+
+
+def test_a_run_goes_on_with_other_ranks_as_it_would_have_with_the_same(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    def losses(name: str) -> list[float]:
+        return [json.loads(line)["loss"] for line in (tmp_path / name / "logs/train_log.jsonl").read_text().splitlines()]
+
+    assert ranks.run("main", [run_file("whole")] * 2).codes == [0, 0]
+    start_of(tmp_path / "whole", tmp_path / "fewer", "step-2.a1")
+    ended = ranks.run("main", [run_file("fewer", zeroStage="Stage3", optimization={"globalBatchSize": None})])
+    assert ended.codes == [0], ended.output
+    assert losses("fewer") == pytest.approx(losses("whole")[2:], rel=1e-6)
+
+
+def test_volumes_of_their_own_hold_a_part_each_and_resume_together(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    """Two nodes whose run folders are different volumes."""
+    whole = run_file("whole", zeroStage="Stage3")
+    assert ranks.run("main", [whole, whole], nodes=2).codes == [0, 0]
+    runs = [run_file(f"node-{node}", zeroStage="Stage3") for node in range(2)]
+    assert ranks.run("main", runs, nodes=2).codes == [0, 0]
+    for node in range(2):
+        commit = tmp_path / f"node-{node}" / "checkpoints" / "step-6.a1"
+        assert sorted(path.name for path in commit.iterdir()) == ["manifest.json", f"shard-r0000{node}-of-00002.safetensors"]
+        assert (tmp_path / f"node-{node}" / "adapter" / "adapter_model.safetensors").exists()
+        shutil.rmtree(commit)
+        shutil.rmtree(tmp_path / f"node-{node}" / "checkpoints" / "step-4.a1")
+    ended = ranks.run("main", runs, nodes=2)
+    assert ended.codes == [0, 0], ended.output
+    assert checksums(tmp_path / "node-1/checkpoints/step-6.a2") == checksums(tmp_path / "whole/checkpoints/step-6.a1")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lora": {"rank": 4}}, "lora.rank is 5, not 4"),
+        ({"lora": {"targetModules": ["q_proj"]}}, "lora.targetModules is down_proj, q_proj, v_proj, not q_proj"),
+        ({"seed": 7}, "the seed is 42, not 7"),
+        ({"optimization": {"globalBatchSize": 10}}, "globalBatchSize is 10, but the commit"),
+    ],
+)
+def test_a_commit_of_another_run_is_refused_by_naming_the_difference(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path], change: dict[str, Any], named: str
+) -> None:
+    commit = saved_commit(ranks, run_file, saved, tmp_path, "Stage2")
+    ended = ranks.run("main", [run_file("other", checkpoint={"resumeFrom": str(commit)}, **change)])
+    assert ended.codes == [78]
+    assert named in ended.output
+
+
+def test_a_commit_of_another_base_model_is_refused(ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path], model: Path) -> None:
+    commit = saved_commit(ranks, run_file, saved, tmp_path, "Stage2")
+    other = shutil.copytree(model, tmp_path / "other-model")
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-4:] = b"\x00\x00\x80\x3f"  # one weight becomes 1.0
+    (other / "model.safetensors").write_bytes(weights)
+    ended = ranks.run("main", [run_file("other", model={"name": str(other)}, checkpoint={"resumeFrom": str(commit)})])
+    assert ended.codes == [78]
+    assert "the base model is" in ended.output
+
+
+def test_an_attempt_that_is_not_newer_is_refused(ranks: ForkServer, run_file: RunFile) -> None:
+    path = run_file("fenced", uid="uid-1", optimization={"maxSteps": 1})
+    assert ranks.run("main", [path], LOCKSTEP_ATTEMPT="2").codes == [0]
+    ended = ranks.run("main", [path], LOCKSTEP_ATTEMPT="2")
+    assert ended.codes == [78]
+    assert "attempt 2 of this job is not newer than attempt 2" in ended.output
+
+
+def test_resume_from_none_starts_again_but_a_restart_of_that_job_goes_on(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    run = {"optimization": {"maxSteps": 2}}
+    assert ranks.run("main", [run_file("fresh", uid="uid-1", **run)], LOCKSTEP_ATTEMPT="1").codes == [0]
+    path = run_file("fresh", uid="uid-2", checkpoint={"resumeFrom": "None"}, **run)
+    first = ranks.run("main", [path], LOCKSTEP_ATTEMPT="1")
+    assert first.codes == [0]
+    assert "Resuming from" not in first.output
+    again = ranks.run("main", [path], LOCKSTEP_ATTEMPT="2")
+    assert again.codes == [0]
+    assert f"Resuming from {tmp_path / 'fresh/checkpoints/step-2.a2'}" in again.output
