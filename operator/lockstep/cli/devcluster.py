@@ -1,0 +1,112 @@
+"""`lockstep devcluster`: a real Kubernetes on this machine, without Docker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="A real Kubernetes on this machine, for laptops and CI: two nodes, no Docker. Needs root on Linux.", no_args_is_help=True
+)
+
+
+def _say(text: str) -> None:
+    print(f"devcluster: {text}", flush=True)
+
+
+def bring_up(nodes: int = 2, resources: list[str] | None = None) -> Path:
+    """The embedded cluster, up and Ready; its kubeconfig.
+
+    Raises:
+        ConfigError: this machine can't do it; the message lists what is missing.
+    """
+    from lockstep.devcluster.cluster import Wanted, up
+    from lockstep.devcluster.layout import default_layout
+    from lockstep.devcluster.needs import ensure
+    from lockstep.devcluster.resources import parse
+
+    wanted = Wanted(nodes=nodes, resources=parse(resources or [], nodes))
+    layout = default_layout()
+    ensure(layout, _say)
+    return up(layout, wanted, _say)
+
+
+@app.command("up")
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=9, help="How many nodes.")] = 2,
+    resource: Annotated[
+        list[str] | None, typer.Option(help="A pretended resource of every node, or of one: nvidia.com/gpu=4, 1:nvidia.com/gpu=4.")
+    ] = None,
+) -> None:
+    """Bring the cluster up, or repair it: what runs is left alone.
+
+    Example: lockstep devcluster up --resource nvidia.com/gpu=4
+    """
+    print(f"export KUBECONFIG={bring_up(nodes, resource)}")
+
+
+@app.command("down")
+def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes and the data of claims, too.")] = False) -> None:
+    """Remove the cluster. Its images and the data of claims are kept for the next `up`.
+
+    Example: lockstep devcluster down --purge
+    """
+    from lockstep.devcluster.cluster import down as take_down
+    from lockstep.devcluster.layout import default_layout
+
+    take_down(default_layout(), _say, purge=purge)
+
+
+@app.command("status")
+def status(output: Annotated[str, typer.Option("--output", "-o", help="text or json")] = "text") -> None:
+    """Say which parts run. Exit code 1 when the cluster isn't up.
+
+    Example: lockstep devcluster status -o json
+    """
+    from lockstep.devcluster.cluster import status as state_of
+    from lockstep.devcluster.layout import default_layout
+
+    state = state_of(default_layout())
+    if output == "json":
+        print(json.dumps(state, indent=2))
+    else:
+        for name, runs in state["daemons"].items():
+            print(f"{name:32} {'running' if runs else 'ended'}")
+        for name, ready in state["nodes"].items():
+            print(f"{name:32} {'Ready' if ready else 'NotReady'}")
+        if not state["daemons"]:
+            print("the cluster is down: lockstep devcluster up")
+    if not state["nodes"] or not all(state["nodes"].values()) or not all(state["daemons"].values()):
+        raise typer.Exit(1)
+
+
+@app.command("kubeconfig")
+def kubeconfig() -> None:
+    """Print the path of the administrator's kubeconfig.
+
+    Example: export KUBECONFIG=$(lockstep devcluster kubeconfig)
+    """
+    from lockstep.devcluster.layout import default_layout
+
+    print(default_layout().kubeconfig)
+
+
+@app.command("publish")
+def publish() -> None:
+    """Give pods the code of this checkout as it is now; pods that run keep what they loaded.
+
+    Example: lockstep devcluster publish
+    """
+    from lockstep.devcluster.layout import default_layout
+    from lockstep.devcluster.python_volume import publish_code, publish_packages
+
+    volume = default_layout().python_volume
+    publish_packages(volume)
+    print(publish_code(volume))
+
+
+if __name__ == "__main__":
+    app()

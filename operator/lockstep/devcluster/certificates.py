@@ -1,0 +1,115 @@
+"""The cluster's certificates and kubeconfig files: one authority, one key pair a component."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ipaddress
+from pathlib import Path
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID_DAYS = 365
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(data)
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _name(common: str, organisation: str | None) -> x509.Name:
+    parts = [x509.NameAttribute(NameOID.COMMON_NAME, common)]
+    if organisation:
+        parts.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation))
+    return x509.Name(parts)
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+    )
+
+
+class Authority:
+    """The cluster's certificate authority, made on first use and kept in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / "ca.crt").exists():
+            key = ec.generate_private_key(ec.SECP256R1())
+            name = _name("lockstep-devcluster", None)
+            certificate = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            _write(folder / "ca.key", _key_bytes(key))
+            _write(folder / "ca.crt", certificate.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        loaded = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise TypeError(f"{folder / 'ca.key'} is not an elliptic-curve key: remove it with `lockstep devcluster down`")
+        self.key = loaded
+        self.certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+
+    def issue(
+        self, file: str, common: str, organisation: str | None = None, addresses: tuple[str, ...] = (), names: tuple[str, ...] = ()
+    ) -> Path:
+        """A key pair `file`.crt/.key for client and server use; the path of the certificate. An existing one is kept."""
+        target = self.folder / f"{file}.crt"
+        if target.exists():
+            return target
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = _builder(_name(common, organisation), self.certificate.subject, key).add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        alternatives: list[x509.GeneralName] = [x509.DNSName(n) for n in names]
+        alternatives += [x509.IPAddress(ipaddress.ip_address(a)) for a in addresses]
+        if alternatives:
+            builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        _write(target.with_suffix(".key"), _key_bytes(key))
+        _write(target, builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return target
+
+    def service_account_key(self) -> Path:
+        """The key that signs ServiceAccount tokens."""
+        path = self.folder / "service-accounts.key"
+        if not path.exists():
+            key = ec.generate_private_key(ec.SECP256R1())  # the API server reads the public half only from this older form
+            form = serialization.PrivateFormat.TraditionalOpenSSL
+            _write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        return path
+
+    def kubeconfig(self, path: Path, server: str, common: str, organisation: str | None, context: str) -> Path:
+        """A kubeconfig for the user `common` in the group `organisation`, with everything inside the file."""
+        certificate = self.issue(f"user-{common.replace(':', '-')}", common, organisation)
+
+        def inline(file: Path) -> str:
+            return base64.b64encode(file.read_bytes()).decode()
+
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": context, "cluster": {"server": server, "certificate-authority-data": inline(self.folder / "ca.crt")}}],
+            "users": [
+                {
+                    "name": common,
+                    "user": {"client-certificate-data": inline(certificate), "client-key-data": inline(certificate.with_suffix(".key"))},
+                }
+            ],
+            "contexts": [{"name": context, "context": {"cluster": context, "user": common}}],
+            "current-context": context,
+        }
+        _write(path, yaml.safe_dump(document).encode())
+        return path

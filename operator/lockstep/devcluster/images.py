@@ -1,0 +1,100 @@
+"""The images of the embedded cluster: `pause`, and a base with Python made from the distribution's own packages."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+BASE = "localhost/lockstep/base:1"
+PAUSE = "localhost/lockstep/pause:1"
+PACKAGES = ("python3-minimal", "python3", "libpython3-stdlib", "ca-certificates", "iproute2", "procps")
+UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache", "var/lib/apt/lists")
+FORM = "2"  # raise it when the way an image is made changes
+
+
+def release() -> dict[str, str]:
+    """/etc/os-release, unquoted."""
+    lines = (line.partition("=") for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
+    return {key: value.strip('"') for key, _, value in lines}
+
+
+def base_key() -> str:
+    facts = release()
+    return hashlib.sha256(f"{FORM}|{facts['ID']}|{facts['VERSION_CODENAME']}|{PACKAGES}".encode()).hexdigest()[:12]
+
+
+def base_path(root: Path) -> Path:
+    return root / "devcluster" / "images" / f"base-{base_key()}.tar"
+
+
+def base_archive(root: Path, say: Callable[[str], None]) -> Path:
+    """The base image as an archive for `ctr images import`; made with debootstrap once, then cached."""
+    archive = base_path(root)
+    if not archive.exists():
+        say(f"making the base image {BASE} from {release()['VERSION_CODENAME']} packages (under a minute, cached afterwards)")
+        tree = archive.with_suffix(".tree")
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        log = archive.with_suffix(".log")
+        with log.open("wb") as output:
+            command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", release()["VERSION_CODENAME"], str(tree)]
+            if subprocess.run(command, stdout=output, stderr=output, check=False).returncode != 0:
+                raise RuntimeError(f"debootstrap failed: {log.read_text(errors='replace').strip().splitlines()[-1]} (see {log})")
+        for name in UNUSED:
+            shutil.rmtree(tree / name, ignore_errors=True)
+        _write_archive(archive, BASE, _layer_of(tree), {"Cmd": ["/bin/bash"]})
+        shutil.rmtree(tree)
+    return archive
+
+
+def pause_archive(binary: Path, root: Path) -> Path:
+    """The image that holds pods' namespaces: one static program."""
+    archive = root / "devcluster" / "images" / f"pause-{hashlib.sha256(binary.read_bytes()).hexdigest()[:12]}.tar"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        layer = archive.with_suffix(".layer")
+        with tarfile.open(layer, "w") as tar:
+            member = tarfile.TarInfo("pause")
+            member.size, member.mode = binary.stat().st_size, 0o755
+            with binary.open("rb") as content:
+                tar.addfile(member, content)
+        _write_archive(archive, PAUSE, layer, {"Entrypoint": ["/pause"], "User": "65535:65535"})
+    return archive
+
+
+def _layer_of(tree: Path) -> Path:
+    layer = tree.with_suffix(".layer")
+    subprocess.run(["tar", "--numeric-owner", "-C", str(tree), "-cf", str(layer), "."], check=True)
+    return layer
+
+
+def _write_archive(archive: Path, reference: str, layer: Path, config: dict[str, object]) -> None:
+    """Layer and configuration in the form of `docker save`, which containerd imports."""
+    with layer.open("rb") as content:
+        diff_id = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
+    environment = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+    body = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Env": environment, **config},
+            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+        }
+    ).encode()
+    config_name = f"{hashlib.sha256(body).hexdigest()}.json"
+    manifest = json.dumps([{"Config": config_name, "RepoTags": [reference], "Layers": ["layer.tar"]}]).encode()
+    temporary = archive.with_suffix(".tmp")
+    with tarfile.open(temporary, "w") as tar:
+        for name, data in ((config_name, body), ("manifest.json", manifest)):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        tar.add(layer, arcname="layer.tar")
+    layer.unlink()
+    temporary.replace(archive)

@@ -1,0 +1,78 @@
+"""Links, namespaces and routes: a bridge on the host, a network namespace and a cable for every node."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from lockstep.devcluster.layout import Layout, NodeLayout
+
+COMMENT = "lockstep-devcluster"
+
+
+def _run(*command: str) -> None:
+    """Run a command; its error text becomes the exception's."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _link_exists(name: str) -> bool:
+    return Path("/sys/class/net", name).exists()
+
+
+def namespace_exists(node: NodeLayout) -> bool:
+    return _succeeds("nsenter", f"--net=/run/netns/{node.namespace}", "true")
+
+
+def _filter_rules(layout: Layout) -> list[list[str]]:
+    """Accept what crosses our bridge even where the host's default is to drop what it forwards."""
+    tail = ["-m", "comment", "--comment", f"{COMMENT}-{layout.index}", "-j", "ACCEPT"]
+    return [["FORWARD", "-i", layout.bridge, *tail], ["FORWARD", "-o", layout.bridge, *tail]]
+
+
+def create_bridge(layout: Layout) -> None:
+    if not _link_exists(layout.bridge):
+        _run("ip", "link", "add", layout.bridge, "type", "bridge")
+    _run("ip", "address", "replace", f"{layout.gateway}/24", "dev", layout.bridge)
+    _run("ip", "link", "set", layout.bridge, "up")
+    for rule in _filter_rules(layout):
+        if not _succeeds("iptables", "-w", "-C", *rule):
+            _run("iptables", "-w", "-I", *rule)
+
+
+def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
+    """The node's namespace with its cable to the bridge, and routes to every node's pods, also from the host."""
+    if not namespace_exists(node):
+        subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
+        _run("ip", "netns", "add", node.namespace)
+    if not _link_exists(node.link):
+        _run("ip", "link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
+    _run("ip", "link", "set", node.link, "master", node.cluster.bridge, "up")
+    inside = ["ip", "-n", node.namespace]
+    _run(*inside, "address", "replace", f"{node.address}/24", "dev", "eth0")
+    for link in ("lo", "eth0"):
+        _run(*inside, "link", "set", link, "up")
+    _run(*inside, "route", "replace", "default", "via", node.cluster.gateway)
+    _run("nsenter", f"--net=/run/netns/{node.namespace}", "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    for other in nodes:
+        if other.number != node.number:
+            _run(*inside, "route", "replace", other.pod_network, "via", other.address)
+    _run("ip", "route", "replace", node.pod_network, "via", node.address)
+
+
+def remove(layout: Layout) -> None:
+    """Everything of this cluster: namespaces (their links go with them), cables, the bridge and its routes, filter rules."""
+    for path in sorted(Path("/run/netns").glob(f"lk{layout.index}-node*")) if Path("/run/netns").exists() else []:
+        _run("ip", "netns", "delete", path.name)
+    for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):
+        _run("ip", "link", "delete", path.name)
+    if _link_exists(layout.bridge):
+        _run("ip", "link", "delete", layout.bridge)
+    for rule in _filter_rules(layout):
+        while _succeeds("iptables", "-w", "-C", *rule):
+            _run("iptables", "-w", "-D", *rule)

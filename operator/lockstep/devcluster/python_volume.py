@@ -1,0 +1,91 @@
+"""What pods mount as their Python environment: the cached packages and a copy of this checkout's code."""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import lockstep
+
+CODE = "code"
+SITE = "site"
+KEPT_COPIES = 3
+
+
+def source_folders() -> list[Path]:
+    """The packages of this checkout (or installation): lockstep, lockstep_gang, lockstep_train."""
+    control = Path(lockstep.__file__).resolve().parent
+    checkout = control.parent.parent
+    nodes = [checkout / "workspace" / name for name in ("lockstep_gang", "lockstep_train")]
+    return [control, *(folder if folder.is_dir() else control.parent / folder.name for folder in nodes)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+def code_key() -> str:
+    digest = hashlib.sha256()
+    for folder in source_folders():
+        for path in _files(folder):
+            digest.update(f"{folder.name}/{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def publish_code(volume: Path) -> Path:
+    """Copy the packages into the volume, compiled, and let `code` point at the copy. The copy is named by its content."""
+    target = volume / f"{CODE}-{code_key()}"
+    if not target.exists():
+        temporary = volume / f".{target.name}.{os.getpid()}"
+        for folder in source_folders():
+            shutil.copytree(folder, temporary / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(temporary, quiet=1, stripdir=str(temporary))
+        for path in [temporary, *temporary.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        temporary.rename(target)
+    _point(volume / CODE, target.name)
+    for old in sorted(volume.glob(f"{CODE}-*"), key=lambda p: p.stat().st_mtime)[:-KEPT_COPIES]:
+        if old != target:
+            shutil.rmtree(old)
+    return target
+
+
+def publish_packages(volume: Path) -> Path:
+    """Let `site` point at the packages this interpreter runs with; they are part of the volume when scripts/setup.py made them.
+
+    Raises:
+        RuntimeError: the packages lie elsewhere, so pods could not see them.
+    """
+    site = Path(_packages_of_torch())
+    if not site.is_relative_to(volume.resolve()):
+        raise RuntimeError(
+            f"the Python packages are in {site}, outside {volume}, where pods can't see them: use the .venv that `make setup` makes"
+        )
+    _point(volume / SITE, str(site.relative_to(volume.resolve())))
+    return site
+
+
+def _packages_of_torch() -> Path:
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"{sys.executable} has no torch: run `make setup`")
+    return Path(spec.origin).resolve().parent.parent
+
+
+def _point(link: Path, target: str) -> None:
+    if link.is_symlink() and str(link.readlink()) == target:
+        return
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def python_minor() -> str:
+    return sysconfig.get_python_version()
