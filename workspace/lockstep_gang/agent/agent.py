@@ -81,6 +81,13 @@ class Agent:
             self._socket.close()
         return self._exit_code()
 
+    def end_with(self, parent: int) -> None:
+        """Leave once `parent` is not this process's parent any more: it has ended, and nobody else would stop the ranks."""
+        if os.getppid() == parent:
+            asyncio.get_running_loop().call_later(1.0, self.end_with, parent)
+        elif not self._leaving:
+            self._leave()
+
     def _hello(self) -> Hello:
         states = self._ranks.states() if self._ranks is not None else ()
         return Hello(self._node.index, self._instance, self._known_attempt, self._known_attempt if self._running else 0, states)

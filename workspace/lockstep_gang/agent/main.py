@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = make_folder(_temporary())
     node = Node(run, index, options.run, folder / "report.sock", folder)
     try:
-        return asyncio.run(_serve(run, key, node, console))
+        return asyncio.run(_serve(run, key, node, (console, options.parent)))
     except (ContractError, OSError) as error:
         console.say(f"the agent of node {index} cannot go on: {error}")
         return CONFIGURATION
@@ -54,8 +54,11 @@ def node_index(option: str | None, variable: str | None, nodes: int) -> int:
     return int(given)
 
 
-async def _serve(run: Run, key: bytes, node: Node, console: Console) -> int:
+async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | None]) -> int:
+    console, parent = around
     agent = Agent(run, key, node, console)
+    if parent is not None:
+        agent.end_with(parent)
     if node.index != 0:
         return await agent.run()
     output = Output(console.say, console.tail)
@@ -78,6 +81,7 @@ async def _serve(run: Run, key: bytes, node: Node, console: Console) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agent.pyz", description="Starts and watches the ranks of one node of a Lockstep job.")
     parser.add_argument("--run", required=True, metavar="FILE", help="run.json")
+    parser.add_argument("--parent", type=int, metavar="PID", help="save and stop when this process is no longer the parent")
     parser.add_argument("--node", metavar="N", help="index of this node (default: the variable LOCKSTEP_NODE)")
     return parser.parse_args(arguments)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+"""Linux only. Elsewhere (`--local` on a laptop) a killed agent can leave its ranks behind; everything else works."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Ended:
 
 def become_subreaper() -> None:
     """Orphans of ranks become children of this process instead of the machine's first one. Raises OSError."""
-    if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if _prctl is not None and _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
@@ -39,7 +40,8 @@ def start_process(command: Sequence[str], folder: str, environment: Mapping[str,
     parent = os.getpid()
 
     def die_with_parent() -> None:  # between fork and exec: nothing but system calls
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -55,16 +57,29 @@ def ended_children(leaders: Mapping[int, object]) -> Iterator[Ended]:
     """Children that ended since the last time, orphans too. The process group of a leader is killed before its number is free again."""
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            found = _next_ended(leaders)
         except ChildProcessError:
             return
         if found is None:
             return
-        if found.si_pid in leaders:
-            send_to_group(found.si_pid, signal.SIGKILL)
-        _, status = os.waitpid(found.si_pid, 0)
+        pid, status = found
         code = os.waitstatus_to_exitcode(status)
-        yield Ended(found.si_pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None)
+        yield Ended(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None)
+
+
+def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int] | None:
+    """(process id, status) of a child that ended; None: the others run. Raises ChildProcessError when there is no child."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13: the group is killed just after its number is free
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in leaders:
+            send_to_group(pid, signal.SIGKILL)
+        return (pid, status) if pid else None
+    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    if found.si_pid in leaders:
+        send_to_group(found.si_pid, signal.SIGKILL)
+    return os.waitpid(found.si_pid, 0)
 
 
 def signal_name(number: int) -> str:
@@ -87,8 +102,8 @@ def send(pid: int, number: signal.Signals) -> None:
 def kill_strays(variable: str) -> None:
     """SIGKILL every process with `variable` (NAME=value) in its environment: descendants of ranks that left their session."""
     marker = variable.encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
+    for folder in Path("/proc").glob("[0-9]*"):
+        if int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if marker in (folder / "environ").read_bytes().split(b"\0"):
                     send(int(folder.name), signal.SIGKILL)

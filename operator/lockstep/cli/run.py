@@ -1,0 +1,43 @@
+"""`lockstep run -f job.yaml --local`: the same job file without the operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.inputs import FileOption, read_inputs
+
+LOCAL_CLUSTER = "local"
+
+
+def run(
+    file: FileOption,
+    local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default with --local: local.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Instead of the job's.")] = None,
+    workspace: Annotated[
+        Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
+    ] = Path(".lockstep/workspace"),
+) -> None:
+    """Run a job to its end and follow its log. Exit code 0: complete, 1: failed, 2: it can't run as written, 130: interrupted.
+
+    Example: lockstep run -f job.yaml --local
+    """
+    if not local:
+        raise ConfigError("say where the job should run: --local (processes of this machine)")
+    raise typer.Exit(_run_local(file, cluster or LOCAL_CLUSTER, nodes, workspace))
+
+
+def _run_local(file: Path, cluster: str, nodes: int | None, workspace: Path) -> int:
+    from lockstep.platforms.local.run import run_local
+
+    inputs = read_inputs(file, cluster, None)
+    job = inputs.job
+    if nodes is not None:
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
+    return run_local(job, inputs.cluster.profile, workspace)

@@ -1,0 +1,132 @@
+"""The agents of all nodes as processes of this one: start, wait, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+END_SECONDS = 15.0
+"""For the other agents to end after node 0's; then they are told to, then killed."""
+FAILED = 1
+ENDINGS = (0, FAILED, 75)
+"""An agent's codes at the end of the job, whatever that was: complete, failed, saved and stopped."""
+INTERRUPTED = 130
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+class Agents:
+    """One agent a node. Node 0's output is this process's; the others' goes to files `node-N.log` in `logs`."""
+
+    def __init__(self, run_path: Path, nodes: int, logs: Path) -> None:
+        self._logs = logs
+        self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._processes = [self._start(run_path, node, logs) for node in range(nodes)]
+        for node, process in enumerate(self._processes):
+            threading.Thread(target=lambda n=node, p=process: self._ended.put((n, p.wait())), daemon=True).start()
+
+    def wait(self) -> int:
+        """Until node 0's agent has ended; 0 when the job is complete. Raises Interrupted."""
+        while True:
+            node, code = self._ended.get()
+            if node == 0:
+                return 0 if code == 0 else FAILED
+            if code not in ENDINGS:  # killed from outside, or it could not start; no platform is here to replace it
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+                print(
+                    f"lockstep: the agent of node {node} {how}, its log is {self._logs}/node-{node}.log: stopping the job", file=sys.stderr
+                )
+                return FAILED
+
+    def tell(self, number: signal.Signals) -> None:
+        """SIGTERM means save and stop; a second one, stop at once."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def wait_all(self, seconds: float | None) -> bool:
+        """Whether all have ended within this time."""
+        try:
+            for process in self._processes:
+                process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Nothing is left when this returns."""
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            if self.wait_all(0):
+                return
+            self.tell(number)
+            self.wait_all(END_SECONDS)
+
+    @staticmethod
+    def _start(run_path: Path, node: int, logs: Path) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable,
+            "-m",
+            "lockstep_gang.agent.main",
+            "--run",
+            str(run_path),
+            "--node",
+            str(node),
+            "--parent",
+            str(os.getpid()),
+        ]
+        if node == 0:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        logs.mkdir(parents=True, exist_ok=True)
+        with (logs / f"node-{node}.log").open("wb") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def run_agents(run_path: Path, nodes: int, logs: Path) -> int:
+    """The exit code: 0 complete, 1 failed, 130 interrupted. Ctrl-C lets the ranks save; a second one stops them at once."""
+    with interruptible():
+        agents = Agents(run_path, nodes, logs)
+        try:
+            code = agents.wait()
+            agents.wait_all(END_SECONDS)
+            return code
+        except Interrupted:
+            print("\nlockstep: stopping, the ranks save first (Ctrl-C again: at once)", file=sys.stderr)
+            _save_and_stop(agents)
+            return INTERRUPTED
+        finally:
+            agents.end()
+
+
+def _save_and_stop(agents: Agents) -> None:
+    for _ in range(2):
+        agents.tell(signal.SIGTERM)
+        try:
+            agents.wait_all(None)
+            return
+        except Interrupted:
+            continue
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM raise Interrupted."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,89 @@
+"""What a resolved job becomes on this machine: folders for the volumes, loopback for the network, this Python for the image."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.plan.resolve import PlatformDefaults, Resolved
+from lockstep.plan.run import Placement, build_run
+from lockstep_gang.contract import Run, WhenDone
+
+LOOPBACK = "127.0.0.1"
+
+
+def local_defaults(root: Path, uid: str) -> PlatformDefaults:
+    """`root`/workspace stands for /workspace and `root`/datasets for /datasets."""
+    folder = root.resolve()
+    return PlatformDefaults(str(folder / "workspace"), str(folder / "datasets"), uid=uid, image="local")
+
+
+def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inherited: Mapping[str, str]) -> Run:
+    """run.json for processes here; `ports` are the coordinator's and the first of the ranks'.
+
+    Raises ConfigError for a variable that only a cluster could look up.
+    """
+    placement = Placement(
+        addresses=(LOOPBACK,) * resolved.nodes,
+        run_dir=str(run_dir(resolved)),
+        key_file=str(key_file),
+        when_done=WhenDone.EXIT,
+        coordinator_port=ports[0],
+        master_port=ports[1],
+    )
+    run = build_run(resolved, placement)
+    command = (sys.executable, *run.command[1:]) if run.command[0] == "python3" else run.command
+    return replace(run, command=command, environment=rank_variables(resolved, inherited))
+
+
+def run_dir(resolved: Resolved) -> Path:
+    return Path(resolved.platform.workspace) / "runs" / resolved.name
+
+
+def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The job's own variables and a share of the cores. The profile's are for its image and its network, not for this machine."""
+    spec = resolved.job.spec
+    threads = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // resolved.world_size))}
+    nccl = {variable.name: variable.value for variable in spec.fabric.nccl_env}
+    missing = [variable.name for variable in spec.env if variable.value_from is not None and variable.name not in inherited]
+    if missing:
+        raise ConfigError(
+            f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
+        )
+    own = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None}
+    return {**threads, **nccl, **own}
+
+
+def check_inputs(resolved: Resolved) -> None:
+    """Everything the job reads is there. Raises ConfigError with one sentence for the first that isn't."""
+    script, training = resolved.job.spec.script, resolved.training
+    if script is not None:
+        workspace = Path(resolved.platform.workspace)
+        _require_file("spec.script.path", script.path, workspace / resolved.command[1])
+    if training is not None:
+        model = Path(training["model"]["name"])
+        stated = resolved.job.spec.training
+        assert stated is not None  # noqa: S101 (resolved.training comes from it)
+        _require("spec.training.model.name", stated.model.name, model, model.is_dir(), "folder")
+        _require_file("spec.training.model.name", f"{stated.model.name}/config.json", model / "config.json")
+        _require_file("spec.training.data.path", stated.data.path, Path(training["data"]["path"]))
+        resume = training["checkpoint"]["resumeFrom"]
+        if resume.startswith("/"):
+            _require("spec.training.checkpoint.resumeFrom", stated.checkpoint.resume_from, Path(resume), Path(resume).is_dir(), "folder")
+
+
+def _require_file(field: str, stated: str, path: Path) -> None:
+    _require(field, stated, path, path.is_file(), "file")
+
+
+def _require(field: str, stated: str, path: Path, there: bool, kind: str) -> None:
+    if there:
+        return
+    mapped = f" ({stated} of the job)" if str(path) != stated else ""
+    hint = " or say --workspace FOLDER" if stated.startswith((f"{WORKSPACE}/", f"{DATASETS}/")) or not stated.startswith("/") else ""
+    raise ConfigError(f"{field}: there is no {kind} {path}{mapped}: put it there{hint}")
