@@ -1,0 +1,272 @@
+"""The CRDs at a real API server: accepted, every rule enforced with its message, read well by kubectl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kubernetes import client, config, watch
+from pydantic import ValidationError
+
+from crd_rule_cases import CASES, WrittenRule, job, profile, training, written_rules
+from lockstep.api.crd import cluster_profile_crd, training_job_crd
+from lockstep.api.job import TrainingJob
+from lockstep.api.names import GROUP, VERSION
+from lockstep.api.yamltext import dump_yaml
+
+CRDS = [training_job_crd(), cluster_profile_crd()]
+RULES = pytest.mark.parametrize("rule", list(CASES), ids=lambda rule: rule.message[:40])
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
+
+class Server:
+    """The API of our two kinds, in a namespace of its own."""
+
+    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+
+    def path(self, kind: str, name: str = "") -> str:
+        place = f"namespaces/{self.namespace}/trainingjobs" if kind == "TrainingJob" else "clusterprofiles"
+        return f"/apis/{GROUP}/{VERSION}/{place}" + (f"/{name}" if name else "")
+
+    def send(self, method: str, path: str, body: Any = None, *, form: str = "application/json", accept: str = "application/json") -> Any:
+        """The reply's JSON, whatever its status."""
+        url, headers = self.api.configuration.host + path, {"Content-Type": form, "Accept": accept}
+        self.api.update_params_for_auth(headers, [], ["BearerToken"], url, method, None)
+        return json.loads(self.api.call_api(method, url, headers, body.encode() if isinstance(body, str) else body).read())
+
+    def create(self, item: dict[str, Any], *, keep: bool = False) -> Any:
+        options = "fieldValidation=Strict" if keep else "fieldValidation=Strict&dryRun=All"
+        return self.send("POST", f"{self.path(item['kind'])}?{options}", item)
+
+    def replace(self, item: dict[str, Any], old: dict[str, Any]) -> Any:
+        """What an update of `old` to `item` would be answered with."""
+        versioned = item | {"metadata": item["metadata"] | {"resourceVersion": old["metadata"]["resourceVersion"]}}
+        return self.send("PUT", f"{self.path(item['kind'], item['metadata']['name'])}?dryRun=All&fieldValidation=Strict", versioned)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The CRDs are applied and left: others in the cluster may use them."""
+    with config.new_client_from_config() as api:
+        core = client.CoreV1Api(api)
+        namespace = core.create_namespace({"metadata": {"generateName": "lockstep-crds-"}}).metadata.name
+        try:
+            found = Server(api, namespace)
+            for crd in CRDS:
+                path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+                reply = found.send("PATCH", f"{path}?fieldManager=lockstep&force=true", dump_yaml(crd), form="application/apply-patch+yaml")
+                assert reply["kind"] == "CustomResourceDefinition", reply["message"]
+                wait_until_established(api, crd["metadata"]["name"])
+            yield found
+        finally:
+            core.delete_namespace(namespace)
+
+
+def wait_until_established(api: client.ApiClient, name: str) -> None:
+    listing = client.ApiextensionsV1Api(api).list_custom_resource_definition
+    for event in watch.Watch().stream(listing, field_selector=f"metadata.name={name}", timeout_seconds=20):
+        if any(c.type == "Established" and c.status == "True" for c in event["object"].status.conditions or ()):
+            return
+    raise AssertionError(f"{name} was not established within 20 s")
+
+
+def told(reply: dict[str, Any]) -> list[tuple[str, str]]:
+    """(field, message) of every cause that the API server gives."""
+    assert reply["kind"] == "Status", "it was accepted"
+    return [(cause.get("field", ""), cause["message"]) for cause in reply["details"]["causes"]]
+
+
+def stored(reply: dict[str, Any]) -> dict[str, Any]:
+    assert reply["kind"] != "Status", reply["message"]
+    return reply
+
+
+@pytest.fixture
+def before(server: Server, rule: WrittenRule) -> Iterator[dict[str, Any] | None]:
+    """The object that a transition rule compares with; None for rules about one object alone."""
+    item = CASES[rule].before
+    if item is None:
+        yield None
+        return
+    made = stored(server.create(item, keep=True))
+    yield made
+    server.send("DELETE", server.path(rule.kind, made["metadata"]["name"]))
+
+
+def test_the_api_server_finds_nothing_wrong_with_the_schemas(server: Server) -> None:
+    for crd in CRDS:
+        found = server.send("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}")
+        conditions = {c["type"]: c["status"] for c in found["status"]["conditions"]}
+        assert conditions == {"NamesAccepted": "True", "Established": "True"}  # no NonStructuralSchema
+
+
+def test_every_rule_has_a_case() -> None:
+    assert set(CASES) == set(written_rules())
+
+
+@RULES
+def test_what_keeps_a_rule_is_accepted(server: Server, rule: WrittenRule, before: dict[str, Any] | None) -> None:
+    item = CASES[rule].accepted
+    stored(server.create(item) if before is None else server.replace(item, before))
+
+
+@RULES
+def test_what_breaks_a_rule_is_refused_with_its_message(server: Server, rule: WrittenRule, before: dict[str, Any] | None) -> None:
+    case = CASES[rule]
+    ((field, message),) = told(server.create(case.refused) if before is None else server.replace(case.refused, before))
+    assert (field, message.split(": ", 2)[2]) == (case.field or "<nil>", rule.message)
+
+
+def test_a_job_shows_its_defaults(server: Server) -> None:
+    spec = stored(server.create(training()))["spec"]
+    assert spec == {
+        "fabric": {"mode": "Auto"},
+        "restart": {"maxRestarts": 3, "backoffSeconds": 10},
+        "suspend": False,
+        "training": {
+            "model": {"name": "/m"},
+            "lora": {"rank": 16, "alpha": 32, "dropout": "0", "targetModules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+            "zeroStage": "Stage2",
+            "precision": "BF16",
+            "seed": 42,
+            "data": {"path": "/d", "maxLength": 2048},
+            "optimization": {
+                "epochs": 1,
+                "learningRate": "2e-4",
+                "microBatchSize": 1,
+                "warmupSteps": 0,
+                "schedule": "Cosine",
+                "maxGradientNorm": "1.0",
+                "weightDecay": "0",
+            },
+            "checkpoint": {"everySteps": 100, "keep": 3, "resumeFrom": "Auto"},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "item", [training(evaluation={}), training(), job(), profile()], ids=["evaluation", "training", "script", "profile"]
+)
+def test_defaults_of_the_api_server_are_those_of_the_models(server: Server, item: dict[str, Any]) -> None:
+    from lockstep.api.profile import ClusterProfile
+
+    model = {"TrainingJob": TrainingJob, "ClusterProfile": ClusterProfile}[item["kind"]]
+    assert model.model_validate(stored(server.create(item))).spec == model.model_validate(item).spec
+
+
+def test_an_update_that_leaves_defaults_out_again_is_accepted(server: Server) -> None:
+    made = stored(server.create(training(), keep=True))
+    try:
+        stored(server.replace(training(), made))
+    finally:
+        server.send("DELETE", server.path("TrainingJob", "x"))
+
+
+def test_an_unknown_field_is_refused_with_its_path(server: Server) -> None:
+    reply = server.create(training(loar={"rank": 8}))
+    assert reply["code"] == 400
+    assert 'unknown field "spec.training.loar"' in reply["message"]
+
+
+PLACES = {
+    "image": lambda text: job(image=text),
+    "path": lambda text: training(data={"path": text}),
+    "claim": lambda text: job(storage={"workspaceClaimName": text}),
+    "variable": lambda text: job(env=[{"name": text}]),
+    "field": lambda text: job(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": text}}}]),
+    "label": lambda text: job(podTemplate={"labels": {"a": text}}),
+    "key": lambda text: job(podTemplate={"annotations": {text: "a"}}),
+    "rate": lambda text: training(optimization={"learningRate": text}),
+    "size": lambda text: job(podTemplate={"volumes": [{"name": "v", "mountPath": "/v", "emptyDir": {"sizeLimit": text}}]}),
+    "resume": lambda text: training(checkpoint={"resumeFrom": text}),
+    "argument": lambda text: job(script={"path": "a.py", "args": [text]}),
+    "name": lambda text: job(name=text),
+}
+TEXTS = st.one_of(
+    st.text(st.sampled_from("aZ09-._/ :e\nGim€"), max_size=6),
+    st.sampled_from(["Auto", "/a\nb", "1Gi", "2e-4", "a.b/c", "A_B", "a\n", "x" * 64]),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.sampled_from(sorted(PLACES)), text=TEXTS)
+def test_models_and_api_server_accept_the_same_text(server: Server, place: str, text: str) -> None:
+    item = PLACES[place](text)
+    try:
+        TrainingJob.model_validate(item)
+        accepted = True
+    except ValidationError:
+        accepted = False
+    assert (server.create(item)["kind"] == "TrainingJob") is accepted
+
+
+def test_the_columns_show_what_a_person_looks_for(server: Server) -> None:
+    made = stored(server.create(training(), keep=True))
+    status = {
+        "ranks": {"desired": 8, "ready": 7},
+        "trainer": {"step": 12, "progressPercentage": 10},
+        "restarts": 1,
+        "profile": {"name": "barcelona", "hash": "h", "transport": "RDMA"},
+        "checkpoint": {"lastCommittedStep": 10, "lastCommitTime": "2026-01-01T00:00:00Z"},
+        "conditions": [condition("Accepted", "SpecValid"), condition("Progressing", "Step")],
+    }
+    try:
+        stored(server.send("PUT", server.path("TrainingJob", "x") + "/status", made | {"status": status}))
+        table = server.send("GET", server.path("TrainingJob"), accept=TABLE)
+    finally:
+        server.send("DELETE", server.path("TrainingJob", "x"))
+    columns = {c["name"]: (c["priority"], cell) for c, cell in zip(table["columnDefinitions"], table["rows"][0]["cells"], strict=True)}
+    age = columns.pop("Age")
+    assert age[1].endswith("s")
+    assert columns == {
+        "Name": (0, "x"), "Ready": (0, 7), "Step": (0, 12), "Progress": (0, 10), "Restarts": (0, 1), "Reason": (0, "Step"),
+        "Profile": (1, "barcelona"), "Fabric": (1, "RDMA"), "Checkpoint": (1, 10),
+    }  # fmt: skip
+
+
+def condition(name: str, reason: str) -> dict[str, Any]:
+    return {
+        "type": name,
+        "status": "True",
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 1,
+    }
+
+
+def test_scaling_changes_the_nodes_and_shows_those_that_exist(server: Server) -> None:
+    made = stored(server.create(job(nodes=2), keep=True))
+    path = server.path("TrainingJob", "x")
+    try:
+        stored(server.send("PUT", f"{path}/status", made | {"status": {"nodes": 1, "selector": "lockstep.dev/job=x"}}))
+        patched = server.send("PATCH", f"{path}/scale", {"spec": {"replicas": 3}}, form="application/merge-patch+json")
+        assert (patched["spec"], patched["status"]) == ({"replicas": 3}, {"replicas": 1, "selector": "lockstep.dev/job=x"})
+        assert server.send("GET", path)["spec"]["nodes"] == 3
+    finally:
+        server.send("DELETE", path)
+
+
+def test_status_is_written_apart_from_the_spec(server: Server) -> None:
+    made = stored(server.create(job(nodes=2) | {"status": {"nodes": 9}}, keep=True))
+    try:
+        assert "status" not in made
+        changed = made | {"spec": made["spec"] | {"nodes": 5}, "status": {"nodes": 2}}
+        reply = stored(server.send("PUT", server.path("TrainingJob", "x") + "/status", changed))
+        assert (reply["spec"]["nodes"], reply["status"]["nodes"]) == (2, 2)
+    finally:
+        server.send("DELETE", server.path("TrainingJob", "x"))
+
+
+def test_what_kubectl_explain_reads_has_the_descriptions(server: Server) -> None:
+    published = server.send("GET", f"/openapi/v3/apis/{GROUP}/{VERSION}")["components"]["schemas"]
+    spec = published["dev.lockstep.v1alpha1.TrainingJob"]["properties"]["spec"]
+    lora = spec["properties"]["training"]["properties"]["lora"]
+    assert lora["description"] == "The adapter to train."
+    assert lora["properties"]["rank"]["description"] == "The adapter's rank, r."
