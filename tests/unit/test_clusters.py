@@ -67,3 +67,9 @@ def test_a_file_with_mistakes_does_not_hide_the_others(folder: Path, capsys: pyt
         print_clusters(folder)
     out = capsys.readouterr().out
     assert "bad" in out and "n-one" in out and "n-two" in out
+
+
+def test_the_list_names_the_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "big.yaml").write_text("cluster: {name: big, namespace: n}\ngpus: {per_node: 4, type: NVIDIA H100}\n")
+    print_clusters(folder)
+    assert "4 x NVIDIA H100" in capsys.readouterr().out

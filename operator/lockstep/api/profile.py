@@ -79,9 +79,9 @@ class Gpus(Model):
     """The GPUs of a node."""
 
     per_node: Annotated[int, Field(ge=0, le=64)] = 0
-    """GPUs a pod takes, of a job that doesn't say; 0: ranks run on the CPU."""
+    """GPUs that a pod takes when its job doesn't say; 0: ranks run on the CPU."""
     type: Annotated[str | None, Field(max_length=128)] = None
-    """The value of the node label nvidia.com/gpu.product, or free text."""
+    """What people call them, for example NVIDIA H100 80GB HBM3; shown by list-clusters."""
     default_nodes: Annotated[int, Field(ge=1, le=1024)] = 2
     """Nodes of a job that doesn't say."""
 

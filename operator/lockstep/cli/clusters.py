@@ -93,7 +93,7 @@ def _row(found: ClusterFile) -> tuple[str, ...]:
         found.cluster.name,
         spec.platform.value,
         str(len(spec.nodes.gpu_nodes) or "any"),
-        f"{spec.gpus.per_node} a node" if spec.gpus.per_node else "none",
+        f"{spec.gpus.per_node} x {spec.gpus.type or 'GPU'}" if spec.gpus.per_node else "none",
         "RDMA, TCP" if spec.network.rdma.enabled else "TCP",
         storage.strip(),
         found.cluster.namespace,

@@ -1,0 +1,68 @@
+"""For every key of a cluster file: keys that make a file with it, and the same without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.api.clusterkeys import KEYS
+
+# A value that is no default, for every key of the profile; what else a file then must say.
+VALUES: dict[str, Any] = {
+    "cluster.platform": "kubernetes", "nodes.gpu_nodes": ["a", "b"], "nodes.selector": {"a": "b"}, "nodes.rack_label": "rack",
+    "storage.mode": "volumeClaimTemplates", "storage.class_rwx": "a", "storage.class_rwo": "a", "storage.workspace_size": "1Gi",
+    "storage.datasets_size": "1Gi", "storage.workspace_claim": "a", "storage.datasets_claim": "a", "network.rdma.enabled": True,
+    "network.rdma.devices": ["mlx5_0"], "network.rdma.interfaces": ["net1"], "network.rdma.gid_index": 3, "network.rdma.gdr_level": "SYS",
+    "network.rdma.cross_nic": 1, "network.rdma.ib_timeout": 22, "network.rdma.min_nchannels": 4, "network.rdma.rails[].network": "a",
+    "network.rdma.rails[].resource": "a/b", "network.rdma.memlock": "unlimited", "network.rdma.dmabuf": False,
+    "network.tcp.interface_exclude": "^lo", "network.tcp.p2p_level": "NVL", "network.mtu": 9000, "security.service_account": "a",
+    "security.requires_privileged_scc": True, "security.ipc_lock": True, "gpus.per_node": 4, "gpus.type": "H100", "gpus.default_nodes": 3,
+    "resources.requests.cpu": "1", "resources.requests.memory": "1Gi", "resources.limits.cpu": "1", "resources.limits.memory": "1Gi",
+    "nccl.debug": "INFO", "nccl.env[].name": "NCCL_ALGO", "nccl.env[].value": "Ring", "image": "a:1", "shm_size": "1Gi",
+    "pod.volumes[].name": "a", "pod.volumes[].claim": "a", "pod.volumes[].mount_path": "/a", "pod.volumes[].class": "a",
+    "pod.volumes[].size": "2Gi", "pod.env[].name": "A", "pod.env[].value": "1", "notes": "a",
+}  # fmt: skip
+NEEDED = {
+    "network.rdma.rails[].network": {"network.rdma.enabled": True, "security.ipc_lock": True},
+    "network.rdma.rails[].resource": {"network.rdma.enabled": True, "security.ipc_lock": True, "network.rdma.rails[].network": "a"},
+    "network.rdma.enabled": {"security.ipc_lock": True},
+    "nccl.env[].name": {"nccl.env[].value": "Ring"},
+    "nccl.env[].value": {"nccl.env[].name": "NCCL_ALGO"},
+    "pod.env[].value": {"pod.env[].name": "A"},
+} | {
+    key: {
+        other: "/z" if other.endswith("path") else "z"
+        for other in ("pod.volumes[].name", "pod.volumes[].claim", "pod.volumes[].mount_path")
+    }
+    for key in KEYS
+    if key.startswith("pod.volumes[]")
+}
+
+
+def written(values: dict[str, Any]) -> dict[str, Any]:
+    """The document of a cluster file with these keys."""
+    document: dict[str, Any] = {"cluster": {"name": "x", "namespace": "n"}}
+    for path, value in values.items():
+        *sections, name = path.split(".")
+        place = document
+        for section in sections:
+            place = place.setdefault(section.removesuffix("[]"), [{}] if section.endswith("[]") else {})
+            place = place[0] if isinstance(place, list) else place
+        place[name] = value
+    return document
+
+
+# Without these an item of a list is no item, so the list goes with them.
+REQUIRED = {
+    "network.rdma.rails[].network", "nccl.env[].name", "nccl.env[].value", "pod.env[].name",
+    "pod.volumes[].name", "pod.volumes[].claim", "pod.volumes[].mount_path",
+}  # fmt: skip
+
+
+def given(key: str) -> dict[str, Any]:
+    """Keys and values of a valid file with `key`."""
+    return NEEDED.get(key, {}) | {key: VALUES[key]}
+
+
+def left_out(key: str) -> dict[str, Any]:
+    """The same without `key`."""
+    return {path: value for path, value in NEEDED.get(key, {}).items() if path != key and not ("[]" in path and key in REQUIRED)}
