@@ -106,7 +106,7 @@ class Opener:
         value = read_object(line)
         message = value.get("message")
         expected = self._counter + 1
-        if value.get("counter") != expected or not isinstance(message, dict):
+        if type(value.get("counter")) is not int or value["counter"] != expected or not isinstance(message, dict):
             raise ProofError(f"message {value.get('counter')!r} came where {expected} was due: repeated, lost or out of order")
         require_proof(_mac(self._key, _canonical([expected, message])), value.get("signature"))
         self._counter = expected

@@ -13,7 +13,7 @@ from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.failures import first_failure, is_final
-from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, failed_ranks
+from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed
 
 BACKOFF_MAX_SECONDS = 300
 PORTS = 64
@@ -68,7 +68,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:
     overdue = [(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
-    if overdue or gang.lost or any(failed_ranks(gang, run)):
+    if overdue or gang.lost or has_failed(gang, run):
         gang = replace(gang, lost=(*gang.lost, *overdue))
         return _stop(gang, StopMode.KILL, first_failure(gang, run).message)
     if gang.held or any(node.leaving for node in gang.nodes):
@@ -92,7 +92,7 @@ def _stop(gang: Gang, mode: StopMode, reason: str) -> Decision:
 
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     """No rank is left on any node that can be reached; one that can't stops its own after its silence, and is fenced by its number."""
-    if _all_done(gang) and not any(failed_ranks(gang, run)):
+    if _all_done(gang) and not has_failed(gang, run):
         return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
     if gang.stopping is StopMode.SAVE:
         return Decision(replace(gang, phase=Phase.WAITING, failure=None), close="Stopped")

@@ -102,6 +102,10 @@ def failed_ranks(gang: Gang, run: Run) -> Iterator[int]:
             yield index
 
 
+def has_failed(gang: Gang, run: Run) -> bool:
+    return next(failed_ranks(gang, run), None) is not None
+
+
 def silent_success(gang: Gang, run: Run, rank: int) -> bool:
     """Exit code 0 of Lockstep's trainer is believed only together with its report of the end, which rank 0 sends."""
     return run.training is not None and rank == 0 and gang.result is None

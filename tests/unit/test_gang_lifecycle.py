@@ -1,0 +1,373 @@
+"""The lifecycle, by its transitions: state and event in, state, orders and records out. No process, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep_gang.contract import RestartPolicy, Run, State
+from lockstep_gang.contract.exits import RECONNECT_SECONDS
+from lockstep_gang.contract.messages import (
+    Activity,
+    AgentMessage,
+    Checkpoint,
+    End,
+    Error,
+    Evaluate,
+    Exited,
+    Finish,
+    Hello,
+    Leaving,
+    Order,
+    RankExit,
+    RankReport,
+    RankState,
+    Reported,
+    Start,
+    Started,
+    Step,
+    Stop,
+    StopMode,
+    Stopped,
+    rank_report_to_json,
+)
+from lockstep_gang.lifecycle.decide import Decision, backoff_seconds, decide
+from lockstep_gang.lifecycle.gang import Gang, Phase, new_gang
+from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resumed
+from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.summary import summarise
+from unit.gang_cases import make_run
+
+
+class Story:
+    """A gang to which things happen; remembers what was decided."""
+
+    def __init__(self, run: Run, gang: Gang | None = None) -> None:
+        self.run = run
+        self.gang = gang or new_gang(run)
+        self.now = 1000.0
+        self.orders: list[tuple[int, Order]] = []
+        self.records: list[str] = []
+        self.wake_at: float | None = None
+
+    def decide(self) -> Story:
+        self.orders = []
+        while True:
+            phase, decision = self.gang.phase, decide(self.gang, self.run, self.now)
+            self._record(decision)
+            self.orders.extend(decision.orders)
+            self.gang, self.wake_at = decision.gang, decision.wake_at
+            if self.gang.phase is phase:
+                return self
+
+    def _record(self, decision: Decision) -> None:
+        self.records += ["begin"] if decision.begin else []
+        self.records += ["end"] if decision.end else []
+        self.records += [decision.close] if decision.close else []
+
+    def hears(self, node: int, *messages: AgentMessage) -> Story:
+        for message in messages:
+            self.gang = observe(self.gang, self.run, node, message, self.now)
+            self.decide()
+        return self
+
+    def reports(self, node: int, *reports: RankReport) -> Story:
+        return self.hears(node, *(Reported(self.gang.attempt, rank_report_to_json(report)) for report in reports))
+
+    def exits(self, rank: int, code: int | None = 0, **changes: Any) -> Story:
+        exit_ = replace(RankExit(rank, code, None, ordered=False), **changes)
+        return self.hears(self.run.node_of(rank), Exited(self.gang.attempt, exit_))
+
+    def loses(self, node: int) -> Story:
+        self.gang = closed(self.gang, node, self.now)
+        return self.decide()
+
+    def waits(self, seconds: float) -> Story:
+        self.now += seconds
+        return self.decide()
+
+    @property
+    def report(self) -> Any:
+        return summarise(self.gang, self.run)
+
+
+def hello(node: int, attempt: int = 0, known: int = 0, instance: str = "", ranks: tuple[RankState, ...] = ()) -> Hello:
+    return Hello(node, instance or f"agent-{node}", known or attempt, attempt, ranks)
+
+
+def started(attempt: int = 1, **changes: Any) -> Story:
+    """A gang whose ranks run."""
+    story = Story(make_run(**changes))
+    for node in range(story.run.nodes):
+        story.hears(node, hello(node, known=attempt - 1))
+    for node in range(story.run.nodes):
+        story.hears(node, Started(attempt))
+    return story
+
+
+def killed(rank: int) -> dict[str, Any]:
+    return {"code": None, "signal": "SIGKILL", "ordered": True, "rank": rank}
+
+
+def test_nothing_starts_before_every_node_is_there() -> None:
+    story = Story(make_run()).hears(0, hello(0))
+    assert (story.orders, story.report.state, story.report.message) == ([], State.WAITING, "waiting for node 1 of 2")
+
+
+def test_all_nodes_start_together_after_the_attempt_was_recorded() -> None:
+    story = Story(make_run()).hears(0, hello(0)).hears(1, hello(1))
+    start = Start(1, 0, "127.0.0.1", 29500)
+    assert (story.orders, story.records, story.report.state) == ([(0, start), (1, start)], ["begin"], State.STARTING)
+
+
+def test_the_next_attempt_is_one_more_than_any_that_somebody_knows() -> None:
+    story = Story(make_run()).hears(0, hello(0, known=3)).hears(1, hello(1, known=7))
+    assert story.gang.attempt == 8
+
+
+def test_a_script_s_ranks_are_ready_when_they_run() -> None:
+    assert started().report.state is State.RUNNING
+    assert started().report.ranks.ready == 2
+
+
+def test_lockstep_s_trainer_is_ready_when_every_rank_was_heard() -> None:
+    story = started(training={})
+    assert (story.report.state, story.report.message) == (State.STARTING, "0 of 2 ranks have reported")
+    story.reports(0, Activity(0, "Init"))
+    assert story.report.nodes[0].ready_ranks == 1
+    assert story.reports(1, Activity(1, "Init")).report.state is State.RUNNING
+
+
+def test_the_job_is_complete_when_every_rank_is_done_and_the_end_is_recorded_before_anybody_hears_it() -> None:
+    story = started().exits(0)
+    assert story.report.state is State.RUNNING
+    story.exits(1)
+    assert story.records == ["begin", "end", "Complete"]
+    assert story.orders == [(node, Finish(State.COMPLETE, "all ranks are done")) for node in (0, 1)]
+
+
+def test_the_trainer_s_success_is_believed_only_with_its_report_of_the_end() -> None:
+    silent = started(training={}).exits(0)
+    assert silent.gang.phase is Phase.STOPPING
+    assert "without having reported the end" in silent.gang.stop_reason
+    spoken = started(training={}).reports(0, End(0, {"adapter": "/a"})).exits(0).exits(1)
+    assert (spoken.report.state, spoken.report.result) == (State.COMPLETE, {"adapter": "/a"})
+
+
+def test_a_failed_rank_stops_every_node_at_once() -> None:
+    story = started().exits(1, 1)
+    assert [(node, order.mode) for node, order in story.orders if isinstance(order, Stop)] == [(0, StopMode.KILL), (1, StopMode.KILL)]
+
+
+def test_the_job_fails_when_nothing_of_it_runs_any_more() -> None:
+    story = started().exits(1, 1, last_lines=("ValueError: boom",)).hears(1, Stopped(1))
+    assert story.report.state is State.RUNNING
+    story.exits(**killed(0)).hears(0, Stopped(1))
+    failure = story.report.failure
+    assert story.records == ["begin", "end", "Failed"]
+    assert (failure.rank, failure.node, failure.exit_code, failure.exception, failure.last_lines) == (
+        1,
+        1,
+        1,
+        "ValueError",
+        ("ValueError: boom",),
+    )
+    assert story.report.message == "rank 1 on node 1 exited with 1: ValueError: boom"
+
+
+LOST_PEER = ("RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:42",)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_rank_that_failed_is_named_and_not_the_one_that_lost_its_peer(first: int) -> None:
+    ends = {0: ("KeyError: 'x'",), 1: LOST_PEER}
+    story = started()
+    for rank in (first, 1 - first):
+        story.exits(rank, 1, last_lines=ends[rank])
+    story.hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.failure.rank, story.report.failure.exception) == (0, "KeyError")
+
+
+def test_the_first_of_two_failures_is_named() -> None:
+    story = started().exits(1, 3).exits(0, 4).hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.failure.rank, story.report.failure.exit_code) == (1, 3)
+
+
+def test_a_rank_that_said_what_is_wrong_is_named_though_it_was_killed_before_its_exit() -> None:
+    story = started().reports(1, Error(1, "ValueError", "boom")).exits(0, 1, last_lines=LOST_PEER)
+    story.exits(**killed(1)).hears(0, Stopped(1)).hears(1, Stopped(1))
+    failure = story.report.failure
+    assert (failure.rank, failure.exception, failure.exit_code, failure.signal) == (1, "ValueError", None, None)
+
+
+def test_a_rank_ended_by_a_signal_is_named_with_it() -> None:
+    story = started().exits(0, None, signal="SIGSEGV").hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.failure.signal, story.report.message) == ("SIGSEGV", "rank 0 on node 0 was ended by SIGSEGV")
+
+
+def test_a_failure_is_followed_by_another_attempt_after_the_backoff() -> None:
+    story = started(restart=RestartPolicy(1, 10)).exits(1, 1).hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.state, story.report.restarts, story.wake_at) == (State.BACKING_OFF, 0, 1010.0)
+    assert story.waits(9).orders == []
+    story.waits(1)
+    assert story.orders == [(node, Start(2, 1, "127.0.0.1", 29501)) for node in (0, 1)]
+    assert (story.report.restarts, story.report.failure, story.records) == (1, None, ["begin", "Failed", "begin"])
+
+
+def test_the_last_allowed_failure_is_final() -> None:
+    story = started(restart=RestartPolicy(1, 0)).exits(1, 1).hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert story.gang.attempt == 2
+    story.exits(0, 1).hears(0, Stopped(2)).hears(1, Stopped(2))
+    assert (story.report.state, story.report.restarts) == (State.FAILED, 1)
+
+
+def test_a_wrong_configuration_is_not_tried_again() -> None:
+    story = started(training={}, restart=RestartPolicy(5, 0)).exits(0, 78).hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert story.report.state is State.FAILED
+    assert "exited with 78 (configuration)" in story.report.message
+
+
+def test_the_same_code_of_a_user_s_script_means_nothing_in_particular() -> None:
+    story = started(restart=RestartPolicy(5, 10)).exits(0, 78).hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert story.report.state is State.BACKING_OFF
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 10), (2, 20), (3, 40), (6, 300), (1000, 300)])
+def test_the_backoff_doubles_up_to_five_minutes(failures: int, seconds: int) -> None:
+    assert backoff_seconds(make_run(restart=RestartPolicy(1000, 10)), failures) == seconds
+
+
+def test_a_node_that_comes_back_in_time_changes_nothing() -> None:
+    story = started().loses(1)
+    assert story.wake_at == 1000 + RECONNECT_SECONDS
+    story.waits(RECONNECT_SECONDS - 1).hears(1, hello(1, attempt=1, ranks=(RankState(1, True),)))
+    assert (story.report.state, story.orders, story.waits(60).report.state) == (State.RUNNING, [], State.RUNNING)
+
+
+def test_a_node_that_does_not_come_back_fails_the_attempt_by_its_name() -> None:
+    story = started().loses(1).exits(0, 1, last_lines=LOST_PEER)
+    assert [node for node, _ in story.orders] == [0]
+    story.hears(0, Stopped(1))
+    assert (story.report.state, story.report.failure.node, story.report.failure.rank) == (State.FAILED, 1, None)
+
+
+def test_a_silent_loss_is_noticed_by_time_alone() -> None:
+    story = started().loses(1).waits(RECONNECT_SECONDS)
+    assert story.gang.phase is Phase.STOPPING
+    assert story.gang.stop_reason.startswith("node 1 was lost")
+
+
+def test_another_agent_on_the_same_node_has_lost_its_ranks() -> None:
+    story = started().loses(1).hears(1, hello(1, instance="another"))
+    assert story.gang.phase is Phase.STOPPING
+
+
+def test_an_exit_that_was_not_heard_is_heard_with_the_next_connection() -> None:
+    state = RankState(1, True, RankExit(1, 5, None, ordered=False))
+    story = started().loses(1).hears(1, hello(1, known=1, ranks=(state,)))
+    assert "rank 1 on node 1 exited with 5" in story.gang.stop_reason
+
+
+def test_a_node_that_never_got_its_order_to_start_gets_it_again() -> None:
+    story = Story(make_run()).hears(0, hello(0)).hears(1, hello(1))
+    story.loses(1).hears(1, hello(1))
+    assert story.orders == [(1, Start(1, 0, "127.0.0.1", 29500))]
+
+
+def test_ranks_of_an_older_attempt_are_stopped_before_the_next_one_starts() -> None:
+    story = Story(make_run()).hears(0, hello(0)).hears(1, hello(1, attempt=4))
+    assert [(node, order.attempt) for node, order in story.orders if isinstance(order, Stop)] == [(1, 4)]
+    story.hears(1, Stopped(4))
+    assert {order.attempt for _, order in story.orders if isinstance(order, Start)} == {5}
+
+
+def test_words_of_another_attempt_change_nothing() -> None:
+    story = started(attempt=3)
+    before = story.gang
+    story.hears(1, Exited(2, RankExit(1, 1, None, False)), Started(2), Stopped(2))
+    assert story.gang == before
+
+
+def test_a_node_cannot_speak_for_the_ranks_of_another() -> None:
+    story = started()
+    before = story.gang
+    story.hears(1, Exited(1, RankExit(0, 1, None, False)), Reported(1, {"event": "end", "rank": 0, "result": {"adapter": "/evil"}}))
+    assert story.gang == before
+
+
+def test_a_node_that_leaves_lets_all_ranks_save_and_the_gang_waits_for_its_successor() -> None:
+    story = started(restart=RestartPolicy(0, 0)).hears(1, Leaving())
+    assert [order.mode for _, order in story.orders if isinstance(order, Stop)] == [StopMode.SAVE, StopMode.SAVE]
+    for rank in (0, 1):
+        story.exits(rank, 75, ordered=True).hears(rank, Stopped(1))
+    assert (story.report.state, story.report.message, story.records) == (State.WAITING, "waiting for node 1 of 2", ["begin", "Stopped"])
+    story.loses(1).hears(1, hello(1, instance="successor"))
+    assert (story.gang.attempt, story.report.restarts) == (2, 0)
+
+
+def test_the_operator_s_stop_saves_and_starts_nothing_again() -> None:
+    story = started()
+    story.gang = replace(story.gang, held=True)
+    story.decide()
+    for rank in (0, 1):
+        story.exits(rank, 75, ordered=True).hears(rank, Stopped(1))
+    assert (story.waits(3600).orders, story.report.state, story.report.message) == ([], State.WAITING, "saved and stopped as asked")
+
+
+def test_ranks_that_finish_while_they_are_asked_to_save_complete_the_job() -> None:
+    story = started().hears(1, Leaving())
+    for rank in (0, 1):
+        story.exits(rank, 0, ordered=True).hears(rank, Stopped(1))
+    assert story.report.state is State.COMPLETE
+
+
+def test_the_report_has_what_rank_zero_last_said() -> None:
+    story = started().reports(
+        0, Activity(0, "Step"), Step(0, 5, 9, metrics={"loss": "2.0", "lr": "1"}), Evaluate(0, 5, {"evalLoss": "2.2"})
+    )
+    story.reports(0, Step(0, 6, 9, estimated_remaining_seconds=4, metrics={"loss": "1.9"})).reports(1, Step(1, 3))
+    trainer = story.report.trainer
+    assert (trainer.activity, trainer.step, trainer.total_steps, trainer.estimated_remaining_seconds) == ("Step", 6, 9, 4)
+    assert {metric.name: metric.value for metric in trainer.metrics} == {"loss": "1.9", "lr": "1", "evalLoss": "2.2"}
+
+
+def test_the_report_has_the_last_commit_and_when_it_was_heard() -> None:
+    story = started().reports(0, Checkpoint(0, 5, "/c/step-5.a1", 10))
+    assert story.report.checkpoint.time == "1970-01-01T00:16:40Z"
+    assert (story.report.checkpoint.step, story.report.checkpoint.path) == (5, "/c/step-5.a1")
+
+
+def record(attempt: int, uid: str = "uid-1", restarts: int = 0, outcome: str | None = None) -> AttemptRecord:
+    return AttemptRecord(attempt, uid, restarts, "2026-01-01T00:00:00Z", outcome)
+
+
+@pytest.mark.parametrize(("outcome", "restarts"), [(None, 1), ("Failed", 1), ("Stopped", 0)])
+def test_an_attempt_that_ended_with_its_coordinator_counts_unless_it_was_asked_to(outcome: str | None, restarts: int) -> None:
+    run = make_run(restart=RestartPolicy(3, 0))
+    story = Story(run, resumed(run, [record(4, outcome=outcome)], None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
+    assert (story.gang.attempt, story.report.restarts) == (5, restarts)
+
+
+def test_a_coordinator_that_keeps_dying_is_not_tried_for_ever() -> None:
+    run = make_run(restart=RestartPolicy(1, 0))
+    story = Story(run, resumed(run, [record(1), record(2, restarts=1)], None, 1000.0)).decide()
+    assert (story.report.state, story.records) == (State.FAILED, ["end"])
+    assert "ended without a word" in story.report.message
+
+
+def test_a_job_that_has_ended_is_never_started_again() -> None:
+    story = started().exits(0).exits(1)
+    end = end_record(story.gang, story.run, "2026-01-01T00:00:00Z")
+    again = Story(story.run, resumed(story.run, [record(1)], end, 2000.0)).hears(0, hello(0)).hears(1, hello(1))
+    assert (again.records, again.report.state) == ([], State.COMPLETE)
+    assert again.orders == [(1, Finish(State.COMPLETE, "all ranks are done"))]
+
+
+def test_another_job_of_the_same_name_starts_anew_under_a_larger_attempt_number() -> None:
+    story = started().exits(0).exits(1)
+    end = replace(end_record(story.gang, story.run, "2026-01-01T00:00:00Z"), job_uid="earlier")
+    gang = resumed(story.run, [record(1, uid="earlier", restarts=2)], end, 2000.0)
+    again = Story(story.run, gang).hears(0, hello(0)).hears(1, hello(1))
+    assert (again.gang.attempt, again.report.restarts) == (2, 0)
