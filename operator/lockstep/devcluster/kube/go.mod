@@ -1,4 +1,4 @@
-module lockstep.dev/devcluster/kube
+module lockstep.dev/devcluster
 
 go 1.24.0
 
