@@ -13,7 +13,7 @@ from lockstep.api.shared import FabricMode, NcclVariable
 INTERFACE_PATTERN = r"^[A-Za-z0-9_.:@-]+$"
 InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN, max_length=32)]
 EXCLUSION_PATTERN = r"^\^[A-Za-z0-9_.:,@-]+$"
-RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 ResourceName = Annotated[str, Field(pattern=RESOURCE_PATTERN, max_length=317)]
 NETWORK_PATTERN = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 NetworkName = Annotated[str, Field(pattern=NETWORK_PATTERN, max_length=317)]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Model, Quantity, Rule, list_map
+from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, LabelKey, LabelValue, Model, Quantity, Rule, list_map
 from lockstep.api.shared import Annotations, Labels, LocalReference
 
 
@@ -29,11 +29,11 @@ class TaintEffect(StrEnum):
 class Toleration(Model):
     """A taint that the pods tolerate, written as in a pod."""
 
-    key: Annotated[str, Field(max_length=317)] | None = None
+    key: LabelKey | None = None
     """The taint's key; left out: every key."""
     operator: TolerationOperator | None = None
     """Equal, or Exists. Default: Equal."""
-    value: Annotated[str, Field(max_length=63)] | None = None
+    value: LabelValue | None = None
     """The taint's value, when the operator is Equal."""
     effect: TaintEffect | None = None
     """The effect tolerated; left out: every effect."""

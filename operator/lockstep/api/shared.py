@@ -7,11 +7,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import DnsName, EnvName, LabelKey, LabelValue, Model, Rule
+from lockstep.api.model import DNS_NAME_PATTERN, ENV_NAME_PATTERN, DnsName, EnvName, LabelKey, LabelValue, Model, Rule
 
 NCCL_PATTERN = r"^NCCL_[A-Z0-9_]+$"
-KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
-FIELD_PATTERN = r"^[A-Za-z].*$"
+KEY_PATTERN = r"^[.]?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$"
+FIELD_PATTERN = (
+    r"^(metadata[.](name|namespace|uid)|metadata[.](labels|annotations)\['[-A-Za-z0-9_./]+'\]"
+    r"|spec[.](nodeName|serviceAccountName)|status[.](hostIPs?|podIPs?))$"
+)
 
 
 class FabricMode(StrEnum):
@@ -117,7 +120,7 @@ class LocalReference(Model):
 class VariableSet(Model):
     """All keys of a Secret or ConfigMap as variables."""
 
-    prefix: Annotated[str, Field(max_length=64)] | None = None
+    prefix: Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=64)] | None = None
     """Put before every key."""
     secret_ref: LocalReference | None = None
     """A Secret."""
@@ -135,5 +138,6 @@ class VariableSet(Model):
 
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
-NodeNames = Annotated[list[DnsName], Field(max_length=1024)]
+NodeName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=63)]  # it is the value of the label kubernetes.io/hostname
+NodeNames = Annotated[list[NodeName], Field(max_length=1024)]
 ImagePullSecrets = Annotated[list[LocalReference], Field(max_length=8)]
