@@ -80,6 +80,8 @@ class Gang:
 
     def start(self, *nodes: int, run_path: Path | None = None) -> None:
         for node in nodes:
+            if node in self.processes:
+                self.processes[node].wait(10)  # the agent before this one
             environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": str(self.folder)}
             command = [sys.executable, "-S", "-m", "lockstep_gang.agent.main", "--run", str(run_path or self.run_path)]
             process = subprocess.Popen(

@@ -92,7 +92,8 @@ class Coordinator:
 
     def _settled(self) -> bool:
         if self.gang.phase is Phase.ENDED:
-            return not any(node for node in self._channels if node != 0)
+            others = range(1, self._run.nodes)
+            return not any(node in self._channels or not self.gang.nodes[node].instance for node in others)
         return self.gang.phase is Phase.WAITING
 
     def _replied(self, reply: Reply) -> None:
