@@ -1,0 +1,62 @@
+"""`lockstep`: the command line. One module a verb; this one only puts them together.
+
+Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was written or asked can't be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli import clusters, devcluster, quickstart, render, run, validate
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    name="lockstep",
+    help="Multi-node DeepSpeed fine-tuning on your own Kubernetes, OpenShift or bare-metal GPU cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("quickstart", rich_help_panel="Start")(quickstart.quickstart)
+app.command("validate", rich_help_panel="A job")(validate.validate)
+app.command("render", rich_help_panel="A job")(render.render)
+app.command("run", rich_help_panel="A job")(run.run)
+app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)
+app.add_typer(devcluster.app, name="devcluster", rich_help_panel="Clusters")
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(version("lockstep"))
+        except PackageNotFoundError:
+            typer.echo("from a checkout")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Multi-node DeepSpeed fine-tuning on your own Kubernetes, OpenShift or bare-metal GPU cluster."""
+
+
+def main() -> int:
+    try:
+        app()
+    except ConfigError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
