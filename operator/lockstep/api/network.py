@@ -7,15 +7,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import Model, Rule, list_map
+from lockstep.api.model import DNS_LABEL_PATTERN, DNS_SUBDOMAIN, QUALIFIED_PART, Model, Rule, list_map
 from lockstep.api.shared import FabricMode, NcclVariable
 
 INTERFACE_PATTERN = r"^[A-Za-z0-9_.:@-]+$"
 InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN, max_length=32)]
 EXCLUSION_PATTERN = r"^\^[A-Za-z0-9_.:,@-]+$"
-RESOURCE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+RESOURCE_PATTERN = rf"^{DNS_SUBDOMAIN}/{QUALIFIED_PART}$"
 ResourceName = Annotated[str, Field(pattern=RESOURCE_PATTERN, max_length=317)]
-NETWORK_PATTERN = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+NETWORK_PATTERN = rf"^({DNS_LABEL_PATTERN[1:-1]}/)?{DNS_SUBDOMAIN}$"
 NetworkName = Annotated[str, Field(pattern=NETWORK_PATTERN, max_length=317)]
 GDR_PATTERN = r"^([0-5]|LOC|PIX|PXB|PHB|SYS)$"
 P2P_PATTERN = r"^([0-5]|LOC|NVL|PIX|PXB|PHB|SYS)$"
