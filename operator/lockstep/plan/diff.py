@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_UP, Decimal, InvalidOperation
 from typing import Any, Final
 
 Object = dict[str, Any]
@@ -27,6 +27,8 @@ _EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12,
 _FACTORS = {suffix: Decimal(10) ** power for suffix, power in _EXPONENTS.items()} | {
     f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)
 }
+_LARGEST = Decimal(2**63 - 1)
+_SMALLEST = Decimal("1e-9")
 _MUTABLE_SPEC = ("replicas", "template", "updateStrategy", "persistentVolumeClaimRetentionPolicy")
 
 
@@ -81,14 +83,15 @@ def _same(desired: Any, observed: Any, *, quantity: bool) -> bool:
         return desired in ("", [], {}, None)  # the API server leaves these out of what it stores
     if desired == observed:
         return type(desired) is type(observed)
-    return quantity and _amount(desired) is not None and _amount(desired) == _amount(observed)
+    return quantity and amount(desired) is not None and amount(desired) == amount(observed)
 
 
-def _amount(quantity: object) -> Decimal | None:
-    """The number that a quantity stands for; None when it is none. All spellings that the API server may choose."""
+def amount(quantity: object) -> Decimal | None:
+    """The number that a quantity stands for, as the API server keeps it: rounded up to 1e-9, at most 2^63 - 1. None: it is none."""
     text = str(quantity)
     number = text.rstrip("numkMGTPEi")
     try:
-        return Decimal(number) * _FACTORS[text[len(number) :]]
+        amount = Decimal(number) * _FACTORS[text[len(number) :]]
+        return min(amount, _LARGEST).quantize(_SMALLEST, rounding=ROUND_UP)
     except (InvalidOperation, KeyError):
         return None

@@ -12,6 +12,8 @@ from lockstep.plan.layers import Layer, Layered, Notice, written
 
 Variables = dict[str, Layered[str]]
 
+GPU_RESOURCE = "nvidia.com/gpu"
+
 
 class Transport(StrEnum):
     """What the pods are built for. What NCCL really used is read from its own log."""
@@ -33,14 +35,27 @@ def choose_transport(fabric: Fabric, network: Network, gpus_per_node: int) -> La
 
 
 def fabric_refusals(transport: Transport, network: Network, profile_name: str) -> list[Notice]:
-    """RDMA is refused where the profile has none: a job that was to take minutes would silently take hours."""
+    """What the fabric can't do. RDMA is refused where the profile has none: a job that was to take minutes would silently take hours."""
     if transport is Transport.RDMA and not network.rdma.enabled:
         message = (
             f"fabric.mode is RDMA, but the profile {profile_name} has no RDMA (network.rdma.enabled is false):"
             " use Auto or TCP, or another profile"
         )
         return [Notice("RDMAUnavailable", message)]
-    return []
+    return _rail_refusals(network.rdma, profile_name) if transport is Transport.RDMA else []
+
+
+def _rail_refusals(rdma: Rdma, profile_name: str) -> list[Notice]:
+    """Resources that can't count NICs: GPUs are counted by gpusPerNode, and `requests.` is what a quota's keys begin with."""
+    return [
+        Notice(
+            "RailResourceInvalid",
+            f"network.rdma.rails[{rail.network}].resource of the profile {profile_name} is {rail.resource}, which can't count NICs:"
+            " name the extended resource of the rail's device plugin",
+        )
+        for rail in rdma.rails
+        if rail.resource is not None and (rail.resource == GPU_RESOURCE or rail.resource.startswith("requests."))
+    ]
 
 
 def fabric_warnings(transport: Transport, network: Network, profile_name: str, gpus_per_node: int) -> list[Notice]:

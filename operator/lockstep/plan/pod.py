@@ -7,9 +7,10 @@ from posixpath import join
 from typing import Any
 
 from lockstep.api import names
-from lockstep.plan.fabric import Transport, rail_networks, rail_resources
+from lockstep.plan.fabric import GPU_RESOURCE, Transport, rail_resources
+from lockstep.plan.metadata import pod_annotations, pod_labels
 from lockstep.plan.resolve import Resolved
-from lockstep.plan.scheduling import GPU_RESOURCE, affinity, tolerations
+from lockstep.plan.scheduling import affinity, tolerations
 from lockstep.plan.security import container_security_context, pod_security_context, trainer_security_context
 from lockstep.plan.storage import agent_mounts, mounts, pod_volumes
 from lockstep.plan.template import fill
@@ -27,8 +28,8 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
     extra = spec.pod_template
     return fill(
         "pod",
-        labels={**extra.labels, **names.job_labels(resolved.name)},
-        annotations={**extra.annotations, **_networks(resolved)},
+        labels=pod_labels(resolved),
+        annotations=pod_annotations(resolved),
         service_account=profile.security.service_account,
         grace_seconds=GRACE_SECONDS,
         pod_security=pod_security_context(profile),
@@ -56,13 +57,6 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
         mounts=mounts(resolved, reports=reports),
         volumes=pod_volumes(resolved, reports=reports),
     )
-
-
-def _networks(resolved: Resolved) -> dict[str, str]:
-    rdma = resolved.profile.spec.network.rdma
-    if resolved.transport is not Transport.RDMA or not rdma.rails:
-        return {}
-    return {names.ANNOTATION_NETWORKS: rail_networks(rdma)}
 
 
 def _resources(resolved: Resolved) -> dict[str, dict[str, str]]:

@@ -12,9 +12,10 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import StorageMode
 from lockstep.plan.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
 from lockstep.plan.layers import Layer, Layered, Notice, Setting
+from lockstep.plan.metadata import annotation_refusals
 from lockstep.plan.scheduling import scheduling_refusals
 from lockstep.plan.settings import explain_settings
-from lockstep.plan.storage import volume_refusals
+from lockstep.plan.storage import claim_refusals, volume_refusals
 from lockstep.plan.variables import variable_warnings
 
 T = TypeVar("T")
@@ -101,6 +102,8 @@ def resolve(job: TrainingJob, profile: ClusterProfile, platform: PlatformDefault
         *_image_refusals(image, name),
         *_storage_refusals(job, storage, name),
         *scheduling_refusals(spec.pod_template, cluster, name, nodes.value),
+        *annotation_refusals(spec.pod_template, transport.value, cluster.network.rdma),
+        *claim_refusals(cluster, name),
         *volume_refusals(spec.pod_template.volumes, cluster.pod.volumes),
     ]
     if refusals:

@@ -7,9 +7,9 @@ from typing import Any
 from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
 from lockstep.api.podtemplate import PodTemplate, TaintEffect, Toleration, TolerationOperator
 from lockstep.api.profile import ClusterProfileSpec, Nodes
+from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.layers import Notice
 
-GPU_RESOURCE = "nvidia.com/gpu"
 RACK_WEIGHT = 100  # the highest there is: nothing else is preferred
 
 

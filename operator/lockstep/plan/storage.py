@@ -8,8 +8,9 @@ from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
+from lockstep.api.model import quantity_value
 from lockstep.api.podtemplate import ExtraVolume
-from lockstep.api.profile import ProfileVolume
+from lockstep.api.profile import ClusterProfileSpec, ProfileVolume
 from lockstep.api.shared import StorageMode
 from lockstep.plan.layers import Notice
 
@@ -44,6 +45,17 @@ def volume_refusals(extra: list[ExtraVolume], shared: list[ProfileVolume]) -> li
         *((f"podTemplate.volumes[{volume.name}]", volume) for volume in extra),
     ]
     return [Notice("VolumeConflict", f"{where} {problem}") for where, volume in places for problem in _volume_problems(volume, used, paths)]
+
+
+def claim_refusals(profile: ClusterProfileSpec, profile_name: str) -> list[Notice]:
+    """Claims of no size, which the API server refuses."""
+    sizes = {f"pod.volumes[{v.name}].size": v.size for v in profile.pod.volumes if v.storage_class is not None}
+    sizes |= {"storage.workspaceSize": profile.storage.workspace_size, "storage.datasetsSize": profile.storage.datasets_size}
+    return [
+        Notice("ClaimSizeInvalid", f"{field} of the profile {profile_name} is {size}: a claim must ask for more than nothing")
+        for field, size in sizes.items()
+        if quantity_value(size) == 0
+    ]
 
 
 def _real_folder(path: str) -> str:

@@ -1,0 +1,49 @@
+"""Labels and annotations of a job's pods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstep.api import names
+from lockstep.api.podtemplate import PodTemplate
+from lockstep.api.profile import Rdma
+from lockstep.plan.fabric import Transport, rail_networks
+from lockstep.plan.layers import Notice
+
+if TYPE_CHECKING:
+    from lockstep.plan.resolve import Resolved
+
+ANNOTATIONS_BYTES_MAX = 250_000  # the API server takes 262144, Lockstep's own among them
+
+
+def annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma) -> list[Notice]:
+    """Annotations that Lockstep needs for itself, and more of them than an object may have."""
+    taken = [names.ANNOTATION_RUN_HASH]
+    if transport is Transport.RDMA and rdma.rails:
+        taken.append(names.ANNOTATION_NETWORKS)
+    refusals = [
+        Notice(
+            "AnnotationReserved",
+            f"podTemplate.annotations[{key}] is set by Lockstep itself (networks: from the profile's rails): remove it",
+        )
+        for key in taken
+        if key in template.annotations
+    ]
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in template.annotations.items())
+    if size > ANNOTATIONS_BYTES_MAX:
+        message = f"podTemplate.annotations take {size} bytes, at most {ANNOTATIONS_BYTES_MAX} are possible: shorten them"
+        refusals.append(Notice("AnnotationsTooLarge", message))
+    return refusals
+
+
+def pod_labels(resolved: Resolved) -> dict[str, str]:
+    return {**resolved.job.spec.pod_template.labels, **names.job_labels(resolved.name)}
+
+
+def pod_annotations(resolved: Resolved) -> dict[str, str]:
+    """The job's own, and for RDMA the networks that Multus attaches."""
+    own = resolved.job.spec.pod_template.annotations
+    rdma = resolved.profile.spec.network.rdma
+    if resolved.transport is not Transport.RDMA or not rdma.rails:
+        return dict(own)
+    return {**own, names.ANNOTATION_NETWORKS: rail_networks(rdma)}
