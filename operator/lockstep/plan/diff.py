@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import ROUND_UP, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 Object = dict[str, Any]
@@ -28,7 +28,7 @@ _FACTORS = {suffix: Decimal(10) ** power for suffix, power in _EXPONENTS.items()
     f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)
 }
 _LARGEST = Decimal(2**63 - 1)
-_SMALLEST = Decimal("1e-9")
+_RESOLUTION = Decimal("0.001")
 _MUTABLE_SPEC = ("replicas", "template", "updateStrategy", "persistentVolumeClaimRetentionPolicy")
 
 
@@ -83,15 +83,20 @@ def _same(desired: Any, observed: Any, *, quantity: bool) -> bool:
         return desired in ("", [], {}, None)  # the API server leaves these out of what it stores
     if desired == observed:
         return type(desired) is type(observed)
-    return quantity and amount(desired) is not None and amount(desired) == amount(observed)
+    return quantity and _same_amount(desired, observed)
+
+
+def _same_amount(desired: object, observed: object) -> bool:
+    """Whether two quantities differ by less than the API server keeps, which rounds up to a thousandth."""
+    wanted, seen = amount(desired), amount(observed)
+    return wanted is not None and seen is not None and abs(wanted - seen) < _RESOLUTION
 
 
 def amount(quantity: object) -> Decimal | None:
-    """The number that a quantity stands for, as the API server keeps it: rounded up to 1e-9, at most 2^63 - 1. None: it is none."""
+    """The number that a quantity stands for, in any spelling, at most the 2^63 - 1 that the API server keeps. None: it is none."""
     text = str(quantity)
     number = text.rstrip("numkMGTPEi")
     try:
-        amount = Decimal(number) * _FACTORS[text[len(number) :]]
-        return min(amount, _LARGEST).quantize(_SMALLEST, rounding=ROUND_UP)
+        return min(Decimal(number) * _FACTORS[text[len(number) :]], _LARGEST)
     except (InvalidOperation, KeyError):
         return None
