@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli import clusters, devcluster, quickstart, render, run, validate
+from lockstep.cli import clusters, devcluster, logs, quickstart, render, run, validate
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -27,6 +27,7 @@ app.command("quickstart", rich_help_panel="Start")(quickstart.quickstart)
 app.command("validate", rich_help_panel="A job")(validate.validate)
 app.command("render", rich_help_panel="A job")(render.render)
 app.command("run", rich_help_panel="A job")(run.run)
+app.command("logs", rich_help_panel="A job")(logs.logs)
 app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)
 app.add_typer(devcluster.app, name="devcluster", rich_help_panel="Clusters")
 
