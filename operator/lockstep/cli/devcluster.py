@@ -28,7 +28,7 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None) -> Path:
     from lockstep.devcluster.needs import ensure
     from lockstep.devcluster.resources import parse
 
-    wanted = Wanted(nodes=nodes, resources=parse(resources or [], nodes))
+    wanted = Wanted(nodes=nodes, resources=parse(resources, nodes) if resources else None)
     layout = default_layout()
     ensure(layout, _say)
     return up(layout, wanted, _say)

@@ -31,14 +31,18 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `up` should reach: nodes, and extended resources by node (for every node under the key None)."""
+    """What `up` should reach: nodes, and extended resources by node (for every node under the key None).
+
+    Resources that are not given are left as they are, so that an `up` for the sake of repair takes nothing away; none: an empty mapping.
+    """
 
     nodes: int = 2
-    resources: Mapping[int | None, Mapping[str, int]] = None  # type: ignore[assignment]
+    resources: Mapping[int | None, Mapping[str, int]] | None = None
 
-    def of_node(self, number: int) -> dict[str, int]:
-        given = self.resources or {}
-        return {**given.get(None, {}), **given.get(number, {})}
+    def of_node(self, number: int) -> dict[str, int] | None:
+        if self.resources is None:
+            return None
+        return {**self.resources.get(None, {}), **self.resources.get(number, {})}
 
 
 @contextmanager
@@ -169,7 +173,9 @@ def _finish(layout: Layout, nodes: list[NodeLayout], wanted: Wanted, say: Say) -
     names = {n.name for n in nodes}
     wait(f"nodes {', '.join(sorted(names))} Ready", lambda: names <= ready_nodes(core), layout.logs)
     for n in nodes:
-        _set_resources(core, n.name, wanted.of_node(n.number))
+        resources = wanted.of_node(n.number)
+        if resources is not None:
+            set_resources(core, n.name, resources)
     wait("the default service account", lambda: _exists(lambda: core.read_namespaced_service_account("default", "default")))
     say(f"nodes {', '.join(sorted(names))} are Ready")
 
@@ -181,7 +187,7 @@ def ready_nodes(core: Any) -> set[str]:
     return {item.metadata.name for item in core.list_node().items if is_ready(item)}
 
 
-def _set_resources(core: Any, name: str, wanted: dict[str, int]) -> None:
+def set_resources(core: Any, name: str, wanted: Mapping[str, int]) -> None:
     """Give the node these extended resources and take other ones of earlier calls away."""
     from kubernetes.client.exceptions import ApiException
 

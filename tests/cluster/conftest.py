@@ -1,0 +1,61 @@
+"""Fixtures of the tests that need a cluster: the one that $KUBECONFIG names, else the embedded one of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client, config, dynamic
+
+from lockstep.cli.devcluster import bring_up
+from lockstep.devcluster import binary
+from lockstep.devcluster.layout import cache_root
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster() -> Iterator[Path]:
+    """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run. An embedded cluster stays up afterwards."""
+    given = os.environ.get("KUBECONFIG")
+    with pytest.MonkeyPatch.context() as patch:
+        path = Path(given) if given else bring_up()
+        patch.setenv("KUBECONFIG", str(path))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def api(cluster: Path) -> Iterator[dynamic.DynamicClient]:
+    """A client of every kind that the cluster has, as administrator."""
+    with config.new_client_from_config(str(cluster)) as connection:
+        yield dynamic.DynamicClient(connection)
+
+
+@pytest.fixture
+def namespace(api: dynamic.DynamicClient) -> Iterator[str]:
+    """The name of a namespace that only this test uses. It is deleted afterwards, with all that is in it."""
+    core = client.CoreV1Api(api.client)
+    name = core.create_namespace({"metadata": {"generateName": "lockstep-test-"}}).metadata.name
+    try:
+        yield name
+    finally:
+        core.delete_namespace(name)
+
+
+@pytest.fixture(scope="session")
+def kubectl(cluster: Path) -> Kubectl:
+    """Runs kubectl as administrator: `kubectl("get", "nodes", input=...)`; never raises, so that a test can assert a refusal."""
+    program = shutil.which("kubectl")
+    command = [program] if program else [str(binary.folder(cache_root()) / binary.MULTI_CALL), "kubectl"]
+
+    def run(*arguments: str, input: str | None = None, timeout_seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--kubeconfig", str(cluster), *arguments],
+            input=input, capture_output=True, text=True, check=False, timeout=timeout_seconds,
+        )  # fmt: skip
+
+    return run
