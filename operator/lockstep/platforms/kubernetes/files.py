@@ -29,7 +29,7 @@ data = sys.stdin.buffer.read(size)
 if hashlib.sha256(data).hexdigest() != digest:
     sys.exit(f"received {len(data)} of {size} bytes, or they were changed on the way")
 with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-    archive.extractall(target, filter="data")
+    archive.extractall(target, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
 """
 
 
@@ -54,7 +54,7 @@ def files_pod(name: str, resolved: Resolved) -> dict[str, Any]:
                     "command": ["python3", "-c", "import signal; signal.signal(signal.SIGTERM, lambda *a: exit()); signal.pause()"],
                     "env": [variable for variable in trainer["env"] if "value" in variable],
                     "volumeMounts": [mount for mount in trainer["volumeMounts"] if mount["name"] in own],
-                    "securityContext": container_security_context(resolved.profile),
+                    "securityContext": container_security_context(resolved.profile.spec),
                     "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
                 }
             ],
