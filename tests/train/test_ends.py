@@ -65,15 +65,13 @@ def test_broken_lines_are_named_with_file_and_line(ranks: ForkServer, run_file: 
 def test_the_agent_hears_of_every_stage_of_a_run(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "agent.sock"))
-        agent.setblocking(False)
-        ended = ranks.run("main", [run_file("told", optimization={"maxSteps": 2})], LOCKSTEP_REPORT_SOCKET=str(tmp_path / "agent.sock"))
+        agent.settimeout(60)
+        outputs = ranks.start("main", [run_file("told", optimization={"maxSteps": 2})], LOCKSTEP_REPORT_SOCKET=str(tmp_path / "agent.sock"))
+        heard: list[dict[str, Any]] = []
+        while not heard or heard[-1]["event"] not in {"end", "error"}:
+            heard.append(json.loads(agent.recv(65536)))
+        ended = ranks.wait(outputs)
         assert ended.codes == [0], ended.output
-        heard = []
-        while True:
-            try:
-                heard.append(json.loads(agent.recv(65536)))
-            except BlockingIOError:
-                break
     assert [event["activity"] for event in heard if event["event"] == "activity"][:3] == ["Init", "Load", "Evaluate"]
     step = [event for event in heard if event["event"] == "step"][-1]
     assert (step["step"], step["totalSteps"], step["rank"]) == (2, 2, 0)

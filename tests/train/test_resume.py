@@ -140,7 +140,7 @@ def test_a_commit_of_another_base_model_is_refused(ranks: ForkServer, run_file: 
     commit = saved_commit(ranks, run_file, saved, tmp_path, "Stage2")
     other = shutil.copytree(model, tmp_path / "other-model")
     weights = bytearray((other / "model.safetensors").read_bytes())
-    weights[-4:] = b"\x00\x00\x80\x3f"  # one weight becomes 1.0
+    weights[-4:] = b"\x00\x00\x40\x40"  # one weight becomes 3.0
     (other / "model.safetensors").write_bytes(weights)
     ended = ranks.run("main", [run_file("other", model={"name": str(other)}, checkpoint={"resumeFrom": str(commit)})])
     assert ended.codes == [78]

@@ -13,6 +13,7 @@ from typing import Any
 
 DATAGRAM_BYTES = 60_000
 TRACEBACK_LINES = 30
+PATIENCE_SECONDS = 2.0
 SCHEMA = 1
 
 
@@ -23,16 +24,22 @@ class Agent:
         self._path = path
         self._rank = rank
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if path else None
-        if self._socket is not None:
-            self._socket.setblocking(False)
+        self._activity: str | None = None
 
     def send(self, event: str, **fields: Any) -> None:
+        """Progress is dropped at once when the agent's queue is full; what matters later waits for it a little."""
         if self._socket is None or self._path is None:
             return
+        self._socket.settimeout(0 if event in {"activity", "step"} else PATIENCE_SECONDS)
         datagram = json.dumps({"rank": self._rank, "event": event, **fields}).encode()
         if len(datagram) <= DATAGRAM_BYTES:
             with contextlib.suppress(OSError):
                 self._socket.sendto(datagram, self._path)
+
+    def send_activity(self, activity: str) -> None:
+        if activity != self._activity:
+            self._activity = activity
+            self.send("activity", activity=activity)
 
     def send_error(self, error: BaseException) -> None:
         lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
@@ -95,7 +102,7 @@ class Reporter:
             print(line, flush=True)
 
     def activity(self, activity: str) -> None:
-        self.agent.send("activity", activity=activity)
+        self.agent.send_activity(activity)
 
     def step(self, step: int, total: int, epoch: int, remaining_seconds: float, values: dict[str, float]) -> None:
         """`values`: loss, learningRate, gradientNorm, tokensPerSecond, stepSeconds."""

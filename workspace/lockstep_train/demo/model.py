@@ -26,6 +26,7 @@ def make_base_model(folder: Path, texts: Sequence[str]) -> None:
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=_bpe(texts), eos_token=END, pad_token=END)
     end = tokenizer.convert_tokens_to_ids(END)
+    torch.set_num_threads(1)  # the same numbers on any machine, and threads that wait for each other crawl on a busy one
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(
         LlamaConfig(
