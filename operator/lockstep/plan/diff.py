@@ -95,7 +95,7 @@ def _same_amount(desired: object, observed: object) -> bool:
 def amount(quantity: object) -> Decimal | None:
     """The number that a quantity stands for, in any spelling, at most the 2^63 - 1 that the API server keeps. None: it is none."""
     text = str(quantity)
-    number = text.rstrip("numkMGTPEi")
+    number = text.rstrip("numkKMGTPEi")
     try:
         return min(Decimal(number) * _FACTORS[text[len(number) :]], _LARGEST)
     except (InvalidOperation, KeyError):

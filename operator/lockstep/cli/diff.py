@@ -1,0 +1,66 @@
+"""`lockstep diff -f job.yaml`: what a job file would change of what is on a cluster. Reads only."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs, resolve_inputs
+
+if TYPE_CHECKING:
+    from lockstep.plan.live import Comparison
+
+ContextOption = Annotated[str | None, typer.Option("--context", help="The kubeconfig's context. Default: the current one.")]
+EXIT_DIFFERENT = 1
+LONGEST_VALUE = 120  # characters of a value that are shown
+
+
+def diff(file: FileOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, context: ContextOption = None) -> None:
+    """Compare a job file with the job that is on the cluster. Exit code 0: nothing would change, 1: something would.
+
+    What differs takes effect when the job next starts from zero pods.
+
+    Example: lockstep diff -f job.yaml
+    """
+    import asyncio
+
+    from lockstep.plan.live import compare
+
+    resolved = resolve_inputs(read_inputs(file, cluster, namespace))
+    seen = asyncio.run(_observe(resolved.name, resolved.namespace, context))
+    comparisons = [found for found in compare(resolved, seen) if found.differs]
+    for comparison in comparisons:
+        _print(comparison)
+    if comparisons:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+async def _observe(job: str, namespace: str, context: str | None) -> list[dict[str, Any]]:
+    """The job, and whatever of its names is there. Secrets are not read: their values are nobody's to compare."""
+    from lockstep.api import names
+    from lockstep.platforms.kubernetes.cluster import Cluster
+
+    wanted = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
+    async with await Cluster.connect(context) as connection:
+        found = [await connection.get(kind, namespace, name) for kind, name in wanted]
+        for kind in ("ConfigMap", "PersistentVolumeClaim"):
+            found += (await connection.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
+    return [item for item in found if item is not None]
+
+
+def _print(comparison: Comparison) -> None:
+    if comparison.foreign:
+        print(f"! {comparison.name} is there and belongs to something else: the job can't start while it is")
+    elif not comparison.changes:
+        print(f"+ {comparison.name}")
+    else:
+        print(f"~ {comparison.name}")
+    for change in comparison.changes:
+        print(f"    {change.path}: {_shown(change.observed)} → {_shown(change.desired)}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if not isinstance(value, (str, int, list, dict, type(None))) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
