@@ -63,7 +63,8 @@ async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | 
         return await agent.run()
     output = Output(console.say, console.tail)
     coordinator = Coordinator(run, key, output)
-    agent.link.address = await Server(run, key, coordinator, output).start()
+    server = Server(run, key, coordinator, output)
+    agent.link.address = await server.start()
     hosting = asyncio.ensure_future(coordinator.run())
     serving = asyncio.ensure_future(agent.run())
     try:
@@ -75,6 +76,7 @@ async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | 
         hosting.cancel()
         serving.cancel()
         await asyncio.wait([hosting, serving])
+        await server.stop()
     return serving.result()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from typing import Any
@@ -34,6 +35,10 @@ class Channel:
 
     def close(self) -> None:
         self._writer.close()
+
+    async def wait_closed(self) -> None:
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
 
 async def accept(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, job_uid: str, nodes: int) -> tuple[int, Channel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import SILENCE_SECONDS
@@ -21,14 +22,29 @@ class Server:
         self._key = key
         self._coordinator = coordinator
         self._output = output
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[str, int]:
         """Listen; the address for the agent beside it. On loopback only when all nodes are this machine. Raises OSError."""
         first = self._run.addresses[0]
         host = first if is_loopback(first) else None
-        server = await asyncio.start_server(self._connection, host, self._run.coordinator_port, limit=LINE_BYTES_MAX)
-        address = server.sockets[0].getsockname()[0]
+        self._server = await asyncio.start_server(self._accepted, host, self._run.coordinator_port, limit=LINE_BYTES_MAX)
+        address = self._server.sockets[0].getsockname()[0]
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), self._run.coordinator_port  # noqa: S104 (compared, not bound)
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.ensure_future(self._connection(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
@@ -38,9 +54,12 @@ class Server:
         except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (another class in Python 3.10)
             if isinstance(error, ContractError):  # anything else may be a probe of the port
                 self._output.say(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
+        else:
+            await self._listen(node, channel)
+        finally:
             writer.close()
-            return
-        await self._listen(node, channel)
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _listen(self, node: int, channel: Channel) -> None:
         try:
@@ -56,5 +75,4 @@ class Server:
         except (EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
             pass  # a closed or silent connection; the lifecycle judges it
         finally:
-            channel.close()
             self._coordinator.disconnected(node, channel)

@@ -1,0 +1,230 @@
+"""Connections between agents and the coordinator over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from lockstep_gang.contract import ContractError, Run
+from lockstep_gang.contract.messages import Hello, Start, message_to_json
+from lockstep_gang.contract.proof import Sealer
+from lockstep_gang.coordinator.channel import Channel, accept, connect
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.server import Server
+from unit.gang_cases import KEY, WORKSPACE, free_port, gang, make_run
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A coordinator that listens, and connections to it that are closed at the end."""
+
+    run: Run
+    coordinator: Coordinator
+    address: tuple[str, int]
+    channels: list[Channel] = field(default_factory=list)
+
+    async def connect(self, node: int, key: bytes = KEY, uid: str = "uid-1") -> Channel:
+        channel = await connect(self.address, key, uid, node)
+        self.channels.append(channel)
+        return channel
+
+    async def hears(self, node: int) -> None:
+        while not self.coordinator.gang.nodes[node].connected:  # noqa: ASYNC110 (the coordinator has no event of it)
+            await asyncio.sleep(0)
+
+
+def with_server(tmp_path: Path, test: Callable[[Scene], Awaitable[None]]) -> list[str]:
+    """Runs `test` beside a real coordinator; its log."""
+    lines: list[str] = []
+    run = make_run(run_dir=str(tmp_path), coordinator_port=free_port())
+
+    async def play() -> None:
+        output = Output(lines.append, tuple)
+        coordinator = Coordinator(run, KEY, output)
+        server = Server(run, KEY, coordinator, output)
+        scene = Scene(run, coordinator, await server.start())
+        try:
+            await asyncio.wait_for(test(scene), 10)
+        finally:
+            await server.stop()
+            for channel in scene.channels:
+                channel.close()
+                await channel.wait_closed()
+
+    asyncio.run(play())
+    return lines
+
+
+async def closed(channel: Channel) -> bool:
+    with pytest.raises((EOFError, ConnectionError)):
+        while True:
+            await channel.receive()
+    return True
+
+
+def hello(node: int) -> dict[str, object]:
+    return message_to_json(Hello(node, "a", 0, 0))
+
+
+def test_all_agents_that_prove_the_key_get_their_order_to_start(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        channels = [await scene.connect(node) for node in (0, 1)]
+        for node, channel in enumerate(channels):
+            channel.send(hello(node))
+        assert [(await channel.receive())["attempt"] for channel in channels] == [1, 1]
+        assert json.loads((tmp_path / "gang" / "attempts.jsonl").read_text())["attempt"] == 1
+
+    with_server(tmp_path, test)
+
+
+@pytest.mark.parametrize(("key", "uid", "node"), [(b"1" * 32, "uid-1", 1), (KEY, "another job", 1), (KEY, "uid-1", 2)])
+def test_nobody_else_is_heard(tmp_path: Path, key: bytes, uid: str, node: int) -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises((EOFError, ConnectionError)):
+            await scene.connect(node, key, uid)
+        assert not any(n.connected for n in scene.coordinator.gang.nodes)
+
+    assert any(line.startswith("refused a connection from 127.0.0.1: ") for line in with_server(tmp_path, test))
+
+
+def test_a_coordinator_without_the_key_is_not_obeyed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b'{"format": "lockstep-gang/1", "nonce": "00"}\n')
+            await reader.readline()
+            writer.write(b'{"proof": "0000"}\n')
+            writer.close()
+            await writer.wait_closed()
+
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        with pytest.raises(ContractError, match="does not fit this job's key"):
+            await connect(server.sockets[0].getsockname()[:2], KEY, "uid-1", 1)
+        server.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "line", [b"nonsense\n", b"[]\n", b'{"node": true, "nonce": "a", "proof": "b"}\n', b"[" * 100_000 + b"\n", b"x" * 5_000_000]
+)
+def test_hostile_bytes_close_only_their_own_connection(tmp_path: Path, line: bytes) -> None:
+    async def test(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection(*scene.address)
+        await reader.readline()
+        writer.write(line)
+        with pytest.raises((ConnectionError, EOFError)):
+            await writer.drain()
+            await reader.readexactly(1)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        channel = await scene.connect(0)
+        channel.send(hello(0))
+        await scene.hears(0)
+
+    with_server(tmp_path, test)
+
+
+class Replaying(Sealer):
+    """Sends its first line again and again."""
+
+    first = b""
+
+    def seal(self, message: dict[str, object]) -> bytes:
+        self.first = self.first or super().seal(message)
+        return self.first
+
+
+def test_a_replayed_message_closes_the_connection(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        channel = await scene.connect(0)
+        channel._sealer = Replaying(channel._sealer._key)
+        channel.send(hello(0))
+        channel.send(hello(0))
+        assert await closed(channel)
+
+    assert any("repeated, lost or out of order" in line for line in with_server(tmp_path, test))
+
+
+def test_a_node_speaks_only_for_itself(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        channel = await scene.connect(0)
+        channel.send(hello(1))
+        assert await closed(channel)
+        assert not any(n.connected for n in scene.coordinator.gang.nodes)
+
+    with_server(tmp_path, test)
+
+
+def test_the_newer_connection_of_a_node_takes_the_place_of_the_older(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        older, newer = [await scene.connect(0) for _ in range(2)]
+        older.send(hello(0))
+        await scene.hears(0)
+        newer.send(hello(0))
+        assert await closed(older)
+        assert scene.coordinator.gang.nodes[0].connected
+
+    with_server(tmp_path, test)
+
+
+SHORT_SILENCE = """
+import asyncio, sys
+from pathlib import Path
+from lockstep_gang.agent.agent import Agent, make_folder
+from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.ranks import Node
+from lockstep_gang.contract import parse_run
+run = parse_run(Path(sys.argv[1]).read_text())
+folder = make_folder(Path(sys.argv[2]))
+async def main():
+    await Agent(run, bytes.fromhex("5a" * 32), Node(run, 1, sys.argv[1], folder / "report.sock", folder), Console(1), silence_seconds=0.5).run()
+asyncio.run(main())
+"""
+
+
+def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coordinator_is_back(tmp_path: Path) -> None:
+    async def scene(run: Run) -> tuple[dict[str, object], dict[str, object]]:
+        arrived: asyncio.Queue[tuple[Channel, dict[str, object]]] = asyncio.Queue()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            _, channel = await accept((reader, writer), KEY, run.job.uid, 2)
+            await arrived.put((channel, await channel.receive()))
+
+        server = await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port)
+        channel, _ = await arrived.get()
+        channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
+        while (await channel.receive())["type"] != "Started":
+            pass
+        while (said := await channel.receive())["type"] != "Exited":  # nobody pings
+            pass
+        channel.close()
+        await channel.wait_closed()
+        channel, again = await arrived.get()
+        channel.close()
+        await channel.wait_closed()
+        server.close()
+        return said, again
+
+    with gang(tmp_path) as agents:
+        run = agents.write("import signal\nsignal.pause()")
+        environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
+        agent = subprocess.Popen(
+            [sys.executable, "-S", "-c", SHORT_SILENCE, str(agents.run_path), str(tmp_path)], env=environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            said, again = asyncio.run(asyncio.wait_for(scene(run), 15))
+        finally:
+            agent.kill()
+            agent.wait()
+    assert said["exit"] == {"rank": 1, "exitCode": None, "signal": "SIGKILL", "ordered": True, "error": None, "lastLines": []}
+    assert (again["attempt"], again["knownAttempt"]) == (0, 1)

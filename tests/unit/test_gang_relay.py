@@ -1,0 +1,83 @@
+"""Output of ranks and the node's log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep_gang.agent.console import LINES_WAITING_MAX, Console
+from lockstep_gang.agent.relay import LAST_LINE_CHARACTERS, Relay, printable
+from lockstep_gang.agent.reports import read_error_file
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"plain \xc3\xbc\ttab", "plain ü\ttab"),
+        (b"\xff\xfe", r"\xff\xfe"),
+        (b"\x1b[31mred\x07", r"\x1b[31mred\x07"),
+        ("\x9b2J".encode(), r"\x9b2J"),
+        (b"\x00", r"\x00"),
+        (b"a\rb", r"a\x0db"),
+    ],
+)
+def test_only_printable_text_is_passed_on(raw: bytes, text: str) -> None:
+    assert printable(raw) == text
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_lines_are_the_same_however_the_bytes_come(size: int) -> None:
+    data, lines = b"one\ntwo\rthree\r\n\nfour", list[str]()
+    relay = Relay(3, lines.append)
+    for start in range(0, len(data), size):
+        relay.feed(data[start : start + size])
+    relay.finish()
+    assert lines == [f"[rank 3] {word}" for word in ("one", "two", "three", "four")]
+
+
+def test_the_last_twenty_lines_are_kept_and_cut() -> None:
+    relay = Relay(0, lambda line: None)
+    relay.feed(b"".join(b"%d\n" % n for n in range(100)) + b"x" * 5000 + b"\n")
+    assert list(relay.last_lines) == [*(str(n) for n in range(81, 100)), "x" * LAST_LINE_CHARACTERS]
+
+
+def test_a_log_that_nobody_reads_holds_nothing_up_and_says_what_is_missing() -> None:
+    read_end, write_end = os.pipe()
+    console = Console(write_end)
+    for number in range(LINES_WAITING_MAX * 2):
+        console.write(f"line {number} {'x' * 60}")  # far more than the pipe holds
+    assert console.tail()[-1].startswith(f"line {LINES_WAITING_MAX * 2 - 1} ")
+    with os.fdopen(read_end, "rb") as stream:
+        text = b""
+        while b"lines left out" not in text:
+            text += stream.read1()
+        console.close(5)
+    os.close(write_end)
+    assert text.startswith(b"line 0 ")
+
+
+@pytest.mark.parametrize(
+    ("content", "exception", "message"),
+    [
+        ('{"message": {"message": "ValueError: bad: very", "extraInfo": {"py_callstack": "a\\nb"}}}', "ValueError", "bad: very"),
+        ('{"message": "torn apart"}', "Error", "torn apart"),
+        ('{"message": {"message": "CUDA error: x"}}', "Error", "CUDA error: x"),
+    ],
+)
+def test_torch_s_error_file_is_understood(tmp_path: Path, content: str, exception: str, message: str) -> None:
+    (tmp_path / "error.json").write_text(content)
+    error = read_error_file(tmp_path / "error.json", 2)
+    assert error is not None
+    assert (error.rank, error.exception, error.message) == (2, exception, message)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "nonsense", '{"other": 1}'])
+def test_an_error_file_that_says_nothing_is_left_alone(tmp_path: Path, content: str) -> None:
+    (tmp_path / "error.json").write_text(content)
+    assert read_error_file(tmp_path / "error.json", 0) is None
+
+
+def test_a_rank_without_an_error_file_said_nothing(tmp_path: Path) -> None:
+    assert read_error_file(tmp_path / "none.json", 0) is None

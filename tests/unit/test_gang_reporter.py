@@ -1,0 +1,223 @@
+"""Reports to the operator: a real HTTPS server in the test, a real coordinator that reports to it."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lockstep_gang.contract import Report, ReportTarget, State, WhenDone, is_report_signature, parse_report
+from unit.gang_cases import KEY, Gang, free_port, gang
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A self-signed certificate for 127.0.0.1: the file has the key too."""
+
+    pem: str
+    file: Path
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(folder: Path) -> Certificate:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lockstep-operator")])
+    today = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, today - datetime.timedelta(1), today + datetime.timedelta(1))
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    signed = builder.add_extension(alternative, critical=False).add_extension(x509.BasicConstraints(True, None), critical=True)
+    pem = signed.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    plain = serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
+    file = folder / "server.pem"
+    file.write_text(private + pem)
+    return Certificate(pem, file)
+
+
+class Operator:
+    """Takes reports as the operator would; `answers` are given first, then 200."""
+
+    def __init__(self, certificate: Certificate, port: int) -> None:
+        self.reports: list[Report] = []
+        self.tokens: list[str] = []
+        self.seen: list[int] = []
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.news = threading.Condition()
+        operator = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status, answer = operator.take(body, self.headers["X-Lockstep-Signature"], self.headers["Authorization"])
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate.file)
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+    def take(self, body: bytes, signature: str, authorization: str) -> tuple[int, dict[str, Any]]:
+        with self.news:
+            assert is_report_signature(KEY, body, signature)
+            report = parse_report(body)
+            self.seen.append(report.sequence)
+            status, answer = self.answers.pop(0) if self.answers else (200, {"orders": [], "facts": []})
+            if status == 200:
+                self.reports.append(report)
+                self.tokens.append(authorization)
+            self.news.notify_all()
+            return status, answer
+
+    def until(self, state: State) -> Report:
+        with self.news:
+            found = self.news.wait_for(lambda: [report for report in self.reports if report.state is state], 15)
+            assert found, [report.state for report in self.reports]
+            return found[0]
+
+    def states(self) -> list[str]:
+        """States in the order in which they came, each once."""
+        return list(dict.fromkeys(report.state.value for report in self.reports))
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Gang]:
+    with gang(tmp_path) as made:
+        (tmp_path / "token").write_text("first\n")
+        yield made
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def operator(certificate: Certificate, port: int) -> Iterator[Operator]:
+    made = Operator(certificate, port)
+    yield made
+    made.close()
+
+
+def target(agents: Gang, certificate: Certificate, port: int) -> ReportTarget:
+    return ReportTarget(f"https://127.0.0.1:{port}/v1/report", certificate.pem, str(agents.folder / "token"))
+
+
+def test_every_transition_is_reported_in_its_order(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
+    agents.write('print("hello")', target(agents, certificate, port))
+    agents.start(0, 1)
+    assert agents.codes() == [0, 0]
+    states = operator.states()
+    assert states[0] == "Waiting"
+    assert states[-1] == "Complete"
+    assert [state for state in states if state in ("Waiting", "Starting", "Complete")] == ["Waiting", "Starting", "Complete"]
+    sequences = [report.sequence for report in operator.reports]
+    assert sequences == sorted(set(sequences))
+    assert set(operator.tokens) == {"Bearer first"}
+    assert any("[rank 0] hello" in report.log for report in operator.reports)
+
+
+def test_a_failure_is_reported_with_its_rank_and_last_lines(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
+    agents.write('import os\nif os.environ["RANK"] == "1": raise ValueError("boom")', target(agents, certificate, port))
+    agents.start(0, 1)
+    assert agents.codes() == [1, 1]
+    failure = operator.until(State.FAILED).failure
+    assert failure is not None
+    assert (failure.rank, failure.exception, failure.last_lines[-1]) == (1, "ValueError", "ValueError: boom")
+
+
+def test_an_operator_that_comes_late_hears_every_transition(agents: Gang, certificate: Certificate, port: int) -> None:
+    agents.write('print("hello")', target(agents, certificate, port), when_done=WhenDone.WAIT)
+    agents.start(0, 1)
+    agents.until("the operator did not take the report")
+    agents.until("Complete: all ranks are done")  # the job does not wait for it
+    operator = Operator(certificate, port)
+    try:
+        operator.until(State.COMPLETE)
+        assert operator.states()[0] == "Waiting"
+    finally:
+        operator.close()
+
+
+@pytest.mark.parametrize("status", [500, 421, 401])
+def test_a_refused_report_is_repeated_until_it_is_taken(
+    agents: Gang, certificate: Certificate, operator: Operator, port: int, status: int
+) -> None:
+    operator.answers = [(status, {})]
+    agents.write("", target(agents, certificate, port), nodes=1)
+    agents.start(0)
+    assert agents.codes() == [0]
+    assert operator.states()[0] == "Waiting"
+    assert operator.seen[0] == operator.seen[1]
+
+
+def test_a_number_that_is_not_newer_is_followed_by_one_that_is(
+    agents: Gang, certificate: Certificate, operator: Operator, port: int
+) -> None:
+    newest = 4_000_000_000_000_000_000
+    operator.answers = [(409, {"sequence": newest})]
+    agents.write("", target(agents, certificate, port), nodes=1)
+    agents.start(0)
+    assert agents.codes() == [0]
+    assert operator.reports[0].sequence > newest
+    assert operator.states()[0] == "Waiting"
+
+
+def test_the_token_is_read_again_for_every_report(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
+    agents.write('import os, time\nwhile not os.path.exists("go"): time.sleep(0.01)', target(agents, certificate, port), nodes=1)
+    agents.start(0)
+    operator.until(State.RUNNING)
+    (agents.folder / "token").write_text("renewed")
+    (agents.folder / "go").touch()
+    assert agents.codes() == [0]
+    assert operator.tokens[-1] == "Bearer renewed"
+
+
+def test_the_operator_s_order_to_stop_lets_the_ranks_save(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
+    script = 'import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nprint("armed", flush=True)\nwhile True: signal.pause()'
+    agents.write(script, target(agents, certificate, port), when_done=WhenDone.WAIT)
+    agents.start(0, 1)
+    for node in (0, 1):
+        agents.until("armed", node)
+    operator.answers = [(200, {"orders": [{"type": "Stop"}, {"type": "FromTheFuture"}], "facts": []})]
+    agents.until("saved and stopped as asked", seconds=25)
+    agents.until("'FromTheFuture' is not known")
+    assert agents.record("attempts.jsonl")[-1]["outcome"] == "Stopped"
+
+
+def test_a_server_whose_certificate_the_run_does_not_know_gets_no_report(agents: Gang, operator: Operator, port: int) -> None:
+    unrelated = make_certificate(agents.folder)
+    agents.write("", target(agents, unrelated, port), nodes=1)
+    agents.start(0)
+    agents.until("certificate verify failed")
+    assert operator.reports == []
