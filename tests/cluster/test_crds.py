@@ -2,89 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kubernetes import client, config, watch
+from kubernetes import client, dynamic
 from pydantic import ValidationError
 
 from crd_rule_cases import CASES, WrittenRule, job, profile, training, written_rules
+from crd_server import Server, stored, told
+from golden.plan_strategies import jobs, profiles
 from lockstep.api.crd import cluster_profile_crd, training_job_crd
 from lockstep.api.job import TrainingJob
-from lockstep.api.names import GROUP, VERSION
-from lockstep.api.yamltext import dump_yaml
+from lockstep.api.profile import ClusterProfile
 
 CRDS = [training_job_crd(), cluster_profile_crd()]
 RULES = pytest.mark.parametrize("rule", list(CASES), ids=lambda rule: rule.message[:40])
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
-class Server:
-    """The API of our two kinds, in a namespace of its own."""
-
-    def __init__(self, api: client.ApiClient, namespace: str) -> None:
-        self.api = api
-        self.namespace = namespace
-
-    def path(self, kind: str, name: str = "") -> str:
-        place = f"namespaces/{self.namespace}/trainingjobs" if kind == "TrainingJob" else "clusterprofiles"
-        return f"/apis/{GROUP}/{VERSION}/{place}" + (f"/{name}" if name else "")
-
-    def send(self, method: str, path: str, body: Any = None, *, form: str = "application/json", accept: str = "application/json") -> Any:
-        """The reply's JSON, whatever its status."""
-        url, headers = self.api.configuration.host + path, {"Content-Type": form, "Accept": accept}
-        self.api.update_params_for_auth(headers, [], ["BearerToken"], url, method, None)
-        return json.loads(self.api.call_api(method, url, headers, body.encode() if isinstance(body, str) else body).read())
-
-    def create(self, item: dict[str, Any], *, keep: bool = False) -> Any:
-        options = "fieldValidation=Strict" if keep else "fieldValidation=Strict&dryRun=All"
-        return self.send("POST", f"{self.path(item['kind'])}?{options}", item)
-
-    def replace(self, item: dict[str, Any], old: dict[str, Any]) -> Any:
-        """What an update of `old` to `item` would be answered with."""
-        versioned = item | {"metadata": item["metadata"] | {"resourceVersion": old["metadata"]["resourceVersion"]}}
-        return self.send("PUT", f"{self.path(item['kind'], item['metadata']['name'])}?dryRun=All&fieldValidation=Strict", versioned)
-
-
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(api: dynamic.DynamicClient) -> Iterator[Server]:
     """The CRDs are applied and left: others in the cluster may use them."""
-    with config.new_client_from_config() as api:
-        core = client.CoreV1Api(api)
-        namespace = core.create_namespace({"metadata": {"generateName": "lockstep-crds-"}}).metadata.name
-        try:
-            found = Server(api, namespace)
-            for crd in CRDS:
-                path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-                reply = found.send("PATCH", f"{path}?fieldManager=lockstep&force=true", dump_yaml(crd), form="application/apply-patch+yaml")
-                assert reply["kind"] == "CustomResourceDefinition", reply["message"]
-                wait_until_established(api, crd["metadata"]["name"])
-            yield found
-        finally:
-            core.delete_namespace(namespace)
-
-
-def wait_until_established(api: client.ApiClient, name: str) -> None:
-    listing = client.ApiextensionsV1Api(api).list_custom_resource_definition
-    for event in watch.Watch().stream(listing, field_selector=f"metadata.name={name}", timeout_seconds=20):
-        if any(c.type == "Established" and c.status == "True" for c in event["object"].status.conditions or ()):
-            return
-    raise AssertionError(f"{name} was not established within 20 s")
-
-
-def told(reply: dict[str, Any]) -> list[tuple[str, str]]:
-    """(field, message) of every cause that the API server gives."""
-    assert reply["kind"] == "Status", "it was accepted"
-    return [(cause.get("field", ""), cause["message"]) for cause in reply["details"]["causes"]]
-
-
-def stored(reply: dict[str, Any]) -> dict[str, Any]:
-    assert reply["kind"] != "Status", reply["message"]
-    return reply
+    core = client.CoreV1Api(api.client)
+    namespace = core.create_namespace({"metadata": {"generateName": "lockstep-crds-"}}).metadata.name
+    try:
+        found = Server(api.client, namespace)
+        for crd in CRDS:
+            found.apply_crd(crd)
+        yield found
+    finally:
+        core.delete_namespace(namespace)
 
 
 @pytest.fixture
@@ -154,9 +107,7 @@ def test_a_job_shows_its_defaults(server: Server) -> None:
     "item", [training(evaluation={}), training(), job(), profile()], ids=["evaluation", "training", "script", "profile"]
 )
 def test_defaults_of_the_api_server_are_those_of_the_models(server: Server, item: dict[str, Any]) -> None:
-    from lockstep.api.profile import ClusterProfile
-
-    model = {"TrainingJob": TrainingJob, "ClusterProfile": ClusterProfile}[item["kind"]]
+    model = MODELS[item["kind"]]
     assert model.model_validate(stored(server.create(item))).spec == model.model_validate(item).spec
 
 
@@ -187,7 +138,13 @@ PLACES = {
     "resume": lambda text: training(checkpoint={"resumeFrom": text}),
     "argument": lambda text: job(script={"path": "a.py", "args": [text]}),
     "name": lambda text: job(name=text),
+    "resource": lambda text: profile(
+        network={"rdma": {"enabled": True, "memlock": "Unlimited", "rails": [{"network": "n", "resource": text}]}}
+    ),
+    "network": lambda text: profile(network={"rdma": {"enabled": True, "memlock": "Unlimited", "rails": [{"network": text}]}}),
+    "exclusion": lambda text: profile(network={"tcp": {"interfaceExclude": text}}),
 }
+MODELS = {"TrainingJob": TrainingJob, "ClusterProfile": ClusterProfile}
 TEXTS = st.one_of(
     st.text(st.sampled_from("aZ09-._/ :e\nGim€"), max_size=6),
     st.sampled_from(["Auto", "/a\nb", "1Gi", "2e-4", "a.b/c", "A_B", "a\n", "x" * 64]),
@@ -199,11 +156,20 @@ TEXTS = st.one_of(
 def test_models_and_api_server_accept_the_same_text(server: Server, place: str, text: str) -> None:
     item = PLACES[place](text)
     try:
-        TrainingJob.model_validate(item)
+        MODELS[item["kind"]].model_validate(item)
         accepted = True
     except ValidationError:
         accepted = False
-    assert (server.create(item)["kind"] == "TrainingJob") is accepted
+    assert (server.create(item)["kind"] == item["kind"]) is accepted
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(jobs() | profiles())
+def test_what_the_models_accept_the_api_server_accepts_and_gives_back(server: Server, item: TrainingJob | ClusterProfile) -> None:
+    written = item.to_dict()
+    written["metadata"] = {"name": item.metadata.name}  # the rest of metadata is the API server's to judge
+    reply = stored(server.create(written))
+    assert type(item).model_validate(reply).spec == item.spec
 
 
 def test_the_columns_show_what_a_person_looks_for(server: Server) -> None:
@@ -264,9 +230,23 @@ def test_status_is_written_apart_from_the_spec(server: Server) -> None:
         server.send("DELETE", server.path("TrainingJob", "x"))
 
 
-def test_what_kubectl_explain_reads_has_the_descriptions(server: Server) -> None:
-    published = server.send("GET", f"/openapi/v3/apis/{GROUP}/{VERSION}")["components"]["schemas"]
-    spec = published["dev.lockstep.v1alpha1.TrainingJob"]["properties"]["spec"]
-    lora = spec["properties"]["training"]["properties"]["lora"]
-    assert lora["description"] == "The adapter to train."
-    assert lora["properties"]["rank"]["description"] == "The adapter's rank, r."
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def fresh(kubectl: Kubectl, tmp_path: Path) -> Kubectl:
+    """kubectl without what it remembers of a cluster: it may have looked before the CRDs were there."""
+    return partial(kubectl, "--cache-dir", str(tmp_path))
+
+
+def test_kubectl_explain_says_what_a_field_is(server: Server, fresh: Kubectl) -> None:
+    server.wait_until_published("TrainingJob")
+    text = " ".join(fresh("explain", "tj.spec.training.lora").stdout.split())
+    assert "DESCRIPTION: The adapter to train." in text
+    assert "rank <integer> The adapter's rank, r." in text
+    assert "targetModules <[]string> Names of the layers that get an adapter." in text
+
+
+def test_kubectl_knows_the_short_names(server: Server, fresh: Kubectl) -> None:
+    found = [fresh("get", name, "-n", server.namespace, "--ignore-not-found") for name in ("tj", "cprof")]
+    assert [(done.returncode, "doesn't have a resource type" in done.stderr) for done in found] == [(0, False)] * 2
