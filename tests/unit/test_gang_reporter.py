@@ -51,6 +51,17 @@ def make_certificate(folder: Path) -> Certificate:
     return Certificate(pem, file)
 
 
+SAVING = """
+import json, os, signal, socket, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+report = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+report.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+report.send(json.dumps({"event": "activity", "rank": int(os.environ["RANK"]), "activity": "Step"}).encode())
+while True:
+    signal.pause()
+"""
+
+
 class Operator:
     """Takes reports as the operator would; `answers` are given first, then 200."""
 
@@ -58,6 +69,7 @@ class Operator:
         self.reports: list[Report] = []
         self.tokens: list[str] = []
         self.seen: list[int] = []
+        self.orders: dict[State, list[dict[str, str]]] = {}
         self.answers: list[tuple[int, dict[str, Any]]] = []
         self.news = threading.Condition()
         operator = self
@@ -87,7 +99,7 @@ class Operator:
             assert is_report_signature(KEY, body, signature)
             report = parse_report(body)
             self.seen.append(report.sequence)
-            status, answer = self.answers.pop(0) if self.answers else (200, {"orders": [], "facts": []})
+            status, answer = self.answers.pop(0) if self.answers else (200, {"orders": self.orders.get(report.state, []), "facts": []})
             if status == 200:
                 self.reports.append(report)
                 self.tokens.append(authorization)
@@ -204,13 +216,10 @@ def test_the_token_is_read_again_for_every_report(agents: Gang, certificate: Cer
 
 
 def test_the_operator_s_order_to_stop_lets_the_ranks_save(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
-    script = 'import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nprint("armed", flush=True)\nwhile True: signal.pause()'
-    agents.write(script, target(agents, certificate, port), when_done=WhenDone.WAIT)
+    operator.orders[State.RUNNING] = [{"type": "Stop"}, {"type": "FromTheFuture"}]
+    agents.write(SAVING, target(agents, certificate, port), when_done=WhenDone.WAIT, training={})
     agents.start(0, 1)
-    for node in (0, 1):
-        agents.until("armed", node)
-    operator.answers = [(200, {"orders": [{"type": "Stop"}, {"type": "FromTheFuture"}], "facts": []})]
-    agents.until("saved and stopped as asked", seconds=25)
+    agents.until("saved and stopped as asked")
     agents.until("'FromTheFuture' is not known")
     assert agents.record("attempts.jsonl")[-1]["outcome"] == "Stopped"
 

@@ -37,6 +37,8 @@ class Reporter:
         self._sequence = time.time_ns()
         self._transitions: deque[Report] = deque(maxlen=TRANSITIONS_MAX)
         self._latest: Report | None = None
+        self._has_news = False
+        self._told_at = 0.0
         self._wake = asyncio.Event()
         self._delivered = asyncio.Event()
         self._trouble = ""
@@ -50,6 +52,7 @@ class Reporter:
     def news(self, report: Report) -> None:
         """Worth telling soon: a node came or a commit was made. Steps are not: they go with the next report."""
         self._latest = report
+        self._has_news = True
         self._wake.set()
 
     def refresh(self, report: Report) -> None:
@@ -63,19 +66,22 @@ class Reporter:
 
     async def run(self) -> None:
         while True:
-            await _either(self._wake, PERIOD_SECONDS)
+            await _either(self._wake, max(0.0, self._due() - time.monotonic()))
             self._wake.clear()
             while self._transitions:
                 await self._deliver(self._transitions[0])
                 self._transitions.popleft()
             self._delivered.set()
-            if self._latest is not None:
+            if self._latest is not None and time.monotonic() >= self._due():
                 await self._deliver(self._latest)
-            await asyncio.sleep(0 if self._transitions else NEWS_SECONDS)
+
+    def _due(self) -> float:
+        return self._told_at + (NEWS_SECONDS if self._has_news else PERIOD_SECONDS)
 
     async def _deliver(self, report: Report) -> None:
         """Returns when the operator has accepted it. A retry keeps its number: refused as not newer means that it had arrived."""
         self._sequence += 1
+        self._told_at, self._has_news = time.monotonic(), False
         wait, repeated = RETRY_SECONDS[0], False
         while True:
             answer = await self._post(replace(report, sequence=self._sequence))

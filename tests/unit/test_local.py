@@ -1,0 +1,120 @@
+"""What a job becomes on this machine, and what it is refused for before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfile
+from lockstep.plan.resolve import Resolved, resolve
+from lockstep.platforms.local.placement import check_inputs, local_defaults, local_run
+from lockstep_gang.contract import Run, WhenDone
+
+TRAINING = {"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/all.jsonl"}}
+
+
+def resolved(root: Path, **spec: Any) -> Resolved:
+    if "script" not in spec:
+        spec.setdefault("training", TRAINING)
+    job = TrainingJob.model_validate(
+        {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}
+    )
+    profile = ClusterProfile.model_validate(
+        {"apiVersion": "lockstep.dev/v1alpha1", "kind": "ClusterProfile", "metadata": {"name": "local"}, "spec": {}}
+    )
+    return resolve(job, profile, local_defaults(root, "uid-1"))
+
+
+def made(root: Path, inherited: dict[str, str] | None = None, **spec: Any) -> Run:
+    return local_run(resolved(root, nodes=2, gpusPerNode=0, **spec), root / "key", (4000, 5000), inherited or {})
+
+
+def with_inputs(root: Path) -> Path:
+    (root / "workspace/models/tiny").mkdir(parents=True)
+    (root / "workspace/models/tiny/config.json").touch()
+    (root / "datasets").mkdir()
+    (root / "datasets/all.jsonl").touch()
+    return root
+
+
+def test_volumes_are_folders_and_nodes_are_on_loopback(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    assert (run.run_dir, run.working_directory) == (str(tmp_path / "workspace/runs/x"), str(tmp_path / "workspace"))
+    assert (run.addresses, run.coordinator_port, run.master_port) == (("127.0.0.1", "127.0.0.1"), 4000, 5000)
+    assert run.training is not None
+    assert (run.training["model"]["name"], run.training["data"]["path"]) == (
+        str(tmp_path / "workspace/models/tiny"),
+        str(tmp_path / "datasets/all.jsonl"),
+    )
+
+
+def test_ranks_run_in_this_python_and_agents_end_with_the_job(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    assert (run.command, run.when_done, run.report) == ((sys.executable, "-m", "lockstep_train"), WhenDone.EXIT, None)
+
+
+def test_a_script_runs_from_the_workspace_with_its_arguments_as_they_are(tmp_path: Path) -> None:
+    run = made(tmp_path, script={"path": "train.py", "args": ["--name", "a b; $(c)"]})
+    assert run.command == (sys.executable, "train.py", "--name", "a b; $(c)")
+
+
+def test_the_job_s_own_variables_reach_the_ranks(tmp_path: Path) -> None:
+    run = made(tmp_path, env=[{"name": "A", "value": "b"}], fabric={"ncclEnv": [{"name": "NCCL_ALGO", "value": "Ring"}]})
+    assert (run.environment["A"], run.environment["NCCL_ALGO"]) == ("b", "Ring")
+
+
+def test_cores_are_shared_unless_somebody_said_how(tmp_path: Path) -> None:
+    assert int(made(tmp_path).environment["OMP_NUM_THREADS"]) >= 1
+    assert "OMP_NUM_THREADS" not in made(tmp_path, {"OMP_NUM_THREADS": "7"}).environment
+
+
+SECRET = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]
+
+
+def test_a_variable_of_the_cluster_comes_from_this_shell(tmp_path: Path) -> None:
+    assert "HF_TOKEN" not in made(tmp_path, {"HF_TOKEN": "x"}, env=SECRET).environment  # inherited, never written down
+
+
+def test_a_variable_of_the_cluster_that_is_not_set_here_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.env takes HF_TOKEN from the cluster, .* set it in this shell instead"):
+        made(tmp_path, env=SECRET)
+
+
+def test_a_job_whose_inputs_are_there_may_start(tmp_path: Path) -> None:
+    check_inputs(resolved(with_inputs(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        (
+            "datasets/all.jsonl",
+            "spec.training.data.path: there is no file {} (/datasets/all.jsonl of the job): put it there or say --workspace FOLDER",
+        ),
+        (
+            "workspace/models/tiny/config.json",
+            "spec.training.model.name: there is no file {} (/workspace/models/tiny/config.json of the job): put it",
+        ),
+    ],
+)
+def test_an_input_that_is_missing_is_one_sentence(tmp_path: Path, missing: str, sentence: str) -> None:
+    (with_inputs(tmp_path) / missing).unlink()
+    with pytest.raises(ConfigError) as caught:
+        check_inputs(resolved(tmp_path))
+    assert str(caught.value).startswith(sentence.format(tmp_path / missing))
+
+
+def test_a_script_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.script\.path: there is no file .*/workspace/train\.py"):
+        check_inputs(resolved(tmp_path, script={"path": "train.py"}))
+
+
+def test_a_commit_to_resume_from_must_be_there(tmp_path: Path) -> None:
+    training = {**TRAINING, "checkpoint": {"resumeFrom": "/workspace/runs/y/checkpoints/step-5.a1"}}
+    with pytest.raises(ConfigError, match=r"spec\.training\.checkpoint\.resumeFrom: there is no folder"):
+        check_inputs(resolved(with_inputs(tmp_path), training=training))
