@@ -1,0 +1,262 @@
+"""The conditions of a job: every one always there, each with a reason from `Reason` and a message that a person can act on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from lockstep.api.status import ConditionStatus, ConditionType
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Object, Observed, ReceivedReport
+from lockstep.plan.pods import is_running, is_scheduled, why_not_created, why_not_started, why_unscheduled
+from lockstep_gang.contract import Report, State
+
+MESSAGE_CHARACTERS = 4096
+SILENT_SECONDS = 60.0
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+
+
+class Reason(StrEnum):
+    """Reasons that Lockstep gives. Accepted may also have the reason of a refusal (see plan.resolve)."""
+
+    ACCEPTED = "Accepted"
+    INVALID_SPEC = "InvalidSpec"
+    PROFILE_NOT_FOUND = "ProfileNotFound"
+    NO_DEFAULT_PROFILE = "NoDefaultProfile"
+    SEVERAL_DEFAULT_PROFILES = "SeveralDefaultProfiles"
+    INVALID_PROFILE = "InvalidProfile"
+    SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
+    NAME_TAKEN = "NameTaken"
+    PREVIOUS_JOB_REMAINS = "PreviousJobRemains"
+    WRITE_REFUSED = "WriteRefused"
+    NOT_ACCEPTED = "NotAccepted"
+    SUSPENDED = "Suspended"
+    NOT_SUSPENDED = "NotSuspended"
+    STOPPING = "Stopping"
+    FINISHED = "Finished"
+    PODS_NOT_CREATED = "PodsNotCreated"
+    PODS_REFUSED = "PodsRefused"
+    SCHEDULING = "Scheduling"
+    UNSCHEDULABLE = "Unschedulable"
+    CLAIM_NOT_BOUND = "ClaimNotBound"
+    ALL_SCHEDULED = "AllScheduled"
+    PODS_NOT_SCHEDULED = "PodsNotScheduled"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_FAILED = "ContainerFailed"
+    CONTAINER_NOT_STARTED = "ContainerNotStarted"
+    VOLUME_NOT_MOUNTED = "VolumeNotMounted"
+    POD_FAILED = "PodFailed"
+    STARTING = "Starting"
+    WAITING_FOR_REPORT = "WaitingForReport"
+    WAITING_FOR_RANKS = "WaitingForRanks"
+    ALL_RANKS_READY = "AllRanksReady"
+    RUNNING = "Running"
+    NO_REPORT = "NoReport"
+    RESTARTING = "Restarting"
+    RANKS_FAILED = "RanksFailed"
+    NOT_RESTARTING = "NotRestarting"
+    NO_CHECKPOINT = "NoCheckpoint"
+    COMMITTED = "Committed"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    NOT_FINISHED = "NotFinished"
+    NOT_FAILED = "NotFailed"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a condition says now; when it began to say so is added by `with_times`."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class View:
+    """What the conditions are made from: things observed, and what reconcile has decided about them."""
+
+    observed: Observed
+    refusal: Notice | None
+    received: ReceivedReport | None
+    """Of the pod that is node 0 now."""
+    wanted_pods: int
+    suspend: bool
+    complete: bool
+    failed: bool
+    failure_message: str
+    now: float
+
+    @property
+    def finished(self) -> bool:
+        return self.complete or self.failed
+
+    @property
+    def report(self) -> Report | None:
+        return None if self.received is None else self.received.report
+
+
+def facts(view: View) -> dict[ConditionType, Fact]:
+    """All conditions."""
+    scheduled = pods_scheduled(view)
+    ready = ranks_ready(view, scheduled)
+    restarting = _restarting(view)
+    return {
+        ConditionType.ACCEPTED: _accepted(view),
+        ConditionType.SUSPENDED: _suspended(view),
+        ConditionType.PODS_SCHEDULED: scheduled,
+        ConditionType.RANKS_READY: ready,
+        ConditionType.PROGRESSING: progressing(view, scheduled, ready, restarting),
+        ConditionType.CHECKPOINT_COMMITTED: _checkpoint(view),
+        ConditionType.RESTARTING: restarting,
+        ConditionType.COMPLETE: _complete(view),
+        ConditionType.FAILED: _failed(view),
+    }
+
+
+def _accepted(view: View) -> Fact:
+    if view.refusal is not None:
+        return Fact(FALSE, view.refusal.reason, view.refusal.message)
+    return Fact(TRUE, Reason.ACCEPTED, "the job fits its profile")
+
+
+def _suspended(view: View) -> Fact:
+    if not view.suspend or view.finished:
+        return Fact(FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false" if not view.suspend else "the job has finished")
+    if view.observed.pods:
+        return Fact(FALSE, Reason.STOPPING, f"ranks save and stop; {len(view.observed.pods)} pods are still there")
+    return Fact(TRUE, Reason.SUSPENDED, "no pods; spec.suspend: false starts them again from the last checkpoint")
+
+
+def _no_pods(view: View) -> Fact | None:
+    if view.finished:
+        return Fact(FALSE, Reason.FINISHED, "the job has finished and needs no pods")
+    if view.suspend:
+        return Fact(FALSE, Reason.SUSPENDED, "the job is suspended")
+    if view.refusal is not None and not view.observed.pods:
+        return Fact(FALSE, Reason.NOT_ACCEPTED, "condition Accepted says why there are no pods")
+    return None
+
+
+def pods_scheduled(view: View) -> Fact:
+    pods, wanted = view.observed.pods, view.wanted_pods
+    absent = _no_pods(view)
+    if absent is not None:
+        return absent
+    if len(pods) < wanted:
+        why = why_not_created(view.observed)
+        reason = Reason.PODS_NOT_CREATED if why is None else Reason.PODS_REFUSED
+        return Fact(FALSE, reason, f"{len(pods)} of {wanted} pods created" + (f": {why}" if why else ""))
+    scheduled = sum(is_scheduled(pod) for pod in pods)
+    if scheduled < len(pods):
+        why_not = why_unscheduled(view.observed)
+        return Fact(FALSE, why_not.reason, f"{scheduled} of {wanted} pods scheduled: {why_not.message}")
+    return Fact(TRUE, Reason.ALL_SCHEDULED, f"{scheduled} of {wanted} pods scheduled")
+
+
+def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table of cases reads best as one)
+    absent = _no_pods(view)
+    if absent is not None:
+        return absent
+    trouble = why_not_started(view.observed)
+    if trouble is not None:
+        return Fact(FALSE, trouble.reason, trouble.message)
+    if scheduled.status is not TRUE:
+        return Fact(FALSE, Reason.PODS_NOT_SCHEDULED, "condition PodsScheduled says what is missing")
+    running = sum(is_running(pod) for pod in view.observed.pods)
+    if running < view.wanted_pods:
+        return Fact(FALSE, Reason.STARTING, f"{running} of {view.wanted_pods} pods run")
+    if view.report is None:
+        return _remembered(view, ConditionType.RANKS_READY) or Fact(
+            FALSE, Reason.WAITING_FOR_REPORT, "all pods run; node 0 has not reported yet"
+        )
+    ranks = view.report.ranks
+    if ranks.ready < ranks.desired:
+        return Fact(FALSE, Reason.WAITING_FOR_RANKS, f"{ranks.ready} of {ranks.desired} ranks ready: {view.report.message}")
+    return Fact(TRUE, Reason.ALL_RANKS_READY, f"{ranks.ready} of {ranks.desired} ranks ready")
+
+
+def _remembered(view: View, condition: ConditionType) -> Fact | None:
+    """What status says already, for an operator that has just been started and waits for the next report of ranks that ran on."""
+    known = view.observed.status.get("conditions", [])
+    ready = any(c["type"] == ConditionType.RANKS_READY and c["status"] == TRUE for c in known)
+    found = next((c for c in known if c["type"] == condition), None)
+    return Fact(ConditionStatus(found["status"]), found["reason"], found["message"]) if ready and found else None
+
+
+def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> Fact:  # noqa: PLR0911
+    """The summary. Its reason is the one word that `kubectl get tj` shows."""
+    if view.complete:
+        return Fact(FALSE, Reason.COMPLETE, "the job is complete")
+    if view.failed:
+        return Fact(FALSE, Reason.FAILED, view.failure_message)
+    if view.suspend:
+        return Fact(FALSE, Reason.STOPPING if view.observed.pods else Reason.SUSPENDED, _suspended(view).message)
+    if view.refusal is not None and not view.observed.pods:
+        return Fact(FALSE, view.refusal.reason, view.refusal.message)
+    if scheduled.status is not TRUE:
+        return Fact(FALSE, scheduled.reason, scheduled.message)
+    if restarting.status is TRUE:
+        return Fact(TRUE, Reason.RESTARTING, restarting.message)
+    if ready.status is not TRUE:
+        starting = ready.reason in (Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS)
+        return Fact(TRUE, Reason.STARTING, ready.message) if starting else Fact(FALSE, ready.reason, ready.message)
+    if view.received is not None and view.now - view.received.received > SILENT_SECONDS:
+        return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs")
+    return Fact(TRUE, Reason.RUNNING, "all ranks run")
+
+
+def _restarting(view: View) -> Fact:
+    report = view.report
+    if view.finished or view.suspend or report is None:
+        return Fact(FALSE, Reason.NOT_RESTARTING, "no restart is under way")
+    starts_again = report.restarts > 0 and report.state in (State.STARTING, State.WAITING)
+    if report.state is State.BACKING_OFF or starts_again:
+        why = f": {report.failure.message}" if report.failure is not None else ""
+        return Fact(TRUE, Reason.RANKS_FAILED, f"restart {report.restarts + (not starts_again)} of all ranks{why}")
+    return Fact(FALSE, Reason.NOT_RESTARTING, "no restart is under way")
+
+
+def _checkpoint(view: View) -> Fact:
+    if (view.report is not None and view.report.checkpoint is not None) or view.observed.status.get("checkpoint"):
+        return Fact(TRUE, Reason.COMMITTED, "status.checkpoint names the newest commit")
+    return Fact(FALSE, Reason.NO_CHECKPOINT, "no checkpoint has been committed")
+
+
+def _complete(view: View) -> Fact:
+    if view.complete:
+        return Fact(TRUE, Reason.COMPLETE, "every rank ended well; status.result has the results")
+    return Fact(
+        FALSE, Reason.FAILED if view.failed else Reason.NOT_FINISHED, "the job has failed" if view.failed else "the job has not finished"
+    )
+
+
+def _failed(view: View) -> Fact:
+    if view.failed:
+        return Fact(TRUE, Reason.RANKS_FAILED, view.failure_message)
+    return Fact(FALSE, Reason.NOT_FAILED, "the job has not failed")
+
+
+def with_times(observed: Observed, found: dict[ConditionType, Fact], now: float) -> list[Object]:
+    """metav1.Conditions; lastTransitionTime changes with the status only, as Kubernetes defines it."""
+    before = {c["type"]: c for c in observed.status.get("conditions", [])}
+    return [_condition(kind, fact, before.get(kind), observed.generation, now) for kind, fact in found.items()]
+
+
+def _condition(kind: ConditionType, fact: Fact, before: Object | None, generation: int, now: float) -> dict[str, Any]:
+    kept = before is not None and before["status"] == fact.status
+    return {
+        "type": str(kind),
+        "status": str(fact.status),
+        "reason": str(fact.reason),
+        "message": fact.message[:MESSAGE_CHARACTERS],
+        "lastTransitionTime": before["lastTransitionTime"] if kept and before is not None else timestamp(now),
+        "observedGeneration": generation,
+    }
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339, whole seconds, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

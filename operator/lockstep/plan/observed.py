@@ -1,0 +1,109 @@
+"""What is seen of one job at one moment: plain objects as the API server has them, and what reconcile may ask about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.api import names
+from lockstep.plan.layers import Notice
+from lockstep_gang.contract import Report
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReceivedReport:
+    """The newest report of a job's coordinator, the pod that it came from, and when (seconds since the epoch)."""
+
+    report: Report
+    pod_uid: str
+    received: float
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A job and everything around it that decides what happens next."""
+
+    job: Object
+    profiles: tuple[Object, ...] = ()
+    objects: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """(kind, name) → the object, for everything in the job's namespace that carries its label, except pods and Secrets."""
+    pods: tuple[Object, ...] = ()
+    nodes: tuple[Object, ...] = ()
+    claims: Mapping[str, Object] = field(default_factory=dict)
+    service_accounts: frozenset[str] = frozenset()
+    warnings: tuple[Object, ...] = ()
+    """Events of type Warning in the namespace."""
+    obstacle: Notice | None = None
+    """Why the last attempt to write an object of the job failed."""
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.job["metadata"].get("generation", 0))
+
+    @property
+    def status(self) -> Object:
+        return self.job.get("status") or {}
+
+    @property
+    def stateful_set(self) -> Object | None:
+        return self.objects.get(("StatefulSet", self.name))
+
+    @property
+    def replicas(self) -> int:
+        """Pods that the StatefulSet is to have."""
+        found = self.stateful_set
+        return 0 if found is None else int(found["spec"].get("replicas", 1))
+
+    @property
+    def at_zero(self) -> bool:
+        return not self.pods and self.replicas == 0
+
+    def pod(self, node: int) -> Object | None:
+        wanted = names.pod_name(self.name, node)
+        return next((pod for pod in self.pods if pod["metadata"]["name"] == wanted), None)
+
+    def events_of(self, uid: str) -> list[Object]:
+        """Warnings about the object of this uid, newest first."""
+        found = [event for event in self.warnings if event["involvedObject"].get("uid") == uid]
+        return sorted(found, key=event_time, reverse=True)
+
+
+def event_time(event: Object) -> str:
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def owner_uid(item: Object) -> str | None:
+    """The uid of the object's controller."""
+    return next((str(o["uid"]) for o in item["metadata"].get("ownerReferences", []) if o.get("controller")), None)
+
+
+def is_terminating(item: Object) -> bool:
+    return "deletionTimestamp" in item["metadata"]
+
+
+def is_true(status: Object, condition: str) -> bool:
+    return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions", []))
+
+
+def current_report(observed: Observed, received: ReceivedReport | None) -> ReceivedReport | None:
+    """The report, while the pod that sent it is there: an older start of the same job says nothing about this one."""
+    pod = observed.pod(0)
+    if received is None or pod is None or pod["metadata"]["uid"] != received.pod_uid:
+        return None
+    return received

@@ -1,0 +1,115 @@
+"""TrainingJob.status: from what is observed and reported, and whether it is due to be written."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from lockstep.api.names import LABEL_JOB
+from lockstep.plan.conditions import View, facts, timestamp, with_times
+from lockstep.plan.objects import Frozen
+from lockstep.plan.observed import Object, Observed
+from lockstep_gang.contract import Failure, Report, parse_run
+
+PROGRESS_SECONDS = 15.0
+TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
+LAST_LINES, METRICS = 20, 32
+_PROGRESS = ("trainer", "checkpoint")
+RESULT_FIELDS = {"adapter": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
+
+
+def job_status(view: View, running: Frozen | None, profile: Object | None, pending: bool) -> Object:
+    """The whole status. What nobody says any more (no report since the operator's start) stays as it was."""
+    observed, before = view.observed, view.observed.status
+    status: dict[str, Any] = {
+        "observedGeneration": observed.generation,
+        "conditions": with_times(observed, facts(view), view.now),
+        "nodes": len(observed.pods),
+        "selector": f"{LABEL_JOB}={observed.name}",
+        "startTime": before.get("startTime") or (timestamp(view.now) if observed.pods else None),
+        "completionTime": before.get("completionTime") or (timestamp(view.now) if view.finished else None),
+        "ranks": _ranks(view, running),
+        "profile": profile or before.get("profile"),
+        "run": {"name": running.name, "pending": pending} if running is not None else before.get("run"),
+        **{key: before.get(key) for key in ("attempts", "restarts", "trainer", "checkpoint", "failure", "result")},
+    }
+    if view.report is not None:
+        status |= _reported(observed, view.report, view.now)
+    return {key: value for key, value in status.items() if value is not None}
+
+
+def _ranks(view: View, running: Frozen | None) -> Object | None:
+    if view.report is not None and view.observed.pods:
+        return {"desired": view.report.ranks.desired, "ready": 0 if view.finished else view.report.ranks.ready}
+    if running is None:
+        return view.observed.status.get("ranks")
+    run = parse_run(running.run)
+    kept = (view.observed.status.get("ranks") or {}).get("ready", 0) if view.observed.pods else 0
+    return {"desired": run.nodes * run.ranks_per_node, "ready": kept}
+
+
+def _reported(observed: Observed, report: Report, now: float) -> Object:
+    found: dict[str, Any] = {"attempts": report.attempt, "restarts": report.restarts}
+    if report.trainer is not None:
+        found["trainer"] = _trainer(observed.status.get("trainer") or {}, report, now)
+    if report.checkpoint is not None:
+        commit = report.checkpoint
+        found["checkpoint"] = {"lastCommittedStep": commit.step, "lastCommitTime": commit.time, "path": commit.path[:TEXT]}
+    if report.failure is not None:
+        found["failure"] = _failure(observed, report.failure)
+    if report.result is not None:
+        found["result"] = {key: str(report.result[key])[:size] for key, size in RESULT_FIELDS.items() if report.result.get(key)}
+    return found
+
+
+def _trainer(before: Object, report: Report, now: float) -> Object:
+    said = report.trainer
+    assert said is not None  # noqa: S101 (the caller asked)
+    percentage = min(100, 100 * said.step // said.total_steps) if said.step is not None and said.total_steps else None
+    fields = {
+        "activity": said.activity,
+        "step": said.step,
+        "totalSteps": said.total_steps,
+        "progressPercentage": percentage,
+        "estimatedRemainingSeconds": said.estimated_remaining_seconds,
+        "metrics": [{"name": m.name[:VALUE], "value": m.value[:VALUE]} for m in said.metrics[:METRICS]],
+    }
+    found = {key: value for key, value in fields.items() if value is not None}
+    unchanged = found == {key: value for key, value in before.items() if key != "lastUpdateTime"}
+    return {**found, "lastUpdateTime": before["lastUpdateTime"] if unchanged and "lastUpdateTime" in before else timestamp(now)}
+
+
+def _failure(observed: Observed, failure: Failure) -> Object:
+    pod = None if failure.node is None else observed.pod(failure.node)
+    known = observed.status.get("failure") or {}
+    same = known.get("node") == failure.node and known.get("message") == failure.message[:LONG_TEXT]
+    fields = {
+        "rank": failure.rank,
+        "node": failure.node,
+        "nodeName": (pod or {}).get("spec", {}).get("nodeName") or (known.get("nodeName") if same else None),
+        "exitCode": failure.exit_code,
+        "signal": failure.signal,
+        "exception": failure.exception and failure.exception[:TEXT],
+        "message": failure.message[:LONG_TEXT],
+        "lastLines": [line[:TEXT] for line in failure.last_lines[-LAST_LINES:]],
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]:
+    """Whether to write it now, and else in how many seconds.
+
+    A transition is written at once, progress (step, metrics, checkpoint) at most every 15 s: a thousand jobs must not
+    keep the API server busy with numbers.
+    """
+    if before == wanted:
+        return False, None
+    if {k: v for k, v in before.items() if k not in _PROGRESS} != {k: v for k, v in wanted.items() if k not in _PROGRESS}:
+        return True, None
+    last = (before.get("trainer") or {}).get("lastUpdateTime")
+    wait = 0.0 if last is None else PROGRESS_SECONDS - (now - _seconds(last))
+    return (True, None) if wait <= 0 else (False, wait)
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

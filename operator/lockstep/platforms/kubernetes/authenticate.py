@@ -1,0 +1,96 @@
+"""Whose report is it? A pod can speak only for its own job, and only while it is that job's live node 0."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.api.names import LABEL_JOB, REPORT_AUDIENCE, pod_name
+from lockstep.plan.observed import Object, owner_uid
+from lockstep.platforms.kubernetes.cluster import Cluster, path_of
+from lockstep.platforms.kubernetes.inventory import Inventory
+from lockstep.platforms.kubernetes.secrets import job_key
+from lockstep_gang.contract import Report, is_report_signature, parse_key
+
+POD_NAME_CLAIM = "authentication.kubernetes.io/pod-name"
+POD_UID_CLAIM = "authentication.kubernetes.io/pod-uid"
+UNAUTHENTICATED, FORBIDDEN = 401, 403
+
+
+class Refusal(Exception):
+    """Not heard. `status` is the reply's; the message never says anything that the sender doesn't know already."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Bearer:
+    """Who the token was given to."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+
+
+ReviewToken = Callable[[str], Awaitable[Object]]
+"""The status of a TokenReview for our audience."""
+
+
+def token_reviewer(cluster: Cluster) -> ReviewToken:
+    async def review(token: str) -> Object:
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [REPORT_AUDIENCE]},
+        }
+        reply = await cluster.request("POST", path_of("TokenReview"), body)
+        status: Object = reply["status"]
+        return status
+
+    return review
+
+
+def check_signature(master: bytes, body: bytes, report: Report, signature: str) -> None:
+    """First, because it is cheap: nobody without a job's key makes the operator ask the API server. Raises Refusal."""
+    key = parse_key(job_key(master, report.job.uid))
+    if not is_report_signature(key, body, signature):
+        raise Refusal(UNAUTHENTICATED, "X-Lockstep-Signature is missing or isn't this job's over this body")
+
+
+async def bearer_of(review: ReviewToken, authorization: str) -> Bearer:
+    """The pod that holds the token. Raises Refusal."""
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise Refusal(UNAUTHENTICATED, "Authorization must be Bearer and the pod's projected token")
+    status = await review(token.strip())
+    if not status.get("authenticated") or REPORT_AUDIENCE not in status.get("audiences", []):
+        raise Refusal(UNAUTHENTICATED, f"the token isn't valid for audience {REPORT_AUDIENCE}")
+    return _bearer(status.get("user", {}))
+
+
+def _bearer(user: Any) -> Bearer:
+    extra = user.get("extra") or {}
+    parts = str(user.get("username", "")).split(":")
+    pod, uid = extra.get(POD_NAME_CLAIM, []), extra.get(POD_UID_CLAIM, [])
+    if parts[:2] != ["system", "serviceaccount"] or len(parts) != 4 or len(pod) != 1 or len(uid) != 1:
+        raise Refusal(FORBIDDEN, "the token isn't bound to a pod")
+    return Bearer(parts[2], pod[0], uid[0])
+
+
+def check_node_zero(inventory: Inventory, bearer: Bearer, report: Report) -> None:
+    """The bearer is the pod x-0 that lives now, made by the StatefulSet of the very job that the report is about. Raises Refusal."""
+    job = report.job
+    observed = inventory.observed((job.namespace, job.name))
+    if observed is None or observed.uid != job.uid:
+        raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")
+    if (bearer.namespace, bearer.pod) != (job.namespace, pod_name(job.name, 0)) or report.pod != bearer.pod:
+        raise Refusal(FORBIDDEN, f"only pod {pod_name(job.name, 0)} may report for job {job.namespace}/{job.name}")
+    pod, stateful_set = inventory.pod(bearer.namespace, bearer.pod), observed.stateful_set
+    if pod is None or pod["metadata"]["uid"] != bearer.pod_uid or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        raise Refusal(FORBIDDEN, f"the pod that holds this token is not the live {bearer.pod}")
+    made_here = stateful_set is not None and owner_uid(pod) == stateful_set["metadata"]["uid"] and owner_uid(stateful_set) == job.uid
+    if not made_here or pod["metadata"].get("labels", {}).get(LABEL_JOB) != job.name:
+        raise Refusal(FORBIDDEN, f"pod {bearer.pod} was not made for job {job.namespace}/{job.name}")

@@ -1,0 +1,34 @@
+"""Which cluster is talked to, and as whom: KUBECONFIG or ~/.kube/config (--context chooses in it), else the pod's service account."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.errors import ConfigError
+
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+
+
+def has_kubeconfig() -> bool:
+    return "KUBECONFIG" in os.environ or (Path.home() / ".kube" / "config").exists()
+
+
+def connect(context: str | None = None) -> Any:
+    """A blocking `kubernetes.client.ApiClient` for the command line. Raises ConfigError when there is no cluster to talk to."""
+    from kubernetes import client, config
+
+    configuration = client.Configuration()
+    try:
+        if has_kubeconfig() or IN_CLUSTER not in os.environ:
+            config.load_kube_config(context=context, client_configuration=configuration)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException as error:
+        raise no_cluster(error) from None
+    return client.ApiClient(configuration)
+
+
+def no_cluster(error: Exception) -> ConfigError:
+    return ConfigError(f"no cluster can be reached: {error}; set KUBECONFIG to a kubeconfig file and say --context if it has several")

@@ -1,0 +1,201 @@
+"""One small asynchronous client for plain dicts: what is sent is what was rendered, and nothing is discovered or typed on the way.
+
+The paths of the few kinds that Lockstep touches stand in a table, so that no discovery request is ever made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, no_cluster
+
+Object = dict[str, Any]
+FIELD_MANAGER = "lockstep-operator"
+LOG_SECONDS = 30 * 24 * 3600.0  # a followed log ends with its container
+JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
+NOT_FOUND, CONFLICT, INVALID = 404, 409, 422
+
+
+class Kind(NamedTuple):
+    """A kind's place in the API: its group and version, its plural, whether it lives in a namespace."""
+
+    api_version: str
+    plural: str
+    namespaced: bool = True
+
+
+KINDS: Mapping[str, Kind] = {
+    "Namespace": Kind("v1", "namespaces", False),
+    "Node": Kind("v1", "nodes", False),
+    "Pod": Kind("v1", "pods"),
+    "Service": Kind("v1", "services"),
+    "ConfigMap": Kind("v1", "configmaps"),
+    "Secret": Kind("v1", "secrets"),
+    "ServiceAccount": Kind("v1", "serviceaccounts"),
+    "PersistentVolumeClaim": Kind("v1", "persistentvolumeclaims"),
+    "Event": Kind("v1", "events"),
+    "StatefulSet": Kind("apps/v1", "statefulsets"),
+    "Deployment": Kind("apps/v1", "deployments"),
+    "NetworkPolicy": Kind("networking.k8s.io/v1", "networkpolicies"),
+    "Role": Kind("rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": Kind("rbac.authorization.k8s.io/v1", "rolebindings"),
+    "ClusterRole": Kind("rbac.authorization.k8s.io/v1", "clusterroles", False),
+    "ClusterRoleBinding": Kind("rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
+    "CustomResourceDefinition": Kind("apiextensions.k8s.io/v1", "customresourcedefinitions", False),
+    "SecurityContextConstraints": Kind("security.openshift.io/v1", "securitycontextconstraints", False),
+    "TokenReview": Kind("authentication.k8s.io/v1", "tokenreviews", False),
+    "TrainingJob": Kind("lockstep.dev/v1alpha1", "trainingjobs"),
+    "ClusterProfile": Kind("lockstep.dev/v1alpha1", "clusterprofiles", False),
+}
+
+
+@dataclass
+class ApiError(Exception):
+    """The API server refused a request. `message` is its own."""
+
+    status: int
+    reason: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.status} {self.reason})"
+
+
+def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
+    """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster."""
+    known = KINDS[kind]
+    root = f"/apis/{known.api_version}" if "/" in known.api_version else f"/api/{known.api_version}"
+    scope = f"/namespaces/{quote(namespace)}" if known.namespaced and namespace else ""
+    return "/".join([f"{root}{scope}/{known.plural}", *(quote(part) for part in (name, subresource) if part)])
+
+
+def _object_path(item: Object, *, collection: bool = False, subresource: str = "") -> str:
+    metadata = item["metadata"]
+    name = None if collection else metadata["name"]
+    return path_of(item["kind"], metadata.get("namespace"), name, subresource)
+
+
+class Cluster:
+    """A connection to one API server. Use `async with`."""
+
+    def __init__(self, api: Any, namespace: str | None = None) -> None:
+        self._api = api
+        self.namespace = namespace
+        """The namespace that the kubeconfig's context names."""
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._api.close()
+
+    @classmethod
+    async def connect(cls, context: str | None = None) -> Cluster:
+        """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError."""
+        from kubernetes.aio import client, config
+
+        configuration = client.Configuration()
+        namespace = None
+        try:
+            if has_kubeconfig() or IN_CLUSTER not in os.environ:
+                loader = await config.load_kube_config(context=context, client_configuration=configuration)
+                namespace = loader.current_context.get("context", {}).get("namespace")
+            else:
+                config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException as error:
+            raise no_cluster(error) from None
+        api = client.ApiClient(configuration)
+        api.user_agent = FIELD_MANAGER
+        return cls(api, namespace)
+
+    async def _send(
+        self, method: str, path: str, body: object | None, *, query: Mapping[str, str], content_type: str = JSON, seconds: float = 30
+    ) -> Any:
+        url = f"{path}?{urlencode(query)}" if query else path
+        headers = {"Content-Type": content_type, "Accept": JSON}
+        sent = await self._api.param_serialize(method, url, header_params=headers, body=None, auth_settings=["BearerToken"])
+        response = await self._api.call_api(sent[0], sent[1], header_params=sent[2], body=body, _request_timeout=seconds)
+        if response.status >= 400:
+            raise _error(response.status, await response.read())
+        return response
+
+    async def request(
+        self, method: str, path: str, body: object | None = None, query: Mapping[str, str] | None = None, content_type: str = JSON
+    ) -> Object:
+        """The reply's object. Raises ApiError, and OSError when the server can't be reached."""
+        response = await self._send(method, path, body, query=query or {}, content_type=content_type)
+        reply: Object = json.loads(await response.read())
+        return reply
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        try:
+            return await self.request("GET", path_of(kind, namespace, name))
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
+        """All objects as one List, read in pages; items get their kind and apiVersion."""
+        items: list[Object] = []
+        page: Object = {}
+        token = ""
+        while True:
+            asked = {"limit": "500", **(query or {}), **({"continue": token} if token else {})}
+            page = await self.request("GET", path_of(kind, namespace), query=asked)
+            items += [{**item, "kind": kind, "apiVersion": KINDS[kind].api_version} for item in page["items"]]
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return {**page, "items": items}
+
+    async def create(self, item: Object) -> Object:
+        return await self.request("POST", _object_path(item, collection=True), item, {"fieldManager": FIELD_MANAGER})
+
+    async def apply(self, item: Object, *, subresource: str = "", manager: str = FIELD_MANAGER, strict: bool = False) -> Object:
+        """Server-side apply. With metadata.uid and resourceVersion in `item` another or a newer object is a conflict."""
+        query = {"fieldManager": manager, "force": "true"} | ({"fieldValidation": "Strict"} if strict else {})
+        return await self.request("PATCH", _object_path(item, subresource=subresource), item, query, APPLY)
+
+    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None) -> None:
+        """Delete it in the background, if it is there (and is the one of that uid)."""
+        options: Object = {"propagationPolicy": "Background", **({"preconditions": {"uid": uid}} if uid else {})}
+        try:
+            await self.request("DELETE", path_of(kind, namespace, name), options)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    async def watch(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> AsyncIterator[Object]:
+        """Events from now (or query's resourceVersion) until the server ends the stream."""
+        response = await self._send("GET", path_of(kind, namespace), None, query={"watch": "true", **query}, seconds=3600)
+        async for line in _lines(response):
+            yield json.loads(line)
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        """Lines of a container's log; with follow=true until the container ends."""
+        path = path_of("Pod", namespace, pod, "log")
+        response = await self._send("GET", path, None, query={"container": container, **query}, seconds=LOG_SECONDS)
+        async for line in _lines(response):
+            yield line.decode(errors="replace").rstrip("\n")
+
+
+async def _lines(response: Any) -> AsyncIterator[bytes]:
+    try:
+        async for line in response.response.content:
+            yield line
+    finally:
+        response.response.close()
+
+
+def _error(status: int, body: bytes) -> ApiError:
+    try:
+        told = json.loads(body)
+        return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")))
+    except (ValueError, AttributeError):
+        return ApiError(status, "", body.decode(errors="replace").strip()[:500])

@@ -1,0 +1,99 @@
+"""Does what a plan says, and nothing that isn't in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lockstep.api.names import API_VERSION
+from lockstep.plan.conditions import Reason
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Object, Observed, owner_uid
+from lockstep.plan.reconcile import Note, Plan
+from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
+
+_REFUSALS = (400, 403, 422)  # the request is at fault, or a quota or an admission rule: asking again won't help before something changes
+
+
+class Executor:
+    """Writes plans to one cluster. `made` is told of Secrets, which the operator may not list or watch."""
+
+    def __init__(self, cluster: Cluster, made: Callable[[Object], None]) -> None:
+        self._cluster = cluster
+        self._made = made
+
+    async def write_objects(self, observed: Observed, plan: Plan) -> Notice | None:
+        """Delete, create and apply; what stood in the way, if anything did. Raises ApiError for what may pass by itself."""
+        try:
+            for item in plan.delete:
+                await self._cluster.delete(item["kind"], observed.namespace, item["metadata"]["name"], item["metadata"]["uid"])
+            for claim in plan.claims:
+                await self._create_claim(claim)
+            for item in plan.create:
+                obstacle = await self._create(observed, item)
+                if obstacle is not None:
+                    return obstacle
+            for item in plan.apply:
+                await self._cluster.apply(item)
+        except ApiError as error:
+            if error.status not in _REFUSALS:
+                raise
+            return Notice(Reason.WRITE_REFUSED, f"the API server refused an object of the job: {error.message}")
+        return None
+
+    async def _create_claim(self, claim: Object) -> None:
+        try:
+            await self._cluster.create(claim)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+
+    async def _create(self, observed: Observed, item: Object) -> Notice | None:
+        try:
+            found = await self._cluster.create(item)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+            there = await self._cluster.get(item["kind"], observed.namespace, item["metadata"]["name"])
+            if there is None or owner_uid(there) != observed.uid:
+                return _who_has_it(observed, item, there)
+            found = there  # this job's own, seen late
+        if item["kind"] == "Secret":
+            self._made(found)
+        return None
+
+    async def write_status(self, observed: Observed, status: Object) -> None:
+        """Raises ApiError."""
+        metadata = {"name": observed.name, "namespace": observed.namespace, "uid": observed.uid}
+        body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "status": status}
+        await self._cluster.apply(body, subresource="status")
+
+    async def tell(self, observed: Observed, notes: tuple[Note, ...], now: str) -> None:
+        """Events are told once and not retried: the same stands in status."""
+        about = {
+            "apiVersion": API_VERSION, "kind": "TrainingJob", "name": observed.name, "namespace": observed.namespace, "uid": observed.uid,
+        }  # fmt: skip
+        for note in notes:
+            event = {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"generateName": f"{observed.name}.", "namespace": observed.namespace},
+                "involvedObject": about,
+                "type": note.type,
+                "reason": note.reason,
+                "message": note.message[:1024],
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+                "source": {"component": "lockstep-operator"},
+            }
+            await self._cluster.create(event)
+
+
+def _who_has_it(observed: Observed, item: Object, found: Object | None) -> Notice:
+    kind, name = item["kind"], item["metadata"]["name"]
+    owners = [] if found is None else found["metadata"].get("ownerReferences", [])
+    if found is None or any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners):
+        return Notice(Reason.PREVIOUS_JOB_REMAINS, f"an earlier job of this name is still being removed: {kind} {name}")
+    holder = ", ".join(f"{o['kind']} {o['name']}" for o in owners) or "nobody that Lockstep knows"
+    text = f"{kind} {name} in namespace {observed.namespace} exists already and belongs to {holder}"
+    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete or rename it, or give the job another name")

@@ -1,0 +1,171 @@
+"""What the operator has seen of the cluster, by watch and by list, kept as small as what is asked of it.
+
+Losing an event costs time only: a slow resync replaces everything with what a list says.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY, key_secret_name
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Object, Observed
+from lockstep.platforms.kubernetes.queue import Key
+
+OF_JOBS = f"{LABEL_JOB},{LABEL_MANAGED_BY}={APP}"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A kind to watch, and which of its objects (selectors of the API server)."""
+
+    kind: str
+    label_selector: str = ""
+    field_selector: str = ""
+
+    @property
+    def query(self) -> dict[str, str]:
+        given = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {key: value for key, value in given.items() if value}
+
+
+WATCHED = (
+    Watched("TrainingJob"),
+    Watched("ClusterProfile"),
+    Watched("Pod", OF_JOBS),
+    Watched("StatefulSet", OF_JOBS),
+    Watched("Service", OF_JOBS),
+    Watched("NetworkPolicy", OF_JOBS),
+    Watched("ConfigMap", OF_JOBS),
+    Watched("PersistentVolumeClaim"),  # jobs mount claims that anybody made
+    Watched("ServiceAccount"),
+    Watched("Node"),
+    Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node"),
+)
+EVENT_REASONS = frozenset({"FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding"})
+_METADATA = (
+    "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences", "deletionTimestamp",
+    "creationTimestamp",
+)  # fmt: skip
+
+
+def _node(item: Object) -> Object:
+    return {"status": {"allocatable": item.get("status", {}).get("allocatable", {})}}
+
+
+def _event(item: Object) -> Object:
+    kept = ("involvedObject", "reason", "message", "lastTimestamp", "eventTime", "series", "type")
+    return {key: item[key] for key in kept if item.get(key) is not None}
+
+
+def _whole(item: Object) -> Object:
+    return {key: value for key, value in item.items() if key != "metadata"}
+
+
+_KEPT: dict[str, Callable[[Object], Object]] = {"Node": _node, "Event": _event, "ServiceAccount": lambda item: {}}
+
+
+def project(kind: str, item: Mapping[str, Any]) -> Object:
+    """The part of an object that decisions are made from."""
+    metadata = {key: item["metadata"][key] for key in _METADATA if key in item["metadata"]}
+    return {**_KEPT.get(kind, _whole)(dict(item)), "kind": kind, "metadata": metadata}
+
+
+class Inventory:
+    """All watched objects; `observe` says whose jobs an event concerns."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[Key, Object]] = defaultdict(dict)
+        self._by_job: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
+        self._obstacles: dict[Key, Notice] = {}
+
+    def observe(self, kind: str, item: Mapping[str, Any], *, deleted: bool) -> set[Key]:
+        """Take in one event; the keys of jobs that it may change. An event older than what is known changes nothing."""
+        if kind == "Event" and item.get("reason") not in EVENT_REASONS:
+            return set()
+        key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        known = self._objects[kind].get(key)
+        if known is not None and _version(known) > _version(item):
+            return set()
+        if deleted and known is not None and known["metadata"]["uid"] != item["metadata"]["uid"]:
+            return set()
+        self._put(kind, key, None if deleted else project(kind, item))
+        if kind == "TrainingJob" and deleted:
+            self.forget_secret(key)
+        return self._concerned(kind, key, item)
+
+    def replace(self, kind: str, items: Iterable[Object], version: int) -> None:
+        """Take in a list: what it doesn't have is gone, unless it is newer than the list."""
+        listed = {(item["metadata"].get("namespace", ""), item["metadata"]["name"]): item for item in items}
+        for key in [key for key, item in self._objects[kind].items() if key not in listed and _version(item) <= version]:
+            self._put(kind, key, None)
+        for item in listed.values():
+            self.observe(kind, item, deleted=False)
+
+    def forget_secret(self, job: Key) -> None:
+        """Secrets aren't watched: what is known of them is what was written."""
+        self._put("Secret", (job[0], key_secret_name(job[1])), None)
+
+    def _put(self, kind: str, key: Key, item: Object | None) -> None:
+        old = self._objects[kind].pop(key, None)
+        if old is not None and (job := _job_of(old)):
+            self._by_job[key[0], job].pop((kind, key[1]), None)
+        if item is not None:
+            self._objects[kind][key] = item
+            if job := _job_of(item):
+                self._by_job[key[0], job][kind, key[1]] = item
+
+    def _concerned(self, kind: str, key: Key, item: Mapping[str, Any]) -> set[Key]:
+        if kind == "TrainingJob":
+            return {key}
+        if kind in ("ClusterProfile", "Node"):
+            return set(self.jobs())
+        job = _job_of(item)
+        if job:
+            return {(key[0], job)}
+        return {found for found in self.jobs() if found[0] == key[0]}
+
+    def jobs(self) -> list[Key]:
+        return list(self._objects["TrainingJob"])
+
+    def observed(self, key: Key) -> Observed | None:
+        """All that is known about one job; None when there is no such job."""
+        job = self._objects["TrainingJob"].get(key)
+        if job is None:
+            self._obstacles.pop(key, None)
+            return None
+        namespace = key[0]
+        children = self._by_job.get(key, {})
+        return Observed(
+            job=job,
+            profiles=tuple(self._objects["ClusterProfile"].values()),
+            objects={child: item for child, item in children.items() if child[0] != "Pod"},
+            pods=tuple(sorted((i for c, i in children.items() if c[0] == "Pod"), key=lambda pod: str(pod["metadata"]["name"]))),
+            nodes=tuple(self._objects["Node"].values()),
+            claims={name: item for (place, name), item in self._objects["PersistentVolumeClaim"].items() if place == namespace},
+            service_accounts=frozenset(name for place, name in self._objects["ServiceAccount"] if place == namespace),
+            warnings=tuple(item for (place, _), item in self._objects["Event"].items() if place == namespace),
+            obstacle=self._obstacles.get(key),
+        )
+
+    def pod(self, namespace: str, name: str) -> Object | None:
+        return self._objects["Pod"].get((namespace, name))
+
+    def set_obstacle(self, key: Key, obstacle: Notice | None) -> None:
+        """Why the last write for this job failed."""
+        if obstacle is None:
+            self._obstacles.pop(key, None)
+        else:
+            self._obstacles[key] = obstacle
+
+
+def _job_of(item: Mapping[str, Any]) -> str:
+    return str((item["metadata"].get("labels") or {}).get(LABEL_JOB, ""))
+
+
+def _version(item: Mapping[str, Any]) -> int:
+    version = item["metadata"].get("resourceVersion", "0")
+    return int(version) if str(version).isdigit() else 0

@@ -1,0 +1,129 @@
+"""`POST /v1/report`: the one voice of every job, over HTTPS. Reports live in memory; status is what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from lockstep.plan.observed import ReceivedReport
+from lockstep.platforms.kubernetes.authenticate import Refusal, ReviewToken, bearer_of, check_node_zero, check_signature
+from lockstep.platforms.kubernetes.certificate import Certificates
+from lockstep.platforms.kubernetes.cluster import ApiError
+from lockstep.platforms.kubernetes.inventory import Inventory
+from lockstep.platforms.kubernetes.queue import Key
+from lockstep_gang.contract import REPORT_BYTES_MAX, ContractError, Report, parse_report
+
+PATH = "/v1/report"
+SIGNATURE = "X-Lockstep-Signature"
+BODY_SECONDS = 10.0
+log = logging.getLogger(__name__)
+
+
+class Reports:
+    """The newest report of every job, by its uid."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, ReceivedReport] = {}
+
+    def of(self, uid: str) -> ReceivedReport | None:
+        return self._newest.get(uid)
+
+    def sequence(self, uid: str) -> int:
+        known = self._newest.get(uid)
+        return -1 if known is None else known.report.sequence
+
+    def take(self, report: Report, pod_uid: str, now: float) -> None:
+        self._newest[report.job.uid] = ReceivedReport(report, pod_uid, now)
+
+    def forget(self, uids: set[str]) -> None:
+        """Keep the reports of these jobs only."""
+        self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
+
+
+@dataclass
+class ReportServer:
+    """Checks and keeps reports; `heard` is told whose job has news."""
+
+    master: bytes
+    review: ReviewToken
+    inventory: Inventory
+    heard: Callable[[Key], None]
+    is_ready: Callable[[], bool]
+    reports: Reports = field(default_factory=Reports)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=REPORT_BYTES_MAX)
+        app.router.add_post(PATH, self.receive)
+        app.router.add_get("/healthz", self._healthy)
+        app.router.add_get("/readyz", self._ready)
+        return app
+
+    async def _healthy(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        ready = self.is_ready()
+        return web.Response(text="ok\n" if ready else "still listing the cluster\n", status=200 if ready else 503)
+
+    async def receive(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await request.read()  # more than client_max_size: 413
+            return await self._take(request, body)
+        except Refusal as refusal:
+            log.info("report refused with %d: %s", refusal.status, refusal)
+            return web.json_response({"message": str(refusal)}, status=refusal.status)
+        except ContractError as error:
+            return web.json_response({"message": str(error)}, status=400)
+        except TimeoutError:
+            return web.json_response({"message": "the body took too long"}, status=408)
+        except (ApiError, OSError) as error:
+            return web.json_response({"message": f"the token can't be checked now: {error}"}, status=503)
+
+    async def _take(self, request: web.Request, body: bytes) -> web.Response:
+        report = parse_report(body)
+        check_signature(self.master, body, report, request.headers.get(SIGNATURE, ""))
+        bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
+        check_node_zero(self.inventory, bearer, report)
+        newest = self.reports.sequence(report.job.uid)
+        if report.sequence <= newest:
+            return web.json_response({"message": f"sequence must be greater than {newest}", "sequence": newest}, status=409)
+        self.reports.take(report, bearer.pod_uid, time.time())
+        self.heard((report.job.namespace, report.job.name))
+        return web.json_response({"orders": [], "facts": []})
+
+
+def tls_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_certificate(context, certificates)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Also into a context in use: connections from then on get the new certificate."""
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # ssl reads files only; the folder is in memory
+        file.write(certificates.tls_key + certificates.tls_cert)
+        file.flush()
+        context.load_cert_chain(Path(file.name))
+
+
+@asynccontextmanager
+async def serving(app: web.Application, host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """The port it listens on, until the block ends."""
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, ssl_context=context)
+        await site.start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
