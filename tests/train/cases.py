@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
 from lockstep_train import loop
@@ -20,8 +23,6 @@ from lockstep_train.engine import step as engine_step
 from lockstep_train.environment import rank_environment
 from lockstep_train.report import Reporter
 from lockstep_train.stop import StopSignal
-from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def call(target: str, arguments: dict[str, Any]) -> int:

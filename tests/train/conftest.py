@@ -15,7 +15,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness import ForkServer
 
-WORDS = "the rank of a shard is never less than one and every gang runs in lockstep over many small steps of the data".split()
+WORDS = [
+    "the",
+    "rank",
+    "of",
+    "a",
+    "shard",
+    "is",
+    "never",
+    "less",
+    "than",
+    "one",
+    "and",
+    "every",
+    "gang",
+    "runs",
+    "in",
+    "lockstep",
+    "over",
+    "many",
+    "small",
+    "steps",
+    "of",
+    "the",
+    "data",
+]
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +60,7 @@ def model(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """45 samples of very uneven lengths, a third of them with a prompt."""
-    draw = random.Random(1)
+    draw = random.Random(1)  # noqa: S311 (sample text)
     path = tmp_path_factory.mktemp("datasets") / "data.jsonl"
     with path.open("w") as file:
         for index in range(45):
@@ -48,7 +72,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """`base` with `change` laid over it, section by section."""
-    return base | {key: merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value for key, value in change.items()}
+    return base | {
+        key: merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+        for key, value in change.items()
+    }
 
 
 RunFile = Callable[..., Path]
@@ -80,7 +107,11 @@ def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
             "evaluation": {"everySteps": 4, "holdout": "0.15", "samples": 7},
             "checkpoint": {"everySteps": 2, "keep": 5, "resumeFrom": "Auto"},
         }
-        document = {"format": "lockstep-run/1", "job": {"name": name, "namespace": "test", "uid": uid}, "runDir": str(tmp_path / (folder or name))}
+        document = {
+            "format": "lockstep-run/1",
+            "job": {"name": name, "namespace": "test", "uid": uid},
+            "runDir": str(tmp_path / (folder or name)),
+        }
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps({**document, "training": merged(settings, training)}))
         return path

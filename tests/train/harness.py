@@ -59,11 +59,22 @@ class ForkServer:
         self._folder = folder
         self._groups = 0
         self._pending = b""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": f"{SOURCES}:{HERE}", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            "PYTHONPATH": f"{SOURCES}:{HERE}",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         environment.pop("LOCKSTEP_ATTEMPT", None)
         self._log = (folder / "forkserver.log").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "forkserver.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, cwd=folder
+            [sys.executable, str(HERE / "forkserver.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            cwd=folder,
         )
         assert self._answer(TIMEOUT_SECONDS) == {"ready": True}
         self._running: dict[int, int] = {}
@@ -84,7 +95,9 @@ class ForkServer:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def start(self, target: str, runs: Sequence[Path | None], *, nodes: int = 1, arguments: dict[str, Any] | None = None, **environment: str) -> list[Path]:
+    def start(
+        self, target: str, runs: Sequence[Path | None], *, nodes: int = 1, arguments: dict[str, Any] | None = None, **environment: str
+    ) -> list[Path]:
         """Start one rank a run file (the same one, usually, for each); returns the files their output goes to."""
         assert not self._running
         self._groups += 1

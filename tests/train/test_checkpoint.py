@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import RunFile
 from harness import ForkServer
+
+from conftest import RunFile
 
 
 @pytest.mark.parametrize(("file", "rank"), [("shard-r00001", 1), ("manifest.json", 0)])
@@ -25,7 +26,9 @@ def test_a_rank_killed_in_the_middle_of_a_save_leaves_the_previous_commit(
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
-def test_a_damaged_newest_commit_is_named_and_the_one_before_it_is_used(ranks: ForkServer, run_file: RunFile, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_newest_commit_is_named_and_the_one_before_it_is_used(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, damage: str
+) -> None:
     path = run_file("damaged", optimization={"maxSteps": 4})
     assert ranks.run("main", [path] * 2).codes == [0, 0]
     commit = tmp_path / "damaged/checkpoints/step-4.a1"

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunFile
 from harness import SOURCES, ForkServer, free_port, torchrun_environment
+
+from conftest import RunFile
 
 
 def test_sigterm_on_one_rank_makes_all_save_the_same_step_and_end_with_75(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
@@ -115,6 +116,8 @@ def test_two_processes_started_as_the_agent_starts_them_end_cleanly(run_file: Ru
 
 def test_without_a_run_file_the_trainer_says_what_is_missing() -> None:
     environment = {"PYTHONPATH": str(SOURCES), "PATH": os.environ["PATH"]}
-    ended = subprocess.run([sys.executable, "-m", "lockstep_train"], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-m", "lockstep_train"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
     assert ended.returncode == 78
     assert "give its file with --run or LOCKSTEP_RUN" in ended.stderr

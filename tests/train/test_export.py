@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import RunFile
 from harness import ForkServer
+
+from conftest import RunFile
 from lockstep_train import export
 
 

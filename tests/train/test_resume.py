@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunFile
 from harness import ForkServer
+
+from conftest import RunFile
 from lockstep_train.checkpoint.manifest import Manifest, decode
 
 
@@ -28,7 +29,11 @@ def state(commit: Path) -> dict[tuple[str, str], bytes]:
 
     found = manifest(commit)
     shapes = {fragment.name: fragment.shape for shard in found.shards for fragment in shard.fragments}
-    whole = {(name, kind): numpy.full(numpy.prod(shape), numpy.nan, numpy.float32) for name, shape in shapes.items() for kind in ("fp32", "exp_avg", "exp_avg_sq")}
+    whole = {
+        (name, kind): numpy.full(numpy.prod(shape), numpy.nan, numpy.float32)
+        for name, shape in shapes.items()
+        for kind in ("fp32", "exp_avg", "exp_avg_sq")
+    }
     for shard in found.shards:
         tensors, offset = load_file(commit / shard.file), 0
         for fragment in shard.fragments:
@@ -48,7 +53,9 @@ def start_of(source: Path, target: Path, keep: str) -> None:
 
 @pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
 @pytest.mark.parametrize("precision", ["FP32", "BF16"])
-def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_ends(ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, precision: str) -> None:
+def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_ends(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, precision: str
+) -> None:
     """Mid-epoch, inside the warm-up, with accumulation and clipping, dropout on."""
     settings: dict[str, Any] = {"zeroStage": stage, "precision": precision, "lora": {"dropout": "0.1"}}
     assert ranks.run("main", [run_file("whole", **settings)] * 2).codes == [0, 0]
@@ -136,7 +143,9 @@ def test_a_commit_of_another_run_is_refused_by_naming_the_difference(
     assert named in ended.output
 
 
-def test_a_commit_of_another_base_model_is_refused(ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path], model: Path) -> None:
+def test_a_commit_of_another_base_model_is_refused(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path], model: Path
+) -> None:
     commit = saved_commit(ranks, run_file, saved, tmp_path, "Stage2")
     other = shutil.copytree(model, tmp_path / "other-model")
     weights = bytearray((other / "model.safetensors").read_bytes())

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunFile
 from harness import ForkServer
+
+from conftest import RunFile
 
 # FP32 sums in another order; measured 2e-7. Losses are near 6, so this is relative as well.
 TOLERANCE = 1e-5

@@ -6,6 +6,7 @@ python -m lockstep_train.generate --model models/tiny-base --adapter runs/demo/a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def generate(folder: Path, adapter: Path | None, prompt: str, tokens: int) -> No
         raise ConfigError(f"--model {folder} holds no config.json; it must be a model's folder")
     if adapter is not None and not (adapter / "adapter_config.json").is_file():
         raise ConfigError(f"--adapter {adapter} holds no adapter_config.json; it must be a PEFT adapter's folder")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_transformers()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", type=Path, required=True, help="folder that gets tiny-base/")
     parser.add_argument("--datasets", type=Path, required=True, help="folder that gets demo.jsonl and demo.txt")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed where it is installed; it needn't look for a GPU
     started = time.monotonic()
     if not (options.datasets / "demo.jsonl").exists():
         make_datasets(options.datasets)

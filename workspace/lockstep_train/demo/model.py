@@ -11,7 +11,7 @@ import torch
 VOCABULARY = 1024
 SEQUENCE = 128
 BATCH = 8
-STEPS = 700
+STEPS = 450
 LEARNING_RATE = 1e-2
 SEED = 20
 END = "<|end|>"

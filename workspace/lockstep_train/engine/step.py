@@ -40,7 +40,9 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def train_step(engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: Callable[[], bool]) -> StepResult:
+def train_step(
+    engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: Callable[[], bool]
+) -> StepResult:
     """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
 
     Each sum of losses is divided by `tokens`, the learned tokens of the whole global batch, and multiplied by the number of

@@ -1,0 +1,175 @@
+"""Which commit counts, what a manifest must hold, and what rotation may delete."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep_train.checkpoint import volume
+from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_chain, next_attempt
+from lockstep_train.checkpoint.layout import CommitName, parse_commit, parse_record
+from lockstep_train.checkpoint.manifest import FragmentRecord, Identity, Manifest, ShardRecord, decode, encode, shapes
+from lockstep_train.errors import ConfigError
+
+IDENTITY = Identity("base", 16, 32, ("k_proj", "q_proj"), "parameters", "data", 42, 32)
+
+
+def record(attempt: int, start: str | None = None, given: int | None = None, uid: str | None = None) -> Record:
+    return Record(attempt, Claim(given, uid), start)
+
+
+def commits(*names: str) -> list[CommitName]:
+    return [name for name in map(parse_commit, names) if name is not None]
+
+
+def names(found: list[CommitName]) -> list[str]:
+    return [str(name) for name in found]
+
+
+def test_names_are_parsed_as_they_are_written() -> None:
+    assert parse_commit("step-100.a2") == CommitName(attempt=2, step=100)
+    assert str(CommitName(attempt=2, step=100)) == "step-100.a2"
+    assert [parse_commit(name) for name in ("step-1", "step-1.a2.tmp", ".trash-step-1.a1", "chain")] == [None] * 4
+    assert (parse_record("a12.json"), parse_record(".a12.json.7.tmp")) == (12, None)
+
+
+def test_the_newest_commit_of_the_newest_attempt_comes_first() -> None:
+    found = candidates(commits("step-9.a1", "step-10.a1", "step-5.a1"), [record(1)])
+    assert names(found) == ["step-10.a1", "step-9.a1", "step-5.a1"]
+
+
+def test_readers_follow_the_starts_backwards() -> None:
+    records = [record(1), record(2, "step-20.a1"), record(3, "step-30.a2")]
+    found = candidates(commits("step-10.a1", "step-20.a1", "step-30.a2", "step-40.a3"), records)
+    assert names(found) == ["step-40.a3", "step-30.a2", "step-20.a1", "step-10.a1"]
+
+
+def test_a_late_commit_of_an_older_attempt_is_not_on_the_chain() -> None:
+    records = [record(1), record(2, "step-20.a1")]
+    assert names(candidates(commits("step-20.a1", "step-30.a1"), records)) == ["step-20.a1"]
+
+
+def test_an_attempt_that_started_afresh_ends_the_chain() -> None:
+    assert names(candidates(commits("step-20.a1", "step-5.a2"), [record(1), record(2)])) == ["step-5.a2"]
+
+
+def test_an_attempt_that_skips_a_damaged_commit_leaves_it_behind_for_good() -> None:
+    records = [record(1), record(2, "step-10.a1")]
+    assert names(candidates(commits("step-10.a1", "step-20.a1", "step-15.a2"), records)) == ["step-15.a2", "step-10.a1"]
+
+
+def test_a_forged_record_cannot_make_a_reader_walk_in_circles() -> None:
+    assert names(candidates(commits("step-1.a1"), [record(1, "step-1.a1")])) == ["step-1.a1"]
+
+
+def test_commits_without_a_record_of_any_attempt_do_not_count() -> None:
+    assert candidates(commits("step-1.a1"), []) == []
+
+
+def test_a_new_attempt_is_above_every_one_before_it() -> None:
+    assert next_attempt([], Claim(None, None)) == 1
+    assert next_attempt([], Claim(4, "u")) == 4
+    assert next_attempt([record(1), record(7)], Claim(None, None)) == 8
+    assert next_attempt([record(7, given=7, uid="old")], Claim(1, "new")) == 8
+    assert next_attempt([record(7, given=7, uid="old"), record(8, given=1, uid="new")], Claim(2, "new")) == 9
+
+
+@pytest.mark.parametrize("given", [1, 2])
+def test_an_attempt_that_is_not_newer_than_one_of_its_job_is_refused(given: int) -> None:
+    with pytest.raises(ConfigError, match=f"attempt {given} of this job is not newer than attempt 2"):
+        next_attempt([record(1, given=1, uid="u"), record(2, given=2, uid="u")], Claim(given, "u"))
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "uid", "follows"),
+    [
+        ("Auto", "other", True),
+        ("Auto", None, True),
+        ("None", "u", True),
+        ("None", "other", False),
+        ("None", None, False),
+        ("/path", "u", True),
+        ("/path", "other", False),
+    ],
+)
+def test_only_a_jobs_first_attempt_may_leave_the_chain(resume_from: str, uid: str | None, follows: bool) -> None:
+    assert follows_chain([record(1, given=1, uid="u")], resume_from, Claim(1, uid)) is follows
+
+
+def manifest(*shards: ShardRecord) -> Manifest:
+    return Manifest(
+        step=100, attempt=2, job="x", job_uid=None, world_size=2, zero_stage="Stage2", precision="BF16", base_model="/m", identity=IDENTITY,
+        samples_consumed=3200, optimizer_step=100, eval_loss_before="2.0", adapter={"config": {}, "names": {}}, shards=shards,
+    )  # fmt: skip
+
+
+def shard(*fragments: tuple[str, tuple[int, ...], int, int]) -> ShardRecord:
+    return ShardRecord("f", 1, "0", tuple(FragmentRecord(*fragment) for fragment in fragments))
+
+
+def test_a_manifest_comes_back_as_it_was_written() -> None:
+    written = manifest(shard(("w", (2, 3), 0, 4)), shard(("w", (2, 3), 4, 2)))
+    assert decode(encode(written)) == written
+
+
+@pytest.mark.parametrize("text", ['{"format": "other/1"}', "[]", '{"format": "lockstep-checkpoint/1"}', '{"format": "lockstep-chec'])
+def test_a_manifest_that_is_not_whole_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        decode(text)
+
+
+def test_fragments_that_cover_each_element_once_give_the_shapes() -> None:
+    assert shapes([shard(("w", (2, 3), 4, 2), ("v", (5,), 0, 5)), shard(("w", (2, 3), 0, 4), ("v", (5,), 5, 0))]) == {
+        "w": (2, 3),
+        "v": (5,),
+    }
+
+
+@pytest.mark.parametrize("fragments", [[(0, 4)], [(0, 4), (5, 1)], [(0, 4), (3, 3)], [(0, 6), (0, 6)]])
+def test_fragments_with_gaps_or_overlaps_are_refused(fragments: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="w"):
+        shapes([shard(*(("w", (2, 3), start, numel) for start, numel in fragments))])
+
+
+def test_differences_are_named_in_the_words_of_the_job_file() -> None:
+    other = replace(IDENTITY, rank=8, target_modules=("q_proj",))
+    assert IDENTITY.differences(other) == ["lora.rank is 16, not 8", "lora.targetModules is k_proj, q_proj, not q_proj"]
+    assert IDENTITY.differences(IDENTITY) == []
+
+
+def make_commits(checkpoints: Path, *found: str) -> None:
+    for name in found:
+        (checkpoints / name).mkdir(parents=True)
+        (checkpoints / name / "manifest.json").write_text("{}")
+
+
+def test_rotation_deletes_the_oldest_of_the_chain_and_nothing_else(tmp_path: Path) -> None:
+    make_commits(tmp_path, "step-1.a1", "step-2.a1", "step-3.a1", "step-4.a2", "step-9.a1")
+    volume.write_record(tmp_path, record(1))
+    volume.write_record(tmp_path, record(2, "step-3.a1"))
+    assert names(volume.rotate(tmp_path, keep=3)) == ["step-1.a1"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["chain", "step-2.a1", "step-3.a1", "step-4.a2", "step-9.a1"]
+
+
+def test_rotation_never_deletes_the_newest_two(tmp_path: Path) -> None:
+    make_commits(tmp_path, "step-1.a1", "step-2.a1", "step-3.a1")
+    volume.write_record(tmp_path, record(1))
+    assert names(volume.rotate(tmp_path, keep=1)) == ["step-1.a1"]
+
+
+def test_a_folder_without_a_manifest_is_no_commit_and_is_swept_at_the_next_start(tmp_path: Path) -> None:
+    make_commits(tmp_path, "step-1.a1")
+    (tmp_path / "step-2.a1").mkdir()
+    assert names(volume.list_commits(tmp_path)) == ["step-1.a1"]
+    volume.sweep(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-1.a1"]
+
+
+def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:
+    volume.write_record(tmp_path, record(1))
+    (tmp_path / "chain" / "a2.json").write_text(json.dumps({"start": None}))
+    (tmp_path / "chain" / "a3.json").write_text("{")
+    assert volume.read_records(tmp_path) == [record(1)]
