@@ -1,0 +1,241 @@
+"""The pods of a job: NCCL's variables, rights, volumes, placement, and text that comes through unchanged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from golden.plan_cases import (
+    CONTEXT,
+    HOSTILE,
+    cluster,
+    expanded,
+    job,
+    of_kind,
+    pod_of,
+    profile,
+    rdma_profile,
+    trainer_of,
+    variables_of,
+)  # fmt: skip
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfile
+from lockstep.plan.objects import RenderContext, freeze, render
+from lockstep.plan.resolve import resolve
+from lockstep.plan.template import fill, to_yaml_json
+
+
+def objects(a_job: TrainingJob, a_profile: ClusterProfile) -> list[dict[str, Any]]:
+    return render(resolve(a_job, a_profile), CONTEXT)
+
+
+def nccl(a_job: TrainingJob, a_profile: ClusterProfile) -> dict[str, str]:
+    return {name: value for name, value in variables_of(objects(a_job, a_profile)).items() if name.startswith("NCCL_")}
+
+
+def test_tcp_sets_three_variables_and_no_more() -> None:
+    assert nccl(job(gpusPerNode=4), profile(network={"tcp": {"p2pLevel": "NVL"}})) == {
+        "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_P2P_LEVEL": "NVL",
+    }  # fmt: skip
+
+
+def test_rdma_sets_nothing_that_the_profile_does_not_state() -> None:
+    assert nccl(job(), rdma_profile()) == {}
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "name", "expected"),
+    [
+        ("devices", ["mlx5_6", "mlx5_7"], "NCCL_IB_HCA", "mlx5_6,mlx5_7"),
+        ("interfaces", ["net1", "net2"], "NCCL_SOCKET_IFNAME", "net1,net2"),
+        ("gidIndex", 0, "NCCL_IB_GID_INDEX", "0"),
+        ("gdrLevel", "SYS", "NCCL_NET_GDR_LEVEL", "SYS"),
+        ("crossNic", 0, "NCCL_CROSS_NIC", "0"),
+        ("ibTimeout", 22, "NCCL_IB_TIMEOUT", "22"),
+        ("minNchannels", 4, "NCCL_MIN_NCHANNELS", "4"),
+        ("dmabuf", False, "NCCL_DMABUF_ENABLE", "0"),
+        ("dmabuf", True, "NCCL_DMABUF_ENABLE", "1"),
+    ],
+)
+def test_each_stated_rdma_knob_sets_its_variable(knob: str, value: object, name: str, expected: str) -> None:
+    assert nccl(job(), rdma_profile(**{knob: value})) == {name: expected}
+
+
+def test_cpu_ranks_get_no_nccl_variables_at_all() -> None:
+    stated = {"nccl": {"debug": "INFO", "env": [{"name": "NCCL_ALGO", "value": "Ring"}]}}
+    assert nccl(job(gpusPerNode=0, fabric={"ncclEnv": [{"name": "NCCL_PROTO", "value": "Simple"}]}), profile(**stated)) == {}
+
+
+def test_the_jobs_variables_win_over_the_profiles_list_and_that_over_its_knobs() -> None:
+    stated = {"nccl": {"env": [{"name": "NCCL_CROSS_NIC", "value": "list"}, {"name": "NCCL_ALGO", "value": "list"}]}}
+    fabric = {"ncclEnv": [{"name": "NCCL_ALGO", "value": "job"}]}
+    expected = {"NCCL_ALGO": "job", "NCCL_CROSS_NIC": "list", "NCCL_IB_TIMEOUT": "20"}
+    assert nccl(job(fabric=fabric), rdma_profile(crossNic=1, ibTimeout=20, spec=stated)) == expected
+
+
+def test_the_jobs_env_wins_over_everything_but_lockstep() -> None:
+    env = [{"name": name, "value": "job"} for name in ("NCCL_ALGO", "OMP_NUM_THREADS", "HOME", "NNODES")]
+    stated = profile(pod={"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}, gpus={"perNode": 1})
+    variables = variables_of(objects(job(env=env, fabric={"ncclEnv": [{"name": "NCCL_ALGO", "value": "fabric"}]}), stated))
+    assert {name: variables[name] for name in ("NCCL_ALGO", "OMP_NUM_THREADS", "HOME", "NNODES")} == {
+        "NCCL_ALGO": "job", "OMP_NUM_THREADS": "job", "HOME": "job", "NNODES": "2",
+    }  # fmt: skip
+
+
+def test_every_variable_is_there_once() -> None:
+    env = [{"name": "NCCL_ALGO", "value": "a"}, {"name": "HOME", "value": "b"}]
+    names = [item["name"] for item in trainer_of(objects(job(env=env, gpusPerNode=1), cluster("local")))["env"]]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_secrets_are_passed_on_as_references() -> None:
+    env = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}}]
+    container = trainer_of(objects(job(env=env, envFrom=[{"prefix": "A_", "secretRef": {"name": "s"}}]), profile()))
+    assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}} in container["env"]
+    assert container["envFrom"] == [{"prefix": "A_", "secretRef": {"name": "s"}}]
+
+
+def test_rails_become_networks_and_resources_of_every_rdma_pod() -> None:
+    made = objects(job(), cluster("barcelona"))
+    (stateful_set,) = of_kind(made, "StatefulSet")
+    resources = trainer_of(made)["resources"]
+    rails = {f"openshift.io/eno{i}np0rdma": "1" for i in (5, 6, 7, 8)}
+    annotations = stateful_set["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["k8s.v1.cni.cncf.io/networks"] == "eno5np0-network,eno6np0-network,eno7np0-network,eno8np0-network"
+    assert {key: resources["limits"][key] for key in rails} == {key: resources["requests"][key] for key in rails} == rails
+
+
+def test_two_rails_of_one_resource_are_counted() -> None:
+    rails = [{"network": "a", "resource": "x.io/nic"}, {"network": "b", "resource": "x.io/nic"}]
+    assert trainer_of(objects(job(), rdma_profile(rails=rails)))["resources"]["limits"]["x.io/nic"] == "2"
+
+
+def test_a_tcp_job_leaves_the_rails_to_others() -> None:
+    made = objects(job(fabric={"mode": "TCP"}), cluster("barcelona"))
+    (stateful_set,) = of_kind(made, "StatefulSet")
+    assert list(stateful_set["spec"]["template"]["metadata"]["annotations"]) == ["lockstep.dev/run-hash"]
+    assert sorted(trainer_of(made)["resources"]["limits"]) == ["cpu", "memory", "nvidia.com/gpu"]
+
+
+def test_the_rails_mtu_is_told_to_rdma_ranks_only() -> None:
+    rdma, tcp = (variables_of(objects(job(fabric={"mode": mode}), cluster("barcelona"))) for mode in ("RDMA", "TCP"))
+    assert (rdma.get("LOCKSTEP_RAIL_MTU"), tcp.get("LOCKSTEP_RAIL_MTU")) == ("9000", None)
+
+
+def test_rdma_pods_are_root_with_ipc_lock_and_nothing_else() -> None:
+    pod = pod_of(objects(job(), cluster("barcelona")))
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}, "runAsNonRoot": False, "runAsUser": 0,
+    }  # fmt: skip
+    assert pod["initContainers"][0]["securityContext"]["runAsNonRoot"] is True
+
+
+def is_restricted(pod: dict[str, Any]) -> bool:
+    """Pod Security Standards, level restricted, as far as a pod of ours can break it."""
+    contexts = [container["securityContext"] for container in (*pod["containers"], *pod["initContainers"])]
+    kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+    return (
+        all(context["allowPrivilegeEscalation"] is False and context["runAsNonRoot"] for context in contexts)
+        and all(context["capabilities"] == {"drop": ["ALL"]} for context in contexts)
+        and all(context.get("runAsUser") != 0 for context in contexts)
+        and pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        and kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+        and not any(pod.get(key) for key in ("hostNetwork", "hostIPC", "hostPID"))
+    )
+
+
+@pytest.mark.parametrize(
+    "a_profile",
+    [cluster("local"), cluster("nerc-production"), rdma_profile(memlock="Unlimited", spec={"security": {}})],
+    ids=["kubernetes", "openshift", "rdma with lifted memlock"],
+)
+def test_pods_that_need_no_locked_memory_are_restricted(a_profile: ClusterProfile) -> None:
+    assert is_restricted(pod_of(objects(job(), a_profile)))
+
+
+def test_rdma_pods_with_ipc_lock_are_not_restricted() -> None:
+    assert not is_restricted(pod_of(objects(job(), cluster("barcelona"))))
+
+
+def test_user_ids_are_stated_on_kubernetes_and_left_to_openshift() -> None:
+    kubernetes = pod_of(objects(job(), cluster("local")))
+    openshift = pod_of(objects(job(), cluster("nerc-production")))
+    assert kubernetes["containers"][0]["securityContext"]["runAsUser"] == kubernetes["securityContext"]["fsGroup"] == 1000
+    assert "runAsUser" not in openshift["containers"][0]["securityContext"]
+    assert "fsGroup" not in openshift["securityContext"]
+
+
+def test_pods_get_no_token_of_the_api_server() -> None:
+    pod = pod_of(objects(job(), profile()))
+    tokens = [volume["projected"]["sources"] for volume in pod["volumes"] if "projected" in volume]
+    assert pod["automountServiceAccountToken"] is False
+    assert [[source["serviceAccountToken"]["audience"] for source in sources] for sources in tokens] == [["lockstep.dev/report"]]
+
+
+def test_pods_get_no_report_token_where_there_is_no_operator() -> None:
+    context = RenderContext(agent_image="agent:1", key="0" * 64, owner_uid=None, report=None)
+    pod = pod_of(render(resolve(job(), profile()), context))
+    assert not [volume for volume in pod["volumes"] if "projected" in volume]
+    assert not [mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"].startswith("/var/run")]
+
+
+def test_every_mount_has_its_volume_and_every_volume_its_mount() -> None:
+    for mode in ("Shared", "PerPod"):
+        (stateful_set,) = of_kind(objects(job(storage={"mode": mode}), cluster("local")), "StatefulSet")
+        pod = stateful_set["spec"]["template"]["spec"]
+        claims = [claim["metadata"]["name"] for claim in stateful_set["spec"].get("volumeClaimTemplates", [])]
+        mounted = [mount["name"] for mount in pod["containers"][0]["volumeMounts"]]
+        assert sorted(mounted) == sorted([volume["name"] for volume in pod["volumes"]] + claims)
+
+
+def test_gpu_pods_tolerate_the_gpu_taint_and_cpu_pods_do_not() -> None:
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert pod_of(objects(job(gpusPerNode=1), profile()))["tolerations"] == [taint]
+    assert "tolerations" not in pod_of(objects(job(gpusPerNode=0), profile()))
+
+
+def test_pods_of_a_job_are_kept_apart_and_preferably_in_one_rack() -> None:
+    affinity = pod_of(objects(job(), profile(nodes={"rackLabel": "dc/rack"})))["affinity"]
+    (apart,) = affinity["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (rack,) = affinity["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert (apart["topologyKey"], rack["podAffinityTerm"]["topologyKey"]) == ("kubernetes.io/hostname", "dc/rack")
+    assert apart["labelSelector"] == rack["podAffinityTerm"]["labelSelector"] == {"matchLabels": {"lockstep.dev/job": "x"}}
+
+
+def test_selectors_of_job_and_profile_are_both_asked_of_a_node() -> None:
+    pod = pod_of(objects(job(podTemplate={"nodeSelector": {"zone": "a"}}), profile(nodes={"selector": {"gpu": "h100"}})))
+    assert pod["nodeSelector"] == {"zone": "a", "gpu": "h100"}
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_reaches_the_pod_unchanged(text: str) -> None:
+    hostile = job(
+        env=[{"name": "TEXT", "value": text}],
+        podTemplate={"annotations": {"text": text}},
+        script={"path": text or "x", "args": [text]},
+    )
+    made = objects(hostile, profile(pod={"env": [{"name": "PROFILE_TEXT", "value": text}]}))
+    (stateful_set,) = of_kind(made, "StatefulSet")
+    (config_map,) = of_kind(made, "ConfigMap")
+    seen = {name: expanded(value, {"NODE_RANK": "wrong"}) for name, value in variables_of(made).items()}
+    assert seen["TEXT"] == seen["PROFILE_TEXT"] == text
+    assert stateful_set["spec"]["template"]["metadata"]["annotations"]["text"] == text
+    assert json.loads(config_map["data"]["run.json"])["command"] == ["python3", text or "x", text]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_template_reads_back_every_value_as_it_was(text: str) -> None:
+    made = fill("secret", metadata={"name": text}, data={text: [text]})
+    assert (made["metadata"], made["data"]) == ({"name": text}, {text: [text]})
+
+
+def test_values_are_written_in_printable_ascii() -> None:
+    assert to_yaml_json("a\x7f\u2028😀") == '"a\\u007f\\u2028\\U0001f600"'
+
+
+def test_the_operators_image_and_certificate_are_part_of_the_frozen_run() -> None:
+    resolved = resolve(job(), profile())
+    other = RenderContext(agent_image="lockstep-operator:0.2.0", key=CONTEXT.key, owner_uid=CONTEXT.owner_uid, report=CONTEXT.report)
+    assert freeze(resolved, CONTEXT).hash != freeze(resolved, other).hash

@@ -1,0 +1,193 @@
+"""resolve: every value has one layer, and a job that can't run is refused with every reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from golden.plan_cases import TRAINING, cluster, job, profile, rdma_profile
+from lockstep.plan.fabric import Transport
+from lockstep.plan.layers import Layer
+from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, resolve
+
+
+def layer_of(resolved: Resolved, field: str) -> tuple[object, Layer]:
+    (row,) = [row for row in resolved.settings if row.field == field]
+    return row.value, row.layer
+
+
+def reasons(refused: Refused) -> list[str]:
+    return [refusal.reason for refusal in refused.refusals]
+
+
+@pytest.mark.parametrize(
+    ("field", "in_job", "in_profile", "expected"),
+    [
+        ("nodes", {"nodes": 3}, {"gpus": {"defaultNodes": 4}}, (3, Layer.JOB)),
+        ("nodes", {}, {"gpus": {"defaultNodes": 4}}, (4, Layer.PROFILE)),
+        ("nodes", {}, {}, (2, Layer.DEFAULT)),
+        ("gpusPerNode", {"gpusPerNode": 0}, {"gpus": {"perNode": 8}}, (0, Layer.JOB)),
+        ("gpusPerNode", {}, {"gpus": {"perNode": 8}}, (8, Layer.PROFILE)),
+        ("gpusPerNode", {}, {}, (0, Layer.DEFAULT)),
+        ("ranksPerNode", {"ranksPerNode": 5}, {}, (5, Layer.JOB)),
+        ("ranksPerNode", {}, {"gpus": {"perNode": 8}}, (8, Layer.PROFILE)),
+        ("ranksPerNode", {}, {}, (1, Layer.DEFAULT)),
+        ("image", {"image": "mine:1"}, {"image": "ours:1"}, ("mine:1", Layer.JOB)),
+        ("image", {}, {"image": "ours:1"}, ("ours:1", Layer.PROFILE)),
+        ("storage.mode", {"storage": {"mode": "PerPod"}}, {}, ("PerPod", Layer.JOB)),
+        ("storage.mode", {}, {"storage": {"mode": "PerPod"}}, ("PerPod", Layer.PROFILE)),
+        ("storage.mode", {}, {}, ("Shared", Layer.DEFAULT)),
+        ("fabric.transport", {"fabric": {"mode": "TCP"}}, {}, ("TCP", Layer.JOB)),
+        ("fabric.transport", {}, {"network": {"mode": "TCP"}}, ("TCP", Layer.PROFILE)),
+        ("restart.maxRestarts", {"restart": {"maxRestarts": 0}}, {}, (0, Layer.JOB)),
+        ("restart.maxRestarts", {}, {}, (3, Layer.DEFAULT)),
+        ("training.data.maxLength", {}, {}, (2048, Layer.DEFAULT)),
+        ("profile.shmSize", {}, {"shmSize": "1Gi"}, ("1Gi", Layer.PROFILE)),
+    ],
+)
+def test_the_strongest_layer_that_states_a_value_sets_it(
+    field: str, in_job: dict[str, Any], in_profile: dict[str, Any], expected: tuple[object, Layer]
+) -> None:
+    assert layer_of(resolve(job(**in_job), profile(**in_profile)), field) == expected
+
+
+def test_the_platform_gives_the_image_that_nobody_states() -> None:
+    resolved = resolve(job(), profile(image=None), PlatformDefaults(image="here:1"))
+    assert layer_of(resolved, "image") == ("here:1", Layer.PLATFORM)
+
+
+def test_every_field_is_explained_once() -> None:
+    fields = [row.field for row in resolve(job(nodes=1), cluster("local")).settings]
+    assert sorted(fields) == sorted(set(fields))
+
+
+def test_a_job_without_an_image_anywhere_is_refused() -> None:
+    with pytest.raises(Refused) as refused:
+        resolve(job(), profile(image=None))
+    assert reasons(refused.value) == ["NoImage"]
+
+
+def test_rdma_is_refused_where_the_profile_has_none() -> None:
+    with pytest.raises(Refused, match="the profile p has no RDMA") as refused:
+        resolve(job(fabric={"mode": "RDMA"}), profile(gpus={"perNode": 4}))
+    assert reasons(refused.value) == ["RDMAUnavailable"]
+
+
+def test_more_nodes_than_the_profile_lists_are_refused() -> None:
+    with pytest.raises(Refused, match="nodes is 3, but the profile barcelona allows 2") as refused:
+        resolve(job(nodes=3), cluster("barcelona"))
+    assert reasons(refused.value) == ["NotEnoughNodes"]
+
+
+def test_all_reasons_are_told_at_once() -> None:
+    with pytest.raises(Refused) as refused:
+        resolve(job(nodes=9, fabric={"mode": "RDMA"}), profile(image=None, nodes={"gpuNodes": ["a", "b"]}))
+    assert reasons(refused.value) == ["RDMAUnavailable", "NoImage", "NotEnoughNodes"]
+
+
+@pytest.mark.parametrize(
+    ("pod_template", "reason"),
+    [
+        ({"nodeSelector": {"zone": "b"}}, "NodeSelectorConflict"),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "yes"}]}, "TolerationInvalid"),
+        ({"tolerations": [{"operator": "Equal", "value": "yes"}]}, "TolerationInvalid"),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 3}]}, "TolerationInvalid"),
+        ({"annotations": {"lockstep.dev/run-hash": "mine"}}, "AnnotationReserved"),
+        ({"annotations": {f"note-{i}": "é" * 4096 for i in range(31)}}, "AnnotationsTooLarge"),
+        ({"volumes": [{"name": "workspace", "mountPath": "/x", "emptyDir": {}}]}, "VolumeConflict"),
+        ({"volumes": [{"name": "python", "mountPath": "/x", "emptyDir": {}}]}, "VolumeConflict"),
+        ({"volumes": [{"name": "mine", "mountPath": "/opt/python/", "emptyDir": {}}]}, "VolumeConflict"),
+        ({"volumes": [{"name": "mine", "mountPath": "//workspace", "emptyDir": {}}]}, "VolumeConflict"),
+        ({"volumes": [{"name": "mine", "mountPath": "/a:b", "emptyDir": {}}]}, "VolumeConflict"),
+    ],
+)
+def test_pods_that_could_never_be_made_are_refused(pod_template: dict[str, Any], reason: str) -> None:
+    volumes = [{"name": "python", "claim": "python", "mountPath": "/opt/python"}]
+    with pytest.raises(Refused) as refused:
+        resolve(job(podTemplate=pod_template), profile(nodes={"selector": {"zone": "a"}}, pod={"volumes": volumes}))
+    assert set(reasons(refused.value)) == {reason}
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "requests.openshift.io/rail"])
+def test_a_rail_resource_that_counts_no_nics_is_refused(resource: str) -> None:
+    with pytest.raises(Refused) as refused:
+        resolve(job(), rdma_profile(rails=[{"network": "rail", "resource": resource}]))
+    assert reasons(refused.value) == ["RailResourceInvalid"]
+
+
+def test_a_networks_annotation_beside_the_rails_is_refused() -> None:
+    annotated = job(podTemplate={"annotations": {"k8s.v1.cni.cncf.io/networks": "mine"}})
+    with pytest.raises(Refused) as refused:
+        resolve(annotated, rdma_profile(rails=[{"network": "rail"}]))
+    assert reasons(refused.value) == ["AnnotationReserved"]
+
+
+def test_an_empty_claim_is_refused() -> None:
+    with pytest.raises(Refused, match="storage[.]workspaceSize of the profile p is 0Gi") as refused:
+        resolve(job(), profile(storage={"workspaceSize": "0Gi"}))
+    assert reasons(refused.value) == ["ClaimSizeInvalid"]
+
+
+def test_a_workspace_claim_is_refused_where_every_pod_has_a_volume_of_its_own() -> None:
+    with pytest.raises(Refused) as refused:
+        resolve(job(storage={"workspaceClaimName": "mine"}), profile(storage={"mode": "PerPod"}))
+    assert reasons(refused.value) == ["WorkspaceClaimPerPod"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "network", "gpus", "expected"),
+    [
+        ("Auto", {"rdma": {"enabled": True}}, 4, Transport.RDMA),
+        ("Auto", {"rdma": {"enabled": True}}, 0, Transport.TCP),
+        ("Auto", {"rdma": {"enabled": False}}, 4, Transport.TCP),
+        ("Auto", {"rdma": {"enabled": True}, "mode": "TCP"}, 4, Transport.TCP),
+        ("RDMA", {"rdma": {"enabled": True}, "mode": "TCP"}, 4, Transport.RDMA),
+        ("RDMA", {"rdma": {"enabled": True}}, 0, Transport.RDMA),
+        ("TCP", {"rdma": {"enabled": True}, "mode": "RDMA"}, 4, Transport.TCP),
+    ],
+)
+def test_the_transport_is_the_jobs_else_the_profiles_else_rdma_for_gpus(
+    mode: str, network: dict[str, Any], gpus: int, expected: Transport
+) -> None:
+    assert resolve(job(fabric={"mode": mode}, gpusPerNode=gpus), profile(network=network, security={"ipcLock": True})).transport is expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "rdma", "expected"),
+    [
+        ({}, {}, ["NoRails"]),
+        ({}, {"rails": [{"network": "rail"}]}, []),
+        ({"fabric": {"mode": "RDMA"}, "gpusPerNode": 0}, {"rails": [{"network": "rail"}]}, ["RDMAWithoutGPUs"]),
+        ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, {"rails": [{"network": "rail"}]}, ["VariableIgnored"]),
+    ],
+)
+def test_what_is_probably_not_meant_is_warned_of(spec: dict[str, Any], rdma: dict[str, Any], expected: list[str]) -> None:
+    assert [warning.reason for warning in resolve(job(**spec), rdma_profile(**rdma)).warnings] == expected
+
+
+def test_paths_move_with_the_folders_of_the_platform() -> None:
+    training = TRAINING | {"checkpoint": {"resumeFrom": "/workspace/runs/old"}}
+    here = PlatformDefaults(workspace="/home/me/work", datasets="/home/me/data")
+    moved = resolve(job(training=training), profile(), here).training
+    assert moved is not None
+    assert (moved["model"]["name"], moved["data"]["path"]) == ("/home/me/work/models/base", "/home/me/data/text.jsonl")
+    assert moved["checkpoint"]["resumeFrom"] == "/home/me/work/runs/old"
+
+
+def test_paths_that_only_look_like_the_workspace_stay() -> None:
+    training = {"model": {"name": "/workspaces/base"}, "data": {"path": "/data"}}
+    stayed = resolve(job(training=training), profile(), PlatformDefaults(workspace="/w", datasets="/d")).training
+    assert stayed is not None
+    assert (stayed["model"]["name"], stayed["data"]["path"], stayed["checkpoint"]["resumeFrom"]) == ("/workspaces/base", "/data", "Auto")
+
+
+def test_a_script_is_started_with_its_arguments_as_they_are() -> None:
+    script = {"path": "/workspace/a.py", "args": ["--x", "$(Y)", "a b"]}
+    assert resolve(job(script=script), profile(), PlatformDefaults(workspace="/w")).command == ("python3", "/w/a.py", "--x", "$(Y)", "a b")
+
+
+def test_the_namespace_of_the_job_wins_over_the_platforms() -> None:
+    here = PlatformDefaults(namespace="there")
+    named = job().model_copy(update={"metadata": job().metadata.model_copy(update={"namespace": "mine"})})
+    assert (resolve(named, profile(), here).namespace, resolve(job(), profile(), here).namespace) == ("mine", "there")
