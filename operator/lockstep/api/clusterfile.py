@@ -111,7 +111,7 @@ class _Reader:
                 found.append(self.section(item, path, here))
             else:
                 self._report(here, f"must be a mapping with the keys {fields}")
-        return found
+        return found if len(found) == len(node.value) else None
 
     def _leaf(self, node: yaml.Node, key: Key, place: str) -> Any:
         try:
@@ -127,7 +127,7 @@ class _Reader:
     def _line(self, place: str) -> int:
         """The line of the key, or of the nearest section around it that the file has."""
         while place not in self.lines:
-            place = re.sub(r"(\.[^.\[]*|\[\d+\])$", "", place) if re.search(r"[.\[]", place) else ""
+            place = place[: max(place.rfind("."), place.rfind("["), 0)]
         return self.lines[place]
 
     def validated(self, model: type[M], values: object, to_file: Callable[[tuple[str | int, ...]], str]) -> M | None:

@@ -31,8 +31,6 @@ def _text(node: yaml.Node, wanted: str = "text") -> str:
     scalar = _scalar(node, wanted)
     if scalar.tag == nodes.BOOL:
         raise ValueError(f"must be {wanted}, but YAML reads {scalar.value} as a truth value: write it in quotes")
-    if scalar.tag not in (nodes.TEXT, nodes.INT, nodes.FLOAT, nodes.TIMESTAMP):
-        raise ValueError(f"must be {wanted}, without a YAML tag")
     return nodes.text_of(scalar)
 
 

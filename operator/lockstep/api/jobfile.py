@@ -127,10 +127,13 @@ def _scalar(node: yaml.ScalarNode) -> Any:
         return None
     if node.tag == nodes.BOOL:
         return text.lower() in ("true", "yes", "on", "y")
-    if node.tag in (nodes.INT, nodes.FLOAT):
-        return _NUMBERS.construct_yaml_int(node) if node.tag == nodes.INT else _NUMBERS.construct_yaml_float(node)
-    if node.style is None and NUMBER.match(text):
-        return int(text, 0) if text.startswith("0o") else float(text.replace("_", ""))
+    try:
+        if node.tag in (nodes.INT, nodes.FLOAT):
+            return _NUMBERS.construct_yaml_int(node) if node.tag == nodes.INT else _NUMBERS.construct_yaml_float(node)
+        if node.style is None and NUMBER.match(text):
+            return int(text, 0) if text.startswith("0o") else float(text.replace("_", ""))
+    except ValueError:  # 0x_ looks like a number, and is none
+        return text
     return text
 
 

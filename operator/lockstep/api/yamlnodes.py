@@ -16,7 +16,6 @@ MAX_DEPTH = 32
 MAX_NODES = 20_000
 
 NULL, BOOL, INT, FLOAT, TEXT, MERGE = (f"tag:yaml.org,2002:{t}" for t in ("null", "bool", "int", "float", "str", "merge"))
-TIMESTAMP = "tag:yaml.org,2002:timestamp"
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -30,7 +29,7 @@ def documents(text: str, source: str) -> list[yaml.Node]:
     if text.lstrip().startswith(("{", "[")):
         text = text.replace("\t", " ")  # JSON may be indented with tabs, and has no other raw ones
     try:
-        _check_depth(text, source)
+        _check_events(text, source)
         found = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None and node.tag != NULL]
     except yaml.MarkedYAMLError as error:
         hint = "; indent with spaces, not tabs" if "\\t" in str(error.problem) else ""
@@ -42,13 +41,16 @@ def documents(text: str, source: str) -> list[yaml.Node]:
     return found
 
 
-def _check_depth(text: str, source: str) -> None:
+def _check_events(text: str, source: str) -> None:
     """Before composing: composing recurses, and parsing doesn't."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ConfigError(f"{source}:{_line(event.start_mark)}: is nested more than {MAX_DEPTH} levels deep")
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            raise ConfigError(f"{source}:{_line(event.start_mark)}: YAML tags such as {tag!r} are not supported: write plain values")
 
 
 def _check_size(node: yaml.Node, source: str) -> None:
