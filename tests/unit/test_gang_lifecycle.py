@@ -34,6 +34,7 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.lifecycle.decide import Decision, backoff_seconds, decide
+from lockstep_gang.lifecycle.failures import exception_of
 from lockstep_gang.lifecycle.gang import Gang, Phase, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resumed
 from lockstep_gang.lifecycle.observe import closed, observe
@@ -200,6 +201,25 @@ def test_a_rank_that_said_what_is_wrong_is_named_though_it_was_killed_before_its
     story.exits(**killed(1)).hears(0, Stopped(1)).hears(1, Stopped(1))
     failure = story.report.failure
     assert (failure.rank, failure.exception, failure.exit_code, failure.signal) == (1, "ValueError", None, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (("ValueError: boom",), ("ValueError", "boom")),
+        (("[rank1]: ValueError: boom", "[W] a warning at the end"), ("ValueError", "boom")),
+        (("torch.cuda.OutOfMemoryError: CUDA out of memory.",), ("OutOfMemoryError", "CUDA out of memory.")),
+        (("AssertionError",), ("AssertionError", "")),
+    ],
+)
+def test_an_exception_is_found_in_the_last_lines(lines: tuple[str, ...], named: tuple[str, str]) -> None:
+    error = exception_of(lines)
+    assert error is not None
+    assert (error.exception, error.message) == named
+
+
+def test_lines_without_an_exception_name_none() -> None:
+    assert exception_of(("Segmentation fault", "an Error: in the middle", "")) is None
 
 
 def test_a_rank_ended_by_a_signal_is_named_with_it() -> None:

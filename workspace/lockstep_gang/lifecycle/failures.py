@@ -17,7 +17,8 @@ _LOST_PEER = re.compile(
     r"|unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes|peer .*(closed|gone)",
     re.IGNORECASE,
 )
-_EXCEPTION_LINE = re.compile(r"^(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$")
+# torch puts "[rank1]: " before every line of a traceback once a process group exists.
+_EXCEPTION_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$")
 
 
 def first_failure(gang: Gang, run: Run) -> Failure:
