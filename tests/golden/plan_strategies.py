@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -55,13 +56,18 @@ def _document(draw: st.DrawFn, kind: type[Model]) -> Document:
     group = ONE_OF.get(kind, ())
     chosen = draw(st.sampled_from(group)) if group else None
     document: Document = {}
-    for name, info in kind.model_fields.items():
+    for name, (required, values) in _fields(kind).items():
         if name in group and name != chosen:
             continue
-        if info.is_required() or name == chosen or draw(st.booleans()):
-            value = draw(_values(_annotation(info)).filter(lambda value: value is not None))
-            document[name] = value
+        if required or name == chosen or draw(st.booleans()):
+            document[name] = draw(values)
     return document
+
+
+@cache
+def _fields(kind: type[Model]) -> dict[str, tuple[bool, SearchStrategy[Any]]]:
+    """Whether a field must be there, and its values. Kept: making a strategy from a pattern costs more than drawing from it."""
+    return {name: (info.is_required(), _values(_annotation(info))) for name, info in kind.model_fields.items()}
 
 
 def _annotation(info: FieldInfo) -> Any:
@@ -69,7 +75,7 @@ def _annotation(info: FieldInfo) -> Any:
     return Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
 
 
-def _values(annotation: Any, bounds: dict[str, Any] | None = None) -> SearchStrategy[Any]:
+def _values(annotation: Any, bounds: dict[str, Any] | None = None) -> SearchStrategy[Any]:  # noqa: PLR0911 (one return a kind of type)
     bounds = bounds or {}
     origin = get_origin(annotation)
     if origin is Annotated:

@@ -124,7 +124,7 @@ def test_a_networks_annotation_beside_the_rails_is_refused() -> None:
 
 
 def test_an_empty_claim_is_refused() -> None:
-    with pytest.raises(Refused, match="storage[.]workspaceSize of the profile p is 0Gi") as refused:
+    with pytest.raises(Refused, match=r"storage[.]workspaceSize of the profile p is 0Gi") as refused:
         resolve(job(), profile(storage={"workspaceSize": "0Gi"}))
     assert reasons(refused.value) == ["ClaimSizeInvalid"]
 
