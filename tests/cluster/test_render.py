@@ -1,0 +1,95 @@
+"""What plan/ renders, sent to a real API server: accepted as it is, and read back as it was meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from kubernetes import client, config
+
+from golden.plan_cases import CASES, CONTEXT, HOSTILE, Case, expanded, job, profile, trainer_of
+from golden.plan_strategies import jobs, profiles
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfile
+from lockstep.api.yamltext import dump_yaml
+from lockstep.plan.diff import changes, needs_recreation
+from lockstep.plan.objects import render
+from lockstep.plan.resolve import PlatformDefaults, Refused, resolve
+
+PATHS = {
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Service": "/api/v1/namespaces/{}/services",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+}
+
+
+class DryRun:
+    """Creates objects at the API server without keeping them; every field that it doesn't know is an error."""
+
+    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+
+    def create(self, item: dict[str, Any]) -> dict[str, Any]:
+        """The object as the API server would store it. The body is YAML, as people would send it."""
+        url = self.api.configuration.host + PATHS[item["kind"]].format(self.namespace) + "?dryRun=All&fieldValidation=Strict"
+        headers = {"Content-Type": "application/yaml", "Accept": "application/json"}
+        self.api.update_params_for_auth(headers, [], ["BearerToken"], url, "POST", None)
+        body = dump_yaml(item | {"metadata": item["metadata"] | {"namespace": self.namespace}}).encode()
+        response = self.api.call_api("POST", url, headers, body)
+        stored: dict[str, Any] = json.loads(response.read())
+        assert response.status == 201, stored.get("message")
+        return stored
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DryRun]:
+    with config.new_client_from_config() as api:
+        core = client.CoreV1Api(api)
+        namespace = core.create_namespace({"metadata": {"generateName": "lockstep-render-"}}).metadata.name
+        yield DryRun(api, namespace)
+        core.delete_namespace(namespace)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_golden_objects_are_accepted_and_then_need_no_change(server: DryRun, case: Case) -> None:
+    for item in case.objects():
+        stored = server.create(item)
+        desired = item | {"metadata": item["metadata"] | {"namespace": server.namespace}}
+        assert changes(desired, stored) == [], item["kind"]
+        assert not needs_recreation(desired, stored)
+
+
+# No shrinking: it would send thousands of requests.
+@settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(some_job=jobs(), some_profile=profiles())
+def test_whatever_is_valid_is_accepted(server: DryRun, some_job: TrainingJob, some_profile: ClusterProfile) -> None:
+    try:
+        resolved = resolve(some_job, some_profile, PlatformDefaults(image="trainer:1"))
+    except Refused:
+        assume(False)
+    for item in render(resolved, CONTEXT):
+        desired = item | {"metadata": item["metadata"] | {"namespace": server.namespace}}
+        assert changes(desired, server.create(item)) == [], item["kind"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_comes_back_unchanged(server: DryRun, text: str) -> None:
+    hostile = job(
+        env=[{"name": "BEFORE", "value": "expanded"}, {"name": "TEXT", "value": text}],
+        podTemplate={"annotations": {"text": text}},
+        script={"path": text or "x", "args": [text]},
+    )
+    stored = [server.create(item) for item in render(resolve(hostile, profile()), CONTEXT)]
+    variables = {item["name"]: item.get("value", "") for item in trainer_of(stored)["env"]}
+    assert expanded(variables["TEXT"], {"BEFORE": "wrong", "NODE_RANK": "wrong"}) == text
+    (stateful_set,) = [item for item in stored if item["kind"] == "StatefulSet"]
+    assert stateful_set["spec"]["template"]["metadata"]["annotations"]["text"] == text
+    (config_map,) = [item for item in stored if item["kind"] == "ConfigMap"]
+    assert json.loads(config_map["data"]["run.json"])["command"] == ["python3", text or "x", text]
