@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,29 @@ from pathlib import Path
 SOURCE = Path(__file__).parent / "kube"
 MULTI_CALL = "lockstep-kube"
 PAUSE = "pause"
+VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+REQUIREMENT = re.compile(r"^\tk8s\.io/kubernetes (v\d+\.\d+\.\d+)$", re.MULTILINE)
+
+
+def kubernetes_version() -> str:
+    """The Kubernetes release that go.mod names, as v1.34.4."""
+    match = REQUIREMENT.search((SOURCE / "go.mod").read_text())
+    if match is None:
+        raise ValueError(f"{SOURCE / 'go.mod'}: requires no k8s.io/kubernetes")
+    return match.group(1)
+
+
+def build_options() -> list[str]:
+    """The same bytes from any checkout: no paths, no commit in them. Kubernetes built as a module doesn't know its own version."""
+    version = kubernetes_version()
+    major, minor, _ = version.removeprefix("v").split(".")
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitCommit": "", "gitTreeState": ""}
+    names = [f"-X {package}.{key}={value}" for package in VERSION_PACKAGES for key, value in values.items()]
+    return ["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", " ".join(["-s -w", *names])]
 
 
 def source_key() -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(" ".join(build_options()).encode())
     for path in sorted(SOURCE.rglob("*")):
         if path.is_file():
             digest.update(f"{path.relative_to(SOURCE)}\0".encode() + path.read_bytes() + b"\0")
@@ -50,6 +70,6 @@ def build(root: Path, say: Callable[[str], None]) -> Path:
 
 def _go(output: Path, package: str, environment: dict[str, str]) -> None:
     temporary = output.with_suffix(".tmp")
-    command = ["go", "build", "-trimpath", "-mod=readonly", "-ldflags", "-s -w", "-o", str(temporary), package]
+    command = ["go", "build", *build_options(), "-o", str(temporary), package]
     subprocess.run(command, cwd=SOURCE, env={**os.environ, **environment}, check=True)
     temporary.replace(output)

@@ -17,20 +17,23 @@ VALID_DAYS = 365
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all, and never readable by others: an `up` may be killed at any moment, and most of these are keys."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(data)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600)
+    temporary.write_bytes(data)
+    temporary.replace(path)
 
 
 def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _name(common: str, organisation: str | None) -> x509.Name:
-    parts = [x509.NameAttribute(NameOID.COMMON_NAME, common)]
-    if organisation:
-        parts.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation))
-    return x509.Name(parts)
+def _name(common: str, *organisations: str) -> x509.Name:
+    """Kubernetes reads the common name as the user and the organisations as its groups."""
+    parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation) for organisation in organisations]
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common), *parts])
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -53,7 +56,7 @@ class Authority:
         self.folder = folder
         if not (folder / "ca.crt").exists():
             key = ec.generate_private_key(ec.SECP256R1())
-            name = _name("lockstep-devcluster", None)
+            name = _name("lockstep-devcluster")
             certificate = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             _write(folder / "ca.key", _key_bytes(key))
             _write(folder / "ca.crt", certificate.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
@@ -64,14 +67,14 @@ class Authority:
         self.certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
 
     def issue(
-        self, file: str, common: str, organisation: str | None = None, addresses: tuple[str, ...] = (), names: tuple[str, ...] = ()
+        self, file: str, common: str, *groups: str, addresses: tuple[str, ...] = (), names: tuple[str, ...] = (), renew: bool = False
     ) -> Path:
-        """A key pair `file`.crt/.key for client and server use; the path of the certificate. An existing one is kept."""
+        """A key pair `file`.crt/.key for client and server use; the path of the certificate. An existing one is kept, unless renewed."""
         target = self.folder / f"{file}.crt"
-        if target.exists():
+        if target.exists() and not renew:
             return target
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(common, organisation), self.certificate.subject, key).add_extension(
+        builder = _builder(_name(common, *groups), self.certificate.subject, key).add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
         )
         alternatives: list[x509.GeneralName] = [x509.DNSName(n) for n in names]
@@ -91,9 +94,9 @@ class Authority:
             _write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
         return path
 
-    def kubeconfig(self, path: Path, server: str, common: str, organisation: str | None, context: str) -> Path:
-        """A kubeconfig for the user `common` in the group `organisation`, with everything inside the file."""
-        certificate = self.issue(f"user-{common.replace(':', '-')}", common, organisation)
+    def kubeconfig(self, path: Path, server: str, user: str, *groups: str, context: str, renew: bool = False) -> Path:
+        """A kubeconfig for the user in these groups, with everything inside the file."""
+        certificate = self.issue(f"user-{path.name}" if renew else f"user-{user.replace(':', '-')}", user, *groups, renew=renew)
 
         def inline(file: Path) -> str:
             return base64.b64encode(file.read_bytes()).decode()
@@ -104,11 +107,11 @@ class Authority:
             "clusters": [{"name": context, "cluster": {"server": server, "certificate-authority-data": inline(self.folder / "ca.crt")}}],
             "users": [
                 {
-                    "name": common,
+                    "name": user,
                     "user": {"client-certificate-data": inline(certificate), "client-key-data": inline(certificate.with_suffix(".key"))},
                 }
             ],
-            "contexts": [{"name": context, "context": {"cluster": context, "user": common}}],
+            "contexts": [{"name": context, "context": {"cluster": context, "user": user}}],
             "current-context": context,
         }
         _write(path, yaml.safe_dump(document).encode())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-PREFIX = "lockstep-"
 REMOVE_TIMEOUT_SECONDS = 20.0
 
 
@@ -44,55 +44,64 @@ def create(name: str) -> None:
         (ROOT / "cgroup.subtree_control").write_text(controllers)
 
 
-def join_script(name: str) -> list[str]:
-    """The head of a command that puts itself into the group and then becomes the rest of the command."""
-    return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(tracking() / name / "cgroup.procs")]
+def create_tracking(name: str) -> Path:
+    """Make a group that only says which processes belong together; the file that takes their ids."""
+    group = tracking() / name
+    group.mkdir(parents=True, exist_ok=True)
+    return group / "cgroup.procs"
 
 
-def groups(prefix: str) -> Iterator[Path]:
-    """Every group whose topmost name is `prefix` or begins with `prefix-`, deepest first."""
+def of_cluster(name: str) -> list[str]:
+    """The topmost groups of the cluster `name`: its daemons', and its nodes'."""
+    form = re.compile(rf"lockstep-{re.escape(name)}(-\d+)?")
+    return sorted({group.name for hierarchy in hierarchies() for group in hierarchy.glob("lockstep-*") if form.fullmatch(group.name)})
+
+
+def _all(*names: str) -> Iterator[Path]:
+    """These groups and the groups in them, in every hierarchy, deepest first."""
     for hierarchy in hierarchies():
-        for top in hierarchy.glob(f"{prefix}*"):
-            if top.name == prefix or top.name.startswith(f"{prefix}-"):
-                yield from (Path(folder) for folder, _, _ in os.walk(top, topdown=False))
+        for name in names:
+            yield from (Path(folder) for folder, _, _ in os.walk(hierarchy / name, topdown=False))
 
 
-def processes(prefix: str) -> set[int]:
+def processes(*names: str) -> set[int]:
     found: set[int] = set()
-    for group in groups(prefix):
+    for group in _all(*names):
         try:
             found.update(int(pid) for pid in (group / "cgroup.procs").read_text().split())
-        except (FileNotFoundError, OSError):
+        except OSError:  # removed meanwhile
             continue
     return found
 
 
-def kill(prefix: str) -> None:
-    """Kill every process of the groups, and wait until none is left.
+def kill(*names: str) -> None:
+    """Kill every process of these groups and of groups in them, and wait until none is left.
 
     Raises:
         TimeoutError: some can't be killed (stuck in the kernel); the message has their pids.
     """
     deadline = time.monotonic() + REMOVE_TIMEOUT_SECONDS
-    while left := processes(prefix):
+    while left := processes(*names):
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {sorted(left)} of {prefix} don't end: they may hang in the kernel (see /proc/PID/stack)")
-        time.sleep(0.05)
+            raise TimeoutError(f"processes {sorted(left)} don't end: they may hang in the kernel (see /proc/PID/stack)")
+        time.sleep(0.02)
 
 
-def remove(prefix: str) -> None:
-    """Remove the groups; they must be empty."""
+def remove(*names: str) -> None:
+    """Remove these groups and the groups in them; they must be empty."""
     deadline = time.monotonic() + REMOVE_TIMEOUT_SECONDS
-    while left := list(groups(prefix)):
+    while left := list(_all(*names)):
         for group in left:
             try:
                 group.rmdir()
-            except OSError:
+            except FileNotFoundError:
+                continue
+            except OSError:  # the kernel still buries a process
                 if time.monotonic() > deadline:
                     raise
         time.sleep(0.02)

@@ -19,13 +19,17 @@ def write_credentials(layout: Layout) -> None:
     names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{CLUSTER_DOMAIN}", "localhost")
     authority.issue("apiserver", "kube-apiserver", addresses=("127.0.0.1", layout.gateway, layout.service_address), names=names)
     authority.issue("kubelet-client", "kube-apiserver-kubelet-client", ADMIN_GROUP)
-    users = {"admin": ADMIN_GROUP, "system:kube-controller-manager": None, "system:kube-scheduler": None, "system:kube-proxy": None}
-    for user, group in users.items():
-        authority.kubeconfig(component_kubeconfig(layout, user), layout.server, user, group, context=layout.name)
+    authority.kubeconfig(layout.kubeconfig, layout.server, "admin", ADMIN_GROUP, context=layout.name)
+    for user in ("system:kube-controller-manager", "system:kube-scheduler", "system:kube-proxy"):
+        authority.kubeconfig(component_kubeconfig(layout, user), layout.server, user, context=layout.name)
+    # etcd believes every certificate of its authority, so it has one of its own: no user of the cluster gets past the API server.
+    private = Authority(layout.pki / "etcd")
+    private.issue("server", "etcd", addresses=("127.0.0.1",))
+    private.issue("client", "kube-apiserver")
 
 
 def component_kubeconfig(layout: Layout, user: str) -> Path:
-    return layout.kubeconfig if user == "admin" else layout.state / "kubeconfigs" / user.replace(":", "-")
+    return layout.state / "kubeconfigs" / user.replace(":", "-")
 
 
 def write_corefile(layout: Layout) -> Path:
@@ -40,15 +44,20 @@ def write_corefile(layout: Layout) -> Path:
 def commands(layout: Layout, kube: Path) -> dict[str, list[str]]:
     """The command line of every daemon, in the order of starting."""
     pki, binary = layout.pki, str(kube)
-    etcd, peer = (f"http://127.0.0.1:{layout.etcd_port(peer)}" for peer in (False, True))
+    etcd, peer = (f"https://127.0.0.1:{layout.etcd_port(peer)}" for peer in (False, True))
+    own = pki / "etcd"
     return {
         "etcd": [
             binary, "etcd", f"--data-dir={layout.state / 'etcd'}", "--unsafe-no-fsync", "--log-level=warn",
             f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
             f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+            f"--trusted-ca-file={own / 'ca.crt'}", f"--cert-file={own / 'server.crt'}", f"--key-file={own / 'server.key'}",
+            "--client-cert-auth", "--peer-client-cert-auth", f"--peer-trusted-ca-file={own / 'ca.crt'}",
+            f"--peer-cert-file={own / 'server.crt'}", f"--peer-key-file={own / 'server.key'}",
         ],
         "kube-apiserver": [
-            binary, "kube-apiserver", f"--etcd-servers={etcd}", f"--bind-address={layout.gateway}", f"--advertise-address={layout.gateway}",
+            binary, "kube-apiserver", f"--etcd-servers={etcd}", f"--etcd-cafile={own / 'ca.crt'}",
+            f"--etcd-certfile={own / 'client.crt'}", f"--etcd-keyfile={own / 'client.key'}", f"--bind-address={layout.gateway}", f"--advertise-address={layout.gateway}",
             "--secure-port=6443", f"--cert-dir={layout.state / 'apiserver'}", f"--service-cluster-ip-range={layout.service_network}",
             f"--tls-cert-file={pki / 'apiserver.crt'}", f"--tls-private-key-file={pki / 'apiserver.key'}", f"--client-ca-file={pki / 'ca.crt'}",
             f"--service-account-key-file={pki / 'service-accounts.key'}", f"--service-account-signing-key-file={pki / 'service-accounts.key'}",

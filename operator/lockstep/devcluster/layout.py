@@ -44,6 +44,19 @@ class Layout:
         return self.state / "logs"
 
     @property
+    def daemons(self) -> Path:
+        """A record of each daemon that was started."""
+        return self.state / "daemons"
+
+    def log(self, daemon: str) -> Path:
+        return self.logs / f"{daemon}.log"
+
+    @property
+    def sysctls(self) -> Path:
+        """The machine's settings as they were before."""
+        return self.state / "sysctls.json"
+
+    @property
     def volumes(self) -> Path:
         """The data of claims, one folder a claim; it outlives `down`."""
         return self.state / "volumes"
@@ -52,6 +65,15 @@ class Layout:
     def python_volume(self) -> Path:
         """What pods mount as their Python environment: the cached packages and a copy of the checkout's code."""
         return self.root / "python"
+
+    @property
+    def python_mount(self) -> Path:
+        """Where the nodes see `python_volume`, read-only; an empty folder outside of them."""
+        return self.state / "python"
+
+    @property
+    def cgroup(self) -> str:
+        return f"lockstep-{self.name}"
 
     @property
     def run(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -73,6 +74,16 @@ def remove(layout: Layout) -> None:
         _run("ip", "link", "delete", path.name)
     if _link_exists(layout.bridge):
         _run("ip", "link", "delete", layout.bridge)
-    for rule in _filter_rules(layout):
+    for rule in _filter_rules(layout) if shutil.which("iptables") else []:
         while _succeeds("iptables", "-w", "-C", *rule):
             _run("iptables", "-w", "-D", *rule)
+    _forget_namespaces()
+
+
+def _forget_namespaces() -> None:
+    """`ip netns add` mounts /run/netns on itself and leaves that: undone when nobody has a namespace there."""
+    folder = Path("/run/netns")
+    if folder.is_dir() and not any(folder.iterdir()):
+        while _succeeds("mountpoint", "-q", str(folder)):
+            _run("umount", str(folder))
+        folder.rmdir()

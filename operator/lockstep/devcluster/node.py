@@ -36,7 +36,7 @@ def write_files(node: NodeLayout) -> None:
     (node.state / "kubelet.yaml").write_text(yaml.safe_dump(_kubelet(node)))
     authority = Authority(node.cluster.pki)
     authority.kubeconfig(
-        node.state / "kubelet.kubeconfig", node.cluster.server, f"system:node:{node.name}", "system:nodes", node.cluster.name
+        node.state / "kubelet.kubeconfig", node.cluster.server, f"system:node:{node.name}", "system:nodes", context=node.cluster.name
     )
 
 
@@ -111,6 +111,16 @@ def kubelet_command(node: NodeLayout, kube: Path, containerd_pid: int) -> list[s
         f"--kubeconfig={node.state / 'kubelet.kubeconfig'}", f"--hostname-override={node.name}", f"--root-dir={node.state / 'kubelet'}",
         f"--cert-dir={node.state / 'kubelet-pki'}", f"--node-ip={node.address}",
     ]  # fmt: skip
+
+
+def mount_python(node: NodeLayout, containerd_pid: int) -> None:
+    """Show the node the Python environment, which all clusters and the host share, so that not even root in a pod can write to it."""
+    source, target = str(node.cluster.python_volume), str(node.cluster.python_mount)
+    script = 'mountpoint -q "$1" || { mount --bind "$0" "$1" && mount -o remount,bind,ro "$1"; }'
+    command = ["nsenter", f"--target={containerd_pid}", "--mount", "/bin/sh", "-c", script, source, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"node {node.name} can't mount {source}: {done.stderr.strip()}")
 
 
 def proxy_command(node: NodeLayout, kube: Path) -> list[str]:

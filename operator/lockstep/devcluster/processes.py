@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.devcluster.cgroups import join_script
+from lockstep.devcluster import cgroups
 
 STOP_TIMEOUT_SECONDS = 10.0
+JOIN = 'echo $$ > "$0" && cd / && exec "$@"'
+"""Puts itself into a control group and then becomes the daemon."""
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """A process under a name. The start time tells it from a later process that got the same pid."""
+    """A process under a name. The start time tells it from a later process that got the same pid, `command` is a digest."""
 
     name: str
     pid: int
     start_ticks: int
+    command: str = ""
 
 
 def start_ticks(pid: int) -> int | None:
@@ -33,6 +36,10 @@ def start_ticks(pid: int) -> int | None:
         return None
     state, *rest = text.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
+
+
+def digest(command: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
 
 
 def record(folder: Path, name: str) -> Path:
@@ -49,20 +56,28 @@ def running(folder: Path, name: str) -> Daemon | None:
 
 
 def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: str) -> Daemon:
-    """Start a daemon that outlives this process; its output goes to `log`, its whole process tree into `cgroup`."""
+    """Start a daemon that outlives this process; its output goes to `log`, its whole process tree into `cgroup`.
+
+    What is in that group already is killed: an earlier one whose starter died before it could write the record.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [*join_script(cgroup), *command],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/",
-        )  # fmt: skip
-    ticks = start_ticks(process.pid)
+    group = cgroups.create_tracking(cgroup)
+    cgroups.kill(cgroup)
+    pid = os.posix_spawn(
+        "/bin/sh", ["/bin/sh", "-c", JOIN, str(group), *command], os.environ, setsid=True,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+    )  # fmt: skip
+    ticks = start_ticks(pid)
     if ticks is None:
         raise RuntimeError(f"{name} ended at once; see {log}")
-    daemon = Daemon(name, process.pid, ticks)
+    daemon = Daemon(name, pid, ticks, digest(command))
     temporary = record(folder, name).with_suffix(".tmp")
-    temporary.write_text(json.dumps({"pid": daemon.pid, "start_ticks": daemon.start_ticks}))
+    temporary.write_text(json.dumps({"pid": daemon.pid, "start_ticks": daemon.start_ticks, "command": daemon.command}))
     temporary.replace(record(folder, name))
     return daemon
 

@@ -1,0 +1,81 @@
+"""What the cluster's API server is asked for: whether it is ready, which nodes are, storage classes, pretended resources."""
+
+from __future__ import annotations
+
+import http
+import ssl
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from lockstep.devcluster.layout import Layout
+from lockstep.devcluster.provisioner import CLASSES, storage_class
+
+
+@contextmanager
+def connected(layout: Layout) -> Iterator[Any]:
+    """A client of the core API as administrator; closed afterwards."""
+    from kubernetes import client, config
+
+    with config.new_client_from_config(str(layout.kubeconfig)) as connection:
+        yield client.CoreV1Api(connection)
+
+
+def is_ready(layout: Layout) -> bool:
+    """Whether the API server answers that it is ready."""
+    try:
+        context = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))
+        context.load_cert_chain(layout.pki / "user-admin.crt", layout.pki / "user-admin.key")
+        with urllib.request.urlopen(f"{layout.server}/readyz", timeout=2, context=context) as answer:  # noqa: S310 (always https)
+            return bool(answer.status == http.HTTPStatus.OK)
+    except OSError:
+        return False
+
+
+def node_readiness(core: Any) -> dict[str, bool]:
+    """Whether each node is Ready, by name."""
+
+    def ready(item: Any) -> bool:
+        return any(c.type == "Ready" and c.status == "True" for c in item.status.conditions or [])
+
+    return {item.metadata.name: ready(item) for item in core.list_node().items}
+
+
+def set_resources(core: Any, node: str, wanted: Mapping[str, int]) -> None:
+    """Give the node these pretended resources and take those of earlier calls away.
+
+    Raises:
+        kubernetes.client.ApiException: there is no such node, or a name or count that the API refuses.
+    """
+    capacity = core.read_node(node).status.capacity
+    changes: dict[str, str | None] = {key: None for key in capacity if "/" in key}
+    changes.update({key: str(count) for key, count in wanted.items()})
+    if any(capacity.get(key) != value for key, value in changes.items()):
+        core.patch_node_status(node, {"status": {"capacity": changes, "allocatable": changes}})
+
+
+def create_classes(core: Any) -> None:
+    from kubernetes import client
+
+    storage = client.StorageV1Api(core.api_client)
+    for name in CLASSES:
+        _tolerate(409, partial(storage.create_storage_class, storage_class(name)))
+
+
+def has_default_account(core: Any) -> bool:
+    """Whether pods can be created in the namespace `default`: the controllers make its service account soon after the start."""
+    return _tolerate(404, lambda: core.read_namespaced_service_account("default", "default")) is not None
+
+
+def _tolerate(status: int, request: Callable[[], Any]) -> Any:
+    """The answer; None when the API refuses with this status."""
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        return request()
+    except ApiException as error:
+        if error.status != status:
+            raise
+        return None
