@@ -236,6 +236,11 @@ def test_a_failure_is_followed_by_another_attempt_after_the_backoff() -> None:
     assert (story.report.restarts, story.report.failure, story.records) == (1, None, ["begin", "Failed", "begin"])
 
 
+def test_a_node_whose_ranks_ended_by_themselves_is_started_again_too() -> None:
+    story = started(restart=RestartPolicy(1, 0)).exits(0).hears(0, Stopped(1)).exits(1, 1).hears(1, Stopped(1))
+    assert [(node, order.attempt) for node, order in story.orders if isinstance(order, Start)] == [(0, 2), (1, 2)]
+
+
 def test_the_last_allowed_failure_is_final() -> None:
     story = started(restart=RestartPolicy(1, 0)).exits(1, 1).hears(0, Stopped(1)).hears(1, Stopped(1))
     assert story.gang.attempt == 2

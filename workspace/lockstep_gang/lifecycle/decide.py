@@ -13,7 +13,7 @@ from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.failures import first_failure, is_final
-from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed
+from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
 
 BACKOFF_MAX_SECONDS = 300
 PORTS = 64
@@ -132,7 +132,7 @@ def _order(gang: Gang, run: Run, node: Node) -> Order | None:
     """What this node should have been told last, as things stand; None: nothing."""
     if gang.phase is Phase.ENDED and gang.ending is not None:
         return Finish(gang.ending.state, gang.ending.message)
-    if gang.phase is Phase.ACTIVE and node.attempt != gang.attempt and not isinstance(node.told, Start):
+    if gang.phase is Phase.ACTIVE and not told_to_start(node, gang.attempt) and node.attempt != gang.attempt:
         return Start(gang.attempt, gang.restarts, run.addresses[0], run.master_port + (gang.attempt - 1) % PORTS)
     if gang.phase is Phase.STOPPING and node.attempt:
         return Stop(node.attempt, gang.stopping or StopMode.KILL, gang.stop_reason)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from lockstep_gang.contract.messages import Error, Order, RankExit, StopMode
+from lockstep_gang.contract.messages import Error, Order, RankExit, Start, StopMode
 from lockstep_gang.contract.report import CheckpointReport, Failure, State, TrainerReport
 from lockstep_gang.contract.run import Run
 
@@ -91,6 +91,11 @@ def new_gang(run: Run) -> Gang:
 
 def ranks_of(run: Run, node: int) -> range:
     return range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)
+
+
+def told_to_start(node: Node, attempt: int) -> bool:
+    """Whether this attempt's start is the last thing it was told, on this connection."""
+    return isinstance(node.told, Start) and node.told.attempt == attempt
 
 
 def failed_ranks(gang: Gang, run: Run) -> Iterator[int]:

@@ -19,7 +19,6 @@ from lockstep_gang.contract.messages import (
     RankReport,
     RankState,
     Reported,
-    Start,
     Started,
     Step,
     Stopped,
@@ -27,7 +26,7 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of
+from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of, told_to_start
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
@@ -68,7 +67,7 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello) -> Gang:
         for state in hello.ranks:
             gang = _caught_up(gang, run, node, state)
     unfinished = any(gang.ranks[rank].exit is None for rank in ranks_of(run, node))
-    forgot = not same and (before.attempt == gang.attempt or isinstance(before.told, Start))
+    forgot = not same and (before.attempt == gang.attempt or told_to_start(before, gang.attempt))
     stopped = hello.known_attempt >= gang.attempt and hello.attempt != gang.attempt
     if unfinished and (forgot or stopped):
         return replace(gang, lost=(*gang.lost, (gang.signs + 1, node)), signs=gang.signs + 1)
