@@ -15,6 +15,11 @@ def has_kubeconfig() -> bool:
     return "KUBECONFIG" in os.environ or (Path.home() / ".kube" / "config").exists()
 
 
+def kubeconfig_path() -> str:
+    """Read now: the libraries read $KUBECONFIG only once, when they are imported."""
+    return os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+
+
 def connect(context: str | None = None) -> Any:
     """A blocking `kubernetes.client.ApiClient` for the command line. Raises ConfigError when there is no cluster to talk to."""
     from kubernetes import client, config
@@ -22,7 +27,7 @@ def connect(context: str | None = None) -> Any:
     configuration = client.Configuration()
     try:
         if has_kubeconfig() or IN_CLUSTER not in os.environ:
-            config.load_kube_config(context=context, client_configuration=configuration)
+            config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
         else:
             config.load_incluster_config(client_configuration=configuration)
     except config.ConfigException as error:

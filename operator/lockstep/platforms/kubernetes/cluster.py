@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, no_cluster
+from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kubeconfig_path, no_cluster
 
 Object = dict[str, Any]
 FIELD_MANAGER = "lockstep-operator"
@@ -104,7 +104,7 @@ class Cluster:
         namespace = None
         try:
             if has_kubeconfig() or IN_CLUSTER not in os.environ:
-                loader = await config.load_kube_config(context=context, client_configuration=configuration)
+                loader = await config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
                 namespace = loader.current_context.get("context", {}).get("namespace")
             else:
                 config.load_incluster_config(client_configuration=configuration)

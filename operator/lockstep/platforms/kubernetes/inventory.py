@@ -92,7 +92,10 @@ class Inventory:
             return set()
         if deleted and known is not None and known["metadata"]["uid"] != item["metadata"]["uid"]:
             return set()
-        self._put(kind, key, None if deleted else project(kind, item))
+        now = None if deleted else project(kind, item)
+        self._put(kind, key, now)
+        if now is not None and known is not None and _unversioned(now) == _unversioned(known):
+            return set()  # a heartbeat of a node, say
         if kind == "TrainingJob" and deleted:
             self.forget_secret(key)
         return self._concerned(kind, key, item)
@@ -164,6 +167,10 @@ class Inventory:
 
 def _job_of(item: Mapping[str, Any]) -> str:
     return str((item["metadata"].get("labels") or {}).get(LABEL_JOB, ""))
+
+
+def _unversioned(item: Object) -> Object:
+    return {**item, "metadata": {key: value for key, value in item["metadata"].items() if key != "resourceVersion"}}
 
 
 def _version(item: Mapping[str, Any]) -> int:

@@ -105,6 +105,8 @@ class Operator:
                 if error.status in (404, 409):  # deleted or replaced meanwhile: its event comes
                     return plan.again_seconds
                 raise
+            for note in plan.events:
+                log.info("%s/%s: %s: %s", *key, note.reason, note.message)
             await self.executor.tell(observed, plan.events, timestamp(time.time()))
         return OBSTACLE_SECONDS if obstacle is not None else plan.again_seconds
 
@@ -145,7 +147,14 @@ class Operator:
         await self.resync()
         async with serving(self.server.application(), "", self.settings.port, self.tls_context) as port:
             ready(port)
-            watching = kopf.operator(registry=registry(self), settings=kopf_settings(), clusterwide=True, standalone=True, stop_flag=stop)
+            watching = kopf.operator(
+                registry=registry(self),
+                settings=kopf_settings(),
+                clusterwide=True,
+                standalone=True,
+                stop_flag=stop,
+                identity=OPERATOR_NAME,  # its default looks up a user name, and an arbitrary UID has none
+            )
             await first_of(watching, self.queue.run(), self.resync_forever())
 
 
@@ -225,4 +234,5 @@ async def _main() -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event of every object
     asyncio.run(_main())

@@ -1,0 +1,244 @@
+"""What deploy-cluster sends and clean-cluster removes: CRDs, the operator, the profile, and what jobs need in their namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.api.names import (
+    ANNOTATION_DEFAULT_PROFILE,
+    APP,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    OPERATOR_NAMESPACE,
+)
+from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
+from lockstep.plan.fabric import Transport
+from lockstep.plan.security import USER_ID, locks_memory_as_root
+from lockstep.plan.template import fill
+from lockstep.platforms.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.secrets import KEY_SECRET, TLS_SECRET
+
+Say = Callable[[str], None]
+FIELD_MANAGER = "lockstep-deploy"
+READY_SECONDS = 120.0
+GONE_SECONDS = 120.0
+RDMA_ROLE = "lockstep-rdma"
+CLAIM = "PersistentVolumeClaim"
+
+
+class InstallError(Exception):
+    """The operator did not become ready or something did not go away. The message says what the cluster tells about it."""
+
+
+def kustomized(folder: Path) -> list[Object]:
+    """The objects of a kustomization that only lists resources, in its order."""
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    found: list[Object] = []
+    for name in listed["resources"]:
+        path = folder / name
+        found += kustomized(path) if path.is_dir() else _read(path)
+    return found
+
+
+def _read(path: Path) -> list[Object]:
+    return [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
+
+
+def operator_objects(profile: ClusterProfile, image: str, *, namespace: str, manifests: Path, default_profile: bool = True) -> list[Object]:
+    """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`.
+
+    Claims are to be created when missing and never changed (`install` does so); everything else is applied.
+    """
+    overlay = "openshift" if profile.spec.platform is Platform.OPENSHIFT else "kubernetes"
+    operator = [_adapted(item, profile, image) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
+    crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in _read(path)]
+    first = [item for item in operator if item["kind"] == "Namespace"]
+    spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
+    claims = [_claim(volume, place["metadata"]["name"]) for place in spaces for volume in profile.spec.pod.volumes if volume.storage_class]
+    rest = [item for item in operator if item["kind"] != "Namespace"]
+    return [*crds, *spaces, *claims, _profile_object(profile, default_profile), *_for_jobs(profile, namespace), *rest]
+
+
+def _namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def _labels() -> dict[str, str]:
+    return {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}
+
+
+def _profile_object(profile: ClusterProfile, default: bool) -> Object:
+    annotations = {**profile.metadata.annotations, **({ANNOTATION_DEFAULT_PROFILE: "true"} if default else {})}
+    metadata = {"name": profile.metadata.name, **({"annotations": annotations} if annotations else {})}
+    return {"apiVersion": profile.api_version, "kind": profile.kind, "metadata": metadata, "spec": profile.spec.to_dict()}
+
+
+def _for_jobs(profile: ClusterProfile, namespace: str) -> list[Object]:
+    """The service account that pods of jobs run as, and on OpenShift its right to the SCC when RDMA needs it."""
+    account = profile.spec.security.service_account
+    found: list[Object] = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": namespace, "labels": _labels()}}
+    ]
+    if profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA):
+        found.append(
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "RoleBinding",
+                "metadata": {"name": RDMA_ROLE, "namespace": namespace, "labels": _labels()},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RDMA_ROLE},
+                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+            }
+        )
+    return found
+
+
+def _claim(volume: ProfileVolume, namespace: str) -> Object:
+    metadata = {"name": volume.claim, "namespace": namespace, "labels": _labels()}
+    return fill("claim", metadata=metadata, access_mode="ReadOnlyMany", storage_class=volume.storage_class, size=volume.size)
+
+
+def _adapted(item: Object, profile: ClusterProfile, image: str) -> Object:
+    """The Deployment with the profile's image, volumes and variables; every other object as its file has it."""
+    if item["kind"] != "Deployment":
+        return item
+    pod = item["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    volumes = profile.spec.pod.volumes
+    container["image"] = image
+    container["env"] = [
+        {"name": "LOCKSTEP_AGENT_IMAGE", "value": image},
+        *({"name": v.name, "value": v.value.replace("$", "$$")} for v in profile.spec.pod.env),
+    ]
+    container["volumeMounts"] += [{"name": v.name, "mountPath": v.mount_path, "readOnly": True} for v in volumes]
+    pod["volumes"] += [{"name": v.name, "persistentVolumeClaim": {"claimName": v.claim, "readOnly": True}} for v in volumes]
+    if profile.spec.platform is Platform.KUBERNETES:
+        pod["securityContext"] |= {"runAsUser": USER_ID, "runAsGroup": USER_ID}
+    return item
+
+
+async def install(cluster: Cluster, objects: list[Object], say: Say) -> None:
+    """Send everything and wait until the operator is ready. May be repeated. Raises ApiError, InstallError."""
+    for item in objects:
+        await _send(cluster, item)
+        say(
+            f"{item['kind']} {item['metadata'].get('namespace', '')}{'/' if 'namespace' in item['metadata'] else ''}{item['metadata']['name']}"
+        )
+        if item["kind"] == "CustomResourceDefinition":
+            await _established(cluster, item["metadata"]["name"])
+    deployment = next((item for item in objects if item["kind"] == "Deployment"), None)
+    if deployment is not None:
+        say("waiting for the operator to be ready")
+        await _ready(cluster, deployment["metadata"]["namespace"], deployment["metadata"]["name"])
+
+
+async def _send(cluster: Cluster, item: Object) -> None:
+    if item["kind"] != CLAIM:
+        await cluster.apply(item, manager=FIELD_MANAGER, strict=True)
+        return
+    with contextlib.suppress(_Conflict):
+        await _create(cluster, item)
+
+
+class _Conflict(Exception):
+    pass
+
+
+async def _create(cluster: Cluster, item: Object) -> None:
+    try:
+        await cluster.create(item)
+    except ApiError as error:
+        if error.status == CONFLICT:
+            raise _Conflict from None
+        raise
+
+
+async def _polled(seconds: float) -> AsyncIterator[None]:
+    """Ticks until the time is over."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        yield
+        await asyncio.sleep(0.25)
+
+
+async def _established(cluster: Cluster, name: str) -> None:
+    async for _ in _polled(READY_SECONDS):
+        found = await cluster.get("CustomResourceDefinition", None, name) or {}
+        if any(c["type"] == "Established" and c["status"] == "True" for c in found.get("status", {}).get("conditions", [])):
+            return
+    raise InstallError(f"CustomResourceDefinition {name} is not established after {READY_SECONDS:.0f} s")
+
+
+async def _ready(cluster: Cluster, namespace: str, name: str) -> None:
+    status: Object = {}
+    async for _ in _polled(READY_SECONDS):
+        found = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
+        status = found.get("status", {})
+        seen = status.get("observedGeneration") == found["metadata"].get("generation")
+        if seen and status.get("updatedReplicas") == status.get("readyReplicas") == 1 and status.get("replicas") == 1:
+            return
+    raise InstallError(f"the operator is not ready after {READY_SECONDS:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
+
+
+async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> str:
+    page = await cluster.list("Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"})
+    told = [str(c.get("message", "")) for c in status.get("conditions", []) if c["status"] != "True"]
+    for pod in page["items"]:
+        told += [str(c.get("message", "")) for c in pod["status"].get("conditions", []) if c["status"] != "True"]
+        states = [c.get("state", {}) for c in pod["status"].get("containerStatuses", [])]
+        told += [str(state["waiting"].get("message", state["waiting"]["reason"])) for state in states if "waiting" in state]
+    return "; ".join(filter(None, dict.fromkeys(told))) or f"kubectl describe pods -n {namespace} says more"
+
+
+async def uninstall(cluster: Cluster, objects: list[Object], say: Say) -> None:
+    """Remove jobs first (their pods end with them), then all of `objects` but claims, and namespaces that hold none. May be repeated."""
+    await _remove_jobs(cluster, say)
+    secrets: list[Object] = [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": OPERATOR_NAMESPACE}}
+        for name in (KEY_SECRET, TLS_SECRET)
+    ]
+    spaces = [item for item in objects if item["kind"] == "Namespace"]
+    for item in [*reversed([i for i in objects if i["kind"] not in (CLAIM, "Namespace")]), *secrets]:
+        await _delete(cluster, item, say)
+    for space in spaces:
+        name = space["metadata"]["name"]
+        if name != OPERATOR_NAMESPACE:
+            continue  # the namespace of jobs is people's, with what else they have there
+        if (await cluster.list(CLAIM, name))["items"]:
+            say(f"Namespace {name} stays: it holds claims")
+        else:
+            await _delete(cluster, space, say)
+
+
+async def _delete(cluster: Cluster, item: Object, say: Say) -> None:
+    metadata: dict[str, Any] = item["metadata"]
+    try:
+        await cluster.delete(item["kind"], metadata.get("namespace"), metadata["name"])
+    except ApiError as error:
+        if error.status != NOT_FOUND:
+            raise
+    say(f"removed {item['kind']} {metadata['name']}")
+
+
+async def _remove_jobs(cluster: Cluster, say: Say) -> None:
+    try:
+        jobs = (await cluster.list("TrainingJob"))["items"]
+    except ApiError as error:
+        if error.status == NOT_FOUND:  # no CRD: no jobs
+            return
+        raise
+    for job in jobs:
+        await _delete(cluster, job, say)
+    async for _ in _polled(GONE_SECONDS):
+        pods = await cluster.list("Pod", query={"labelSelector": "lockstep.dev/job,app.kubernetes.io/managed-by=lockstep"})
+        if not pods["items"]:
+            return
+    raise InstallError(
+        f"pods of deleted jobs are still there after {GONE_SECONDS:.0f} s: {', '.join(p['metadata']['name'] for p in pods['items'])}"
+    )
