@@ -67,17 +67,26 @@ def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
 
 
 def remove(layout: Layout) -> None:
-    """Everything of this cluster: namespaces (their links go with them), cables, the bridge and its routes, filter rules."""
+    """Everything of this cluster: cables, the bridge and its routes, namespaces, filter rules."""
+    for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):
+        _delete_link(path.name)
+    _delete_link(layout.bridge)
     for path in sorted(Path("/run/netns").glob(f"lk{layout.index}-node*")) if Path("/run/netns").exists() else []:
         _run("ip", "netns", "delete", path.name)
-    for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):
-        _run("ip", "link", "delete", path.name)
-    if _link_exists(layout.bridge):
-        _run("ip", "link", "delete", layout.bridge)
     for rule in _filter_rules(layout) if shutil.which("iptables") else []:
         while _succeeds("iptables", "-w", "-C", *rule):
             _run("iptables", "-w", "-D", *rule)
     _forget_namespaces()
+
+
+def _delete_link(name: str) -> None:
+    """Delete the link if it is there. It may vanish meanwhile: the kernel takes a dead namespace's links away in its own time."""
+    try:
+        if _link_exists(name):
+            _run("ip", "link", "delete", name)
+    except RuntimeError:
+        if _link_exists(name):
+            raise
 
 
 def _forget_namespaces() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ CLASSES = ("local-rwx", "local-rwo", "local-python")
 PROVISIONER = "lockstep.dev/devcluster"
 LABEL = "lockstep.dev/devcluster"
 POLL_SECONDS = 0.3
-MINIMUM_SIZE = "1Ki"
 
 
 def storage_class(name: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def volume_for(claim: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """The PersistentVolume that is reserved for this claim."""
     metadata, spec = claim["metadata"], claim["spec"]
     name = spec["storageClassName"]
-    path = layout.python_volume if name == "local-python" else layout.volumes / metadata["namespace"] / metadata["name"]
+    path = layout.python_mount if name == "local-python" else layout.volumes / metadata["namespace"] / metadata["name"]
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -59,41 +59,57 @@ def volume_for(claim: dict[str, Any], layout: Layout) -> dict[str, Any]:
     }
 
 
+def to_release(volumes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Volumes whose claim is gone."""
+    return [volume for volume in volumes if volume.get("status", {}).get("phase") == "Released"]
+
+
+def to_provision(claims: Iterable[dict[str, Any]], volumes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Claims of our classes that have no volume yet.
+
+    A claim made again under the same name waits until the volume of the earlier one is gone: both have the same folder, and its
+    removal would take the new claim's data.
+    """
+    taken = {(ref["namespace"], ref["name"]) for ref in (volume["spec"]["claimRef"] for volume in volumes)}
+    return [
+        claim
+        for claim in claims
+        if claim["spec"].get("storageClassName") in CLASSES
+        and not claim["spec"].get("volumeName")
+        and not claim["metadata"].get("deletionTimestamp")
+        and (claim["metadata"]["namespace"], claim["metadata"]["name"]) not in taken
+    ]
+
+
 def provision(core: Any, claim: dict[str, Any], layout: Layout) -> None:
-    if (
-        claim["spec"].get("storageClassName") not in CLASSES
-        or claim["spec"].get("volumeName")
-        or claim["metadata"].get("deletionTimestamp")
-    ):
-        return
     volume = volume_for(claim, layout)
     path = Path(volume["spec"]["hostPath"]["path"])
-    if path != layout.python_volume:
+    if path.is_relative_to(layout.volumes):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o777)
-    _create(core, volume)
+    core.create_persistent_volume(volume)
     print(f"provisioner: {path} for claim {claim['metadata']['namespace']}/{claim['metadata']['name']}", flush=True)
 
 
 def release(core: Any, volume: dict[str, Any], layout: Layout) -> None:
-    """Remove the data and the volume of a claim that is gone."""
-    if volume.get("status", {}).get("phase") != "Released":
-        return
+    """Remove the data first and then the volume, so that a failure between them is tried again."""
     path = Path(volume["spec"]["hostPath"]["path"])
-    if path.is_relative_to(layout.volumes):
-        shutil.rmtree(path, ignore_errors=True)
+    if path.is_relative_to(layout.volumes) and path.exists():
+        shutil.rmtree(path)
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
     core.delete_persistent_volume(volume["metadata"]["name"])
-    print(f"provisioner: removed {path}", flush=True)
+    print(f"provisioner: removed {volume['metadata']['name']}", flush=True)
 
 
-def _create(core: Any, volume: dict[str, Any]) -> None:
-    from kubernetes.client.exceptions import ApiException
-
-    try:
-        core.create_persistent_volume(volume)
-    except ApiException as error:
-        if error.status != 409:  # it was made in the last round
-            raise
+def work_once(api: Any, core: Any, layout: Layout) -> None:
+    """One round. Volumes are read after claims, so that every volume that an earlier round made is seen."""
+    claims = api.sanitize_for_serialization(core.list_persistent_volume_claim_for_all_namespaces(resource_version="0"))["items"]
+    volumes = api.sanitize_for_serialization(core.list_persistent_volume(label_selector=LABEL))["items"]
+    for volume in to_release(volumes):
+        release(core, volume, layout)
+    for claim in to_provision(claims, volumes):
+        provision(core, claim, layout)
 
 
 def main(root: str, name: str, index: str) -> None:
@@ -104,12 +120,7 @@ def main(root: str, name: str, index: str) -> None:
     core = client.CoreV1Api(api)
     while True:
         try:
-            claims = api.sanitize_for_serialization(core.list_persistent_volume_claim_for_all_namespaces(resource_version="0"))
-            volumes = api.sanitize_for_serialization(core.list_persistent_volume(label_selector=LABEL, resource_version="0"))
-            for claim in claims["items"]:
-                provision(core, claim, layout)
-            for volume in volumes["items"]:
-                release(core, volume, layout)
+            work_once(api, core, layout)
         except Exception as error:
             print(f"provisioner: {type(error).__name__}: {error}; trying again", file=sys.stderr, flush=True)
             time.sleep(1)
