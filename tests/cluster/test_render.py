@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
-from kubernetes import client, config
+from kubernetes import client, config, watch
 
-from golden.plan_cases import CASES, CONTEXT, HOSTILE, Case, expanded, job, profile, trainer_of
+from golden.plan_cases import CASES, CONTEXT, HOSTILE, Case, expanded, job, pod_of, profile, trainer_of
+from golden.plan_cases import cluster as profile_of
 from golden.plan_strategies import jobs, profiles
 from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
@@ -49,12 +51,16 @@ class DryRun:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[DryRun]:
-    with config.new_client_from_config() as api:
-        core = client.CoreV1Api(api)
-        namespace = core.create_namespace({"metadata": {"generateName": "lockstep-render-"}}).metadata.name
-        yield DryRun(api, namespace)
-        core.delete_namespace(namespace)
+def core(cluster: Path) -> Iterator[client.CoreV1Api]:
+    with config.new_client_from_config(str(cluster)) as api:
+        yield client.CoreV1Api(api)
+
+
+@pytest.fixture(scope="module")
+def server(core: client.CoreV1Api) -> Iterator[DryRun]:
+    namespace = core.create_namespace({"metadata": {"generateName": "lockstep-render-"}}).metadata.name
+    yield DryRun(core.api_client, namespace)
+    core.delete_namespace(namespace)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -82,14 +88,41 @@ def test_whatever_is_valid_is_accepted(server: DryRun, some_job: TrainingJob, so
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_comes_back_unchanged(server: DryRun, text: str) -> None:
     hostile = job(
-        env=[{"name": "BEFORE", "value": "expanded"}, {"name": "TEXT", "value": text}],
+        env=[{"name": "TEXT", "value": text}],
         podTemplate={"annotations": {"text": text}},
         script={"path": text or "x", "args": [text]},
     )
     stored = [server.create(item) for item in render(resolve(hostile, profile()), CONTEXT)]
     variables = {item["name"]: item.get("value", "") for item in trainer_of(stored)["env"]}
-    assert expanded(variables["TEXT"], {"BEFORE": "wrong", "NODE_RANK": "wrong"}) == text
+    assert expanded(variables["TEXT"], {"HOME": "wrong"}) == text
     (stateful_set,) = [item for item in stored if item["kind"] == "StatefulSet"]
     assert stateful_set["spec"]["template"]["metadata"]["annotations"]["text"] == text
     (config_map,) = [item for item in stored if item["kind"] == "ConfigMap"]
     assert json.loads(config_map["data"]["run.json"])["command"] == ["python3", text or "x", text]
+
+
+def test_a_real_pod_sees_hostile_values_unchanged_under_pod_security_restricted(server: DryRun, core: client.CoreV1Api) -> None:
+    texts = {f"TEXT_{index}": text for index, text in enumerate(HOSTILE)}
+    env = [{"name": name, "value": text} for name, text in texts.items()]
+    rendered = pod_of(render(resolve(job(env=env), profile_of("local")), CONTEXT))
+    trainer = rendered["containers"][0]
+    shown = "import json, os, sys; json.dump(dict(os.environ), sys.stdout)"
+    container = {key: trainer[key] for key in ("name", "image", "env", "securityContext")} | {"command": ["python3", "-c", shown]}
+    spec = {"containers": [container], "securityContext": rendered["securityContext"], "restartPolicy": "Never"}
+    labels = {"apps.kubernetes.io/pod-index": "1"}
+    core.patch_namespace(server.namespace, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
+    core.create_namespaced_pod(server.namespace, {"metadata": {"name": "env", "labels": labels}, "spec": spec})
+    assert ended_phase(core, server.namespace, "env") == "Succeeded"
+    seen = json.loads(core.read_namespaced_pod_log("env", server.namespace, _preload_content=False).data)
+    assert {name: seen[name] for name in texts} == texts
+    assert (seen["LOCKSTEP_NODE"], seen["NODE_RANK"]) == ("1", "1")
+
+
+def ended_phase(core: client.CoreV1Api, namespace: str, pod: str) -> str:
+    """How the pod ended, as soon as it did."""
+    events = watch.Watch().stream(core.list_namespaced_pod, namespace, field_selector=f"metadata.name={pod}", timeout_seconds=60)
+    for event in events:
+        phase: str = event["object"].status.phase
+        if phase in ("Succeeded", "Failed"):
+            return phase
+    return "still not ended"

@@ -219,7 +219,7 @@ def test_hostile_text_reaches_the_pod_unchanged(text: str) -> None:
     made = objects(hostile, profile(pod={"env": [{"name": "PROFILE_TEXT", "value": text}]}))
     (stateful_set,) = of_kind(made, "StatefulSet")
     (config_map,) = of_kind(made, "ConfigMap")
-    seen = {name: expanded(value, {"NODE_RANK": "wrong"}) for name, value in variables_of(made).items()}
+    seen = {name: expanded(value, {"HOME": "wrong"}) for name, value in variables_of(made).items()}
     assert seen["TEXT"] == seen["PROFILE_TEXT"] == text
     assert stateful_set["spec"]["template"]["metadata"]["annotations"]["text"] == text
     assert json.loads(config_map["data"]["run.json"])["command"] == ["python3", text or "x", text]
