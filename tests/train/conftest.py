@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from harness import ForkServer
+from rank_harness import ForkServer, RunFile
 
 WORDS = [
     "the",
@@ -76,9 +76,6 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         key: merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
         for key, value in change.items()
     }
-
-
-RunFile = Callable[..., Path]
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import ForkServer
-
-from conftest import RunFile
+from rank_harness import ForkServer, RunFile
 
 
 @pytest.mark.parametrize(("file", "rank"), [("shard-r00001", 1), ("manifest.json", 0)])

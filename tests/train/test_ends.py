@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SOURCES, ForkServer, free_port, torchrun_environment
-
-from conftest import RunFile
+from rank_harness import SOURCES, ForkServer, RunFile, free_port, torchrun_environment
 
 
 def test_sigterm_on_one_rank_makes_all_save_the_same_step_and_end_with_75(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import ForkServer
+from rank_harness import ForkServer, RunFile
 
-from conftest import RunFile
 from lockstep_train import export
 
 

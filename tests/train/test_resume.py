@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ForkServer
+from rank_harness import ForkServer, RunFile
 
-from conftest import RunFile
 from lockstep_train.checkpoint.manifest import Manifest, decode
 
 

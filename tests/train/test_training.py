@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ForkServer
-
-from conftest import RunFile
+from rank_harness import ForkServer, RunFile
 
 # FP32 sums in another order; measured 2e-7. Losses are near 6, so this is relative as well.
 TOLERANCE = 1e-5

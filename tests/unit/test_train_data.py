@@ -128,6 +128,16 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert len({sampler.epoch_order(50, seed, epoch) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
+def test_a_run_made_longer_goes_on_where_its_short_last_step_ended() -> None:
+    settings = {"count": 10, "max_steps": None, "global_batch_size": 8, "world_size": 2, "micro": 2}
+    first = sampler.plan(epochs=1, **settings)
+    assert (first.total_steps, first.cursor(2), first.cursor(3)) == (2, 8, 10)
+    longer = sampler.plan(epochs=2, **settings, done=sampler.Done(steps=2, samples=10))
+    assert (longer.total_steps, longer.cursor(3), longer.cursor(4), longer.cursor(5)) == (4, 10, 18, 20)
+    shorter = sampler.plan(**{**settings, "max_steps": 1}, epochs=1, done=sampler.Done(steps=2, samples=10))
+    assert shorter.total_steps == 2
+
+
 def test_max_steps_ends_the_run_early() -> None:
     assert sampler.plan(count=100, epochs=2, max_steps=3, global_batch_size=8, world_size=2, micro=2).total_steps == 3
     assert sampler.plan(count=10, epochs=1, max_steps=30, global_batch_size=8, world_size=2, micro=2).total_steps == 2

@@ -39,7 +39,6 @@ class Run:
     plan: sampler.Plan
     engine: Any
     saver: Saver
-    start_step: int
     eval_loss_before: str | None
     """From the commit this run goes on from."""
     adapter: dict[str, Any]
@@ -55,7 +54,7 @@ class Description:
     engine: Any
 
     def __call__(self, step: int) -> Manifest:
-        consumed = min(step * self.plan.global_batch_size, self.plan.total_samples)
+        consumed = self.plan.cursor(step + 1)
         return replace(self.template, step=step, samples_consumed=consumed, optimizer_step=zero_access.optimizer_step(self.engine))
 
     def set_eval_loss_before(self, loss: str | None) -> None:
@@ -72,15 +71,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
-    settings = deepspeed_settings(training, plan.accumulation)
-    prepare_deepspeed()
-    model = add_lora(load_base(folder, training.precision, settings), training.lora, training.seed)
-    adapter_config = adapter_description(model)
-    engine = start_engine(model, training.optimization, settings)
-    zero_access.self_test(engine)
-    shapes = zero_access.parameter_shapes(engine)
-    identity = run_identity(training, base_digest(folder), dataset, plan, shapes)
-    adapter = {"config": adapter_config, "names": adapter_names(shapes)}
+    engine, adapter = start_model(training, folder, plan)
+    identity = run_identity(training, base_digest(folder), dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
         restore(engine, start.source, plan, ranks)
@@ -88,11 +80,22 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     describe = Description(_template(config, start, identity, adapter, ranks), plan, engine)
     saver = Saver(ranks, checkpoints, start.attempt, training.checkpoint.keep, describe)
     manifest = start.source.manifest if start.source else None
-    step, before = (manifest.step, manifest.eval_loss_before) if manifest else (0, None)
-    reporter.open_logs(config.run_dir / "logs", step)
-    run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, saver, step, before, adapter, describe)
+    before = manifest.eval_loss_before if manifest else None
+    reporter.open_logs(config.run_dir / "logs", plan.done.steps)
+    run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, saver, before, adapter, describe)
     _announce(run, start)
     return run
+
+
+def start_model(training: TrainingConfig, folder: Path, plan: sampler.Plan) -> tuple[Any, dict[str, Any]]:
+    """The engine, tested to keep its state where we look for it, and what an adapter folder says of it."""
+    settings = deepspeed_settings(training, plan.accumulation)
+    prepare_deepspeed()
+    model = add_lora(load_base(folder, training.precision, settings), training.lora, training.seed)
+    description = adapter_description(model)
+    engine = start_engine(model, training.optimization, settings)
+    zero_access.self_test(engine)
+    return engine, {"config": description, "names": adapter_names(zero_access.parameter_shapes(engine))}
 
 
 def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.Source | None) -> sampler.Plan:
@@ -105,6 +108,7 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
             f"training.optimization.globalBatchSize is {stated}, but the commit {source.folder if source else ''} was trained with {saved}; leave it out, or set resumeFrom to None"
         )
     size = stated or saved or optimization.micro_batch_size * ranks.world_size
+    done = sampler.Done(source.manifest.step, source.manifest.samples_consumed) if source else sampler.Done()
     return sampler.plan(
         count=len(dataset.training),
         epochs=optimization.epochs,
@@ -112,6 +116,7 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
         global_batch_size=size,
         world_size=ranks.world_size,
         micro=optimization.micro_batch_size,
+        done=done,
     )
 
 

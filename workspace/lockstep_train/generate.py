@@ -20,7 +20,14 @@ def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
 
     torch.manual_seed(0)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, no_repeat_ngram_size=3, pad_token_id=tokenizer.eos_token_id)
+    output = model.generate(
+        **inputs,
+        min_new_tokens=tokens // 2,
+        max_new_tokens=tokens,
+        do_sample=False,
+        no_repeat_ngram_size=3,
+        pad_token_id=tokenizer.eos_token_id,
+    )
     return " ".join(str(tokenizer.decode(output[0], skip_special_tokens=True)).split())
 
 

@@ -27,13 +27,13 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
     Raises Stopped when the ranks were asked to stop (the state is committed), NonFinite, or TrainerError when a stop's save failed.
     """
     before = run.eval_loss_before
-    if run.start_step == 0 and run.dataset.evaluation:
+    if run.plan.done.steps == 0 and run.dataset.evaluation:
         before = _evaluate(run, 0)
         run.describe.set_eval_loss_before(before)
     after = before
     durations: deque[float] = deque(maxlen=MEASURED_STEPS)
     every = run.config.training.evaluation.every_steps if run.dataset.evaluation and run.config.training.evaluation else None
-    for step in range(run.start_step + 1, run.plan.total_steps + 1):
+    for step in range(run.plan.done.steps + 1, run.plan.total_steps + 1):
         result = _step(run, step, stop, durations)
         last = step == run.plan.total_steps
         if every is not None and (last or step % every == 0) and not result.stop:
@@ -42,7 +42,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
             _save(run, step, must=result.stop or last)
         if result.stop and not last:
             raise Stopped(f"asked to stop: step {step} of {run.plan.total_steps} is saved")
-    if run.start_step >= run.plan.total_steps and run.dataset.evaluation:
+    if run.plan.done.steps >= run.plan.total_steps and run.dataset.evaluation:
         after = _evaluate(run, run.plan.total_steps)
     return {"adapter": str(_export(run)), "evalLossBefore": before, "evalLossAfter": after}
 
@@ -53,7 +53,7 @@ def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> Ste
     started = time.monotonic()
     training, plan, ranks = run.config.training, run.plan, run.ranks
     examples = run.dataset.training
-    cursor = (step - 1) * plan.global_batch_size
+    cursor = plan.cursor(step)
     indices = global_batch(len(examples), training.seed, cursor, plan.global_batch_size, plan.total_samples)
     mine = rank_micro_batches(indices, ranks.rank, ranks.world_size, training.optimization.micro_batch_size, plan.accumulation)
     ghost = examples[indices[0]]

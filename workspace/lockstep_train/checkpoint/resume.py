@@ -49,7 +49,8 @@ def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim
     folders = [checkpoints / str(name) for name in candidates(names, records)] if follow else []
     explicit = resume_from not in {"Auto", "None"}
     if explicit and not folders:
-        folders = list(_explicit(Path(resume_from)))
+        named = [str(folder) for folder in _explicit(Path(resume_from))] if ranks.first else None
+        folders = [Path(name) for name in ranks.publish("start/named", named)]  # volumes differ; all ranks must try the same ones
     source = _first_whole(ranks, folders, say)
     if source is None and explicit:
         raise ConfigError(

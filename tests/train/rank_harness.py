@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "workspace"
 TIMEOUT_SECONDS = 60
+RunFile = Callable[..., Path]
 
 
 def free_port() -> int:
@@ -67,9 +68,9 @@ class ForkServer:
             "TOKENIZERS_PARALLELISM": "false",
         }
         environment.pop("LOCKSTEP_ATTEMPT", None)
-        self._log = (folder / "forkserver.log").open("w")
+        self._log = (folder / "server.log").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "forkserver.py")],
+            [sys.executable, str(HERE / "rank_server.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -89,7 +90,7 @@ class ForkServer:
                 if not selector.select(timeout_seconds):
                     return None
                 received = os.read(descriptor, 65536)
-                assert received, (self._folder / "forkserver.log").read_text()
+                assert received, (self._folder / "server.log").read_text()
                 self._pending += received
         line, self._pending = self._pending.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)

@@ -68,7 +68,7 @@ def make_model(folder: str, hidden: int = 62) -> None:
 def resave() -> None:
     """Load the state a run would start from, and commit it again at once."""
     run = assembled()
-    saved = run.saver.save(run.engine, run.start_step, wait=True)
+    saved = run.saver.save(run.engine, run.plan.done.steps, wait=True)
     assert saved.committed, saved.problem
     engine_ranks.leave()
 

@@ -1,6 +1,6 @@
 """Forks ranks from a process that has everything imported, so a rank starts in milliseconds instead of seconds.
 
-Reads one JSON request a line: {"target": "main" | "<function of cases.py>", "arguments": {…}, "ranks": [{"environment": {…}, "output": path}, …]};
+Reads one JSON request a line: {"target": "main" | "<function of rank_cases.py>", "arguments": {…}, "ranks": [{"environment": {…}, "output": path}, …]};
 answers {"pids": […]} and, as each rank ends, {"pid": …, "code": …} (negative: the signal).
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 
 
 def preload() -> None:
-    import cases  # noqa: F401  (the tests' own functions, and with them the trainer)
     import deepspeed  # noqa: F401
     import peft  # noqa: F401
+    import rank_cases  # noqa: F401  (the tests' own functions, and with them the trainer)
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
 
@@ -30,9 +30,9 @@ def run_rank(request: dict[str, Any], rank: dict[str, Any]) -> None:
     os.environ.update(rank["environment"])
     code = 1
     try:
-        import cases
+        import rank_cases
 
-        code = cases.call(request["target"], request["arguments"])
+        code = rank_cases.call(request["target"], request["arguments"])
     except BaseException:
         import traceback
 
