@@ -19,6 +19,7 @@ from crd_server import Server, stored, told
 from golden.plan_strategies import jobs, profiles
 from lockstep.api.crd import cluster_profile_crd, training_job_crd
 from lockstep.api.job import TrainingJob
+from lockstep.api.names import GROUP
 from lockstep.api.profile import ClusterProfile
 
 CRDS = [training_job_crd(), cluster_profile_crd()]
@@ -27,17 +28,35 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
 @pytest.fixture(scope="module")
-def server(api: dynamic.DynamicClient) -> Iterator[Server]:
-    """The CRDs are applied and left: others in the cluster may use them."""
+def namespace_of_all(api: dynamic.DynamicClient) -> Iterator[str]:
     core = client.CoreV1Api(api.client)
-    namespace = core.create_namespace({"metadata": {"generateName": "lockstep-crds-"}}).metadata.name
+    name = core.create_namespace({"metadata": {"generateName": "lockstep-crds-"}}).metadata.name
     try:
-        found = Server(api.client, namespace)
-        for crd in CRDS:
-            found.apply_crd(crd)
+        yield name
+    finally:
+        core.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def server(api: dynamic.DynamicClient, namespace_of_all: str) -> Iterator[Server]:
+    """The same schemas in a group of their own: an operator that runs in the cluster doesn't write to these objects."""
+    found = Server(api.client, namespace_of_all, f"{namespace_of_all}.{GROUP}")
+    names: list[str] = []
+    try:
+        names.extend(found.apply_crd(crd) for crd in CRDS)
         yield found
     finally:
-        core.delete_namespace(namespace)
+        for name in names:
+            client.ApiextensionsV1Api(api.client).delete_custom_resource_definition(name)
+
+
+@pytest.fixture(scope="module")
+def installed(api: dynamic.DynamicClient, namespace_of_all: str) -> Server:
+    """The CRDs as they ship. They are left: others in the cluster may use them."""
+    found = Server(api.client, namespace_of_all)
+    for crd in CRDS:
+        found.apply_crd(crd)
+    return found
 
 
 @pytest.fixture
@@ -52,9 +71,9 @@ def before(server: Server, rule: WrittenRule) -> Iterator[dict[str, Any] | None]
     server.send("DELETE", server.path(rule.kind, made["metadata"]["name"]))
 
 
-def test_the_api_server_finds_nothing_wrong_with_the_schemas(server: Server) -> None:
+def test_the_api_server_finds_nothing_wrong_with_the_schemas(installed: Server) -> None:
     for crd in CRDS:
-        found = server.send("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}")
+        found = installed.send("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}")
         conditions = {c["type"]: c["status"] for c in found["status"]["conditions"]}
         assert conditions == {"NamesAccepted": "True", "Established": "True"}  # no NonStructuralSchema
 
@@ -239,14 +258,14 @@ def fresh(kubectl: Kubectl, tmp_path: Path) -> Kubectl:
     return partial(kubectl, "--cache-dir", str(tmp_path))
 
 
-def test_kubectl_explain_says_what_a_field_is(server: Server, fresh: Kubectl) -> None:
-    server.wait_until_published("TrainingJob")
+def test_kubectl_explain_says_what_a_field_is(installed: Server, fresh: Kubectl) -> None:
+    installed.wait_until_published("TrainingJob")
     text = " ".join(fresh("explain", "tj.spec.training.lora").stdout.split())
     assert "DESCRIPTION: The adapter to train." in text
     assert "rank <integer> The adapter's rank, r." in text
     assert "targetModules <[]string> Names of the layers that get an adapter." in text
 
 
-def test_kubectl_knows_the_short_names(server: Server, fresh: Kubectl) -> None:
-    found = [fresh("get", name, "-n", server.namespace, "--ignore-not-found") for name in ("tj", "cprof")]
+def test_kubectl_knows_the_short_names(installed: Server, fresh: Kubectl) -> None:
+    found = [fresh("get", name, "-n", installed.namespace, "--ignore-not-found") for name in ("tj", "cprof")]
     assert [(done.returncode, "doesn't have a resource type" in done.stderr) for done in found] == [(0, False)] * 2
