@@ -1,0 +1,77 @@
+"""`lockstep diff` against a job that is on a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from golden.plan_cases import CHECKOUT, CONTEXT
+from golden.plan_cases import cluster as profile_of
+from lockstep.api.job import TrainingJob
+from lockstep.api.yamltext import dump_all_yaml, dump_yaml
+from lockstep.plan.objects import render
+from lockstep.plan.resolve import PlatformDefaults, resolve
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+DIFF = "import typer; from lockstep.cli.diff import diff; app = typer.Typer(); app.command()(diff); app()"
+# Suspended, of a profile that no cluster has: no operator starts it, whichever may be there.
+SPEC = {"clusterProfileName": "lockstep-test-none", "suspend": True, "script": {"path": "a.py"}, "restart": {"maxRestarts": 2}}
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Callable[..., Path]:
+    def write(**spec: Any) -> Path:
+        job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": SPEC | spec}
+        path = tmp_path / "job.yaml"
+        path.write_text(dump_yaml(job), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def made(kubectl: Kubectl, namespace: str, job_file: Callable[..., Path]) -> str:
+    """The namespace of a job that is there with its objects, as an operator makes them."""
+    for crd in sorted((CHECKOUT / "manifests" / "crds").glob("*.yaml")):
+        applied = kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crd))
+        assert applied.returncode == 0, applied.stderr
+    assert kubectl("wait", "--for=condition=Established", "crd/trainingjobs.lockstep.dev").returncode == 0
+    path = job_file()
+    created = kubectl("create", "-n", namespace, "-f", str(path), "-o", "json")
+    assert created.returncode == 0, created.stderr
+    uid = json.loads(created.stdout)["metadata"]["uid"]
+    job = TrainingJob.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    resolved = resolve(job, profile_of("local"), PlatformDefaults(namespace=namespace, uid=uid))
+    objects = kubectl("create", "-f", "-", input=dump_all_yaml(render(resolved, replace(CONTEXT, owner_uid=uid))))
+    assert objects.returncode == 0, objects.stderr
+    return namespace
+
+
+def diff(path: Path, namespace: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", DIFF, "-f", str(path), "--cluster", "local", "-n", namespace]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_job_that_is_on_the_cluster_as_written_does_not_differ(made: str, job_file: Callable[..., Path]) -> None:
+    same = diff(job_file(), made)
+    assert (same.stdout, same.returncode) == ("", 0), same.stderr
+
+
+def test_a_changed_field_is_printed_with_both_values(made: str, job_file: Callable[..., Path]) -> None:
+    changed = diff(job_file(restart={"maxRestarts": 5}), made)
+    assert changed.returncode == 1, changed.stderr
+    assert "run.restart.maxRestarts: 2 → 5" in changed.stdout
+
+
+def test_a_job_that_is_not_there_would_be_made(namespace: str, job_file: Callable[..., Path]) -> None:
+    absent = diff(job_file(), namespace)
+    assert absent.returncode == 1, absent.stderr
+    assert absent.stdout.splitlines()[-1] == "+ StatefulSet/x"
