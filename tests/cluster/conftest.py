@@ -25,6 +25,7 @@ def cluster() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         path = Path(given) if given else bring_up()
         patch.setenv("KUBECONFIG", str(path))
+        patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))  # it has read the variable already
         yield path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -15,6 +16,7 @@ BASE = "localhost/lockstep/base:1"
 PAUSE = "localhost/lockstep/pause:1"
 PACKAGES = ("python3-minimal", "python3", "libpython3-stdlib", "ca-certificates", "iproute2", "procps")
 UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache", "var/lib/apt/lists")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 FORM = "2"  # raise it when the way an image is made changes
 
 
@@ -43,7 +45,18 @@ def base_archive(root: Path, say: Callable[[str], None]) -> Path:
         tree.parent.mkdir(parents=True, exist_ok=True)
         log = archive.with_suffix(".log")
         with log.open("wb") as output:
-            command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", release()["VERSION_CODENAME"], str(tree)]
+            # debootstrap mounts /proc in the tree: in a mount namespace of its own that ends with it, even when it is killed.
+            command = [
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                "debootstrap",
+                "--variant=minbase",
+                f"--include={','.join(PACKAGES)}",
+                release()["VERSION_CODENAME"],
+                str(tree),
+            ]
             if subprocess.run(command, stdout=output, stderr=output, check=False).returncode != 0:
                 raise RuntimeError(f"debootstrap failed: {log.read_text(errors='replace').strip().splitlines()[-1]} (see {log})")
         for name in UNUSED:
@@ -81,7 +94,7 @@ def _write_archive(archive: Path, reference: str, layer: Path, config: dict[str,
     environment = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
     body = json.dumps(
         {
-            "architecture": "amd64",
+            "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
             "os": "linux",
             "config": {"Env": environment, **config},
             "rootfs": {"type": "layers", "diff_ids": [diff_id]},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -29,27 +32,40 @@ PACKAGES = {
 CNI_PACKAGE = "containernetworking-plugins"
 DISTRIBUTIONS = ("debian", "ubuntu")
 DISTRIBUTION_PYTHON = {"bookworm": "3.11", "trixie": "3.13", "noble": "3.12", "jammy": "3.10"}
-FILE_SYSTEMS = ("overlay", "tmpfs", "proc")
 NAMESPACES = ("net", "mnt", "pid", "ipc", "uts")
+OLDEST_GO = (1, 21)
+"""It fetches the newer Go that kube/go.mod asks for; older ones don't know how."""
+
+NAT = ("iptables", "-w", "-t", "nat", "-A")
+PROBES: dict[str, tuple[str, ...]] = {
+    "veth links (CONFIG_VETH)": ("ip", "link", "add", "lsprobe0", "type", "veth", "peer", "name", "lsprobe1"),
+    "bridges (CONFIG_BRIDGE)": ("ip", "link", "add", "lsprobe0", "type", "bridge"),
+    "NAT for iptables (masquerade, comment)": (*NAT, "POSTROUTING", "-m", "comment", "--comment", "probe", "-j", "MASQUERADE"),
+    "iptables match `statistic`": (*NAT, "PREROUTING", "-m", "statistic", "--mode", "random", "--probability", "0.5", "-j", "ACCEPT"),
+    "iptables match `conntrack`": ("iptables", "-w", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"),
+}
+"""Kernel features, and a command that only works with them. Each runs in a network namespace that ends with it."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen of the machine."""
+    """What was seen of the machine. A feature that can't be tried yet (its tool isn't installed) is not in `lacks`."""
 
     system: str
     is_root: bool
     distribution: str
-    codename: str
     commands: frozenset[str]
     has_cni: bool
-    has_go: bool
+    go: tuple[int, ...] | None
     is_built: bool
-    file_systems: frozenset[str]
-    namespaces: frozenset[str]
+    lacks: frozenset[str]
     cgroup_writable: bool
     python: str
+    base_python: str | None
     has_base_image: bool
+    wanted_networks: tuple[str, ...] = ()
+    routes: tuple[tuple[str, str], ...] = ()
+    """Destination and device of every route that isn't the cluster's own."""
 
 
 @dataclass(frozen=True)
@@ -61,59 +77,105 @@ class Verdict:
 
 
 def observe(layout: Layout) -> Facts:
-    linux = platform.system() == "Linux"
+    """Looks, and changes nothing that outlives the look."""
+    linux, root = platform.system() == "Linux", os.geteuid() == 0
     release = images.release() if linux and Path("/etc/os-release").exists() else {}
-    known = Path("/proc/filesystems").read_text().split() if linux else []
     return Facts(
         system=platform.system(),
-        is_root=os.geteuid() == 0,
+        is_root=root,
         distribution=release.get("ID", ""),
-        codename=release.get("VERSION_CODENAME", ""),
         commands=frozenset(name for name in PACKAGES if shutil.which(name)),
         has_cni=cni_folder() is not None,
-        has_go=shutil.which("go") is not None,
+        go=_go_version(),
         is_built=binary.is_built(layout.root),
-        file_systems=frozenset(known),
-        namespaces=frozenset(p.name for p in Path("/proc/self/ns").iterdir()) if linux else frozenset(),
+        lacks=frozenset(_lacking()) if linux and root else frozenset(),
         cgroup_writable=os.access("/sys/fs/cgroup", os.W_OK),
         python=python_minor(),
+        base_python=DISTRIBUTION_PYTHON.get(release.get("VERSION_CODENAME", "")) or _system_python(),
         has_base_image=images.base_path(layout.root).exists() if release else False,
+        wanted_networks=(layout.node_network, layout.pod_network, layout.service_network),
+        routes=tuple(_routes(layout)) if linux else (),
     )
+
+
+def _output(*command: str) -> str:
+    """What the command prints; nothing when it isn't there or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _go_version() -> tuple[int, ...] | None:
+    match = re.search(r"\bgo(\d+)\.(\d+)", _output("go", "version"))
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _system_python() -> str | None:
+    found = _output("/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_python_version())").strip()
+    return found or None
+
+
+def _lacking() -> list[str]:
+    own = {path.name for path in Path("/proc/self/ns").iterdir()}
+    lacking = [f"namespace `{name}`" for name in NAMESPACES if name not in own]
+    loaded = "overlay" in Path("/proc/filesystems").read_text().split()
+    if not loaded and subprocess.run(["modprobe", "--dry-run", "overlay"], capture_output=True, check=False).returncode != 0:
+        lacking.append("file system `overlay` (CONFIG_OVERLAY_FS)")
+    for feature, command in PROBES.items():
+        if shutil.which(command[0]) and subprocess.run(["unshare", "--net", *command], capture_output=True, check=False).returncode != 0:
+            lacking.append(feature)
+    return lacking
+
+
+def _routes(layout: Layout) -> list[tuple[str, str]]:
+    routes = json.loads(_output("ip", "-json", "route") or "[]")
+    return [(r["dst"], r.get("dev", "")) for r in routes if r["dst"] != "default" and r.get("dev") != layout.bridge]
 
 
 def judge(facts: Facts) -> Verdict:
     """What stands in the way, all of it. Nothing is changed before this says that nothing does."""
     if facts.system != "Linux":
-        return Verdict((f"this is {facts.system}; the embedded cluster needs Linux",), ())
-    missing = []
-    if not facts.is_root:
-        missing.append("it needs root: network namespaces and mounts are made (sudo, or `lockstep run --local`, which needs none)")
-    for kind, wanted, seen in (("file system", FILE_SYSTEMS, facts.file_systems), ("namespace", NAMESPACES, facts.namespaces)):
-        missing += [f"the kernel has no {kind} `{name}`" for name in wanted if name not in seen]
-    if facts.is_root and not facts.cgroup_writable:
-        missing.append("/sys/fs/cgroup is read-only: control groups can't be made")
-    if not facts.is_built and not facts.has_go:
-        missing.append("there is no Go (1.24 or newer) to build Kubernetes with: https://go.dev/doc/install, or apt-get install golang-go")
-    expected = DISTRIBUTION_PYTHON.get(facts.codename)
-    if expected and facts.python != expected:
+        return Verdict((f"this is {facts.system}; the embedded cluster needs Linux (`lockstep run --local` runs here)",), ())
+    missing = [*_missing_rights(facts), *(f"the kernel has no {feature}" for feature in sorted(facts.lacks)), *_conflicts(facts)]
+    if not facts.is_built and (facts.go is None or facts.go < OLDEST_GO):
+        found = "there is no Go" if facts.go is None else f"Go {facts.go[0]}.{facts.go[1]} is too old"
+        missing.append(f"{found} to build Kubernetes with: install 1.24 or newer as https://go.dev/doc/install says")
+    if facts.base_python and facts.python != facts.base_python:
         missing.append(
-            f"the Python of `.venv` is {facts.python}, pods have {facts.codename}'s {expected}: make setup PYTHON=/usr/bin/python{expected}"
+            f"the Python of `.venv` is {facts.python}, pods have this distribution's {facts.base_python}: "
+            f"make setup PYTHON=/usr/bin/python{facts.base_python}"
         )
-    packages = sorted(
-        {package for command, package in PACKAGES.items() if command not in facts.commands}
-        | ({CNI_PACKAGE} if not facts.has_cni else set())
-    )
-    if facts.has_base_image and "debootstrap" in packages:
-        packages.remove("debootstrap")
-    if facts.distribution not in DISTRIBUTIONS:
-        missing += (
-            [f"{facts.distribution or 'this system'} is neither Debian nor Ubuntu, whose packages the base image is made of"]
-            if not facts.has_base_image
-            else []
-        )
-        missing += [f"install {package} (on Debian and Ubuntu this is done for you)" for package in packages]
-        packages = []
-    return Verdict(tuple(missing), tuple(packages))
+    packages = _packages(facts)
+    if facts.distribution in DISTRIBUTIONS:
+        return Verdict(tuple(missing), packages)
+    if not facts.has_base_image:
+        missing.append(f"{facts.distribution or 'this system'} is neither Debian nor Ubuntu, whose packages the base image is made of")
+    missing += [f"install {package} (on Debian and Ubuntu this is done for you)" for package in packages]
+    return Verdict(tuple(missing), ())
+
+
+def _missing_rights(facts: Facts) -> list[str]:
+    if not facts.is_root:
+        return ["it needs root: network namespaces and mounts are made (sudo, or `lockstep run --local`, which needs none)"]
+    return [] if facts.cgroup_writable else ["/sys/fs/cgroup is read-only: control groups can't be made"]
+
+
+def _conflicts(facts: Facts) -> list[str]:
+    wanted = [ipaddress.ip_network(text) for text in facts.wanted_networks]
+    return [
+        f"the network {network} is taken: this machine has a route to {destination} through {device}"
+        for network in wanted
+        for destination, device in facts.routes
+        if network.overlaps(ipaddress.ip_network(destination))
+    ]
+
+
+def _packages(facts: Facts) -> tuple[str, ...]:
+    """What is to be installed; debootstrap only when there is an image to make."""
+    needed = {package for command, package in PACKAGES.items() if command not in facts.commands}
+    if facts.has_base_image:
+        needed.discard("debootstrap")
+    return tuple(sorted(needed if facts.has_cni else needed | {CNI_PACKAGE}))
 
 
 def ensure(layout: Layout, say: Callable[[str], None]) -> None:
@@ -123,14 +185,22 @@ def ensure(layout: Layout, say: Callable[[str], None]) -> None:
         ConfigError: what is missing, a line each.
     """
     verdict = judge(observe(layout))
-    if verdict.missing:
-        raise ConfigError("the embedded cluster can't run here:\n" + "\n".join(f"  - {line}" for line in verdict.missing))
+    _refuse(verdict.missing)
     if verdict.install:
         say(f"installing the packages {' '.join(verdict.install)} (apt-get)")
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *verdict.install]):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise ConfigError(
-                    f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
-                )
+        _apt("update", "-qq")
+        _apt("install", "-y", "-qq", "--no-install-recommends", *verdict.install)
+        _refuse(judge(observe(layout)).missing)  # what could not be tried without their tools
+
+
+def _refuse(missing: tuple[str, ...]) -> None:
+    if missing:
+        raise ConfigError("the embedded cluster can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
+
+
+def _apt(*arguments: str) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise ConfigError(f"apt-get {' '.join(arguments)} failed: {lines[-1] if lines else done.returncode}")
