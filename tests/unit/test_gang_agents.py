@@ -179,6 +179,20 @@ def test_sigterm_to_the_agents_lets_the_ranks_save_and_stop(agents: Gang) -> Non
     assert not (agents.folder / "run" / "gang" / "end.json").exists()
 
 
+def test_a_rank_is_asked_to_save_only_once(agents: Gang) -> None:
+    count = 'n = []\nsignal.signal(signal.SIGTERM, lambda *_: (n.append(1), print("asked", flush=True)))\nprint("armed", flush=True)\n'
+    wait = 'while not os.path.exists(f"{F}/go"): time.sleep(0.01)\nsys.exit(75 if len(n) == 1 else 9)'
+    agents.write(SAY + count + wait, when_done=WhenDone.WAIT)
+    agents.start(0, 1)
+    for node in (0, 1):
+        agents.until("armed", node)
+    agents.signal(1, signal.SIGTERM)  # node 1 asks its own rank at once, and the coordinator then orders all nodes to
+    agents.until("asked", 0)
+    agents.until("saving and stopping attempt 1", 1)
+    (agents.folder / "go").touch()
+    assert agents.processes[1].wait(10) == 75
+
+
 def test_one_node_that_leaves_lets_the_ranks_of_all_nodes_save(agents: Gang) -> None:
     agents.write(SAVING, nodes=2, when_done=WhenDone.WAIT)
     agents.start(0, 1)

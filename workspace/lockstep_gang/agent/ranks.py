@@ -107,19 +107,16 @@ class Ranks:
         return [rank.exit for rank in self._ranks if rank.exit is not None]
 
     def save(self) -> None:
-        """SIGTERM to each rank, not to its children: data loaders that die would break the save."""
-        self._signal(signal.SIGTERM)
+        """SIGTERM to each rank, once: a second one would meet it while it ends. Not to its children: data loaders that die would break the save."""
+        for pid, rank in self._by_pid.items():
+            if not rank.ordered:
+                rank.ordered = True
+                send(pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
         for pid, rank in self._by_pid.items():
             rank.ordered = True
-            if number is signal.SIGKILL:
-                send_to_group(pid, number)
-            else:
-                send(pid, number)
+            send_to_group(pid, signal.SIGKILL)
 
     def reap(self, ended: Ended) -> RankExit | None:
         """The exit of the rank that this child was; None for an orphan."""
