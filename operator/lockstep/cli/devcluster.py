@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from lockstep.api.errors import ConfigError
 
 app = typer.Typer(
     help="A real Kubernetes on this machine, for laptops and CI: two nodes, no Docker. Needs root on Linux.", no_args_is_help=True
@@ -15,6 +22,18 @@ app = typer.Typer(
 
 def _say(text: str) -> None:
     print(f"devcluster: {text}", flush=True)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What went wrong on the machine as one sentence and exit code 1; a second call may mend it."""
+    from lockstep.devcluster.cluster import ClusterError
+
+    try:
+        yield
+    except (ClusterError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
 
 
 def bring_up(nodes: int = 2, resources: list[str] | None = None) -> Path:
@@ -45,7 +64,8 @@ def up(
 
     Example: lockstep devcluster up --resource nvidia.com/gpu=4
     """
-    print(f"export KUBECONFIG={bring_up(nodes, resource)}")
+    with _failures():
+        print(f"export KUBECONFIG={bring_up(nodes, resource)}")
 
 
 @app.command("down")
@@ -57,7 +77,10 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
     from lockstep.devcluster.cluster import down as take_down
     from lockstep.devcluster.layout import default_layout
 
-    take_down(default_layout(), _say, purge=purge)
+    if os.geteuid() != 0:
+        raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
+    with _failures():
+        take_down(default_layout(), _say, purge=purge)
 
 
 @app.command("status")
@@ -96,7 +119,7 @@ def kubeconfig() -> None:
 
 @app.command("publish")
 def publish() -> None:
-    """Give pods the code of this checkout as it is now; pods that run keep what they loaded.
+    """Give pods the code of this checkout as it is now; what a running pod has imported already stays as it was.
 
     Example: lockstep devcluster publish
     """
@@ -104,9 +127,14 @@ def publish() -> None:
     from lockstep.devcluster.python_volume import publish_code, publish_packages
 
     volume = default_layout().python_volume
-    publish_packages(volume)
-    print(publish_code(volume))
+    with _failures():
+        publish_packages(volume)
+        print(publish_code(volume))
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except ConfigError as problem:
+        print(f"lockstep: {problem}", file=sys.stderr)
+        sys.exit(2)
