@@ -1,0 +1,279 @@
+"""The embedded cluster itself: what `up` repairs and what `down` leaves. A cluster of its own, beside the one other tests use."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.devcluster import cgroups, cluster, node, processes
+from lockstep.devcluster.images import BASE
+from lockstep.devcluster.kubeconfig import client_kubeconfig
+from lockstep.devcluster.layout import Layout, cache_root
+
+LAYOUT = Layout(name="test", index=9, root=cache_root())
+WANTED = cluster.Wanted(nodes=2)
+WARM_UP_SECONDS = 15.0
+DAEMONS = 6 + 3 * WANTED.nodes
+
+
+def said(lines: list[str]) -> Callable[[str], None]:
+    return lines.append
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gone() -> Iterator[None]:
+    """No such cluster before and after, whatever an earlier run left and a test breaks."""
+    cluster.down(LAYOUT, print, purge=True)
+    yield
+    cluster.down(LAYOUT, print, purge=True)
+
+
+@pytest.fixture
+def up() -> None:
+    cluster.up(LAYOUT, WANTED, print)
+
+
+def kubectl(*arguments: str) -> str:
+    done = cluster.kubectl(LAYOUT, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_pod(name: str, number: int = 0) -> None:
+    """A pod that sleeps, running on this node."""
+    overrides = {"spec": {"nodeName": f"test-{number}", "terminationGracePeriodSeconds": 1}}
+    kubectl("run", name, f"--image={BASE}", f"--overrides={json.dumps(overrides)}", "--command", "--", "sleep", "1000")
+    kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s")
+
+
+def is_healthy() -> bool:
+    state = cluster.status(LAYOUT)
+    return len(state["daemons"]) == DAEMONS and all(state["daemons"].values()) and list(state["nodes"].values()) == [True] * WANTED.nodes
+
+
+def leftovers() -> list[str]:
+    """Everything on the machine that belongs to this cluster, but for its folder."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    rules = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout.splitlines()
+    routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout.splitlines()
+    namespaces = Path("/run/netns").iterdir() if Path("/run/netns").exists() else []
+    return [
+        *(f"process {pid}" for pid in processes_of_cluster()),
+        *(f"group {name}" for name in cgroups.of_cluster(LAYOUT.name)),
+        *(f"mount {path}" for path in mounts if str(LAYOUT.state) in path or str(LAYOUT.run) in path or "lk9-" in path),
+        *(f"rule {rule}" for rule in rules if LAYOUT.bridge in rule or "lockstep-devcluster-9" in rule),
+        *(f"route {route}" for route in routes if LAYOUT.bridge in route),
+        *(f"link {path.name}" for path in Path("/sys/class/net").iterdir() if path.name.startswith(("lk9", LAYOUT.bridge))),
+        *(f"namespace {path.name}" for path in namespaces if path.name.startswith("lk9-")),
+        *(f"folder {path}" for path in [LAYOUT.run] if path.exists()),
+    ]
+
+
+def processes_of_cluster() -> list[int]:
+    """Processes that name the cluster's folders on their command line, or that live in a network namespace of its nodes."""
+    own = [str(LAYOUT.state).encode(), str(LAYOUT.run).encode(), b"provisioner\0" + str(LAYOUT.root).encode() + b"\0test"]
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(mark in (folder / "cmdline").read_bytes() for mark in own) and processes.start_ticks(int(folder.name)) is not None:
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_a_warm_up_takes_at_most_fifteen_seconds_to_two_ready_nodes(up: None) -> None:
+    cluster.down(LAYOUT, print)
+    began = time.monotonic()
+    cluster.up(LAYOUT, WANTED, print)
+    took = time.monotonic() - began
+    assert is_healthy()
+    assert took <= WARM_UP_SECONDS
+
+
+def test_up_of_a_cluster_that_is_up_starts_nothing(up: None) -> None:
+    before = {path.name: path.read_text() for path in LAYOUT.daemons.glob("*.json")}
+    cluster.up(LAYOUT, WANTED, print)
+    assert {path.name: path.read_text() for path in LAYOUT.daemons.glob("*.json")} == before
+
+
+def test_images_are_imported_once_and_kept_by_down(up: None) -> None:
+    cluster.down(LAYOUT, print)
+    lines: list[str] = []
+    cluster.up(LAYOUT, WANTED, said(lines))
+    assert not [line for line in lines if "importing" in line]
+
+
+def test_down_leaves_nothing_of_a_cluster_with_running_pods(up: None) -> None:
+    settings = json.loads(LAYOUT.sysctls.read_text())
+    for number in range(WANTED.nodes):
+        run_pod(f"sleeper-{number}", number)
+    assert processes_of_cluster()
+    assert leftovers()
+    cluster.down(LAYOUT, print)
+    assert leftovers() == []
+    assert {name: (Path("/proc/sys") / name).read_text().strip() for name in settings} == settings
+
+
+def test_down_keeps_the_data_of_claims_and_purge_removes_it(up: None) -> None:
+    data = LAYOUT.volumes / "some" / "claim" / "data"
+    data.parent.mkdir(parents=True)
+    data.write_text("x")
+    cluster.down(LAYOUT, print)
+    assert data.read_text() == "x"
+    cluster.down(LAYOUT, print, purge=True)
+    assert not LAYOUT.state.exists()
+
+
+def test_down_of_a_cluster_that_never_was_does_nothing() -> None:
+    cluster.down(LAYOUT, print, purge=True)
+    cluster.down(LAYOUT, print, purge=True)
+    assert leftovers() == []
+
+
+def test_a_cluster_whose_processes_were_all_killed_is_repaired_with_its_objects(up: None) -> None:
+    kubectl("create", "configmap", "kept", "--from-literal=a=b")
+    run_pod("before")
+    cgroups.kill(*cgroups.of_cluster(LAYOUT.name))
+    assert not any(cluster.status(LAYOUT)["daemons"].values())
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+    assert kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.a}") == "b"
+    run_pod("after")
+    kubectl("delete", "pod", "before", "after", "--wait=true", "--timeout=60s")
+    kubectl("delete", "configmap", "kept")
+
+
+def test_a_cluster_whose_daemons_alone_were_killed_leaves_no_container_of_theirs(up: None) -> None:
+    """containerd's shims and the containers outlive it; nobody would ever end them."""
+    run_pod("orphan")
+    orphans = cgroups.processes(LAYOUT.node(0).cgroup)
+    assert orphans
+    for path in LAYOUT.daemons.glob("*.json"):
+        os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+    assert not orphans & cgroups.processes(LAYOUT.node(0).cgroup)
+    kubectl("delete", "pod", "orphan", "--timeout=60s")
+
+
+def test_a_cluster_whose_processes_were_all_killed_is_cleaned_by_down(up: None) -> None:
+    cgroups.kill(*cgroups.of_cluster(LAYOUT.name))
+    cluster.down(LAYOUT, print)
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("killed", [{"etcd", "provisioner", "test-0-proxy"}, {"kube-apiserver", "coredns", "test-1-containerd"}])
+def test_daemons_that_died_are_started_again_and_only_they(up: None, killed: set[str]) -> None:
+    before = {path.stem: path.read_text() for path in LAYOUT.daemons.glob("*.json")}
+    for name in killed:
+        os.kill(json.loads(before[name])["pid"], signal.SIGKILL)
+    cluster.up(LAYOUT, WANTED, print)
+    after = {path.stem: path.read_text() for path in LAYOUT.daemons.glob("*.json")}
+    # The kubelet lives in the mount namespace that its containerd opened, so it goes with it.
+    expected = killed | ({"test-1-kubelet"} if "test-1-containerd" in killed else set())
+    assert {name for name in before if before[name] != after[name]} == expected
+    assert is_healthy()
+
+
+def test_a_daemon_whose_record_was_never_written_is_replaced_not_doubled(up: None) -> None:
+    record = LAYOUT.daemons / "etcd.json"
+    first = json.loads(record.read_text())["pid"]
+    record.unlink()
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+    assert processes.start_ticks(first) is None
+
+
+def start_and_kill(seconds: float) -> None:
+    """An `up` from nothing that is killed after so long. The moment is what these tests are about: no event would name it."""
+    cluster.down(LAYOUT, print)
+    code = (
+        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.layout import Layout, cache_root\n"
+        f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.Wanted(nodes={WANTED.nodes}), print)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        time.sleep(seconds)
+        assert child.poll() is None
+        child.kill()
+
+
+@pytest.mark.parametrize("seconds", [0.8, 3.0])
+def test_an_up_that_is_killed_in_the_middle_is_repaired_by_up(seconds: float) -> None:
+    start_and_kill(seconds)
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0, 2.0, 5.0])
+def test_an_up_that_is_killed_in_the_middle_is_cleaned_by_down(seconds: float) -> None:
+    start_and_kill(seconds)
+    cluster.down(LAYOUT, print)
+    assert leftovers() == []
+
+
+def test_nodes_can_have_different_resources_that_change_on_a_cluster_that_is_up(up: None) -> None:
+    def resources() -> list[str | None]:
+        items = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]
+        return [item["status"]["allocatable"].get("nvidia.com/gpu") for item in items]
+
+    cluster.up(LAYOUT, cluster.Wanted(nodes=2, resources={None: {"nvidia.com/gpu": 4}, 1: {"nvidia.com/gpu": 2}}), print)
+    assert resources() == ["4", "2"]
+    cluster.up(LAYOUT, WANTED, print)
+    assert resources() == ["4", "2"]
+    cluster.up(LAYOUT, cluster.Wanted(nodes=2, resources={0: {"nvidia.com/gpu": 1}}), print)
+    assert resources() == ["1", None]
+
+
+def test_a_user_with_a_client_certificate_may_do_what_rbac_says_and_no_more(up: None) -> None:
+    kubectl("create", "namespace", "theirs")
+    kubectl("create", "rolebinding", "jane", "-n", "theirs", "--clusterrole=admin", "--group=team")
+    file = client_kubeconfig("jane", ["team"], layout=LAYOUT)
+    assert file.stat().st_mode & 0o077 == 0
+
+    def may(*question: str) -> str:
+        return cluster.kubectl(LAYOUT, "--kubeconfig", str(file), "auth", "can-i", *question).stdout.strip()
+
+    assert may("create", "pods", "-n", "theirs") == "yes"
+    assert may("create", "pods", "-n", "default") == "no"
+    assert may("get", "nodes") == "no"
+
+
+def test_etcd_answers_nobody_who_has_no_certificate_of_its_own_authority(up: None) -> None:
+    cluster_pki = LAYOUT.pki
+    command = ["curl", "--silent", "--cacert", str(cluster_pki / "etcd" / "ca.crt"), f"https://127.0.0.1:{LAYOUT.etcd_port()}/version"]
+    admin = ["--cert", str(cluster_pki / "user-admin.crt"), "--key", str(cluster_pki / "user-admin.key")]
+    own = ["--cert", str(cluster_pki / "etcd" / "client.crt"), "--key", str(cluster_pki / "etcd" / "client.key")]
+    codes = [subprocess.run([*command, *extra], capture_output=True, check=False).returncode for extra in ([], admin, own)]
+    assert codes[0] != 0
+    assert codes[1] != 0
+    assert codes[2] == 0
+
+
+def test_a_service_account_s_token_is_good_for_its_audience_only(up: None) -> None:
+    token = kubectl("create", "token", "default", "--audience=lockstep.dev/report").strip()
+
+    def review(audience: str) -> bool:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token, "audiences": [audience]}}
+        file = LAYOUT.run / "review.json"
+        file.write_text(json.dumps(body))
+        answer = kubectl("create", "-f", str(file), "-o", "json")
+        return bool(json.loads(answer)["status"].get("authenticated"))
+
+    assert review("lockstep.dev/report")
+    assert not review("something.else")
+
+
+def test_the_nodes_run_the_kubernetes_release_that_go_mod_names(up: None) -> None:
+    from lockstep.devcluster.binary import kubernetes_version
+
+    assert kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.nodeInfo.kubeletVersion}").split() == [kubernetes_version()] * 2
+    assert node.answers(LAYOUT.node(0))
