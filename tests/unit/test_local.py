@@ -85,6 +85,11 @@ def test_a_variable_of_the_cluster_that_is_not_set_here_is_refused(tmp_path: Pat
         made(tmp_path, env=SECRET)
 
 
+def test_an_optional_variable_of_the_cluster_may_be_missing(tmp_path: Path) -> None:
+    optional = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}}]
+    assert "HF_TOKEN" not in made(tmp_path, env=optional).environment
+
+
 def test_a_job_whose_inputs_are_there_may_start(tmp_path: Path) -> None:
     check_inputs(resolved(with_inputs(tmp_path)))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.api.shared import Variable
 from lockstep.plan.resolve import PlatformDefaults, Resolved
 from lockstep.plan.run import Placement, build_run
 from lockstep_gang.contract import Run, WhenDone
@@ -50,13 +51,20 @@ def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str
     spec = resolved.job.spec
     threads = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // resolved.world_size))}
     nccl = {variable.name: variable.value for variable in spec.fabric.nccl_env}
-    missing = [variable.name for variable in spec.env if variable.value_from is not None and variable.name not in inherited]
+    missing = [variable.name for variable in spec.env if _is_needed(variable) and variable.name not in inherited]
     if missing:
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
         )
     own = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None}
     return {**threads, **nccl, **own}
+
+
+def _is_needed(variable: Variable) -> bool:
+    """Whether a pod would not start without it: it comes from the cluster, and is not said to be optional."""
+    source = variable.value_from
+    reference = (source.secret_key_ref or source.config_map_key_ref) if source is not None else None
+    return source is not None and not (reference is not None and reference.optional)
 
 
 def check_inputs(resolved: Resolved) -> None:
