@@ -209,6 +209,46 @@ def test_selectors_of_job_and_profile_are_both_asked_of_a_node() -> None:
     assert pod["nodeSelector"] == {"zone": "a", "gpu": "h100"}
 
 
+def test_what_the_job_adds_to_its_pods_is_there() -> None:
+    added = {
+        "labels": {"team": "a"}, "annotations": {"note": "b"}, "priorityClassName": "high",
+        "tolerations": [{"key": "spot", "operator": "Equal", "value": "yes", "effect": "NoExecute", "tolerationSeconds": 30}],
+    }  # fmt: skip
+    (stateful_set,) = of_kind(objects(job(podTemplate=added, imagePullSecrets=[{"name": "login"}]), profile()), "StatefulSet")
+    metadata, pod = stateful_set["spec"]["template"]["metadata"], stateful_set["spec"]["template"]["spec"]
+    assert (metadata["labels"]["team"], metadata["annotations"]["note"]) == ("a", "b")
+    assert (pod["priorityClassName"], pod["tolerations"], pod["imagePullSecrets"]) == ("high", added["tolerations"], [{"name": "login"}])
+
+
+@pytest.mark.parametrize(
+    ("source", "volume", "mount"),
+    [
+        ({"configMap": {"name": "c"}}, {"configMap": {"name": "c"}}, {}),
+        ({"secret": {"secretName": "s"}}, {"secret": {"secretName": "s"}}, {}),
+        ({"emptyDir": {}}, {"emptyDir": {}}, {}),
+        ({"emptyDir": {"sizeLimit": "1Gi"}}, {"emptyDir": {"sizeLimit": "1Gi"}}, {}),
+        ({"persistentVolumeClaim": {"claimName": "c"}}, {"persistentVolumeClaim": {"claimName": "c"}}, {}),
+        (
+            {"persistentVolumeClaim": {"claimName": "c", "readOnly": True}},
+            {"persistentVolumeClaim": {"claimName": "c", "readOnly": True}},
+            {"readOnly": True},
+        ),
+    ],
+)
+def test_a_volume_of_the_job_is_mounted_where_it_says(source: dict[str, Any], volume: dict[str, Any], mount: dict[str, Any]) -> None:
+    pod = pod_of(objects(job(podTemplate={"volumes": [{"name": "mine", "mountPath": "/mine"} | source]}), profile()))
+    assert {"name": "mine"} | volume in pod["volumes"]
+    assert {"name": "mine", "mountPath": "/mine"} | mount in pod["containers"][0]["volumeMounts"]
+
+
+def test_the_profiles_volumes_are_read_only_in_every_container() -> None:
+    volumes = [{"name": "python", "claim": "env", "mountPath": "/opt/python"}]
+    pod = pod_of(objects(job(), profile(pod={"volumes": volumes})))
+    assert {"name": "python", "persistentVolumeClaim": {"claimName": "env", "readOnly": True}} in pod["volumes"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert {"name": "python", "mountPath": "/opt/python", "readOnly": True} in container["volumeMounts"]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_reaches_the_pod_unchanged(text: str) -> None:
     hostile = job(

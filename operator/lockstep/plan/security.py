@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.api.profile import ClusterProfileSpec, Memlock, Platform
+from lockstep.api.profile import ClusterProfileSpec, Platform
 from lockstep.plan.fabric import Transport
 
 USER_ID = 1000  # on plain Kubernetes; OpenShift gives every namespace a range of its own and the SCC chooses
@@ -13,9 +13,10 @@ USER_ID = 1000  # on plain Kubernetes; OpenShift gives every namespace a range o
 def locks_memory_as_root(profile: ClusterProfileSpec, transport: Transport) -> bool:
     """Whether pods need UID 0 with CAP_IPC_LOCK: a NIC reads memory that the process must be able to lock.
 
-    A non-root process loses the capability when it is executed, so adding it there does nothing.
+    A non-root process loses the capability when it is executed, so adding it there does nothing. A profile with RDMA has either
+    ipcLock or memlock Unlimited, never both: then the runtime has lifted the limit, and pods stay non-root.
     """
-    return transport is Transport.RDMA and profile.security.ipc_lock and profile.network.rdma.memlock is Memlock.CAPABILITY
+    return transport is Transport.RDMA and profile.security.ipc_lock
 
 
 def pod_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
