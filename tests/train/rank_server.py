@@ -20,6 +20,10 @@ def preload() -> None:
     import rank_cases  # noqa: F401  (the tests' own functions, and with them the trainer)
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
+    from lockstep_train.engine.start import import_muon_uncompiled
+
+    import_muon_uncompiled()
+
 
 def run_rank(request: dict[str, Any], rank: dict[str, Any]) -> None:
     """In the forked child: become a rank. Never returns."""

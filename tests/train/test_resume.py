@@ -50,8 +50,7 @@ def start_of(source: Path, target: Path, keep: str) -> None:
     shutil.copytree(source / "checkpoints" / keep, target / "checkpoints" / keep)
 
 
-@pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
-@pytest.mark.parametrize("precision", ["FP32", "BF16"])
+@pytest.mark.parametrize(("stage", "precision"), [("Stage2", "FP32"), ("Stage3", "BF16")])
 def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_ends(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, precision: str
 ) -> None:

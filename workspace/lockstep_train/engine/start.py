@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
 from typing import Any
@@ -22,10 +23,26 @@ def prepare_deepspeed() -> Any:
         import deepspeed
         import deepspeed.ops
 
+    import_muon_uncompiled()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
     return deepspeed
+
+
+def import_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon optimizer, which `initialize` looks up and we never use, without torch's compiler.
+
+    Its functions are decorated with torch.compile, and that decorator alone imports inductor: 2 s of every start and restart.
+    """
+    from deepspeed.runtime import compiler
+
+    real = compiler.compile
+    compiler.compile = lambda *arguments, **options: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = real
 
 
 def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, settings: dict[str, Any]) -> Any:
