@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.inputs import FileOption, read_inputs
+from lockstep.cli.inputs import FileOption, NamespaceOption, read_inputs
 
 LOCAL_CLUSTER = "local"
 
@@ -16,6 +16,11 @@ LOCAL_CLUSTER = "local"
 def run(
     file: FileOption,
     local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
+    in_namespace: Annotated[
+        bool, typer.Option("--in-namespace", help="On Kubernetes with the role admin in one namespace: no CRD, no operator.")
+    ] = False,
+    namespace: NamespaceOption = None,
+    context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig, with --in-namespace.")] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default with --local: local.")
     ] = None,
@@ -28,9 +33,18 @@ def run(
 
     Example: lockstep run -f job.yaml --local
     """
-    if not local:
-        raise ConfigError("say where the job should run: --local (processes of this machine)")
+    if local == in_namespace:
+        raise ConfigError("say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin)")
+    if in_namespace:
+        raise typer.Exit(_run_in_namespace(file, cluster, namespace, context))
     raise typer.Exit(_run_local(file, cluster or LOCAL_CLUSTER, nodes, workspace))
+
+
+def _run_in_namespace(file: Path, cluster: str | None, namespace: str | None, context: str | None) -> int:
+    from lockstep.platforms.kubernetes.in_namespace import run_in_namespace
+
+    inputs = read_inputs(file, cluster, namespace)
+    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
 
 
 def _run_local(file: Path, cluster: str, nodes: int | None, workspace: Path) -> int:

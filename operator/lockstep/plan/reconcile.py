@@ -254,10 +254,7 @@ def _view(observed: Observed, received: ReceivedReport | None, decision: Decisio
 
 def _failure_message(observed: Observed, received: ReceivedReport | None) -> str:
     if received is not None and received.report.failure is not None:
-        failure = received.report.failure
-        where = f"rank {failure.rank} on node {failure.node}: " if failure.rank is not None else ""
-        what = f"{failure.exception}: " if failure.exception and failure.exception not in failure.message else ""
-        return f"{where}{what}{failure.message}"
+        return received.report.failure.message
     known = observed.status.get("conditions", [])
     return next(
         (c["message"] for c in known if c["type"] == "Failed" and c["status"] == "True"), received.report.message if received else ""

@@ -29,6 +29,7 @@ FIELD_MANAGER = "lockstep-deploy"
 READY_SECONDS = 120.0
 GONE_SECONDS = 120.0
 RDMA_ROLE = "lockstep-rdma"
+ANNOTATION_REVISION = "lockstep.dev/revision"
 CLAIM = "PersistentVolumeClaim"
 
 
@@ -50,13 +51,16 @@ def _read(path: Path) -> list[Object]:
     return [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
 
 
-def operator_objects(profile: ClusterProfile, image: str, *, namespace: str, manifests: Path, default_profile: bool = True) -> list[Object]:
+def operator_objects(
+    profile: ClusterProfile, image: str, *, namespace: str, manifests: Path, default_profile: bool = True, revision: str = ""
+) -> list[Object]:
     """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`.
 
+    A new `revision` starts the operator again: its code may come from a volume that changes under the same image.
     Claims are to be created when missing and never changed (`install` does so); everything else is applied.
     """
     overlay = "openshift" if profile.spec.platform is Platform.OPENSHIFT else "kubernetes"
-    operator = [_adapted(item, profile, image) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
+    operator = [_adapted(item, profile, image, revision) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
     crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in _read(path)]
     first = [item for item in operator if item["kind"] == "Namespace"]
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
@@ -103,10 +107,12 @@ def _claim(volume: ProfileVolume, namespace: str) -> Object:
     return fill("claim", metadata=metadata, access_mode="ReadOnlyMany", storage_class=volume.storage_class, size=volume.size)
 
 
-def _adapted(item: Object, profile: ClusterProfile, image: str) -> Object:
+def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -> Object:
     """The Deployment with the profile's image, volumes and variables; every other object as its file has it."""
     if item["kind"] != "Deployment":
         return item
+    if revision:
+        item["spec"]["template"]["metadata"]["annotations"] = {ANNOTATION_REVISION: revision}
     pod = item["spec"]["template"]["spec"]
     container = pod["containers"][0]
     volumes = profile.spec.pod.volumes

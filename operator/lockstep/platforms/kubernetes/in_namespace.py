@@ -1,0 +1,269 @@
+"""`lockstep run --in-namespace`: a job without operator and CRD, for a user who holds the role `admin` in one namespace.
+
+The same objects as the operator's, owned by the run's ConfigMap: deleting that one removes all but the claims. The agent comes in a
+ConfigMap, since there is no operator's image to bring it. Agents exit at the end here, and node 0's exit code is the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.api import names
+from lockstep.api.errors import ConfigError
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfile
+from lockstep.api.status import ConditionStatus
+from lockstep.plan.conditions import Fact, Reason, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.objects import Frozen, RenderContext, children, claims, freeze
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.storage import AGENT_VOLUME
+from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, path_of
+from lockstep_gang.contract import WhenDone, parse_run, run_text
+
+COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
+_VERDICTS = (0, 1, 75, 78)  # exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet
+LOOK_SECONDS = 1.0
+GONE_SECONDS = 240.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job as it is sent."""
+
+    resolved: Resolved
+    frozen: Frozen
+    key: str
+    agent: bytes
+
+    @property
+    def name(self) -> str:
+        return self.frozen.job
+
+    @property
+    def namespace(self) -> str:
+        return self.frozen.namespace
+
+
+def run_in_namespace(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None) -> int:
+    """The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
+    with contextlib.suppress(KeyboardInterrupt):
+        return asyncio.run(_run(job, profile, namespace, context))
+    return INTERRUPTED
+
+
+async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None) -> int:
+    async with await Cluster.connect(context) as cluster:
+        place = namespace or job.metadata.namespace or cluster.namespace or "default"
+        run = prepare(job, profile, place)
+        try:
+            await _start(cluster, run, _print)
+        except ApiError as error:
+            raise ConfigError(f"the API server refused an object of the job: {error.message}") from None
+        try:
+            code = await _follow(cluster, run, _print)
+        except asyncio.CancelledError:
+            _print(_detached(run))
+            raise
+        await _scale_to_zero(cluster, run)
+        _print(
+            f"{'Complete' if code == COMPLETE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes all but the claims"
+        )
+        return COMPLETE if code == COMPLETE else FAILED
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _detached(run: Run) -> str:
+    where = f"-n {run.namespace}"
+    return (
+        f"\nlockstep: job {run.name} runs on. Follow it: kubectl logs -f {names.pod_name(run.name, 0)} -c {names.CONTAINER} {where}\n"
+        f"Stop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
+    )
+
+
+def prepare(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
+    """Decide everything and build the agent. Raises ConfigError."""
+    resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=str(uuid.uuid4())))
+    frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None))
+    return Run(resolved, _without_operator(frozen), secrets.token_hex(32), _agent())
+
+
+def _agent() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "agent.pyz"
+        subprocess.run([sys.executable, "-m", "lockstep_gang.package", str(path)], check=True)
+        return path.read_bytes()
+
+
+def agent_name(job: str) -> str:
+    return f"{job}-agent"
+
+
+def _without_operator(frozen: Frozen) -> Frozen:
+    """The agent from a ConfigMap instead of an init container, and agents that exit at the end."""
+    template = json.loads(frozen.template)
+    spec = template["pod"]["spec"]
+    spec.pop("initContainers", None)
+    volume = {"name": AGENT_VOLUME, "configMap": {"name": agent_name(frozen.job)}}
+    spec["volumes"] = [volume if v["name"] == AGENT_VOLUME else v for v in spec["volumes"]]
+    run = replace(parse_run(frozen.run), when_done=WhenDone.EXIT)
+    return replace(frozen, run=run_text(run), template=json.dumps(template, sort_keys=True))
+
+
+def objects(run: Run) -> list[Object]:
+    """The run's ConfigMap first: it owns the rest once it has a uid."""
+    items = children(run.frozen, owner_uid=None, key=run.key, replicas=run.frozen.nodes)
+    first = [item for item in items if item["metadata"]["name"] == run.frozen.name]
+    metadata = {"name": agent_name(run.name), "namespace": run.namespace, "labels": names.job_labels(run.name)}
+    agent: Object = {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {"agent.pyz": b64encode(run.agent).decode()},
+    }  # fmt: skip
+    return [*first, agent, *(item for item in items if item not in first)]
+
+
+async def _start(cluster: Cluster, run: Run, say: Say) -> None:
+    await _check_service_account(cluster, run)
+    await _remove_finished(cluster, run, say)
+    for claim in claims(run.resolved):
+        try:
+            await cluster.create(claim)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+    first, *rest = objects(run)
+    made = await cluster.create(first)
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": run.frozen.name, "uid": made["metadata"]["uid"], "controller": True}
+    try:
+        for item in rest:
+            item["metadata"]["ownerReferences"] = [owner]
+            await cluster.create(item)
+    except ApiError:
+        await cluster.delete("ConfigMap", run.namespace, run.frozen.name, made["metadata"]["uid"])
+        raise
+    say(f"lockstep: job {run.name} on {run.frozen.nodes} nodes in namespace {run.namespace}; Ctrl-C leaves it running")
+
+
+async def _check_service_account(cluster: Cluster, run: Run) -> None:
+    account = run.resolved.profile.spec.security.service_account
+    if await cluster.get("ServiceAccount", run.namespace, account) is None:
+        hint = f"kubectl create serviceaccount {account} -n {run.namespace}"
+        raise ConfigError(f"service account {account} does not exist in namespace {run.namespace}: make it ({hint})")
+
+
+async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
+    """A job of this name that is at zero makes room; one that runs, or that is an operator's, does not."""
+    found = await cluster.get("StatefulSet", run.namespace, run.name)
+    if found is None:
+        return
+    owner = next(iter(found["metadata"].get("ownerReferences", [])), {"kind": "", "name": ""})
+    ours = owner["kind"] == "ConfigMap" and owner["name"].startswith(names.run_name(run.name, ""))
+    if not ours or found["spec"].get("replicas") != 0 or found.get("status", {}).get("replicas"):
+        hint = f"kubectl delete configmap {owner['name']} -n {run.namespace}" if ours else "give this job another name"
+        raise ConfigError(
+            f"StatefulSet {run.name} is in namespace {run.namespace} already and {'runs' if ours else 'is not this command’s'}: {hint}"
+        )
+    say(f"lockstep: removing what the finished run {owner['name']} left")
+    await cluster.delete("ConfigMap", run.namespace, owner["name"])
+    wanted = [(item["kind"], item["metadata"]["name"]) for item in objects(run)[1:]]
+    end = time.monotonic() + GONE_SECONDS
+    while any([await cluster.get(kind, run.namespace, name) for kind, name in wanted]):
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"what the finished run {owner['name']} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
+            )
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
+    """Node 0's log while it runs, and until then why it doesn't; node 0's exit code at the end."""
+    relaying = asyncio.create_task(_relay(cluster, run, say))
+    told = ""
+    try:
+        while True:
+            observed = await _observe(cluster, run)
+            code = _verdict(observed)
+            if code is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(relaying), 5.0)  # the log's last lines
+                return code
+            fact = _waiting_for(observed, run)
+            if fact != told and fact:
+                say(f"lockstep: {fact}")
+            told = fact
+            await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        relaying.cancel()
+
+
+async def _observe(cluster: Cluster, run: Run) -> Observed:
+    selector = {"labelSelector": f"{names.LABEL_JOB}={run.name}"}
+    place = run.namespace
+    pods = (await cluster.list("Pod", place, selector))["items"]
+    found = await cluster.get("StatefulSet", place, run.name)
+    quiet = all(pod["status"].get("phase") == "Running" for pod in pods) and len(pods) == run.frozen.nodes
+    bound = [] if quiet else (await cluster.list("PersistentVolumeClaim", place))["items"]
+    warnings = [] if quiet else (await cluster.list("Event", place, {"fieldSelector": "type=Warning"}))["items"]
+    job = {"metadata": {"name": run.name, "namespace": place, "uid": run.resolved.uid}, "spec": {}}
+    return Observed(
+        job=job,
+        objects={} if found is None else {("StatefulSet", run.name): found},
+        pods=tuple(pods),
+        claims={claim["metadata"]["name"]: claim for claim in bound},
+        warnings=tuple(warnings),
+    )
+
+
+def _verdict(observed: Observed) -> int | None:
+    pod = observed.pod(0)
+    statuses = [] if pod is None else pod.get("status", {}).get("containerStatuses") or []
+    for status in statuses:
+        for state in (status.get("state", {}), status.get("lastState", {})):
+            code = state.get("terminated", {}).get("exitCode")
+            if code in _VERDICTS:
+                return int(code)
+    return None
+
+
+def _waiting_for(observed: Observed, run: Run) -> str:
+    """'' once all pods run."""
+    view = View(observed, None, None, run.frozen.nodes, False, False, False, "", time.time())
+    scheduled = pods_scheduled(view)
+    ready = ranks_ready(view, scheduled)
+    summary = progressing(view, scheduled, ready, restarting=Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
+    return "" if ready.reason == Reason.WAITING_FOR_REPORT else summary.message
+
+
+async def _relay(cluster: Cluster, run: Run, say: Say) -> None:
+    """Lines of node 0, from its first; a pod that isn't there or not running yet is asked again."""
+    pod, seen = names.pod_name(run.name, 0), ""
+    while True:
+        try:
+            async for line in cluster.log(run.namespace, pod, names.CONTAINER, {"follow": "true", "timestamps": "true"}):
+                stamp, _, text = line.partition(" ")
+                if stamp > seen:
+                    seen = stamp
+                    say(text)
+            return
+        except (ApiError, OSError):
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _scale_to_zero(cluster: Cluster, run: Run) -> None:
+    path = path_of("StatefulSet", run.namespace, run.name)
+    await cluster.request("PATCH", path, {"spec": {"replicas": 0}}, content_type="application/merge-patch+json")

@@ -1,0 +1,120 @@
+"""What tests of the operator do on a real cluster: write jobs, and wait for what becomes of them."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kubernetes import dynamic
+from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
+
+T = TypeVar("T")
+API = "lockstep.dev/v1alpha1"
+SERVICE_ACCOUNT = "ml-dev-sa"
+SCRIPTS = {
+    "ok.py": "import os\nprint('hello from', os.environ['RANK'], flush=True)\n",
+    "fail.py": "import os, time\nprint('rank', os.environ['RANK'], 'begins', flush=True)\n"
+    "if os.environ['RANK'] == '1':\n    raise ValueError('the data is not there')\ntime.sleep(600)\n",
+    "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsignal.pause()\n",
+}
+
+
+def until(what: str, look: Callable[[], T | None], seconds: float = 30.0) -> T:
+    """The first result that is neither None nor False; AssertionError after a while."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not happen in {seconds:.0f} s; seen last: {look()}")
+
+
+@dataclass
+class Jobs:
+    """The objects of one namespace, as administrator."""
+
+    api: dynamic.DynamicClient
+    namespace: str
+
+    def kind(self, kind: str, api_version: str = "v1") -> Any:
+        return self.api.resources.get(api_version=api_version, kind=kind)
+
+    def get(self, kind: str, name: str, api_version: str = "v1") -> dict[str, Any] | None:
+        try:
+            return dict(self.kind(kind, api_version).get(name=name, namespace=self.namespace).to_dict())
+        except NotFoundError:
+            return None
+
+    def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        kind = self.kind(body["kind"], body["apiVersion"])
+        return dict(kind.create(body=body, namespace=self.namespace).to_dict())
+
+    def patch(self, kind: str, name: str, body: dict[str, Any], api_version: str = "v1") -> None:
+        self.kind(kind, api_version).patch(name=name, namespace=self.namespace, body=body, content_type="application/merge-patch+json")
+
+    def delete(self, kind: str, name: str, api_version: str = "v1") -> None:
+        try:
+            self.kind(kind, api_version).delete(name=name, namespace=self.namespace)
+        except NotFoundError:
+            return
+
+    def start(self, name: str, script: str = "wait.py", **spec: Any) -> dict[str, Any]:
+        """A job of `script` on two nodes of the `local` profile; `spec` has more fields, or other ones."""
+        volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
+        given = {"nodes": 2, "script": {"path": f"/scripts/{script}"}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0}}
+        return self.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": {**given, **spec}})
+
+    def job(self, name: str) -> dict[str, Any]:
+        return self.get("TrainingJob", name, API) or {}
+
+    def change(self, name: str, **spec: Any) -> None:
+        self.patch("TrainingJob", name, {"spec": spec}, API)
+
+    def end(self, name: str) -> None:
+        self.delete("TrainingJob", name, API)
+
+    def condition(self, name: str, condition: str) -> dict[str, Any]:
+        found = (self.job(name).get("status") or {}).get("conditions", [])
+        return next((c for c in found if c["type"] == condition), {})
+
+    def until_condition(self, name: str, condition: str, status: str, reason: str, seconds: float = 30.0) -> dict[str, Any]:
+        """The condition as it is then."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.condition(name, condition)
+            return found if (found.get("status"), found.get("reason")) == (status, reason) else None
+
+        try:
+            return until(f"{condition}={status} {reason} of {name}", look, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; conditions: {(self.job(name).get('status') or {}).get('conditions')}") from None
+
+    def until_running(self, name: str) -> None:
+        self.until_condition(name, "Progressing", "True", "Running", 60)
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        found = self.kind("Pod").get(namespace=self.namespace, label_selector=f"lockstep.dev/job={name}").to_dict()["items"]
+        return list(found)
+
+    def secret(self, name: str, key: str) -> bytes:
+        found = self.get("Secret", name)
+        assert found is not None
+        return base64.b64decode(found["data"][key])
+
+
+def prepare(api: dynamic.DynamicClient, namespace: str) -> Jobs:
+    """The namespace with what jobs need in it."""
+    jobs = Jobs(api, namespace)
+    for body in (
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SERVICE_ACCOUNT}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": SCRIPTS},
+    ):
+        try:
+            jobs.create(body)
+        except ConflictError:
+            continue
+    return jobs
