@@ -31,7 +31,7 @@ def some(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
-@some(40)
+@some(30)
 @given(some_job=jobs(), some_profile=profiles())
 def test_whatever_is_valid_renders_the_same_bytes_or_is_refused_with_a_reason(some_job: TrainingJob, some_profile: ClusterProfile) -> None:
     try:
@@ -45,12 +45,12 @@ def test_whatever_is_valid_renders_the_same_bytes_or_is_refused_with_a_reason(so
         ClusterProfile.model_validate(json.loads(json.dumps(some_profile.to_dict(), sort_keys=True))),
         HERE,
     )
-    assert dump_all_yaml(render(again, CONTEXT)) == dump_all_yaml(objects)
-    assert list(yaml.safe_load_all(dump_all_yaml(objects))) == objects
+    assert json.dumps(render(again, CONTEXT)) == json.dumps(objects)
+    assert list(yaml.load_all(dump_all_yaml(objects), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))) == objects
     assert all(changes(item, item) == [] for item in objects)
 
 
-@some(100)
+@some(60)
 @given(name=st.from_regex(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", fullmatch=True), nodes=st.integers(1, 1024))
 def test_names_are_valid_and_bounded(name: str, nodes: int) -> None:
     some_job = TrainingJob.model_validate({"metadata": {"name": name}, "spec": {"nodes": nodes, "script": {"path": "a.py"}}})
