@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 
@@ -24,8 +25,11 @@ def make_directory(folder: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write beside the name, fsync, rename onto it, fsync the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write beside the name, fsync, rename onto it, fsync the folder.
+
+    The temporary name is drawn at random: pods that share a volume have the same process ids.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
