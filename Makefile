@@ -22,12 +22,12 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods
 	@$(BIN)/lockstep quickstart
 
-##@ Clusters (CLUSTER=name of a file in clusters/, MODE=rdma|tcp|auto)
+##@ Clusters (CLUSTER=name of a file in clusters/, MODE=rdma|tcp|auto, FORCE=1: whatever the API host)
 list-clusters: setup ## the cluster files in clusters/
 	@$(BIN)/lockstep clusters
 
 deploy-cluster: setup ## install CRDs, operator, profile and service account
-	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE)
+	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) $(if $(FORCE),--force)
 
 deploy-cluster-dry-run: setup ## print every object that deploy-cluster would send; needs no cluster
 	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) --dry-run
@@ -36,7 +36,7 @@ status-cluster: setup ## operator, profile and jobs of a cluster
 	@$(BIN)/lockstep status $(CLUSTER)
 
 clean-cluster: setup ## remove jobs, operator, profile and CRDs; claims stay
-	@$(BIN)/lockstep clean $(CLUSTER)
+	@$(BIN)/lockstep clean $(CLUSTER) $(if $(FORCE),--force)
 
 logs: setup ## follow a job's log: JOB=name
 	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) --follow

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from lockstep.api.errors import ConfigError
 
@@ -23,28 +25,65 @@ class Target:
     cluster: ClusterFile
 
 
-def use_embedded_cluster(cluster: str, context: str | None) -> None:
-    """For the cluster `local`: where neither KUBECONFIG nor --context says otherwise, the embedded cluster is meant.
+def load(cluster: str) -> ClusterFile:
+    """The cluster file of clusters/, or of a path."""
+    from lockstep.cli.clusters import load_cluster
+    from lockstep.cli.paths import checkout
+
+    is_path = "/" in cluster or cluster.endswith((".yaml", ".yml"))
+    return load_cluster(cluster, Path() if is_path else checkout() / "clusters")
+
+
+def use_embedded_cluster(cluster: str, context: str | None) -> bool:
+    """Whether the embedded cluster is meant: `local`, where neither KUBECONFIG nor --context says otherwise.
 
     Raises:
         ConfigError: it is not up.
     """
     if cluster != EMBEDDED or context is not None or "KUBECONFIG" in os.environ:
-        return
+        return bool(os.environ.get("KUBECONFIG")) and _is_embedded(os.environ["KUBECONFIG"])
     from lockstep.devcluster.layout import default_layout
 
     kubeconfig = default_layout().kubeconfig
     if not kubeconfig.exists():
         raise ConfigError("the embedded cluster is not up: `make cluster-up`, or name another one by KUBECONFIG or --context")
     os.environ["KUBECONFIG"] = str(kubeconfig)
+    return True
+
+
+def _is_embedded(kubeconfig: str) -> bool:
+    from lockstep.devcluster.layout import default_layout
+
+    return Path(kubeconfig) == default_layout().kubeconfig
 
 
 def target_of(cluster: str, namespace: str | None, context: str | None) -> Target:
     """The cluster file `cluster` and a connection to the cluster of the kubeconfig."""
-    from lockstep.cli.clusters import load_cluster
-    from lockstep.cli.paths import checkout
     from lockstep.platforms.kubernetes.client import connect
 
-    found = load_cluster(cluster, checkout() / "clusters")
+    found = load(cluster)
     use_embedded_cluster(found.cluster.name, context)
     return Target(connect(context), namespace or found.cluster.namespace, found)
+
+
+def is_same_host(stated: str, server: str) -> bool:
+    """Whether the API server's URL is at the host that the cluster file states, with or without its usual `api.` in front."""
+    host = urlsplit(server).hostname or ""
+    wanted = stated.split(":", maxsplit=1)[0]
+    return host in (wanted, f"api.{wanted}")
+
+
+def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -> None:
+    """Keep a deployment from landing on the wrong cluster.
+
+    Raises:
+        ConfigError: the kubeconfig's server is not at `cluster.api`. Nothing is compared when the file states none.
+    """
+    from lockstep.platforms.kubernetes.client import connect
+
+    server = str(connect(context).configuration.host)
+    if found.cluster.api and not force and not is_same_host(found.cluster.api, server):
+        raise ConfigError(
+            f"your kubeconfig talks to {server}, but cluster {found.cluster.name} is at {found.cluster.api} (cluster.api in its file): "
+            "choose its context with --context, or say --force (make: FORCE=1)"
+        )

@@ -1,0 +1,210 @@
+"""`lockstep quickstart`: from a bare machine to a fine-tuned adapter, on a real two-node Kubernetes or as processes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
+    from lockstep.plan.resolve import Resolved
+
+JOB_FILE = "manifests/samples/trainingjob.yaml"
+CLUSTER = "local"
+PROMPT = "Return the"
+FINISHED_TIMEOUT_SECONDS = 900.0
+
+
+def quickstart(
+    local: Annotated[bool, typer.Option("--local", help="Run the two nodes as processes here, without a cluster.")] = False,
+    context: Annotated[str | None, typer.Option(help="Use this context of your kubeconfig instead of the embedded cluster.")] = None,
+) -> None:
+    """Fine-tune a small model on two nodes, from nothing: the way to see Lockstep work.
+
+    As root on Linux it brings up a real Kubernetes with two nodes on this machine; elsewhere it runs the same job as processes.
+    KUBECONFIG or --context names a cluster of your own to use instead.
+
+    Example: lockstep quickstart
+    """
+    started = time.monotonic()
+    own_cluster = context is not None or "KUBECONFIG" in os.environ
+    why_local = None if own_cluster and not local else _why_local(local)
+    if why_local:
+        print(f"{why_local}: the job runs as two processes on this machine.", flush=True)
+        code = _run_local()
+    else:
+        code = _run_on_cluster(context, embedded=not own_cluster)
+    print(f"quickstart took {time.monotonic() - started:.0f} s", flush=True)
+    raise typer.Exit(code)
+
+
+def _why_local(asked: bool) -> str | None:
+    """Why the embedded cluster is not used; None when it is."""
+    if asked:
+        return "--local was given"
+    if platform.system() != "Linux":
+        return f"{platform.system()} has no network namespaces for an embedded cluster"
+    if os.geteuid() != 0:
+        return "The embedded cluster needs root"
+    return None
+
+
+@contextmanager
+def _step(title: str) -> Iterator[None]:
+    """One line when a step begins and one when it ends, with its seconds."""
+    print(f"==> {title}", flush=True)
+    started = time.monotonic()
+    yield
+    print(f"    {time.monotonic() - started:.1f} s", flush=True)
+
+
+def _demo_folder() -> Path:
+    """A small base model and texts, made once and cached; by the trainer's own code, in a process of its own."""
+    from lockstep.cli.paths import cache_root
+
+    folder = cache_root() / "demo"
+    with _step("Make the base model and the texts (from the documentation that every Python carries)"):
+        command = [sys.executable, "-m", "lockstep_train.demo", "--models", str(folder / "models"), "--datasets", str(folder / "datasets")]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def _generate(model: str, adapter: str) -> list[str]:
+    """The program that prints one sample without and one with the adapter."""
+    return ["python3", "-m", "lockstep_train.generate", "--model", model, "--adapter", adapter, "--prompt", PROMPT]
+
+
+def _run_local() -> int:
+    from lockstep.cli.paths import checkout
+
+    demo = _demo_folder()
+    root = checkout() / ".lockstep" / "quickstart"
+    for name, target in (("workspace/models", demo / "models"), ("datasets", demo / "datasets")):
+        link = root / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(target)
+    with _step(f"Run {JOB_FILE} on two nodes"):
+        command = [sys.executable, "-m", "lockstep.cli.main", "run", "-f", str(checkout() / JOB_FILE), "--local", "--workspace", str(root)]
+        code = subprocess.run(command, check=False).returncode
+    if code != 0:
+        return code
+    adapter = root / "workspace" / "runs" / "demo" / "adapter"
+    with _step("One sample without and with the adapter"):
+        subprocess.run([sys.executable, *_generate(str(demo / "models" / "tiny-base"), str(adapter))[1:]], check=True)
+    print(f"The adapter is in {adapter}")
+    return 0
+
+
+def _run_on_cluster(context: str | None, embedded: bool) -> int:
+    from lockstep.cli.deploy import Mode, install_cluster
+    from lockstep.cli.devcluster import bring_up
+    from lockstep.platforms.kubernetes.client import connect
+
+    if embedded:
+        with _step("Bring up a two-node Kubernetes on this machine"):
+            os.environ["KUBECONFIG"] = str(bring_up())
+    demo = _demo_folder()
+    with _step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
+        namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
+    client = connect(context)
+    job, resolved = _demo_job(namespace)
+    from kubernetes.client import CoreV1Api
+
+    core = CoreV1Api(client)
+    return _train_and_show(core, client, job, resolved, demo)
+
+
+def _demo_job(namespace: str) -> tuple[TrainingJob, Resolved]:
+    """The sample job, told to start afresh so that a second quickstart trains again."""
+    from lockstep.cli.inputs import read_inputs
+    from lockstep.cli.paths import checkout
+    from lockstep.plan.resolve import PlatformDefaults, resolve
+
+    inputs = read_inputs(checkout() / JOB_FILE, CLUSTER, namespace)
+    job, training = inputs.job, inputs.job.spec.training
+    if training is None:
+        raise AssertionError(f"{JOB_FILE} has no training")
+    fresh = training.model_copy(update={"checkpoint": training.checkpoint.model_copy(update={"resume_from": "None"})})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"training": fresh})})
+    return job, resolve(job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
+
+
+def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
+    from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
+    from lockstep.platforms.kubernetes.jobs import replace_job
+
+    namespace = resolved.namespace
+    ensure_claims(core, resolved)
+    with running_pod(core, namespace, files_pod("lockstep-files", resolved)) as files:
+        with _step("Copy the model and the texts to the cluster's volumes"):
+            run_in_pod(core, namespace, files, ["mkdir", "-p", "/workspace/models"])
+            send_folder(core, namespace, files, demo / "models", "/workspace/models")
+            send_folder(core, namespace, files, demo / "datasets", "/datasets")
+        with _step(f"Train: kubectl apply -n {namespace} -f {JOB_FILE}; kubectl logs -n {namespace} -f {job.metadata.name}-0"):
+            replace_job(client, namespace, job)
+            status = _follow(core, client, namespace, job.metadata.name)
+        result = status.get("result") or {}
+        if not _is_true(status, "Complete"):
+            _print_failure(status, namespace, job.metadata.name)
+            return 1
+        with _step("One sample without and with the adapter"):
+            model = job.spec.training.model.name if job.spec.training else ""
+            print(run_in_pod(core, namespace, files, _generate(model, result["adapter"])))
+    _print_result(result, namespace, job.metadata.name)
+    return 0
+
+
+def _follow(core: Any, client: Any, namespace: str, name: str) -> dict[str, Any]:
+    """Print the job's log until it has ended; its last status."""
+    from lockstep.platforms.kubernetes.jobs import job_status
+    from lockstep.platforms.kubernetes.logs import follow
+
+    deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
+
+    def over() -> bool:
+        status = job_status(client, namespace, name)
+        return _is_true(status, "Complete") or _is_true(status, "Failed") or time.monotonic() > deadline
+
+    for line in follow(core, namespace, name, node=0, over=over):
+        print(f"    {line}", flush=True)
+    return job_status(client, namespace, name)
+
+
+def _is_true(status: dict[str, Any], condition: str) -> bool:
+    return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions", []))
+
+
+def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:
+    for condition in status.get("conditions", []):
+        if condition["type"] in ("Accepted", "PodsScheduled", "Progressing", "Failed"):
+            print(f"{condition['type']} {condition['status']}: {condition['reason']}: {condition['message']}", file=sys.stderr)
+    print(f"See: kubectl describe tj {name} -n {namespace}", file=sys.stderr)
+
+
+def _print_result(result: dict[str, Any], namespace: str, name: str) -> None:
+    from lockstep.cli.paths import checkout
+
+    kubeconfig = os.environ.get("KUBECONFIG", "your kubeconfig")
+    print(f"""
+Complete
+  eval loss before   {result.get("evalLossBefore")}
+  eval loss after    {result.get("evalLossAfter")}
+  adapter            {result.get("adapter")} (on claim ml-dev-workspace of namespace {namespace})
+
+Next:
+  export KUBECONFIG={kubeconfig}
+  kubectl get tj -n {namespace} -w
+  kubectl describe tj {name} -n {namespace}
+  kubectl apply -n {namespace} -f {checkout() / "manifests/samples/trainingjob-zero3.yaml"}
+  make logs JOB={name}
+  make cluster-down""")
