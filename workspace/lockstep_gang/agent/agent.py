@@ -117,9 +117,9 @@ class Agent:
         if not self._running:
             self.link.send(Stopped(order.attempt))
             return
-        self._console.say(
-            f"{'saving and stopping' if order.mode is StopMode.SAVE else 'stopping'} attempt {order.attempt}: {order.message}"
-        )
+        how = "saving and stopping" if order.mode is StopMode.SAVE else "stopping"
+        if self._node.index != 0:  # there the coordinator has said it
+            self._console.say(f"{how} attempt {order.attempt}: {order.message}")
         if order.mode is StopMode.SAVE:
             self._save()
         else:
