@@ -225,3 +225,12 @@ def broken_layout() -> int:
 
     zero_access.fragments = shifted
     return trainer.main([])
+
+
+def make_demo(models: str, datasets: str) -> int:
+    """The demo with a pretraining of two steps."""
+    from lockstep_train.demo import __main__ as demo
+    from lockstep_train.demo import model as demo_model
+
+    demo_model.STEPS = 2
+    return demo.main(["--models", models, "--datasets", datasets])

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from rank_harness import ForkServer, RunFile
+from typer.testing import CliRunner
 
+from lockstep.cli import adapter
 from lockstep_train import export
 
 
@@ -20,8 +22,8 @@ def test_the_exported_adapter_gives_the_live_models_logits_in_peft(
     ended = ranks.run("live_logits", [path] * 2, arguments={"output": logits})
     assert ended.codes == [0, 0], ended.output
     assert export.main([str(tmp_path / "live"), "--output", str(tmp_path / "exported")]) == 0
-    for adapter in (tmp_path / "live" / "adapter", tmp_path / "exported"):
-        arguments = {"model": str(model), "adapter": str(adapter), "logits": logits, "dtype": dtype}
+    for folder in (tmp_path / "live" / "adapter", tmp_path / "exported"):
+        arguments = {"model": str(model), "adapter": str(folder), "logits": logits, "dtype": dtype}
         compared = ranks.run("compare_adapter", [None], arguments=arguments)
         assert compared.codes == [0], compared.output
     files = [(tmp_path / folder / "adapter_model.safetensors").read_bytes() for folder in ("live/adapter", "exported")]
@@ -36,3 +38,16 @@ def test_a_damaged_commit_is_not_exported(ranks: ForkServer, run_file: RunFile, 
     assert export.main([str(shard.parent), "--output", str(tmp_path / "out")]) == 78
     assert "bytes, not" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_exports_and_says_what_it_found_wrong(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert ranks.run("main", [run_file("done", optimization={"maxSteps": 1})]).codes == [0]
+    commands = CliRunner()
+    exported = commands.invoke(adapter.app, ["export", str(tmp_path / "done"), "--output", str(tmp_path / "out")])
+    assert exported.exit_code == 0, capfd.readouterr().err
+    assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == (tmp_path / "done/adapter/adapter_model.safetensors").read_bytes()
+    refused = commands.invoke(adapter.app, ["export", str(tmp_path / "nowhere"), "--output", str(tmp_path / "no")])
+    assert refused.exit_code == 2
+    assert "holds no commit to export (no commits are there)" in capfd.readouterr().err
