@@ -75,6 +75,12 @@ def outcome(ranks: Ranks, tag: str) -> Outcome:
     return Outcome(committed=first is None, problem=first)
 
 
+def forget(ranks: Ranks, tag: str) -> None:
+    """On rank 0, after the outcome: free the store of the records that nobody reads any more."""
+    for key in [f"{tag}/decision", *[f"{tag}/shard/{rank}" for rank in range(ranks.world_size)]]:
+        ranks.store.delete_key(key)
+
+
 def _wait(ranks: Ranks, key: str) -> bytes:
     ranks.store.wait([key], 2 * DEADLINE)
     return ranks.store.get(key)

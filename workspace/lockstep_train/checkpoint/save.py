@@ -77,6 +77,8 @@ class Saver:
         if self._ranks.first_of_node:
             commit.finish(self._ranks, tag, folder)
         ended = commit.outcome(self._ranks, tag) if self._ranks.first or wait else commit.Outcome(committed=False)
+        if self._ranks.first:
+            commit.forget(self._ranks, tag)
         if self._ranks.first_of_node:
             rotate(self._checkpoints, self._keep)
         return ended
