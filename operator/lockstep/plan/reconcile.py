@@ -112,7 +112,7 @@ def _decide(observed: Observed, context: RenderContext, *, finished: bool) -> De
         replicas = running.nodes if running is not None else 0
         return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
     running = _thawed(observed)
-    remains = _previous(observed) if running is None else None
+    remains = _foreign(observed) or _previous(observed) if running is None else None
     replicas = 0 if finished or suspended or running is None else running.nodes
     return Decision(accepted, refusal or remains or _obstacle(observed, finished), running, replicas, starts=False)
 
@@ -144,6 +144,16 @@ def _previous(observed: Observed) -> Notice | None:
     if not remaining:
         return None
     return Notice(Reason.PREVIOUS_JOB_REMAINS, f"an earlier job of this name is still being removed: {', '.join(sorted(remaining))}")
+
+
+def _foreign(observed: Observed) -> Notice | None:
+    """A StatefulSet with pods that carries our labels, but is somebody else's: an in-namespace run, say."""
+    found = observed.stateful_set
+    if found is None or owner_uid(found) == observed.uid or _owned_by_namesake(observed, found):
+        return None
+    owners = ", ".join(f"{o['kind']} {o['name']}" for o in found["metadata"].get("ownerReferences", [])) or "nobody"
+    text = f"StatefulSet {observed.name} in namespace {observed.namespace} exists already and belongs to {owners}"
+    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete it, or give the job another name")
 
 
 def _owned_by_namesake(observed: Observed, item: Object) -> bool:

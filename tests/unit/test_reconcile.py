@@ -1,0 +1,341 @@
+"""State transitions of one job: what is observed and reported in, the plan out. No cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.plan.conditions import Reason
+from lockstep.plan.objects import RenderContext, children, freeze
+from lockstep.plan.observed import Object, Observed, ReceivedReport
+from lockstep.plan.reconcile import Plan, reconcile
+from lockstep.plan.run import report_target
+from lockstep_gang.contract import CheckpointReport, Failure, JobIdentity, NodeReport, RankCount, Report, State, TrainerReport
+
+NOW = 1_800_000_000.0
+KEY = "ab" * 32
+UID = "11111111-1111-1111-1111-111111111111"
+CONTEXT = RenderContext("agent:1", KEY, UID, report_target("https://here/v1/report", "PEM"))
+PROFILE: Object = {
+    "apiVersion": "lockstep.dev/v1alpha1", "kind": "ClusterProfile",
+    "metadata": {"name": "p", "annotations": {"lockstep.dev/is-default-profile": "true"}},
+    "spec": {"platform": "Kubernetes", "image": "python:1"},
+}  # fmt: skip
+
+
+def job(status: Object | None = None, **spec: Any) -> Object:
+    metadata = {"name": "x", "namespace": "ns", "uid": UID, "generation": 3, "resourceVersion": "9"}
+    body = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata}
+    return {**body, "spec": {"nodes": 2, "script": {"path": "a.py"}, **spec}, "status": status or {}}
+
+
+def fresh(**spec: Any) -> Observed:
+    """A job that nothing was done for yet."""
+    claims = {name: {"metadata": {"name": name}} for name in ("ml-dev-workspace", "ml-datasets")}
+    return Observed(job=job(**spec), profiles=(PROFILE,), service_accounts=frozenset({"ml-dev-sa"}), claims=claims)
+
+
+def stored(item: Object) -> Object:
+    """As the API server has it."""
+    return {**item, "metadata": {**item["metadata"], "uid": f"uid-{item['kind']}-{item['metadata']['name']}", "resourceVersion": "5"}}
+
+
+def after(observed: Observed, plan: Plan) -> Observed:
+    """What is observed once the plan is executed."""
+    written = {(item["kind"], item["metadata"]["name"]): stored(item) for item in (*plan.create, *plan.apply)}
+    gone = {(item["kind"], item["metadata"]["name"]) for item in plan.delete}
+    objects = {key: item for key, item in {**observed.objects, **written}.items() if key not in gone}
+    status = plan.status if plan.status is not None else observed.status
+    return replace(observed, objects=objects, job={**observed.job, "status": status})
+
+
+def pod(node: int, **changes: Any) -> Object:
+    metadata = {"name": f"x-{node}", "namespace": "ns", "uid": f"pod-{node}", "labels": {"lockstep.dev/job": "x"}}
+    status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+    return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": f"node-{node}", "containers": []}, "status": status, **changes}
+
+
+def running(**spec: Any) -> Observed:
+    """A job whose two pods run."""
+    observed = fresh(**spec)
+    observed = after(observed, reconcile(observed, None, CONTEXT, NOW))
+    return replace(observed, pods=(pod(0), pod(1)))
+
+
+def report(state: State = State.RUNNING, ready: int = 2, **fields: Any) -> ReceivedReport:
+    nodes = (NodeReport(0, True, 1), NodeReport(1, True, 1))
+    said = Report(JobIdentity("x", "ns", UID), "x-0", 7, 1, 0, state, "all ranks run", nodes, RankCount(2, ready), **fields)
+    return ReceivedReport(said, "pod-0", NOW)
+
+
+def settled(received: ReceivedReport | None = None, **spec: Any) -> Observed:
+    observed = running(**spec)
+    return after(observed, reconcile(observed, received, CONTEXT, NOW))
+
+
+def condition(plan_or_observed: Plan | Observed, name: str) -> tuple[str, str, str]:
+    status = plan_or_observed.status or {}
+    found = next(c for c in status["conditions"] if c["type"] == name)
+    return found["status"], found["reason"], found["message"]
+
+
+def test_a_new_job_gets_all_its_objects_in_the_order_pods_need_them() -> None:
+    plan = reconcile(fresh(), None, CONTEXT, NOW)
+    assert [item["kind"] for item in plan.create] == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "StatefulSet"]
+    assert plan.create[-1]["spec"]["replicas"] == 2
+    assert (plan.apply, plan.delete) == ((), ())
+
+
+def test_every_condition_is_there_from_the_first_status_on() -> None:
+    plan = reconcile(fresh(), None, CONTEXT, NOW)
+    assert plan.status is not None
+    assert [c["type"] for c in plan.status["conditions"]] == [
+        "Accepted", "Suspended", "PodsScheduled", "RanksReady", "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
+    ]  # fmt: skip
+    assert {c["observedGeneration"] for c in plan.status["conditions"]} == {3}
+
+
+def test_a_job_that_runs_as_it_should_needs_nothing() -> None:
+    observed = settled(report())
+    assert condition(observed, "Progressing")[:2] == ("True", "Running")
+    plan = reconcile(observed, report(), CONTEXT, NOW + 5)
+    assert (plan.create, plan.claims, plan.apply, plan.delete, plan.status, plan.events) == ((), (), (), (), None, ())
+
+
+def test_conditions_keep_their_time_while_their_status_stays() -> None:
+    observed = settled(report())
+    plan = reconcile(replace(observed, pods=(pod(0),)), report(ready=1), CONTEXT, NOW + 100)
+    assert plan.status is not None
+    times = {c["type"]: c["lastTransitionTime"] for c in plan.status["conditions"]}
+    assert times["Accepted"] == "2027-01-15T08:00:00Z"
+    assert times["RanksReady"] == "2027-01-15T08:01:40Z"
+
+
+def test_an_operator_that_was_just_started_changes_nothing_before_it_hears_the_coordinator() -> None:
+    observed = settled(report())
+    assert reconcile(observed, None, CONTEXT, NOW + 1).status is None
+
+
+@pytest.mark.parametrize("change", ["profile", "spec", "operator"])
+def test_a_change_leaves_a_running_gang_alone_and_is_pending(change: str) -> None:
+    observed, context = settled(report()), CONTEXT
+    if change == "profile":
+        observed = replace(observed, profiles=({**PROFILE, "spec": {**PROFILE["spec"], "shmSize": "1Gi"}},))
+    elif change == "spec":
+        observed = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "env": [{"name": "A", "value": "1"}]}})
+    else:
+        context = replace(CONTEXT, agent_image="agent:2")
+    plan = reconcile(observed, report(), context, NOW + 1)
+    assert (plan.create, plan.apply, plan.delete) == ((), (), ())
+    assert plan.status is not None
+    assert plan.status["run"]["pending"] is True
+    assert plan.status["run"]["name"] == observed.status["run"]["name"]
+
+
+def test_what_was_pending_counts_at_the_next_start_from_zero_and_the_old_run_goes() -> None:
+    observed = settled(report(), suspend=True)
+    stopped = after(observed, reconcile(observed, None, CONTEXT, NOW))
+    asleep = replace(stopped, pods=())
+    started = replace(asleep, job={**asleep.job, "spec": {**asleep.job["spec"], "suspend": False, "env": [{"name": "A", "value": "1"}]}})
+    first = reconcile(started, None, CONTEXT, NOW)
+    kept = started.objects.keys()
+    assert {i["kind"] for i in (*first.create, *first.apply)} >= {"ConfigMap", "StatefulSet"}
+    assert all(item["metadata"]["name"] != "x" or item["spec"]["replicas"] == 2 for item in first.apply if item["kind"] == "StatefulSet")
+    assert [i["metadata"]["name"] for i in first.delete] == [name for kind, name in kept if kind == "ConfigMap"]
+
+
+def test_suspending_scales_to_zero_with_the_frozen_run() -> None:
+    observed = settled(report())
+    observed = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "suspend": True}})
+    plan = reconcile(observed, report(), CONTEXT, NOW)
+    assert [(i["kind"], i["spec"]["replicas"]) for i in plan.apply] == [("StatefulSet", 0)]
+    assert plan.apply[0]["metadata"]["uid"] == "uid-StatefulSet-x"
+    assert condition(plan, "Suspended")[:2] == ("False", "Stopping")
+    at_zero = replace(after(observed, plan), pods=())
+    assert condition(reconcile(at_zero, None, CONTEXT, NOW), "Suspended")[:2] == ("True", "Suspended")
+
+
+def test_a_complete_job_is_scaled_to_zero_and_its_result_kept() -> None:
+    result: dict[str, str | None] = {"adapter": "/workspace/a", "evalLossBefore": "2.0", "evalLossAfter": "1.0"}
+    end = report(State.COMPLETE, ready=0, result=result, log=("line 1", "line 2"))
+    observed = settled(report())
+    plan = reconcile(observed, end, CONTEXT, NOW)
+    assert plan.status is not None
+    assert plan.status["result"] == result
+    assert condition(plan, "Complete")[0] == "True"
+    assert [i["metadata"]["name"] for i in plan.create] == ["x-log"]
+    assert plan.create[0]["data"] == {"node-0.log": "line 1\nline 2\n"}
+    assert [(i["kind"], i["spec"]["replicas"]) for i in plan.apply] == [("StatefulSet", 0)]
+    finished = replace(after(observed, plan), pods=())
+    again = reconcile(finished, None, CONTEXT, NOW + 60)
+    assert (again.create, again.apply, again.status and again.status.get("completionTime")) == ((), (), plan.status["completionTime"])
+
+
+def test_a_failure_names_rank_node_and_where_it_ran() -> None:
+    failure = Failure("rank 1 on node 1 exited with 1: ValueError: no", 1, 1, 1, None, "ValueError", ("Traceback", "ValueError: no"))
+    plan = reconcile(settled(report()), report(State.FAILED, ready=0, failure=failure), CONTEXT, NOW)
+    assert condition(plan, "Failed") == ("True", "RanksFailed", failure.message)
+    assert plan.status is not None
+    assert plan.status["failure"]["nodeName"] == "node-1"
+    assert plan.status["failure"]["lastLines"] == ["Traceback", "ValueError: no"]
+    assert [note.type for note in plan.events] == ["Warning"]
+
+
+def test_progress_is_written_every_15_seconds_at_most_and_transitions_at_once() -> None:
+    first, second = (report(trainer=TrainerReport("Step", step, 120)) for step in (1, 2))
+    observed = settled(first)
+    plan = reconcile(observed, second, CONTEXT, NOW + 4)
+    assert plan.status is None
+    assert plan.again_seconds == pytest.approx(11)
+    later = reconcile(observed, second, CONTEXT, NOW + 15)
+    assert later.status is not None
+    assert (later.status["trainer"]["step"], later.status["trainer"]["progressPercentage"]) == (2, 1)
+    lost = reconcile(observed, report(State.BACKING_OFF, ready=0, trainer=TrainerReport("Step", 2, 120)), CONTEXT, NOW + 4)
+    assert condition(lost, "Restarting")[0] == "True"
+
+
+def test_a_committed_checkpoint_is_told() -> None:
+    commit = CheckpointReport(100, "/workspace/runs/x/checkpoints/step-100.a1", "2027-01-15T08:00:00Z")
+    plan = reconcile(running(), report(checkpoint=commit), CONTEXT, NOW)
+    assert condition(plan, "CheckpointCommitted")[:2] == ("True", "Committed")
+    assert plan.status is not None
+    assert plan.status["checkpoint"]["lastCommittedStep"] == 100
+
+
+def test_a_coordinator_that_falls_silent_is_noticed_without_an_event() -> None:
+    observed = settled(report())
+    assert reconcile(observed, report(), CONTEXT, NOW + 10).again_seconds == pytest.approx(51)
+    assert condition(reconcile(observed, report(), CONTEXT, NOW + 62), "Progressing")[:2] == ("Unknown", "NoReport")
+
+
+def test_a_report_of_a_pod_that_is_gone_says_nothing() -> None:
+    stale = replace(report(), pod_uid="earlier")
+    assert condition(reconcile(running(), stale, CONTEXT, NOW), "RanksReady")[1] == "WaitingForReport"
+
+
+@pytest.mark.parametrize(
+    ("observed", "reason", "says"),
+    [
+        (replace(fresh(), profiles=()), "NoDefaultProfile", "there is none at all"),
+        (fresh(clusterProfileName="q"), "ProfileNotFound", "known are p"),
+        (replace(fresh(), profiles=(PROFILE, {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}})), "SeveralDefaultProfiles", "(p, q)"),
+        (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "InvalidProfile", "shmSize"),
+        (fresh(nodes="two"), "InvalidSpec", "nodes"),
+        (fresh(fabric={"mode": "RDMA"}), "RDMAUnavailable", "RDMA"),
+        (replace(fresh(), service_accounts=frozenset()), "ServiceAccountNotFound", "kubectl create serviceaccount ml-dev-sa -n ns"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_keeps_a_job_from_starting_is_the_reason_of_its_summary(observed: Observed, reason: str, says: str) -> None:
+    plan = reconcile(observed, None, CONTEXT, NOW)
+    assert (plan.create, plan.claims) == ((), ())
+    assert condition(plan, "Accepted")[:2] == ("False", reason)
+    assert condition(plan, "Progressing")[:2] == ("False", reason)
+    assert says in condition(plan, "Accepted")[2]
+
+
+def test_a_job_of_the_same_name_that_is_still_being_removed_is_waited_for() -> None:
+    old = freeze_of(fresh())
+    items = children(old, owner_uid="earlier", key=KEY, replicas=2)
+    remaining = {(i["kind"], i["metadata"]["name"]): stored(i) for i in items if i["kind"] == "StatefulSet"}
+    plan = reconcile(replace(fresh(), objects=remaining, pods=(pod(0),)), None, CONTEXT, NOW)
+    assert condition(plan, "Accepted")[:2] == ("False", "PreviousJobRemains")
+    assert (plan.create, plan.apply, plan.delete) == ((), (), ())
+
+
+def freeze_of(observed: Observed) -> Any:
+    from lockstep.plan.accept import Accepted, accept
+
+    found = accept(observed, CONTEXT)
+    assert isinstance(found, Accepted)
+    assert found.frozen == freeze(found.resolved, CONTEXT)
+    return found.frozen
+
+
+def test_an_object_with_another_owner_is_never_applied() -> None:
+    observed = settled(report())
+    key = ("Service", "x-headless")
+    metadata = {**observed.objects[key]["metadata"], "ownerReferences": [{"kind": "Other", "name": "o", "uid": "u", "controller": True}]}
+    taken = replace(observed, objects={**observed.objects, key: {**observed.objects[key], "metadata": metadata, "spec": {"ports": []}}})
+    plan = reconcile(taken, report(), CONTEXT, NOW)
+    assert plan.apply == ()
+    assert [item["kind"] for item in plan.create] == ["Service"]  # a POST can't overwrite: it finds out whose it is
+
+
+def test_a_statefulset_of_somebody_else_is_reported_and_left_alone() -> None:
+    observed = settled(report())
+    key = ("StatefulSet", "x")
+    metadata = {
+        **observed.objects[key]["metadata"],
+        "ownerReferences": [{"kind": "ConfigMap", "name": "x-run-1", "uid": "u", "controller": True}],
+    }
+    objects = {key: {**observed.objects[key], "metadata": metadata}}
+    plan = reconcile(replace(observed, objects=objects), None, CONTEXT, NOW)
+    assert condition(plan, "Accepted")[:2] == ("False", "NameTaken")
+    assert (plan.create, plan.apply, plan.delete) == ((), (), ())
+
+
+def test_unschedulable_pods_name_the_nodes_that_lack_what_they_ask_for() -> None:
+    told = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match pod anti-affinity rules. preemption: none."
+    asks = {"containers": [{"resources": {"requests": {"nvidia.com/gpu": "4"}}}]}
+    waiting = pod(1, spec=asks, status={"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": told}]})
+    first = pod(0, spec={**asks, "nodeName": "a"})
+    nodes = tuple(
+        {"metadata": {"name": name, "labels": {}}, "status": {"allocatable": {"nvidia.com/gpu": count}}}
+        for name, count in (("a", "4"), ("b", "0"))
+    )
+    plan = reconcile(replace(running(), pods=(first, waiting), nodes=nodes), None, CONTEXT, NOW)
+    assert condition(plan, "PodsScheduled") == ("False", "Unschedulable", "1 of 2 pods scheduled: node b lacks nvidia.com/gpu")
+    assert condition(plan, "Progressing")[:2] == ("False", "Unschedulable")
+    busy = replace(running(), pods=(first, waiting), nodes=tuple({**n, "status": {"allocatable": {"nvidia.com/gpu": "4"}}} for n in nodes))
+    assert condition(reconcile(busy, None, CONTEXT, NOW), "PodsScheduled")[2].endswith("nvidia.com/gpu is in use on node b")
+
+
+def waiting(reason: str, message: str) -> Object:
+    states = [{"name": "trainer", "image": "python:1", "state": {"waiting": {"reason": reason, "message": message}}}]
+    return pod(0, status={"phase": "Pending", "containerStatuses": states})
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (waiting("ImagePullBackOff", "no such image"), "ImagePullFailed"),
+        (waiting("ErrImagePull", "no such image"), "ImagePullFailed"),
+        (waiting("CreateContainerConfigError", 'secret "hf" not found'), "ContainerNotStarted"),
+        (pod(0, status={"initContainerStatuses": [{"name": "agent", "state": {"terminated": {"exitCode": 1, "message": "no python"}}}]}), "ContainerFailed"),
+        (pod(0, status={"phase": "Failed", "reason": "Evicted", "message": "disk pressure"}), "PodFailed"),
+    ],
+    ids=["backoff", "pull", "config", "init", "evicted"],
+)  # fmt: skip
+def test_a_pod_that_cant_start_is_told_with_the_kubelets_words(broken: Object, reason: str) -> None:
+    plan = reconcile(replace(running(), pods=(broken, pod(1))), None, CONTEXT, NOW)
+    assert condition(plan, "RanksReady")[:2] == ("False", reason)
+    assert condition(plan, "Progressing")[:2] == ("False", reason)
+    assert "x-0" in condition(plan, "RanksReady")[2]
+    assert condition(reconcile(running(), report(), CONTEXT, NOW), "RanksReady")[0] == "True"
+
+
+def test_a_volume_that_cant_be_mounted_is_told_until_the_pod_runs() -> None:
+    event = {
+        "involvedObject": {"uid": "pod-0"},
+        "reason": "FailedMount",
+        "message": 'configmap "scripts" not found',
+        "metadata": {"name": "e"},
+    }
+    stuck = pod(
+        0, status={"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]}
+    )
+    observed = replace(running(), warnings=(event,))
+    plan = reconcile(replace(observed, pods=(stuck, pod(1))), None, CONTEXT, NOW)
+    assert condition(plan, "RanksReady") == ("False", "VolumeNotMounted", 'pod x-0: configmap "scripts" not found')
+    assert condition(reconcile(observed, report(), CONTEXT, NOW), "RanksReady")[0] == "True"
+
+
+def test_every_reason_has_a_line_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "status.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert {str(reason) for reason in Reason} - documented == set()
