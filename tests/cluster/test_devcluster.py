@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from lockstep.devcluster import cgroups, cluster, node, processes
+from lockstep.devcluster.hostfolders import remove_unused
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.kubeconfig import client_kubeconfig
 from lockstep.devcluster.layout import Layout, cache_root
@@ -121,6 +123,41 @@ def test_down_leaves_nothing_of_a_cluster_with_running_pods(up: None) -> None:
     cluster.down(LAYOUT, print)
     assert leftovers() == []
     assert {name: (Path("/proc/sys") / name).read_text().strip() for name in settings} == settings
+
+
+@contextmanager
+def stranger(folders: list[str]) -> Iterator[int]:
+    """A process that has mounted something on these folders in its own mount namespace, as the nodes of another cluster do; its pid."""
+    script = 'for folder; do mkdir -p "$folder" && mount --bind /tmp "$folder" || exit 1; done; echo ready; read -r line'
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *folders]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid
+        process.stdin.close()
+
+
+def mounted(pid: int, folders: list[str]) -> list[str]:
+    mounts = {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+    return [folder for folder in folders if folder in mounts]
+
+
+def test_a_folder_that_somebody_has_mounted_is_kept_and_removed_when_nobody_has(tmp_path: Path) -> None:
+    """rmdir on the host would detach the mount in the other namespace, without an error anywhere."""
+    folder = tmp_path / "folder"
+    with stranger([str(folder)]) as pid:
+        remove_unused([folder])
+        assert mounted(pid, [str(folder)]) == [str(folder)]
+    remove_unused([folder])
+    assert not folder.exists()
+
+
+def test_down_leaves_what_others_have_mounted_on_the_folders_that_nodes_use(up: None) -> None:
+    folders = list(node.PRIVATE_FOLDERS)
+    with stranger(folders) as pid:
+        cluster.down(LAYOUT, print)
+        assert mounted(pid, folders) == folders
 
 
 def test_down_keeps_the_data_of_claims_and_purge_removes_it(up: None) -> None:

@@ -57,6 +57,11 @@ def of_cluster(name: str) -> list[str]:
     return sorted({group.name for hierarchy in hierarchies() for group in hierarchy.glob("lockstep-*") if form.fullmatch(group.name)})
 
 
+def others(name: str) -> set[str]:
+    """The topmost groups of clusters other than `name`, also of one that is just coming up."""
+    return {group.name for group in tracking().glob("lockstep-*")} - set(of_cluster(name))
+
+
 def _all(*names: str) -> Iterator[Path]:
     """These groups and the groups in them, in every hierarchy, deepest first."""
     for hierarchy in hierarchies():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.devcluster import binary, cgroups, controlplane, images, network, node, processes, python_volume, server, sysctls
+from lockstep.devcluster import binary, cgroups, controlplane, hostfolders, images, network, node, processes, python_volume, server, sysctls
 from lockstep.devcluster.layout import Layout, NodeLayout
 
 Say = Callable[[str], None]
@@ -102,6 +102,7 @@ def _prepare(layout: Layout, nodes: list[NodeLayout]) -> None:
     for folder in (layout.logs, layout.volumes, layout.python_mount, layout.run):
         folder.mkdir(parents=True, exist_ok=True)
     sysctls.note(layout.sysctls)
+    cgroups.create_tracking(layout.cgroup)  # first: it is how the `down` of another cluster knows of this one
     controlplane.write_credentials(layout)
     network.create_bridge(layout)
     for n in nodes:
@@ -181,9 +182,9 @@ def down(layout: Layout, say: Say, purge: bool = False) -> None:
         network.remove(layout)
         sysctls.restore(layout.sysctls)
         shutil.rmtree(layout.run, ignore_errors=True)
-        for path in map(Path, (str(layout.run.parent), *node.PRIVATE_FOLDERS)):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+        if not cgroups.others(layout.name):  # one that is just coming up needs them, too
+            network.forget_namespaces()
+            hostfolders.remove_unused([layout.run.parent, *map(Path, node.PRIVATE_FOLDERS)])
         if layout.python_mount.exists():
             layout.python_mount.rmdir()  # never its content: that would be the cache
         for path in layout.state.iterdir():

@@ -76,7 +76,6 @@ def remove(layout: Layout) -> None:
     for rule in _filter_rules(layout) if shutil.which("iptables") else []:
         while _succeeds("iptables", "-w", "-C", *rule):
             _run("iptables", "-w", "-D", *rule)
-    _forget_namespaces()
 
 
 def _delete_link(name: str) -> None:
@@ -89,10 +88,9 @@ def _delete_link(name: str) -> None:
             raise
 
 
-def _forget_namespaces() -> None:
+def forget_namespaces() -> None:
     """`ip netns add` mounts /run/netns on itself and leaves that: undone when nobody has a namespace there."""
     folder = Path("/run/netns")
     if folder.is_dir() and not any(folder.iterdir()):
         while _succeeds("mountpoint", "-q", str(folder)):
             _run("umount", str(folder))
-        folder.rmdir()

@@ -32,12 +32,20 @@ def write_files(node: NodeLayout) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     (node.state / "resolv.conf").write_text("")
     (node.state / "containerd.toml").write_text(_containerd(node))
-    (node.state / "cni" / "10-bridge.conflist").write_text(json.dumps(_cni(node)))
+    _write_once(node.state / "cni" / "10-bridge.conflist", json.dumps(_cni(node)))
     (node.state / "kubelet.yaml").write_text(yaml.safe_dump(_kubelet(node)))
     authority = Authority(node.cluster.pki)
     authority.kubeconfig(
         node.state / "kubelet.kubeconfig", node.cluster.server, f"system:node:{node.name}", "system:nodes", context=node.cluster.name
     )
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Whole or not at all, and not when nothing changes: containerd watches the folder and reads what is half written."""
+    if not path.exists() or path.read_text() != text:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text)
+        temporary.replace(path)
 
 
 def _private(node: NodeLayout, path: str) -> Path:
