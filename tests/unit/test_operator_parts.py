@@ -1,0 +1,171 @@
+"""The operator's queue and inventory: nothing is lost, nothing runs twice at once, nothing is older than what is known."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.api.profile import ClusterProfile
+from lockstep.platforms.kubernetes.cluster import KINDS, path_of
+from lockstep.platforms.kubernetes.install import operator_objects
+from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
+from lockstep.platforms.kubernetes.queue import Key, WorkQueue
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+KEY = ("ns", "x")
+
+
+def run_queue(queue: WorkQueue, until: asyncio.Event) -> None:
+    async def both() -> None:
+        working = asyncio.ensure_future(queue.run())
+        try:
+            async with asyncio.timeout(5):
+                await until.wait()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    asyncio.run(both())
+
+
+def test_marks_of_a_key_collapse_and_one_while_it_runs_runs_it_again() -> None:
+    seen: list[int] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        seen.append(1)
+        if len(seen) == 1:
+            queue.mark(key)
+            queue.mark(key)
+            await asyncio.sleep(0)
+        else:
+            done.set()
+
+    queue = WorkQueue(work)
+    queue.mark(KEY)
+    queue.mark(KEY)
+    run_queue(queue, done)
+    assert len(seen) == 2
+
+
+def test_a_key_is_never_worked_on_by_two_workers() -> None:
+    running, most, turns = 0, 0, 0
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        nonlocal running, most, turns
+        running, turns = running + 1, turns + 1
+        most = max(most, running)
+        queue.mark(key)
+        await asyncio.sleep(0)
+        running -= 1
+        if turns > 20:
+            done.set()
+
+    queue = WorkQueue(work, workers=4)
+    queue.mark(KEY)
+    run_queue(queue, done)
+    assert most == 1
+
+
+def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.kubernetes.queue.BACKOFF_FIRST_SECONDS", 0.01)
+    delays: list[float] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        if len(delays) == 4:
+            done.set()
+            return
+        raise OSError("the API server is away")
+
+    queue = WorkQueue(work)
+    later = queue.mark_later
+    monkeypatch.setattr(queue, "mark_later", lambda key, seconds: (delays.append(seconds), later(key, seconds)))
+    queue.mark(KEY)
+    run_queue(queue, done)
+    assert delays == [0.01, 0.02, 0.04, 0.08]
+
+
+def item(name: str, version: int, **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "ns", "uid": "u", "resourceVersion": str(version), "labels": {"lockstep.dev/job": "x"}}
+    return {"metadata": metadata, "spec": {"replicas": 1}, **more}
+
+
+def job(version: int = 1, name: str = "x") -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "ns", "uid": "u", "resourceVersion": str(version)}, "spec": {}}
+
+
+def test_an_event_older_than_what_is_known_changes_nothing() -> None:
+    found = Inventory()
+    found.observe("TrainingJob", job(), deleted=False)
+    assert found.observe("StatefulSet", item("x", 7), deleted=False) == {KEY}
+    assert found.observe("StatefulSet", item("x", 6, spec={"replicas": 0}), deleted=False) == set()
+    assert (found.observed(KEY) or pytest.fail("no job")).replicas == 1
+
+
+def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
+    found = Inventory()
+    found.observe("TrainingJob", job(), deleted=False)
+    node = {"metadata": {"name": "n", "uid": "n", "resourceVersion": "1"}, "status": {"allocatable": {"cpu": "2"}, "conditions": []}}
+    assert found.observe("Node", node, deleted=False) == {KEY}
+    beat = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "status": {**node["status"], "conditions": ["alive"]}}
+    assert found.observe("Node", beat, deleted=False) == set()
+
+
+def test_a_list_takes_away_what_was_lost_but_not_what_is_newer() -> None:
+    found = Inventory()
+    found.observe("TrainingJob", job(), deleted=False)
+    found.observe("Service", item("old", 3), deleted=False)
+    found.observe("Service", item("new", 12), deleted=False)
+    found.replace("Service", [], 10)
+    observed = found.observed(KEY)
+    assert observed is not None
+    assert set(observed.objects) == {("Service", "new")}
+
+
+def test_the_operator_may_list_and_watch_every_kind_that_it_watches() -> None:
+    role = next(i for i in yaml.safe_load_all((MANIFESTS / "operator/base/clusterrole.yaml").read_text()) if i["kind"] == "ClusterRole")
+    rights = {(g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+    needed = {(KINDS[w.kind].api_version.rpartition("/")[0], KINDS[w.kind].plural, v) for w in WATCHED for v in ("list", "watch")}
+    assert needed <= rights
+    assert {right for right in rights if right[2] in ("list", "watch")} == needed
+    assert not any("*" in right for right in rights)
+
+
+@pytest.mark.parametrize("platform", ["OpenShift", "Kubernetes"])
+def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
+    rdma = {"enabled": True}
+    spec = {
+        "platform": platform, "network": {"rdma": rdma}, "security": {"ipcLock": True},
+        "pod": {"volumes": [{"name": "python", "claim": "env", "mountPath": "/opt/x", "storageClass": "c"}], "env": [{"name": "A", "value": "$b"}]},
+    }  # fmt: skip
+    profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": spec})
+    objects = operator_objects(profile, "operator:1", namespace="jobs", manifests=MANIFESTS, revision="r1")
+    kinds = [item["kind"] for item in objects]
+    assert kinds[:2] == ["CustomResourceDefinition"] * 2
+    deployment = objects[kinds.index("Deployment")]
+    assert kinds.index("Deployment") > max(
+        kinds.index(kind) for kind in ("ServiceAccount", "Role", "RoleBinding", "Service", "ClusterProfile")
+    )
+    claims = [(i["metadata"]["namespace"], i["metadata"]["name"]) for i in objects if i["kind"] == "PersistentVolumeClaim"]
+    assert claims == [("lockstep-system", "env"), ("jobs", "env")]
+    pod = deployment["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    assert container["env"] == [{"name": "LOCKSTEP_AGENT_IMAGE", "value": "operator:1"}, {"name": "A", "value": "$$b"}]
+    assert {"name": "python", "mountPath": "/opt/x", "readOnly": True} in container["volumeMounts"]
+    assert pod["metadata"]["annotations"] == {"lockstep.dev/revision": "r1"}
+    assert ("runAsUser" in pod["spec"]["securityContext"]) == (platform == "Kubernetes")
+    bound = [i for i in objects if i["kind"] == "RoleBinding" and i["metadata"]["namespace"] == "jobs"]
+    assert [i["roleRef"]["name"] for i in bound] == (["lockstep-rdma"] if platform == "OpenShift" else [])
+    assert ("SecurityContextConstraints" in kinds) == (platform == "OpenShift")
+
+
+def test_paths_are_those_of_the_api() -> None:
+    assert path_of("Pod", "ns", "x-0", "log") == "/api/v1/namespaces/ns/pods/x-0/log"
+    assert path_of("ClusterProfile", None, "p") == "/apis/lockstep.dev/v1alpha1/clusterprofiles/p"
+    assert path_of("StatefulSet") == "/apis/apps/v1/statefulsets"

@@ -1,0 +1,220 @@
+"""The report endpoint over real HTTP, with a TokenReview that says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from lockstep.api.names import REPORT_AUDIENCE
+from lockstep.platforms.kubernetes.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM
+from lockstep.platforms.kubernetes.certificate import make_certificates, needs_renewal, renew, service_names
+from lockstep.platforms.kubernetes.cluster import ApiError
+from lockstep.platforms.kubernetes.inventory import Inventory
+from lockstep.platforms.kubernetes.report_server import PATH, ReportServer, serving, tls_context
+from lockstep.platforms.kubernetes.secrets import job_key
+from lockstep_gang.contract import REPORT_BYTES_MAX, JobIdentity, RankCount, Report, State, parse_key, report_body, report_signature
+
+MASTER = b"m" * 32
+LABELS = {"lockstep.dev/job": "x"}
+REPORT = Report(JobIdentity("x", "ns", "job-uid"), "x-0", 5, 1, 0, State.RUNNING, "", (), RankCount(2, 2))
+
+
+def owned(kind: str, name: str, uid: str, owner: str, **more: Any) -> dict[str, Any]:
+    owners = [{"kind": "Owner", "name": "o", "uid": owner, "controller": True}]
+    return {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": uid, "labels": LABELS, "ownerReferences": owners}, **more}
+
+
+def inventory() -> Inventory:
+    """Job x with its StatefulSet and both pods, and a pod of that name's look that nobody made."""
+    found = Inventory()
+    job = {"metadata": {"name": "x", "namespace": "ns", "uid": "job-uid"}, "spec": {}}
+    found.observe("TrainingJob", job, deleted=False)
+    found.observe("StatefulSet", owned("StatefulSet", "x", "set-uid", "job-uid", spec={"replicas": 2}), deleted=False)
+    for node in range(2):
+        found.observe("Pod", owned("Pod", f"x-{node}", f"pod-{node}", "set-uid", spec={}, status={"phase": "Running"}), deleted=False)
+    return found
+
+
+def reviewed(pod: str = "x-0", uid: str = "pod-0", namespace: str = "ns", **status: Any) -> dict[str, Any]:
+    extra = {POD_NAME_CLAIM: [pod], POD_UID_CLAIM: [uid]}
+    user = {"username": f"system:serviceaccount:{namespace}:ml-dev-sa", "extra": extra}
+    return {"authenticated": True, "audiences": [REPORT_AUDIENCE], "user": user, **status}
+
+
+def signed(body: bytes, uid: str = "job-uid") -> dict[str, str]:
+    return {"Authorization": "Bearer t", "X-Lockstep-Signature": report_signature(parse_key(job_key(MASTER, uid)), body)}
+
+
+Use = Callable[[TestClient[Any, Any], ReportServer], Awaitable[None]]
+
+
+def served(use: Use, review: dict[str, Any] | None = None, seen: Inventory | None = None) -> list[tuple[str, str]]:
+    """Run `use` against a server; the jobs it told of."""
+    heard: list[tuple[str, str]] = []
+
+    async def say(token: str) -> dict[str, Any]:
+        assert token == "t"
+        if review == {}:
+            raise ApiError(500, "InternalError", "no")
+        return reviewed() if review is None else review
+
+    async def run() -> None:
+        server = ReportServer(MASTER, say, seen or inventory(), heard.append, lambda: bool(heard))
+        async with TestClient(TestServer(server.application())) as connection:
+            await use(connection, server)
+
+    asyncio.run(run())
+    return heard
+
+
+def code(headers: dict[str, str], body: bytes, review: dict[str, Any] | None = None, seen: Inventory | None = None) -> int:
+    codes: list[int] = []
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        async with connection.post(PATH, data=io.BytesIO(body), headers=headers) as reply:
+            codes.append(reply.status)
+
+    heard = served(use, review, seen)
+    assert (codes[0] == 200) == (heard == [("ns", "x")])
+    return codes[0]
+
+
+def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        body = report_body(REPORT)
+        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+            assert (reply.status, await reply.json()) == (200, {"orders": [], "facts": []})
+        kept = server.reports.of("job-uid")
+        assert kept is not None
+        assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")
+
+    assert served(use) == [("ns", "x")]
+
+
+def test_a_sequence_that_is_not_newer_is_answered_with_the_newest() -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        replies = []
+        for sequence in (5, 5, 4, 6):
+            body = report_body(replace(REPORT, sequence=sequence))
+            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+                replies.append((reply.status, (await reply.json()).get("sequence")))
+        assert replies == [(200, None), (409, 5), (409, 5), (200, None)]
+
+    assert len(served(use)) == 2
+
+
+@pytest.mark.parametrize(
+    ("review", "refused"),
+    [
+        (reviewed(authenticated=False), 401),
+        (reviewed(audiences=["https://kubernetes.default.svc"]), 401),
+        (reviewed(pod="x-1", uid="pod-1"), 403),
+        (reviewed(uid="an-earlier-pod"), 403),
+        (reviewed(namespace="other"), 403),
+        (reviewed(pod="y-0", uid="pod-0"), 403),
+        (reviewed(user={"username": "system:serviceaccount:ns:ml-dev-sa"}), 403),
+        (reviewed(user={"username": "alice", "extra": {POD_NAME_CLAIM: ["x-0"], POD_UID_CLAIM: ["pod-0"]}}), 403),
+        ({}, 503),
+    ],
+    ids=["invalid", "audience", "node 1", "dead pod", "namespace", "other job", "no pod", "no service account", "no API server"],
+)
+def test_who_is_not_the_live_node_zero_is_refused(review: dict[str, Any], refused: int) -> None:
+    body = report_body(REPORT)
+    assert code(signed(body), body, review) == refused
+
+
+def test_unsigned_wrongly_signed_or_changed_reports_are_refused_without_asking_the_api_server() -> None:
+    body = report_body(REPORT)
+    never = {"authenticated": "never asked"}
+    assert code({"Authorization": "Bearer t"}, body, never) == 401
+    assert code(signed(body, "another-job"), body, never) == 401
+    assert code(signed(body), body.replace(b"Running", b"Waiting"), never) == 401
+
+
+def test_a_report_without_token_is_refused() -> None:
+    body = report_body(REPORT)
+    headers = signed(body)
+    del headers["Authorization"]
+    assert code(headers, body) == 401
+
+
+def test_a_body_that_is_too_large_is_refused() -> None:
+    body = report_body(replace(REPORT, message="x" * REPORT_BYTES_MAX))
+    assert code(signed(body), body) == 413
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", json.dumps({"format": "lockstep-report/1"}).encode()])
+def test_what_is_no_report_is_refused(body: bytes) -> None:
+    assert code(signed(body), body) == 400
+
+
+@pytest.mark.parametrize("change", ["pod gone", "pod ended", "pod of another set", "set of another job", "job gone"])
+def test_a_pod_that_no_longer_belongs_to_the_job_is_refused(change: str) -> None:
+    seen, body = inventory(), report_body(REPORT)
+    match change:
+        case "pod gone":
+            seen.observe("Pod", owned("Pod", "x-0", "pod-0", "set-uid"), deleted=True)
+        case "pod ended":
+            seen.observe("Pod", owned("Pod", "x-0", "pod-0", "set-uid", spec={}, status={"phase": "Failed"}), deleted=False)
+        case "pod of another set":
+            seen.observe("Pod", owned("Pod", "x-0", "pod-0", "other-set", spec={}, status={"phase": "Running"}), deleted=False)
+        case "set of another job":
+            seen.observe("StatefulSet", owned("StatefulSet", "x", "set-uid", "earlier", spec={"replicas": 2}), deleted=False)
+        case "job gone":
+            seen.observe("TrainingJob", {"metadata": {"name": "x", "namespace": "ns", "uid": "job-uid"}, "spec": {}}, deleted=True)
+    assert code(signed(body), body, seen=seen) == 403
+
+
+def test_readiness_waits_for_the_first_list() -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        for path, status in (("/readyz", 503), ("/healthz", 200)):
+            async with connection.get(path) as reply:
+                assert reply.status == status
+        server.is_ready = lambda: True
+        async with connection.get("/readyz") as reply:
+            assert reply.status == 200
+
+    served(use)
+
+
+NAMES = service_names("lockstep-operator", "lockstep-system")
+TODAY = datetime.now(UTC)
+
+
+def test_pods_that_know_the_authority_trust_the_server_before_and_after_a_renewal() -> None:
+    first = make_certificates(NAMES, TODAY)
+    second = renew(first, NAMES, TODAY)
+    assert second.tls_cert != first.tls_cert
+
+    async def get(tls: Any) -> int:
+        server = ReportServer(MASTER, _never, Inventory(), lambda key: None, lambda: True)
+        trusting = ssl.create_default_context(cadata=first.ca_cert)
+        async with serving(server.application(), "127.0.0.1", 0, tls_context(tls)) as port, aiohttp.ClientSession() as session:
+            url = f"https://127.0.0.1:{port}/healthz"
+            async with session.get(url, ssl=trusting, server_hostname="lockstep-operator.lockstep-system.svc") as reply:
+                return reply.status
+
+    assert [asyncio.run(get(tls)) for tls in (first, second)] == [200, 200]
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        asyncio.run(get(make_certificates(NAMES, TODAY)))
+
+
+async def _never(token: str) -> dict[str, Any]:
+    raise AssertionError(token)
+
+
+def test_a_certificate_is_renewed_a_month_before_its_end_and_for_other_names() -> None:
+    made = make_certificates(NAMES, TODAY)
+    assert not needs_renewal(made, NAMES, TODAY + timedelta(days=330))
+    assert needs_renewal(made, NAMES, TODAY + timedelta(days=340))
+    assert needs_renewal(made, service_names("lockstep-operator", "elsewhere"), TODAY)
