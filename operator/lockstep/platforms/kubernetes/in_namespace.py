@@ -16,6 +16,7 @@ import tempfile
 import time
 import uuid
 from base64 import b64encode
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from lockstep_gang.contract import WhenDone, parse_run, run_text
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 _VERDICTS = (0, 1, 75, 78)  # exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet
 LOOK_SECONDS = 1.0
+RETRY_SECONDS = 0.25
+REMEMBERED_LINES = 5000
 GONE_SECONDS = 240.0
 Say = Callable[[str], None]
 
@@ -192,23 +195,25 @@ async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
 
 async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
     """Node 0's log while it runs, and until then why it doesn't; node 0's exit code at the end."""
-    relaying = asyncio.create_task(_relay(cluster, run, say))
+    log = _Log(cluster, run, say)
+    relaying = asyncio.create_task(log.follow())
     told = ""
     try:
         while True:
             observed = await _observe(cluster, run)
-            code = _verdict(observed)
-            if code is not None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(relaying), 5.0)  # the log's last lines
-                return code
-            fact = _waiting_for(observed, run)
-            if fact != told and fact:
-                say(f"lockstep: {fact}")
-            told = fact
+            ended = _verdict(observed)
+            if ended is not None:
+                break
+            text = _waiting_for(observed, run)
+            if text not in ("", told):
+                say(f"lockstep: {text}")
+            told = text
             await asyncio.sleep(LOOK_SECONDS)
     finally:
         relaying.cancel()
+    await asyncio.wait([relaying])
+    await log.rest(previous=ended.restarted)
+    return ended.code
 
 
 async def _observe(cluster: Cluster, run: Run) -> Observed:
@@ -229,14 +234,22 @@ async def _observe(cluster: Cluster, run: Run) -> Observed:
     )
 
 
-def _verdict(observed: Observed) -> int | None:
+@dataclass(frozen=True)
+class _End:
+    """How node 0's agent ended, and whether the kubelet has started it again since (it finds the end record and ends, too)."""
+
+    code: int
+    restarted: bool
+
+
+def _verdict(observed: Observed) -> _End | None:
     pod = observed.pod(0)
     statuses = [] if pod is None else pod.get("status", {}).get("containerStatuses") or []
     for status in statuses:
-        for state in (status.get("state", {}), status.get("lastState", {})):
-            code = state.get("terminated", {}).get("exitCode")
+        for state in ("state", "lastState"):
+            code = status.get(state, {}).get("terminated", {}).get("exitCode")
             if code in _VERDICTS:
-                return int(code)
+                return _End(int(code), state == "lastState")
     return None
 
 
@@ -249,19 +262,35 @@ def _waiting_for(observed: Observed, run: Run) -> str:
     return "" if ready.reason == Reason.WAITING_FOR_REPORT else summary.message
 
 
-async def _relay(cluster: Cluster, run: Run, say: Say) -> None:
-    """Lines of node 0, from its first; a pod that isn't there or not running yet is asked again."""
-    pod, seen = names.pod_name(run.name, 0), ""
-    while True:
-        try:
-            async for line in cluster.log(run.namespace, pod, names.CONTAINER, {"follow": "true", "timestamps": "true"}):
-                stamp, _, text = line.partition(" ")
-                if stamp > seen:
-                    seen = stamp
-                    say(text)
-            return
-        except (ApiError, OSError):
-            await asyncio.sleep(LOOK_SECONDS)
+class _Log:
+    """Lines of node 0, each told once."""
+
+    def __init__(self, cluster: Cluster, run: Run, say: Say) -> None:
+        self._cluster, self._run, self._say = cluster, run, say
+        self._told: deque[str] = deque(maxlen=REMEMBERED_LINES)
+        """Time stamps, to the nanosecond."""
+
+    async def follow(self) -> None:
+        """From the first line; a pod that isn't there or not running yet is asked again."""
+        while True:
+            try:
+                await self._tell({"follow": "true"})
+                return
+            except (ApiError, OSError):
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def rest(self, *, previous: bool) -> None:
+        """What was not told yet of the container that ended: the kubelet may have started it again, and nobody followed a short one."""
+        with contextlib.suppress(ApiError, OSError):
+            await self._tell({"tailLines": str(REMEMBERED_LINES), **({"previous": "true"} if previous else {})})
+
+    async def _tell(self, query: dict[str, str]) -> None:
+        pod = names.pod_name(self._run.name, 0)
+        async for line in self._cluster.log(self._run.namespace, pod, names.CONTAINER, {"timestamps": "true", **query}):
+            stamp, _, text = line.partition(" ")
+            if stamp not in self._told:
+                self._told.append(stamp)
+                self._say(text)
 
 
 async def _scale_to_zero(cluster: Cluster, run: Run) -> None:
