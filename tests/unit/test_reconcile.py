@@ -319,6 +319,24 @@ def test_a_pod_that_cant_start_is_told_with_the_kubelets_words(broken: Object, r
     assert condition(reconcile(running(), report(), CONTEXT, NOW), "RanksReady")[0] == "True"
 
 
+def unscheduled(message: str) -> Object:
+    condition = {"type": "PodScheduled", "status": "False", "message": message}
+    volumes = [{"name": "w", "persistentVolumeClaim": {"claimName": "ml-dev-workspace"}}]
+    return pod(0, spec={"containers": [], "volumes": volumes}, status={"phase": "Pending", "conditions": [condition]})
+
+
+def test_a_claim_is_blamed_only_when_the_pod_waits_for_it() -> None:
+    claim = {"metadata": {"name": "ml-dev-workspace", "uid": "c"}, "spec": {"storageClassName": "late"}, "status": {"phase": "Pending"}}
+    observed = replace(running(), claims={"ml-dev-workspace": claim})
+    waits = replace(observed, pods=(unscheduled("pod has unbound immediate PersistentVolumeClaims."), pod(1)))
+    told = condition(reconcile(waits, None, CONTEXT, NOW), "PodsScheduled")
+    assert told == ("False", "ClaimNotBound", "1 of 2 pods scheduled: claim ml-dev-workspace is Pending: its storage class is late")
+    late = replace(observed, pods=(unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint."), pod(1)))
+    assert condition(reconcile(late, None, CONTEXT, NOW), "PodsScheduled")[1] == "Unschedulable"
+    missing = replace(late, claims={})
+    assert condition(reconcile(missing, None, CONTEXT, NOW), "PodsScheduled")[2].endswith("or let the profile name one that exists")
+
+
 def test_a_volume_that_cant_be_mounted_is_told_until_the_pod_runs() -> None:
     event = {
         "involvedObject": {"uid": "pod-0"},

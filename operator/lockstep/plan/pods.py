@@ -39,10 +39,10 @@ def why_not_created(observed: Observed) -> str | None:
 def why_unscheduled(observed: Observed) -> Notice:
     """One sentence for all pods that have no node."""
     waiting = [pod for pod in observed.pods if not is_scheduled(pod)]
-    unbound = [notice for pod in waiting for notice in _claims_not_bound(observed, pod)]
-    if unbound:
-        return Notice("ClaimNotBound", "; ".join(dict.fromkeys(notice.message for notice in unbound)))
     messages = [message for pod in waiting if (message := _scheduler_message(pod))]
+    unbound = [text for pod in waiting for text in _claims_not_bound(observed, pod)]
+    if unbound:
+        return Notice("ClaimNotBound", "; ".join(dict.fromkeys(unbound)))
     if not messages:
         return Notice("Scheduling", "the scheduler has not decided yet")
     lacking = _lacking(observed, waiting[0], messages[0])
@@ -54,29 +54,24 @@ def _scheduler_message(pod: Object) -> str:
     return next((str(c.get("message", "")) for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
 
 
-def _claims_not_bound(observed: Observed, pod: Object) -> list[Notice]:
+def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
     names = [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v]
-    return [Notice("ClaimNotBound", text) for name in names if (text := _why_unbound(observed, name))]
+    # A class that binds late leaves claims Pending until the pod has a node: only the scheduler knows whether it waits for the claim.
+    blamed = "persistentvolumeclaim" in _scheduler_message(pod).lower()
+    return [text for name in names if (text := _why_unbound(observed, name, blamed=blamed))]
 
 
-def _why_unbound(observed: Observed, name: str) -> str | None:
+def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
     claim = observed.claims.get(name)
     if claim is None:
         return f"claim {name} does not exist in namespace {observed.namespace}: create it, or let the profile name one that exists"
     phase = claim.get("status", {}).get("phase", "Pending")
-    if phase == "Bound":
-        return None
     events = observed.events_of(claim["metadata"]["uid"])
+    if phase == "Bound" or not (blamed or events):
+        return None
     class_name = claim.get("spec", {}).get("storageClassName")
     stated = f"its storage class is {class_name}" if class_name else "it has no storage class and the cluster has no default one"
-    # A class that binds late waits for this very pod: no reason to name the claim.
-    if not events and class_name and phase == "Pending" and _binds_late(claim):
-        return None
     return f"claim {name} is {phase}: {events[0]['message'] if events else stated}"
-
-
-def _binds_late(claim: Object) -> bool:
-    return "volume.kubernetes.io/selected-node" in claim["metadata"].get("annotations", {})
 
 
 def _lacking(observed: Observed, pod: Object, message: str) -> str:

@@ -49,7 +49,9 @@ def test_a_script_job_completes_on_two_pods_and_leaves_its_claims_and_last_lines
     jobs.start("done", "ok.py")
     jobs.until_condition("done", "Complete", "True", "Complete", 60)
     until("no pods", lambda: not jobs.pods("done"))
-    status = jobs.job("done")["status"]
+    metadata, status = jobs.job("done")["metadata"], jobs.job("done")["status"]
+    assert not metadata.get("finalizers")
+    assert not metadata.get("annotations")
     assert status["ranks"] == {"desired": 2, "ready": 0}
     assert (status["profile"]["name"], status["profile"]["transport"]) == ("local", "TCP")
     assert {c["observedGeneration"] for c in status["conditions"]} == {1}
