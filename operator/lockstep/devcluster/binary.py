@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.devcluster.processes import TIED
+
 SOURCE = Path(__file__).parent / "kube"
 MULTI_CALL = "lockstep-kube"
 PAUSE = "pause"
@@ -70,6 +72,6 @@ def build(root: Path, say: Callable[[str], None]) -> Path:
 
 def _go(output: Path, package: str, environment: dict[str, str]) -> None:
     temporary = output.with_suffix(".tmp")
-    command = ["go", "build", *build_options(), "-o", str(temporary), package]
+    command = [*TIED, "go", "build", *build_options(), "-o", str(temporary), package]
     subprocess.run(command, cwd=SOURCE, env={**os.environ, **environment}, check=True)
     temporary.replace(output)

@@ -12,6 +12,8 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.devcluster.processes import TIED
+
 BASE = "localhost/lockstep/base:1"
 PAUSE = "localhost/lockstep/pause:1"
 PACKAGES = ("python3-minimal", "python3", "libpython3-stdlib", "ca-certificates", "iproute2", "procps")
@@ -47,6 +49,7 @@ def base_archive(root: Path, say: Callable[[str], None]) -> Path:
         with log.open("wb") as output:
             # debootstrap mounts /proc in the tree: in a mount namespace of its own that ends with it, even when it is killed.
             command = [
+                *TIED,
                 "unshare",
                 "--mount",
                 "--propagation",

@@ -27,6 +27,7 @@ PACKAGES = {
     "conntrack": "conntrack",
     "debootstrap": "debootstrap",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
     "sysctl": "procps",
 }
 CNI_PACKAGE = "containernetworking-plugins"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.controlplane import CLUSTER_DOMAIN, component_kubeconfig
 from lockstep.devcluster.images import PAUSE
 from lockstep.devcluster.layout import NodeLayout
+from lockstep.devcluster.processes import TIED
 
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 PRIVATE_FOLDERS = ("/run/netns", "/run/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/log/containers")
@@ -147,7 +149,9 @@ def image_names(node: NodeLayout) -> set[str]:
 
 
 def answers(node: NodeLayout) -> bool:
-    return subprocess.run([*_ctr(node), "version"], capture_output=True, check=False).returncode == 0
+    """Whether the node's containerd takes connections, which it does when it has loaded everything."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        return connection.connect_ex(str(node.containerd_socket)) == 0
 
 
 def import_image(node: NodeLayout, archive: Path) -> None:
@@ -157,4 +161,4 @@ def import_image(node: NodeLayout, archive: Path) -> None:
 
 
 def _ctr(node: NodeLayout) -> list[str]:
-    return ["ctr", "--address", str(node.containerd_socket), "--namespace", "k8s.io"]
+    return [*TIED, "ctr", "--address", str(node.containerd_socket), "--namespace", "k8s.io"]

@@ -17,6 +17,9 @@ STOP_TIMEOUT_SECONDS = 10.0
 JOIN = 'echo $$ > "$0" && cd / && exec "$@"'
 """Puts itself into a control group and then becomes the daemon."""
 
+TIED = ("setpriv", "--pdeathsig", "KILL")
+"""The head of a command that takes long: it ends with this process, even when that is killed, and isn't left waiting for ever."""
+
 
 @dataclass(frozen=True)
 class Daemon:
