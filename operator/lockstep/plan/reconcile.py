@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.api.names import ANNOTATION_RUN_HASH, job_labels, log_name, run_name
+from lockstep.api.names import ANNOTATION_RUN_HASH, run_name
 from lockstep.plan.accept import Accepted, accept, missing_service_account
 from lockstep.plan.conditions import SILENT_SECONDS, Reason, View
-from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.layers import Notice
-from lockstep.plan.objects import Frozen, RenderContext, children, claims, thaw
+from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
 from lockstep.plan.status import due, job_status
+from lockstep.plan.writes import Decision, absent_claims, object_writes, with_log
 from lockstep_gang.contract import State
-
-LOG_KEY = "node-0.log"
 
 
 @dataclass(frozen=True)
@@ -48,19 +46,6 @@ class Plan:
     again_seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What was decided before any object is written."""
-
-    accepted: Accepted | None
-    refusal: Notice | None
-    running: Frozen | None
-    """The frozen run of the pods that are there or about to be."""
-    replicas: int
-    starts: bool
-    """From zero pods, with `accepted.frozen`."""
-
-
 def reconcile(observed: Observed, received: ReceivedReport | None, context: RenderContext, now: float) -> Plan:
     """The next step of one job. `context` holds what only the operator knows of it."""
     if is_terminating(observed.job):
@@ -68,15 +53,15 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     received = _newest(observed, received)
     complete, failed = _ended(observed, received)
     decision = _decide(observed, context, finished=complete or failed)
-    create, apply, delete = _objects(observed, decision, context)
+    create, apply, delete = object_writes(observed, decision, context)
     if complete or failed:
-        create, apply = _with_log(observed, received, create, apply)
+        create, apply = with_log(observed, received, create, apply)
     view = _view(observed, received, decision, (complete, failed), now)
     status = _status(view, decision)
     write, again = due(observed.status, status, now)
     return Plan(
         create=create,
-        claims=_absent_claims(observed, decision),
+        claims=absent_claims(observed, decision),
         apply=apply,
         delete=delete,
         status=status if write else None,
@@ -159,93 +144,6 @@ def _foreign(observed: Observed) -> Notice | None:
 def _owned_by_namesake(observed: Observed, item: Object) -> bool:
     owners = item["metadata"].get("ownerReferences", [])
     return any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners)
-
-
-Written = tuple[tuple[Object, ...], tuple[Object, ...], tuple[Object, ...]]
-
-
-def _objects(observed: Observed, decision: Decision, context: RenderContext) -> Written:
-    """(create, apply, delete)."""
-    running = decision.running
-    if running is None:
-        return (), (), _unknown_gang(observed, decision)
-    wanted = children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas)
-    if decision.replicas == 0:
-        wanted = [item for item in wanted if item["kind"] == "StatefulSet"]
-    create = [item for item in wanted if _key(item) not in observed.objects]
-    present = [(item, observed.objects[_key(item)]) for item in wanted if _key(item) in observed.objects]
-    ours = [(item, seen) for item, seen in present if owner_uid(seen) == observed.uid and not is_terminating(seen)]
-    renewed = [seen for item, seen in ours if decision.starts and needs_recreation(item, seen)]
-    apply = [_precise(item, seen) for item, seen in ours if not _is_fixed(item) and seen not in renewed and changes(item, seen)]
-    foreign = [item for item, seen in present if owner_uid(seen) != observed.uid]
-    old = _old_runs(observed, running) if decision.starts else []
-    return (*create, *foreign), tuple(apply), (*renewed, *old)
-
-
-def _unknown_gang(observed: Observed, decision: Decision) -> tuple[Object, ...]:
-    """A StatefulSet of ours whose frozen run is gone can't be scaled to zero as it was made: it goes as a whole."""
-    found = observed.stateful_set
-    must_end = observed.replicas > 0 and decision.replicas == 0 and found is not None
-    return (found,) if must_end and found is not None and owner_uid(found) == observed.uid else ()
-
-
-def _is_fixed(item: Object) -> bool:
-    """Never changed once it is there: frozen runs, and the Secret, which the operator may make but not change."""
-    return bool(item.get("immutable")) or item["kind"] == "Secret"
-
-
-def _key(item: Object) -> tuple[str, str]:
-    return item["kind"], item["metadata"]["name"]
-
-
-def _precise(item: Object, seen: Object) -> Object:
-    """The object as it is sent: another of that name, or a newer one, is a conflict and not overwritten."""
-    exact = {"uid": seen["metadata"]["uid"], "resourceVersion": seen["metadata"]["resourceVersion"]}
-    return {**item, "metadata": {**item["metadata"], **exact}}
-
-
-def _old_runs(observed: Observed, running: Frozen) -> list[Object]:
-    prefix = run_name(observed.name, "")
-    return [
-        item
-        for (kind, name), item in observed.objects.items()
-        if kind == "ConfigMap"
-        and name.startswith(prefix)
-        and name != running.name
-        and owner_uid(item) == observed.uid
-        and not is_terminating(item)
-    ]
-
-
-def _absent_claims(observed: Observed, decision: Decision) -> tuple[Object, ...]:
-    if not decision.starts or decision.accepted is None:
-        return ()
-    return tuple(claim for claim in claims(decision.accepted.resolved) if claim["metadata"]["name"] not in observed.claims)
-
-
-def _with_log(
-    observed: Observed, received: ReceivedReport | None, create: tuple[Object, ...], apply: tuple[Object, ...]
-) -> tuple[tuple[Object, ...], tuple[Object, ...]]:
-    """The last lines outlive the pods in ConfigMap x-log."""
-    if received is None or not received.report.log:
-        return create, apply
-    item = last_lines(observed, received)
-    seen = observed.objects.get(_key(item))
-    if seen is None:
-        return (*create, item), apply
-    mine = owner_uid(seen) == observed.uid
-    return create, (*apply, _precise(item, seen)) if mine and changes(item, seen) else apply
-
-
-def last_lines(observed: Observed, received: ReceivedReport) -> Object:
-    """ConfigMap x-log."""
-    owner = {"apiVersion": observed.job["apiVersion"], "kind": "TrainingJob", "name": observed.name, "uid": observed.uid,
-             "controller": True, "blockOwnerDeletion": False}  # fmt: skip
-    metadata = {
-        "name": log_name(observed.name), "namespace": observed.namespace, "labels": job_labels(observed.name), "ownerReferences": [owner],
-    }  # fmt: skip
-    text = "\n".join(received.report.log) + "\n"
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {LOG_KEY: text}}
 
 
 def _view(observed: Observed, received: ReceivedReport | None, decision: Decision, ended: tuple[bool, bool], now: float) -> View:

@@ -13,7 +13,7 @@ from kubernetes import client, dynamic
 from cluster_jobs import Jobs, prepare
 from lockstep.api.clusterfile import parse_cluster_file
 from lockstep.devcluster.layout import default_layout
-from lockstep.devcluster.python_volume import code_key, publish_code
+from lockstep.devcluster.python_volume import publish_code
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.install import install, operator_objects
 
@@ -24,10 +24,10 @@ IMAGE = "localhost/lockstep/base:1"
 @pytest.fixture(scope="session")
 def operator(cluster: Path) -> None:
     """The operator of this checkout, installed and ready. It stays, as the cluster does."""
-    publish_code(default_layout().python_volume)
+    revision = publish_code(default_layout().python_volume).name
     text = (CHECKOUT / "clusters" / "local.yaml").read_text()
     profile = parse_cluster_file(text, "local.yaml").profile
-    objects = operator_objects(profile, IMAGE, namespace="lockstep", manifests=CHECKOUT / "manifests", revision=code_key())
+    objects = operator_objects(profile, IMAGE, namespace="lockstep", manifests=CHECKOUT / "manifests", revision=revision)
 
     async def send() -> None:
         async with await Cluster.connect() as connection:

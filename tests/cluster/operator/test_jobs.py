@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from lockstep.platforms.kubernetes.secrets import certificates, master_key
 
 IMAGE = "localhost/lockstep/base:1"
 SHOWN_SECONDS = 5.0
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -244,6 +246,19 @@ def test_a_job_deleted_and_created_again_under_its_name_works(jobs: Jobs) -> Non
     owners = [jobs.get(kind, name, api) for kind, name, api in (("StatefulSet", "again", "apps/v1"), ("Secret", "again-agents", "v1"))]
     assert {o["metadata"]["ownerReferences"][0]["uid"] for o in owners if o} == {second["metadata"]["uid"]}
     jobs.end("again")
+
+
+def test_a_job_runs_on_while_the_operator_is_away_and_its_end_is_heard_afterwards(jobs: Jobs, kubectl: Kubectl) -> None:
+    jobs.start("alone", "brief.py")
+    jobs.until_running("alone")
+    before = {pod["metadata"]["uid"] for pod in jobs.pods("alone")}
+    transitions = {c["type"]: c["lastTransitionTime"] for c in jobs.job("alone")["status"]["conditions"]}
+    assert kubectl("delete", "pods", "-n", "lockstep-system", "-l", "app.kubernetes.io/component=operator", "--wait").returncode == 0
+    assert {pod["metadata"]["uid"] for pod in jobs.pods("alone")} == before
+    assert {c["type"]: c["lastTransitionTime"] for c in jobs.job("alone")["status"]["conditions"]} == transitions
+    jobs.until_condition("alone", "Complete", "True", "Complete", 60)
+    assert jobs.job("alone")["status"]["attempts"] == 1
+    jobs.end("alone")
 
 
 def test_a_reconcile_that_changes_nothing_sends_nothing(jobs: Jobs, counting_proxy: CountingProxy) -> None:

@@ -8,18 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import secrets
-import subprocess
-import sys
-import tempfile
 import time
-import uuid
-from base64 import b64encode
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from lockstep.api import names
 from lockstep.api.errors import ConfigError
@@ -27,12 +19,10 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.api.status import ConditionStatus
 from lockstep.plan.conditions import Fact, Reason, View, pods_scheduled, progressing, ranks_ready
-from lockstep.plan.objects import Frozen, RenderContext, children, claims, freeze
-from lockstep.plan.observed import Object, Observed
-from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
-from lockstep.plan.storage import AGENT_VOLUME
+from lockstep.plan.objects import claims
+from lockstep.plan.observed import Observed
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, path_of
-from lockstep_gang.contract import WhenDone, parse_run, run_text
+from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 _VERDICTS = (0, 1, 75, 78)  # exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet
@@ -41,24 +31,6 @@ RETRY_SECONDS = 0.25
 REMEMBERED_LINES = 5000
 GONE_SECONDS = 240.0
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A job as it is sent."""
-
-    resolved: Resolved
-    frozen: Frozen
-    key: str
-    agent: bytes
-
-    @property
-    def name(self) -> str:
-        return self.frozen.job
-
-    @property
-    def namespace(self) -> str:
-        return self.frozen.namespace
 
 
 def run_in_namespace(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None) -> int:
@@ -98,46 +70,6 @@ def _detached(run: Run) -> str:
         f"\nlockstep: job {run.name} runs on. Follow it: kubectl logs -f {names.pod_name(run.name, 0)} -c {names.CONTAINER} {where}\n"
         f"Stop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
     )
-
-
-def prepare(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
-    """Decide everything and build the agent. Raises ConfigError."""
-    resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=str(uuid.uuid4())))
-    frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None))
-    return Run(resolved, _without_operator(frozen), secrets.token_hex(32), _agent())
-
-
-def _agent() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "agent.pyz"
-        subprocess.run([sys.executable, "-m", "lockstep_gang.package", str(path)], check=True)
-        return path.read_bytes()
-
-
-def agent_name(job: str) -> str:
-    return f"{job}-agent"
-
-
-def _without_operator(frozen: Frozen) -> Frozen:
-    """The agent from a ConfigMap instead of an init container, and agents that exit at the end."""
-    template = json.loads(frozen.template)
-    spec = template["pod"]["spec"]
-    spec.pop("initContainers", None)
-    volume = {"name": AGENT_VOLUME, "configMap": {"name": agent_name(frozen.job)}}
-    spec["volumes"] = [volume if v["name"] == AGENT_VOLUME else v for v in spec["volumes"]]
-    run = replace(parse_run(frozen.run), when_done=WhenDone.EXIT)
-    return replace(frozen, run=run_text(run), template=json.dumps(template, sort_keys=True))
-
-
-def objects(run: Run) -> list[Object]:
-    """The run's ConfigMap first: it owns the rest once it has a uid."""
-    items = children(run.frozen, owner_uid=None, key=run.key, replicas=run.frozen.nodes)
-    first = [item for item in items if item["metadata"]["name"] == run.frozen.name]
-    metadata = {"name": agent_name(run.name), "namespace": run.namespace, "labels": names.job_labels(run.name)}
-    agent: Object = {
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {"agent.pyz": b64encode(run.agent).decode()},
-    }  # fmt: skip
-    return [*first, agent, *(item for item in items if item not in first)]
 
 
 async def _start(cluster: Cluster, run: Run, say: Say) -> None:

@@ -1,0 +1,114 @@
+"""Which objects of a job have to be created, changed or deleted. What is there and as it should be is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.api.names import job_labels, log_name, run_name
+from lockstep.plan.accept import Accepted
+from lockstep.plan.diff import changes, needs_recreation
+from lockstep.plan.layers import Notice
+from lockstep.plan.objects import Frozen, RenderContext, children, claims
+from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
+
+LOG_KEY = "node-0.log"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided before any object is written."""
+
+    accepted: Accepted | None
+    refusal: Notice | None
+    running: Frozen | None
+    """The frozen run of the pods that are there or about to be."""
+    replicas: int
+    starts: bool
+    """From zero pods, with `accepted.frozen`."""
+
+
+Written = tuple[tuple[Object, ...], tuple[Object, ...], tuple[Object, ...]]
+
+
+def object_writes(observed: Observed, decision: Decision, context: RenderContext) -> Written:
+    """(create, apply, delete)."""
+    running = decision.running
+    if running is None:
+        return (), (), _unknown_gang(observed, decision)
+    wanted = children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas)
+    if decision.replicas == 0:
+        wanted = [item for item in wanted if item["kind"] == "StatefulSet"]
+    create = [item for item in wanted if _key(item) not in observed.objects]
+    present = [(item, observed.objects[_key(item)]) for item in wanted if _key(item) in observed.objects]
+    ours = [(item, seen) for item, seen in present if owner_uid(seen) == observed.uid and not is_terminating(seen)]
+    renewed = [seen for item, seen in ours if decision.starts and needs_recreation(item, seen)]
+    apply = [_precise(item, seen) for item, seen in ours if not _is_fixed(item) and seen not in renewed and changes(item, seen)]
+    foreign = [item for item, seen in present if owner_uid(seen) != observed.uid]
+    old = _old_runs(observed, running) if decision.starts else []
+    return (*create, *foreign), tuple(apply), (*renewed, *old)
+
+
+def _unknown_gang(observed: Observed, decision: Decision) -> tuple[Object, ...]:
+    """A StatefulSet of ours whose frozen run is gone can't be scaled to zero as it was made: it goes as a whole."""
+    found = observed.stateful_set
+    must_end = observed.replicas > 0 and decision.replicas == 0 and found is not None
+    return (found,) if must_end and found is not None and owner_uid(found) == observed.uid else ()
+
+
+def _is_fixed(item: Object) -> bool:
+    """Never changed once it is there: frozen runs, and the Secret, which the operator may make but not change."""
+    return bool(item.get("immutable")) or item["kind"] == "Secret"
+
+
+def _key(item: Object) -> tuple[str, str]:
+    return item["kind"], item["metadata"]["name"]
+
+
+def _precise(item: Object, seen: Object) -> Object:
+    """The object as it is sent: another of that name, or a newer one, is a conflict and not overwritten."""
+    exact = {"uid": seen["metadata"]["uid"], "resourceVersion": seen["metadata"]["resourceVersion"]}
+    return {**item, "metadata": {**item["metadata"], **exact}}
+
+
+def _old_runs(observed: Observed, running: Frozen) -> list[Object]:
+    prefix = run_name(observed.name, "")
+    return [
+        item
+        for (kind, name), item in observed.objects.items()
+        if kind == "ConfigMap"
+        and name.startswith(prefix)
+        and name != running.name
+        and owner_uid(item) == observed.uid
+        and not is_terminating(item)
+    ]
+
+
+def absent_claims(observed: Observed, decision: Decision) -> tuple[Object, ...]:
+    if not decision.starts or decision.accepted is None:
+        return ()
+    return tuple(claim for claim in claims(decision.accepted.resolved) if claim["metadata"]["name"] not in observed.claims)
+
+
+def with_log(
+    observed: Observed, received: ReceivedReport | None, create: tuple[Object, ...], apply: tuple[Object, ...]
+) -> tuple[tuple[Object, ...], tuple[Object, ...]]:
+    """The last lines outlive the pods in ConfigMap x-log."""
+    if received is None or not received.report.log:
+        return create, apply
+    item = last_lines(observed, received)
+    seen = observed.objects.get(_key(item))
+    if seen is None:
+        return (*create, item), apply
+    mine = owner_uid(seen) == observed.uid
+    return create, (*apply, _precise(item, seen)) if mine and changes(item, seen) else apply
+
+
+def last_lines(observed: Observed, received: ReceivedReport) -> Object:
+    """ConfigMap x-log."""
+    owner = {"apiVersion": observed.job["apiVersion"], "kind": "TrainingJob", "name": observed.name, "uid": observed.uid,
+             "controller": True, "blockOwnerDeletion": False}  # fmt: skip
+    metadata = {
+        "name": log_name(observed.name), "namespace": observed.namespace, "labels": job_labels(observed.name), "ownerReferences": [owner],
+    }  # fmt: skip
+    text = "\n".join(received.report.log) + "\n"
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {LOG_KEY: text}}
