@@ -67,7 +67,7 @@ def _step(title: str) -> Iterator[None]:
     print(f"    {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _demo_folder() -> Path:
+def demo_folder() -> Path:
     """A small base model and texts, made once and cached; by the trainer's own code, in a process of its own."""
     from lockstep.cli.paths import cache_root
 
@@ -86,7 +86,7 @@ def _generate(model: str, adapter: str) -> list[str]:
 def _run_local() -> int:
     from lockstep.cli.paths import checkout
 
-    demo = _demo_folder()
+    demo = demo_folder()
     root = checkout() / ".lockstep" / "quickstart"
     for name, target in (("workspace/models", demo / "models"), ("datasets", demo / "datasets")):
         link = root / name
@@ -113,7 +113,7 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     if embedded:
         with _step("Bring up a two-node Kubernetes on this machine"):
             os.environ["KUBECONFIG"] = str(bring_up())
-    demo = _demo_folder()
+    demo = demo_folder()
     with _step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
         namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
     client = connect(context)

@@ -81,7 +81,8 @@ def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -
     """
     from lockstep.platforms.kubernetes.client import connect
 
-    server = str(connect(context).configuration.host)
+    with connect(context) as client:
+        server = str(client.configuration.host)
     if found.cluster.api and not force and not is_same_host(found.cluster.api, server):
         raise ConfigError(
             f"your kubeconfig talks to {server}, but cluster {found.cluster.name} is at {found.cluster.api} (cluster.api in its file): "

@@ -8,7 +8,7 @@ import json
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +152,16 @@ def run_in_pod(core: Any, namespace: str, name: str, command: list[str], stdin: 
         core.connect_get_namespaced_pod_exec, name, namespace, command=command,
         stdin=bool(stdin), stdout=True, stderr=True, tty=False, _preload_content=False, binary=True,
     )  # fmt: skip
-    for start in range(0, len(stdin), 1 << 20):
-        session.write_stdin(stdin[start : start + (1 << 20)])
     output, errors = [], []
-    while session.is_open():
-        session.update(timeout=1)
-        output.append(session.read_stdout() if session.peek_stdout() else b"")
-        errors.append(session.read_stderr() if session.peek_stderr() else b"")
+    with ExitStack() as at_end:
+        at_end.callback(session.sock.shutdown)  # close() leaves the socket open when the peer closed first
+        at_end.callback(session.close)
+        for start in range(0, len(stdin), 1 << 20):
+            session.write_stdin(stdin[start : start + (1 << 20)])
+        while session.is_open():
+            session.update(timeout=1)
+            output.append(session.read_stdout() if session.peek_stdout() else b"")
+            errors.append(session.read_stderr() if session.peek_stderr() else b"")
     code = session.returncode
     if code != 0:
         tail = b"".join(errors).decode(errors="replace").strip().splitlines()[-5:]

@@ -1,0 +1,148 @@
+"""Lockstep's trainer on real pods: the same losses as one process, compiled code, and images without Lockstep."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client, dynamic
+
+from cluster_jobs import API, Jobs, prepare
+from lockstep.api.job import TrainingJob
+from lockstep.cli.deploy import Mode, install_cluster
+from lockstep.cli.quickstart import demo_folder
+from lockstep.cli.target import load
+from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
+
+# FP32 sums in another order; measured 4e-7.
+TOLERANCE = 1e-5
+TRAINING: dict[str, Any] = {
+    "model": {"name": "/workspace/models/tiny-base"},
+    "lora": {"rank": 4, "alpha": 8},
+    "precision": "FP32",
+    "data": {"path": "/datasets/demo.jsonl", "maxLength": 64},
+    "optimization": {"maxSteps": 5, "learningRate": "5e-3", "microBatchSize": 2, "globalBatchSize": 8, "warmupSteps": 2},
+    "evaluation": {"everySteps": 5, "holdout": "0.1", "samples": 12},
+    "checkpoint": {"everySteps": 5, "resumeFrom": "None"},
+}
+
+# Every module of the environment that training imports, and whether its bytecode is there and is that of its source.
+STALE_BYTECODE = """
+import importlib.util, struct, sys
+import torch, deepspeed, transformers, peft, safetensors, lockstep_train.assemble, lockstep_train.loop
+def is_stale(module):
+    source = getattr(module, "__file__", None) or ""
+    if not source.endswith(".py") or not source.startswith("/opt/lockstep/"):
+        return False
+    try:
+        with open(importlib.util.cache_from_source(source), "rb") as file:
+            magic, flags, stamp, size = struct.unpack("<4sIII", file.read(16))
+    except OSError:
+        return True
+    import os
+    seen = os.stat(source)
+    return magic != importlib.util.MAGIC_NUMBER or (stamp, size) != (int(seen.st_mtime), seen.st_size)
+loaded = [m for m in list(sys.modules.values()) if (getattr(m, "__file__", None) or "").startswith("/opt/lockstep/")]
+print(len(loaded), [m.__name__ for m in loaded if is_stale(m)])
+"""
+
+
+@pytest.fixture(scope="module")
+def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
+    """A namespace of this module's own on a cluster with the operator."""
+    install_cluster("local", Mode.TCP, None, say=lambda text: None)
+    core = client.CoreV1Api(api.client)
+    namespace = core.create_namespace({"metadata": {"generateName": "lockstep-test-"}}).metadata.name
+    try:
+        yield prepare(api, namespace)
+    finally:
+        core.delete_namespace(namespace)
+
+
+def resolved_job(namespace: str, training: dict[str, Any]) -> Resolved:
+    job = TrainingJob.model_validate({"metadata": {"name": "losses"}, "spec": {"nodes": 2, "training": training}})
+    return resolve(job, load("local").profile, PlatformDefaults(namespace=namespace))
+
+
+@pytest.fixture(scope="module")
+def files(jobs: Jobs) -> Iterator[str]:
+    """A pod on the namespace's volumes, which hold the demo's model and texts."""
+    core = client.CoreV1Api(jobs.api.client)
+    resolved = resolved_job(jobs.namespace, TRAINING)
+    ensure_claims(core, resolved)
+    demo = demo_folder()
+    with running_pod(core, jobs.namespace, files_pod("files", resolved)) as pod:
+        run_in_pod(core, jobs.namespace, pod, ["mkdir", "-p", "/workspace/models"])
+        send_folder(core, jobs.namespace, pod, demo / "models", "/workspace/models")
+        send_folder(core, jobs.namespace, pod, demo / "datasets", "/datasets")
+        yield pod
+
+
+@pytest.fixture(scope="module")
+def losses_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """What the same training logs here, as one process with the same global batch."""
+    folder, demo = tmp_path_factory.mktemp("alone"), demo_folder()
+    training = TRAINING | {
+        "model": {"name": str(demo / "models" / "tiny-base")},
+        "data": TRAINING["data"] | {"path": str(demo / "datasets" / "demo.jsonl")},
+    }
+    job = TrainingJob.model_validate({"metadata": {"name": "alone"}, "spec": {"nodes": 1, "training": training}})
+    resolved = resolve(job, load("local").profile, PlatformDefaults())
+    run = {"job": {"name": "alone", "namespace": "", "uid": "alone"}, "runDir": str(folder), "training": resolved.training}
+    (folder / "run.json").write_text(json.dumps(run))
+    environment = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HOME": str(folder), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-m", "lockstep_train", "--run", str(folder / "run.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return losses_in((folder / "logs" / "train_log.jsonl").read_text())
+
+
+def losses_in(log: str) -> list[float]:
+    return [json.loads(line)["loss"] for line in log.splitlines()]
+
+
+@pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
+def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
+    jobs: Jobs, files: str, losses_of_one_process: list[float], stage: str
+) -> None:
+    name = stage.lower()
+    training = TRAINING | {"zeroStage": stage}
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": {"nodes": 2, "training": training}})
+    jobs.until_condition(name, "Complete", "True", "Complete", 120)
+    core = client.CoreV1Api(jobs.api.client)
+    log = run_in_pod(core, jobs.namespace, files, ["cat", f"/workspace/runs/{name}/logs/train_log.jsonl"])
+    assert len(losses_of_one_process) == TRAINING["optimization"]["maxSteps"]
+    assert losses_in(log) == pytest.approx(losses_of_one_process, rel=TOLERANCE)
+    status = jobs.job(name)["status"]
+    assert status["checkpoint"]["lastCommittedStep"] == TRAINING["optimization"]["maxSteps"]
+    assert status["trainer"]["progressPercentage"] == 100
+    jobs.end(name)
+
+
+def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: str) -> None:
+    core = client.CoreV1Api(jobs.api.client)
+    count, _, stale = run_in_pod(core, jobs.namespace, files, ["python3", "-c", STALE_BYTECODE]).strip().splitlines()[-1].partition(" ")
+    assert int(count) > 1000
+    assert json.loads(stale.replace("'", '"')) == []
+
+
+def test_a_job_runs_where_python_is_there_but_lockstep_is_not(jobs: Jobs) -> None:
+    """PYTHONPATH of the profile is emptied: the image's own Python has nothing but its standard library."""
+    script = "import importlib.util, sys\nsys.exit(sum(importlib.util.find_spec(n) is not None for n in ('lockstep', 'lockstep_gang', 'torch')))\n"
+    jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "bare"}, "data": {"bare.py": script}})
+    volume = {"name": "bare", "mountPath": "/bare", "configMap": {"name": "bare"}}
+    spec = {
+        "nodes": 2,
+        "script": {"path": "/bare/bare.py"},
+        "env": [{"name": "PYTHONPATH", "value": ""}],
+        "podTemplate": {"volumes": [volume]},
+        "restart": {"maxRestarts": 0},
+    }
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "bare"}, "spec": spec})
+    jobs.until_condition("bare", "Complete", "True", "Complete", 60)
