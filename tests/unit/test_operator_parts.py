@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 import yaml
 
 from lockstep.api.profile import ClusterProfile
-from lockstep.platforms.kubernetes.cluster import KINDS, path_of
-from lockstep.platforms.kubernetes.install import operator_objects
+from lockstep.platforms.kubernetes.cluster import KINDS, Cluster, path_of
+from lockstep.platforms.kubernetes.install import operator_objects, uninstall
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 
@@ -169,3 +170,35 @@ def test_paths_are_those_of_the_api() -> None:
     assert path_of("Pod", "ns", "x-0", "log") == "/api/v1/namespaces/ns/pods/x-0/log"
     assert path_of("ClusterProfile", None, "p") == "/apis/lockstep.dev/v1alpha1/clusterprofiles/p"
     assert path_of("StatefulSet") == "/apis/apps/v1/statefulsets"
+
+
+class Recorded(Cluster):
+    """An API server that has everything and writes down what it is told to delete."""
+
+    def __init__(self, claims: dict[str, list[str]]) -> None:
+        self.claims = claims
+        self.jobs = [{"kind": "TrainingJob", "metadata": {"name": "x", "namespace": "jobs"}}]
+        self.deleted: list[tuple[str, str]] = []
+
+    async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        items = {"TrainingJob": self.jobs, "PersistentVolumeClaim": self.claims.get(namespace or "", [])}
+        return {"items": items.get(kind, [])}
+
+    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None) -> None:
+        self.deleted.append((kind, name))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_clean_removes_jobs_first_and_everything_but_claims(kept: bool) -> None:
+    profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"platform": "Kubernetes"}})
+    objects = operator_objects(profile, "operator:1", namespace="jobs", manifests=MANIFESTS)
+    cluster = Recorded({"lockstep-system": ["a claim"]} if kept else {})
+    said: list[str] = []
+    asyncio.run(uninstall(cluster, objects, said.append))
+    assert cluster.deleted[:2] == [("TrainingJob", "x"), ("Deployment", "lockstep-operator")]
+    kinds = [kind for kind, _ in cluster.deleted]
+    assert kinds.index("ClusterProfile") < kinds.index("CustomResourceDefinition")
+    assert "PersistentVolumeClaim" not in kinds
+    assert ("Namespace", "jobs") not in cluster.deleted
+    assert (("Namespace", "lockstep-system") in cluster.deleted) != kept
+    assert ("Namespace lockstep-system stays: it holds claims" in said) == kept
