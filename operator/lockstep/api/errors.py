@@ -1,7 +1,20 @@
-"""Errors that are the reader's to fix."""
+"""Errors that end a verb of the command line with one sentence instead of a traceback.
+
+LockstepError
+├── ConfigError   what was written can't be used: exit code 2
+└── Failed        it was right but could not be done: exit code 1; subclasses live where they are raised
+"""
 
 from __future__ import annotations
 
 
-class ConfigError(Exception):
+class LockstepError(Exception):
+    """The message says what was read or tried, where, and what to do."""
+
+
+class ConfigError(LockstepError):
     """What was written can't be used. The message says where, what is valid and what to do; the command line exits with 2."""
+
+
+class Failed(LockstepError):
+    """What was asked could not be done: a cluster refused, a pod did not come up. The command line exits with 1."""

@@ -111,24 +111,19 @@ def install_cluster(
     Raises:
         ConfigError: the kubeconfig's cluster is not the one that the cluster file names, and `force` is not given.
     """
-    from lockstep.cli.target import load, refuse_other_cluster, use_embedded_cluster
+    from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.install import InstallError, install
+    from lockstep.platforms.kubernetes.install import install
 
     embedded = use_embedded_cluster(cluster, context)
-    if not embedded:
-        refuse_other_cluster(load(cluster), context, force)
     plan = planned(cluster, mode, image, revision=_publish() if embedded else "")
+    refuse_other_cluster(plan.cluster, context, force)
 
     async def send() -> None:
         async with await Cluster.connect(context) as connection:
             await install(connection, plan.objects, say)
 
-    try:
-        asyncio.run(send())
-    except InstallError as error:
-        say(f"lockstep: {error}")
-        raise typer.Exit(1) from None
+    asyncio.run(send())
     return plan
 
 
@@ -145,13 +140,13 @@ def clean(cluster: ClusterArgument, force: ForceOption = False, context: Context
 
     Example: lockstep clean local
     """
-    from lockstep.cli.target import load, refuse_other_cluster, use_embedded_cluster
+    from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.install import uninstall
 
-    if not use_embedded_cluster(cluster, context):
-        refuse_other_cluster(load(cluster), context, force)
+    use_embedded_cluster(cluster, context)
     plan = planned(cluster, Mode.AUTO)
+    refuse_other_cluster(plan.cluster, context, force)
 
     async def remove() -> None:
         async with await Cluster.connect(context) as connection:

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli import adapter, clusters, deploy, devcluster, diff, logs, quickstart, render, run, validate
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+CLIENT_LIBRARIES = ("kubernetes", "urllib3", "aiohttp", "websocket")  # not imported here: `lockstep --help` is fast
 
 app = typer.Typer(
     name="lockstep",
@@ -61,6 +62,14 @@ def main() -> int:
     except ConfigError as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except Failed as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
+            raise
+        print(f"lockstep: the cluster can't be reached or refused: {error}", file=sys.stderr)
+        return EXIT_FAILED
     return 0
 
 

@@ -81,9 +81,11 @@ def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -
     """
     from lockstep.platforms.kubernetes.client import connect
 
+    if not found.cluster.api:
+        return
     with connect(context) as client:
         server = str(client.configuration.host)
-    if found.cluster.api and not force and not is_same_host(found.cluster.api, server):
+    if not force and not is_same_host(found.cluster.api, server):
         raise ConfigError(
             f"your kubeconfig talks to {server}, but cluster {found.cluster.name} is at {found.cluster.api} (cluster.api in its file): "
             "choose its context with --context, or say --force (make: FORCE=1)"

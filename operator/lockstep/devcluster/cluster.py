@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.api.errors import Failed
 from lockstep.devcluster import binary, cgroups, controlplane, hostfolders, images, network, node, processes, python_volume, server, sysctls
 from lockstep.devcluster.layout import Layout, NodeLayout
 
@@ -23,7 +24,7 @@ KEPT = {"lock", "volumes", "nodes"}
 """What `down` leaves of the state folder: the data of claims, and of the nodes only the images."""
 
 
-class ClusterError(Exception):
+class ClusterError(Failed):
     """The cluster did not come up or go away. The message says what is stuck and which log tells more."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from lockstep.api.errors import Failed
 from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kubeconfig_path, no_cluster
 
 Object = dict[str, Any]
@@ -56,7 +57,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 @dataclass
-class ApiError(Exception):
+class ApiError(Failed):
     """The API server refused a request. `message` is its own."""
 
     status: int

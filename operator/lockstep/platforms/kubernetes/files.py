@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from lockstep.api.errors import Failed
 from lockstep.api.names import APP, CONTAINER, LABEL_MANAGED_BY, LABEL_NAME
 from lockstep.plan.objects import claims
 from lockstep.plan.pod import pod_template
@@ -33,7 +34,7 @@ with tarfile.open(fileobj=io.BytesIO(data)) as archive:
 """
 
 
-class PodError(Exception):
+class PodError(Failed):
     """The pod did not come up, or a program in it failed. The message says which and why."""
 
 

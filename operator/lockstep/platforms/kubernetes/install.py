@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lockstep.api.errors import Failed
 from lockstep.api.names import (
     ANNOTATION_DEFAULT_PROFILE,
     APP,
@@ -33,7 +34,7 @@ ANNOTATION_REVISION = "lockstep.dev/revision"
 CLAIM = "PersistentVolumeClaim"
 
 
-class InstallError(Exception):
+class InstallError(Failed):
     """The operator did not become ready or something did not go away. The message says what the cluster tells about it."""
 
 
@@ -176,7 +177,9 @@ async def _polled(seconds: float) -> AsyncIterator[None]:
 async def _established(cluster: Cluster, name: str) -> None:
     async for _ in _polled(READY_SECONDS):
         found = await cluster.get("CustomResourceDefinition", None, name) or {}
-        if any(c["type"] == "Established" and c["status"] == "True" for c in found.get("status", {}).get("conditions", [])):
+        if any(
+            c["type"] == "Established" and c["status"] == "True" for c in found.get("status", {}).get("conditions") or []
+        ):  # null at first
             return
     raise InstallError(f"CustomResourceDefinition {name} is not established after {READY_SECONDS:.0f} s")
 
