@@ -76,6 +76,8 @@ def commands(layout: Layout, kube: Path) -> dict[str, list[str]]:
         "kube-scheduler": [
             binary, "kube-scheduler", f"--kubeconfig={component_kubeconfig(layout, 'system:kube-scheduler')}", "--leader-elect=false",
             "--profiling=false", f"--bind-address={layout.gateway}", f"--cert-dir={layout.state / 'scheduler'}",
+            # Rarely (seen: 1 pod of 229) the scheduler misses that a claim was bound, and would look at the pod again only after five minutes.
+            "--pod-max-in-unschedulable-pods-duration=5s",
         ],
         "coredns": [binary, "coredns", "-conf", str(write_corefile(layout))],
         "provisioner": [sys.executable, "-m", "lockstep.devcluster.provisioner", str(layout.root), layout.name, str(layout.index)],
