@@ -69,7 +69,7 @@ def _step(title: str) -> Iterator[None]:
 
 def demo_folder() -> Path:
     """A small base model and texts, made once and cached; by the trainer's own code, in a process of its own."""
-    from lockstep.cli.paths import cache_root
+    from lockstep.devcluster.layout import cache_root
 
     folder = cache_root() / "demo"
     with _step("Make the base model and the texts (from the documentation that every Python carries)"):
