@@ -13,20 +13,27 @@ from kubernetes import client, config, dynamic
 
 from lockstep.cli.devcluster import bring_up
 from lockstep.devcluster import binary
-from lockstep.devcluster.layout import cache_root
+from lockstep.devcluster.cluster import down, status
+from lockstep.devcluster.layout import cache_root, default_layout
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[Path]:
-    """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run. An embedded cluster stays up afterwards."""
+    """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run.
+
+    An embedded cluster that the tests brought up goes down with them; one that was up stays.
+    """
     given = os.environ.get("KUBECONFIG")
+    stays = given is not None or bool(status(default_layout())["nodes"])
     with pytest.MonkeyPatch.context() as patch:
         path = Path(given) if given else bring_up()
         patch.setenv("KUBECONFIG", str(path))
         patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))  # it has read the variable already
         yield path
+    if not stays:
+        down(default_layout(), say=lambda text: None)
 
 
 @pytest.fixture(scope="session")
