@@ -233,3 +233,13 @@ def test_published_code_is_named_by_its_content_compiled_and_readable_by_everybo
 def test_publishing_the_same_code_again_copies_nothing(tmp_path: Path) -> None:
     first = python_volume.publish_code(tmp_path).stat().st_ino
     assert python_volume.publish_code(tmp_path).stat().st_ino == first
+
+
+def test_a_build_that_fails_says_why_and_where_its_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = tmp_path / "go"
+    go.write_text("#!/bin/sh\necho 'go: downloading much'\necho 'no space left on device' >&2\nexit 1\n")
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(binary.BuildError, match=rf"ended with 1: .*no space left on device \(see {tmp_path}/.*\.log\)"):
+        binary.build(tmp_path, lambda text: None)
+    assert not binary.is_built(tmp_path)

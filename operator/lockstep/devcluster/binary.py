@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.api.errors import Failed
 from lockstep.devcluster.processes import TIED
 
 SOURCE = Path(__file__).parent / "kube"
@@ -36,6 +37,10 @@ def build_options() -> list[str]:
     return ["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", " ".join(["-s -w", *names])]
 
 
+class BuildError(Failed):
+    """The cluster's programs could not be built."""
+
+
 def source_key() -> str:
     digest = hashlib.sha256(" ".join(build_options()).encode())
     for path in sorted(SOURCE.rglob("*")):
@@ -56,7 +61,7 @@ def build(root: Path, say: Callable[[str], None]) -> Path:
     """The folder with `lockstep-kube` and the static `pause`; minutes when cold, nothing when cached.
 
     Raises:
-        subprocess.CalledProcessError: the Go compiler's own error, which it has printed.
+        BuildError: the Go command failed; the message has its last words and names its log.
     """
     target = folder(root)
     target.mkdir(parents=True, exist_ok=True)
@@ -71,7 +76,12 @@ def build(root: Path, say: Callable[[str], None]) -> Path:
 
 
 def _go(output: Path, package: str, environment: dict[str, str]) -> None:
-    temporary = output.with_suffix(".tmp")
+    """The Go command; what it says (a line for every module it fetches) goes to a log beside the binary."""
+    temporary, log = output.with_suffix(".tmp"), output.with_suffix(".log")
     command = [*TIED, "go", "build", *build_options(), "-o", str(temporary), package]
-    subprocess.run(command, cwd=SOURCE, env={**os.environ, **environment}, check=True)
+    with log.open("wb") as said:
+        done = subprocess.run(command, cwd=SOURCE, env={**os.environ, **environment}, stdout=said, stderr=said, check=False)
+    if done.returncode != 0:
+        words = log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise BuildError(f"{' '.join(command)} ended with {done.returncode}: {' | '.join(words)} (see {log})")
     temporary.replace(output)
