@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from lockstep.api.errors import ConfigError
-from lockstep.devcluster import processes, python_volume, sysctls
+from lockstep.devcluster import binary, processes, python_volume, sysctls
 from lockstep.devcluster.binary import build_options, kubernetes_version, source_key
 from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.cluster import Wanted
