@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -9,13 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.api.errors import ConfigError
+
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
+    from lockstep.api.profile import ClusterProfile
     from lockstep.plan.resolve import Resolved
 
 JOB_FILE = "manifests/samples/trainingjob.yaml"
@@ -71,11 +77,22 @@ def demo_folder() -> Path:
     """A small base model and texts, made once and cached; by the trainer's own code, in a process of its own."""
     from lockstep.devcluster.layout import cache_root
 
-    folder = cache_root() / "demo"
+    folder = cache_root() / "demo" / _demo_key()
     with _step("Make the base model and the texts (from the documentation that every Python carries)"):
         command = [sys.executable, "-m", "lockstep_train.demo", "--models", str(folder / "models"), "--datasets", str(folder / "datasets")]
         subprocess.run(command, check=True)
     return folder
+
+
+def _demo_key() -> str:
+    """Another demo or another Python (whose texts it learns from) makes another model."""
+    package = find_spec("lockstep_train")
+    if package is None or not package.submodule_search_locations:
+        raise ConfigError("lockstep_train, which makes the demo, is not installed: make setup")
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(Path(package.submodule_search_locations[0], "demo").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _generate(model: str, adapter: str) -> list[str]:
@@ -85,29 +102,37 @@ def _generate(model: str, adapter: str) -> list[str]:
 
 def _run_local() -> int:
     from lockstep.cli.paths import checkout
+    from lockstep.platforms.local.run import run_local
 
     demo = demo_folder()
     root = checkout() / ".lockstep" / "quickstart"
     for name, target in (("workspace/models", demo / "models"), ("datasets", demo / "datasets")):
         link = root / name
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
-            link.symlink_to(target)
-    with _step(f"Run {JOB_FILE} on two nodes"):
-        command = [sys.executable, "-m", "lockstep.cli.main", "run", "-f", str(checkout() / JOB_FILE), "--local", "--workspace", str(root)]
-        code = subprocess.run(command, check=False).returncode
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    job, profile = _demo_job()
+    with _step(f"Train: lockstep run -f {JOB_FILE} --local"):
+        code = run_local(job, profile, root)
     if code != 0:
         return code
-    adapter = root / "workspace" / "runs" / "demo" / "adapter"
+    end = json.loads((root / "workspace" / "runs" / job.metadata.name / "gang" / "end.json").read_text())
     with _step("One sample without and with the adapter"):
-        subprocess.run([sys.executable, *_generate(str(demo / "models" / "tiny-base"), str(adapter))[1:]], check=True)
-    print(f"The adapter is in {adapter}")
+        command = _generate(str(demo / "models" / "tiny-base"), end["result"]["adapter"])
+        subprocess.run([sys.executable, *command[1:]], check=True)
+    _print_result(end["result"])
+    print(f"""
+Next:
+  lockstep run -f manifests/samples/trainingjob-zero3.yaml --local --workspace {root}
+  lockstep render -f {JOB_FILE} --explain
+  sudo make quickstart""")
     return 0
 
 
 def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.deploy import Mode, install_cluster
     from lockstep.cli.devcluster import bring_up
+    from lockstep.plan.resolve import PlatformDefaults, resolve
     from lockstep.platforms.kubernetes.client import connect
 
     if embedded:
@@ -117,26 +142,25 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     with _step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
         namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
     client = connect(context)
-    job, resolved = _demo_job(namespace)
+    job, profile = _demo_job()
+    resolved = resolve(job, profile, PlatformDefaults(namespace=namespace))
     from kubernetes.client import CoreV1Api
 
     core = CoreV1Api(client)
     return _train_and_show(core, client, job, resolved, demo)
 
 
-def _demo_job(namespace: str) -> tuple[TrainingJob, Resolved]:
+def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
     """The sample job, told to start afresh so that a second quickstart trains again."""
     from lockstep.cli.inputs import read_inputs
     from lockstep.cli.paths import checkout
-    from lockstep.plan.resolve import PlatformDefaults, resolve
 
-    inputs = read_inputs(checkout() / JOB_FILE, CLUSTER, namespace)
+    inputs = read_inputs(checkout() / JOB_FILE, CLUSTER, None)
     job, training = inputs.job, inputs.job.spec.training
     if training is None:
         raise AssertionError(f"{JOB_FILE} has no training")
     fresh = training.model_copy(update={"checkpoint": training.checkpoint.model_copy(update={"resume_from": "None"})})
-    job = job.model_copy(update={"spec": job.spec.model_copy(update={"training": fresh})})
-    return job, resolve(job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"training": fresh})}), inputs.cluster.profile
 
 
 def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
@@ -160,7 +184,8 @@ def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved
         with _step("One sample without and with the adapter"):
             model = job.spec.training.model.name if job.spec.training else ""
             print(run_in_pod(core, namespace, files, _generate(model, result["adapter"])))
-    _print_result(result, namespace, job.metadata.name)
+    _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
+    _print_next(namespace, job.metadata.name)
     return 0
 
 
@@ -191,20 +216,21 @@ def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:
     print(f"See: kubectl describe tj {name} -n {namespace}", file=sys.stderr)
 
 
-def _print_result(result: dict[str, Any], namespace: str, name: str) -> None:
-    from lockstep.cli.paths import checkout
-
-    kubeconfig = os.environ.get("KUBECONFIG", "your kubeconfig")
+def _print_result(result: dict[str, Any], where: str = "") -> None:
     print(f"""
 Complete
   eval loss before   {result.get("evalLossBefore")}
   eval loss after    {result.get("evalLossAfter")}
-  adapter            {result.get("adapter")} (on claim ml-dev-workspace of namespace {namespace})
+  adapter            {result.get("adapter")}{where}""")
 
+
+def _print_next(namespace: str, name: str) -> None:
+    kubeconfig = os.environ.get("KUBECONFIG", "your kubeconfig")
+    print(f"""
 Next:
   export KUBECONFIG={kubeconfig}
   kubectl get tj -n {namespace} -w
   kubectl describe tj {name} -n {namespace}
-  kubectl apply -n {namespace} -f {checkout() / "manifests/samples/trainingjob-zero3.yaml"}
+  kubectl apply -n {namespace} -f manifests/samples/trainingjob-zero3.yaml
   make logs JOB={name}
   make cluster-down""")
