@@ -76,6 +76,26 @@ def test_the_operator_may_do_what_it_does_and_no_more(operator: None, kubectl: K
     assert [right for right in MAY_NOT if may(kubectl, *right)] == []
 
 
+@pytest.mark.parametrize(
+    ("role", "can"), [("edit", {"get", "create", "delete"}), ("admin", {"get", "create", "delete"}), ("view", {"get"})]
+)
+def test_the_built_in_roles_of_a_namespace_are_enough_for_jobs_there(
+    operator: None, namespace: str, kubectl: Kubectl, role: str, can: set[str]
+) -> None:
+    bound = kubectl("create", "rolebinding", "people", f"--clusterrole={role}", "--user=alice", "-n", namespace)
+    assert bound.returncode == 0, bound.stderr
+
+    def allowed(place: str) -> set[str]:
+        answers = {
+            verb: kubectl("auth", "can-i", verb, "trainingjobs.lockstep.dev", "--as", "alice", "-n", place)
+            for verb in ("get", "create", "delete")
+        }
+        return {verb for verb, answer in answers.items() if answer.stdout.strip() == "yes"}
+
+    until(f"the rights of {role}", lambda: allowed(namespace) == can)  # the API server aggregates roles a moment later
+    assert allowed("default") == set()
+
+
 @dataclass
 class Speaker:
     """Speaks to the operator from node 1 of a job, as whoever holds a token."""
