@@ -1,0 +1,69 @@
+"""What `lockstep deploy` would send, and where it refuses to send it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli import target
+from lockstep.cli.deploy import Mode, deploy, planned
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    deploy("barcelona", Mode.RDMA, dry_run=True)
+    printed = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert printed == planned("barcelona", Mode.RDMA).objects
+    kinds = {item["kind"] for item in printed}
+    assert kinds >= {
+        "CustomResourceDefinition",
+        "ClusterProfile",
+        "ServiceAccount",
+        "ClusterRole",
+        "Deployment",
+        "Service",
+        "SecurityContextConstraints",
+    }
+    profile = next(item for item in printed if item["kind"] == "ClusterProfile")
+    assert (profile["metadata"]["name"], profile["spec"]["network"]["mode"]) == ("barcelona", "RDMA")
+
+
+def test_rdma_is_refused_where_the_profile_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"^MODE=rdma: cluster nerc-production has no RDMA .*: use MODE=tcp$"):
+        planned("nerc-production", Mode.RDMA)
+
+
+def test_every_shipped_cluster_can_be_planned_over_tcp() -> None:
+    names = sorted(path.stem for path in (CHECKOUT / "clusters").glob("*.yaml"))
+    assert len(names) == 4
+    for name in names:
+        path = str(CHECKOUT / "clusters" / f"{name}.yaml")
+        profile = next(item for item in planned(path, Mode.TCP).objects if item["kind"] == "ClusterProfile")
+        assert profile["spec"]["network"]["mode"] == "TCP"
+
+
+@pytest.mark.parametrize(
+    ("stated", "server", "same"),
+    [
+        ("barcelona.example.org", "https://api.barcelona.example.org:6443", True),
+        ("api.barcelona.example.org", "https://api.barcelona.example.org:6443", True),
+        ("api.barcelona.example.org:6443", "https://api.barcelona.example.org:6443", True),
+        ("barcelona.example.org", "https://api.other.example.org:6443", False),
+        ("example.org", "https://api.barcelona.example.org:6443", False),
+    ],
+)
+def test_the_api_host_of_the_cluster_file_is_compared_with_the_kubeconfig_s(stated: str, server: str, same: bool) -> None:
+    assert target.is_same_host(stated, server) is same
+
+
+def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match="the embedded cluster is not up: `make cluster-up`"):
+        target.use_embedded_cluster("local", None)
+    assert target.use_embedded_cluster("barcelona", None) is False
