@@ -253,7 +253,7 @@ def test_the_role_admin_is_enough_to_run_a_job_in_a_namespace(
     ]
     done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stdout + done.stderr
-    assert ("hello from 0" if code == 0 else "the data is not there") in done.stdout
+    assert ("hello from 0" if code == 0 else "the data is not there") in done.stdout, done.stdout
     stateful_set = other.get("StatefulSet", "alone", "apps/v1")
     assert stateful_set is not None
     assert stateful_set["spec"]["replicas"] == 0

@@ -28,6 +28,7 @@ COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 _VERDICTS = (0, 1, 75, 78)  # exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 0.25
+DRAIN_SECONDS = 5.0
 REMEMBERED_LINES = 5000
 GONE_SECONDS = 240.0
 Say = Callable[[str], None]
@@ -141,6 +142,8 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
                 say(f"lockstep: {text}")
             told = text
             await asyncio.sleep(LOOK_SECONDS)
+        # The followed container has ended, so its log ends, too; the kubelet may drop it after two more starts.
+        await asyncio.wait([relaying], timeout=DRAIN_SECONDS)
     finally:
         relaying.cancel()
     await asyncio.wait([relaying])
@@ -212,9 +215,15 @@ class _Log:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def rest(self, *, previous: bool) -> None:
-        """What was not told yet of the container that ended: the kubelet may have started it again, and nobody followed a short one."""
-        with contextlib.suppress(ApiError, OSError):
-            await self._tell({"tailLines": str(REMEMBERED_LINES), **({"previous": "true"} if previous else {})})
+        """What was not told yet of the container that ended. `previous`: the kubelet has started it again since.
+
+        It may do so at any moment, so without `previous` both are read: a container that is started again between two requests
+        takes its lines along to the previous one.
+        """
+        earlier = {"previous": "true"}
+        for query in [earlier] if previous else [earlier, {}, earlier]:
+            with contextlib.suppress(ApiError, OSError):
+                await self._tell({"tailLines": str(REMEMBERED_LINES), **query})
 
     async def _tell(self, query: dict[str, str]) -> None:
         pod = names.pod_name(self._run.name, 0)
