@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
+from lockstep.platforms.kubernetes import logs
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace import _Log
 from lockstep.platforms.kubernetes.in_namespace_run import Run
 
-ENDED = ["1 rank 1 raised ValueError", "2 Failed"]
-STARTED_AGAIN = ["3 this job has failed already"]
+DAY = "2026-11-21T09:00:0"
+ENDED = [f"{DAY}1Z rank 1 raised ValueError", f"{DAY}2Z Failed"]
+STARTED_AGAIN = [f"{DAY}3Z this job has failed already"]
 
 
 class RestartedAfterFirstLook:
@@ -52,3 +54,47 @@ def test_only_the_ended_container_is_read_when_it_was_started_again_before() -> 
     cluster = RestartedAfterFirstLook()
     cluster.requests = 1
     assert told(cluster, previous=True) == ["rank 1 raised ValueError", "Failed"]
+
+
+class NotThereYet:
+    """A kubelet that complains in the stream itself when it is asked before the log's file is there, and ends the stream."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        self.requests += 1
+        for line in ["failed to try resolving symlinks in path: no such file"] if self.requests == 1 else ENDED:
+            yield line
+
+
+def test_a_log_that_breaks_off_before_its_first_line_is_asked_for_again() -> None:
+    said: list[str] = []
+
+    async def follow() -> None:
+        complete = asyncio.Event()
+
+        def say(line: str) -> None:
+            said.append(line)
+            if len(said) == len(ENDED):
+                complete.set()
+
+        log = _Log(cast(Cluster, NotThereYet()), cast(Run, _Run()), say)
+        following = asyncio.create_task(log.follow())
+        await asyncio.wait_for(complete.wait(), 10)
+        log.ended = True
+        await following
+
+    asyncio.run(follow())
+    assert said == ["rank 1 raised ValueError", "Failed"]
+
+
+def test_lockstep_logs_leaves_out_the_kubelet_s_complaints_and_nothing_after_them() -> None:
+    answers = iter([[b"unable to retrieve container logs for containerd://13c0"], [f"{line}\n".encode() for line in ENDED]])
+
+    class Core:
+        def read_namespaced_pod_log(self, *_: Any, **__: Any) -> list[bytes]:
+            return next(answers)
+
+    looks = iter([False, True])
+    assert list(logs.follow(Core(), "ns", "x", 0, over=lambda: next(looks))) == ["rank 1 raised ValueError", "Failed"]

@@ -23,6 +23,7 @@ from lockstep.plan.objects import claims
 from lockstep.plan.observed import Observed
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, path_of
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
+from lockstep.platforms.kubernetes.logs import STAMP
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 _VERDICTS = (0, 1, 75, 78)  # exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet
@@ -142,6 +143,7 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
                 say(f"lockstep: {text}")
             told = text
             await asyncio.sleep(LOOK_SECONDS)
+        log.ended = True
         # The followed container has ended, so its log ends, too; the kubelet may drop it after two more starts.
         await asyncio.wait([relaying], timeout=DRAIN_SECONDS)
     finally:
@@ -204,15 +206,15 @@ class _Log:
         self._cluster, self._run, self._say = cluster, run, say
         self._told: deque[str] = deque(maxlen=REMEMBERED_LINES)
         """Time stamps, to the nanosecond."""
+        self.ended = False
 
     async def follow(self) -> None:
-        """From the first line; a pod that isn't there or not running yet is asked again."""
-        while True:
-            try:
+        """From the first line until the end. A pod that isn't there or not running yet is asked again, and so is one whose log
+        broke off: the kubelet ends it when it is asked between the start of the container and the first line."""
+        while not self.ended:
+            with contextlib.suppress(ApiError, OSError):
                 await self._tell({"follow": "true"})
-                return
-            except (ApiError, OSError):
-                await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def rest(self, *, previous: bool) -> None:
         """What was not told yet of the container that ended. `previous`: the kubelet has started it again since.
@@ -229,7 +231,7 @@ class _Log:
         pod = names.pod_name(self._run.name, 0)
         async for line in self._cluster.log(self._run.namespace, pod, names.CONTAINER, {"timestamps": "true", **query}):
             stamp, _, text = line.partition(" ")
-            if stamp not in self._told:
+            if STAMP.match(stamp) and stamp not in self._told:
                 self._told.append(stamp)
                 self._say(text)
 

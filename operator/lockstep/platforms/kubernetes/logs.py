@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from lockstep.api.names import CONTAINER, log_name, pod_name
 
 RETRY_SECONDS = 0.5
+STAMP = re.compile(r"^\d{4}-\d{2}-\d{2}T")
+"""How every line of a container's log begins when it is asked for with timestamps. The kubelet's own complaints (the log file isn't
+there yet, the container is gone) come in the same stream without one."""
 
 
 def follow(core: Any, namespace: str, job: str, node: int, over: Callable[[], bool], follow: bool = True) -> Iterator[str]:
@@ -35,7 +39,7 @@ def _stamped(core: Any, namespace: str, pod: str, after: str | None, follow: boo
         response = core.read_namespaced_pod_log(pod, namespace, container=CONTAINER, follow=follow, timestamps=True, _preload_content=False)
         for raw in response:
             stamp, _, line = raw.decode(errors="replace").rstrip("\n").partition(" ")
-            if after is None or stamp > after:
+            if STAMP.match(stamp) and (after is None or stamp > after):
                 yield stamp, line
     except (ApiException, HTTPError):  # no pod, no container yet, or the connection broke: the caller comes back
         return
