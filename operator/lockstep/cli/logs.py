@@ -9,8 +9,6 @@ import typer
 
 from lockstep.api.errors import ConfigError
 
-ENDED = ("Complete", "Failed")
-
 
 def logs(
     job: Annotated[str, typer.Argument(help="The job's name.")],
@@ -28,7 +26,7 @@ def logs(
 
     from lockstep.cli.target import target_of
     from lockstep.platforms.kubernetes import logs as job_logs
-    from lockstep.platforms.kubernetes.jobs import get_job
+    from lockstep.platforms.kubernetes.jobs import get_job, has_ended, job_status
 
     target = target_of(cluster, namespace, context)
     found = get_job(target.client, target.namespace, job)
@@ -37,8 +35,7 @@ def logs(
         raise ConfigError(f"there is no TrainingJob {job} in namespace {target.namespace}: kubectl get tj -n {target.namespace}")
 
     def over() -> bool:
-        conditions = (get_job(target.client, target.namespace, job) or {}).get("status", {}).get("conditions", [])
-        return not follow or any(c["type"] in ENDED and c["status"] == "True" for c in conditions)
+        return not follow or has_ended(job_status(target.client, target.namespace, job))
 
     printed = False
     for line in job_logs.follow(core, target.namespace, job, node, over, follow=follow):

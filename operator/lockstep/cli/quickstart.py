@@ -164,6 +164,7 @@ def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
 
 
 def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
+    from lockstep.plan.observed import is_true
     from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
     from lockstep.platforms.kubernetes.jobs import replace_job
 
@@ -178,7 +179,7 @@ def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved
             replace_job(client, namespace, job)
             status = _follow(core, client, namespace, job.metadata.name)
         result = status.get("result") or {}
-        if not _is_true(status, "Complete"):
+        if not is_true(status, "Complete"):
             _print_failure(status, namespace, job.metadata.name)
             return 1
         with _step("One sample without and with the adapter"):
@@ -191,22 +192,17 @@ def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved
 
 def _follow(core: Any, client: Any, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until it has ended; its last status."""
-    from lockstep.platforms.kubernetes.jobs import job_status
+    from lockstep.platforms.kubernetes.jobs import has_ended, job_status
     from lockstep.platforms.kubernetes.logs import follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
 
     def over() -> bool:
-        status = job_status(client, namespace, name)
-        return _is_true(status, "Complete") or _is_true(status, "Failed") or time.monotonic() > deadline
+        return has_ended(job_status(client, namespace, name)) or time.monotonic() > deadline
 
     for line in follow(core, namespace, name, node=0, over=over):
         print(f"    {line}", flush=True)
     return job_status(client, namespace, name)
-
-
-def _is_true(status: dict[str, Any], condition: str) -> bool:
-    return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions", []))
 
 
 def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:

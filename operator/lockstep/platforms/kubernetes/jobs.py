@@ -1,4 +1,4 @@
-"""TrainingJobs as a person at a terminal handles them: apply anew, read the status, list."""
+"""TrainingJobs as a person at a terminal handles them: apply anew, read the status."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP, VERSION
+from lockstep.plan.observed import is_true
 
 PLURAL = "trainingjobs"
 GONE_TIMEOUT_SECONDS = 60.0
@@ -17,11 +18,6 @@ def _objects(client: Any) -> Any:
     from kubernetes.client import CustomObjectsApi
 
     return CustomObjectsApi(client)
-
-
-def list_jobs(client: Any, namespace: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _objects(client).list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)["items"]
-    return found
 
 
 def get_job(client: Any, namespace: str, name: str) -> dict[str, Any] | None:
@@ -41,6 +37,11 @@ def job_status(client: Any, namespace: str, name: str) -> dict[str, Any]:
     """The job's status; empty when there is no job or no status yet."""
     status: dict[str, Any] = (get_job(client, namespace, name) or {}).get("status", {})
     return status
+
+
+def has_ended(status: dict[str, Any]) -> bool:
+    """Whether a terminal condition holds."""
+    return is_true(status, "Complete") or is_true(status, "Failed")
 
 
 def delete_job(client: Any, namespace: str, name: str) -> None:
