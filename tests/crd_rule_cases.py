@@ -102,6 +102,27 @@ JOB_CASES = {
         training(optimization={"globalBatchSize": 3, "microBatchSize": 4}),
         "spec.training.optimization.globalBatchSize",
     ),
+    ("spec.training", "model.quantization needs zeroStage Stage1 or Stage2 and method LoRA: Stage3 would cut packed weights into shards"): Case(
+        training(model={"name": "/m", "quantization": "NF4"}, zeroStage="Stage2"),
+        training(model={"name": "/m", "quantization": "NF4"}, zeroStage="Stage3"),
+        "spec.training.model.quantization",
+    ),
+    ("spec.training", "hierarchicalPartition Node needs zeroStage Stage3"): Case(
+        training(hierarchicalPartition="Node", zeroStage="Stage3"),
+        training(hierarchicalPartition="Node", zeroStage="Stage2"),
+        "spec.training.hierarchicalPartition",
+    ),
+    ("spec.training.lora", 'targetParameters need dropout "0" and dora false'): Case(
+        training(lora={"targetParameters": ["mlp.experts.gate_up_proj"]}),
+        training(lora={"targetParameters": ["mlp.experts.gate_up_proj"], "dropout": "0.1"}),
+        "spec.training.lora.targetParameters",
+    ),
+    ("spec.training.data", "exactly one of path, name and sources must be set"): Case(
+        training(data={"sources": [{"path": "/d"}]}), training(data={"path": "/d", "name": "org/d"}), "spec.training.data"
+    ),
+    ("spec.training.data.sources[]", "exactly one of path and name must be set"): Case(
+        training(data={"sources": [{"name": "org/d"}]}), training(data={"sources": [{}]}), "spec.training.data.sources[0]"
+    ),
     ("spec.training.evaluation", "holdout must be greater than 0 and at most 0.5"): Case(
         training(evaluation={"holdout": "5e-1"}), training(evaluation={"holdout": "0"}), "spec.training.evaluation.holdout"
     ),

@@ -84,7 +84,7 @@ def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
 
     def make(name: str = "run", folder: str | None = None, uid: str | None = None, **training: Any) -> Path:
         settings = {
-            "model": {"name": str(model), "revision": None},
+            "model": {"name": str(model)},
             "lora": {"rank": 5, "alpha": 10, "dropout": "0", "targetModules": ["q_proj", "v_proj", "down_proj"]},
             "zeroStage": "Stage2",
             "precision": "FP32",

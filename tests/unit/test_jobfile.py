@@ -55,7 +55,7 @@ def test_a_field_without_a_value_is_left_out() -> None:
 
 
 ROOT = "apiVersion, kind, metadata, spec, status"
-TRAINING = "checkpoint, data, evaluation, lora, model, optimization, precision, seed, zeroStage"
+TRAINING = "checkpoint, data, deepspeed, evaluation, hierarchicalPartition, limits, lora, method, metrics, model, optimization, precision, seed, zeroStage"
 MISTAKES = [
     ("zeroStage: Stage2", "zero_stage: Stage2", f"9: spec.training.zero_stage: unknown field; did you mean zeroStage? (valid here: {TRAINING})"),
     ("zeroStage: Stage2", "zzzz: 1", f"9: spec.training.zzzz: unknown field (valid here: {TRAINING})"),

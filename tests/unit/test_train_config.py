@@ -14,7 +14,7 @@ from lockstep_train.environment import rank_environment
 from lockstep_train.errors import ConfigError
 
 TRAINING: dict[str, Any] = {
-    "model": {"name": "/workspace/models/tiny", "revision": None},
+    "model": {"name": "/workspace/models/tiny"},
     "lora": {"rank": 16, "alpha": 32, "dropout": "0", "targetModules": ["q_proj", "v_proj"]},
     "zeroStage": "Stage3",
     "precision": "BF16",
@@ -77,7 +77,7 @@ def test_evaluation_may_be_null() -> None:
         ("optimization.learningRate", "nan", "training.optimization.learningRate is"),
         ("optimization.learningRate", "-1", "training.optimization.learningRate is"),
         ("evaluation.holdout", "1.5", "training.evaluation.holdout is"),
-        ("precision", "FP16", 'training.precision is "FP16", but must be one of BF16, FP32'),
+        ("precision", "FP8", 'training.precision is "FP8", but must be one of BF16, FP16, FP32'),
         ("data", [], "training.data is [], but must be an object"),
         ("data.maxLength", 1, "training.data.maxLength is 1, but must be a whole number ≥ 2"),
     ],

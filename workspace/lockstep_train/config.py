@@ -7,12 +7,29 @@ silently ignored costs a whole run. Numbers with a fraction are strings ("2e-4")
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from lockstep_train.errors import ConfigError
-from lockstep_train.strict import decimal, enumerated, integer, optional, positive, probability, refuse, section, share, string, strings
+from lockstep_train.strict import (
+    boolean,
+    decimal,
+    enumerated,
+    integer,
+    items,
+    mapping,
+    optional,
+    positive,
+    probability,
+    refuse,
+    section,
+    share,
+    string,
+    strings,
+)
 
 
 class ZeroStage(Enum):
@@ -31,6 +48,7 @@ class Precision(Enum):
     """The dtype of weights and activations; masters and moments are always FP32."""
 
     BF16 = "BF16"
+    FP16 = "FP16"
     FP32 = "FP32"
 
 
@@ -42,11 +60,87 @@ class Schedule(Enum):
     CONSTANT = "Constant"
 
 
+class Method(Enum):
+    """What is trained: an adapter, or every weight."""
+
+    LORA = "LoRA"
+    FULL = "Full"
+
+
+class Quantization(Enum):
+    """The number format of the frozen base weights."""
+
+    NONE = "None"
+    NF4 = "NF4"
+    INT8 = "Int8"
+
+
+class DataFormat(Enum):
+    """How samples stand in a file; Auto goes by its name."""
+
+    AUTO = "Auto"
+    JSONL = "JSONL"
+    TEXT = "Text"
+
+
+class Overlong(Enum):
+    """What happens to a sample of more than `max_length` tokens."""
+
+    TRUNCATE = "Truncate"
+    DROP = "Drop"
+    SPLIT = "Split"
+    ERROR = "Error"
+
+
+class TrainOn(Enum):
+    """Which tokens are learned."""
+
+    ASSISTANT = "Assistant"
+    LAST_TURN = "LastTurn"
+    ALL = "All"
+
+
+class Optimizer(Enum):
+    """AdamW decays weights apart from the gradient; Adam adds the decay to it."""
+
+    ADAMW = "AdamW"
+    ADAM = "Adam"
+
+
+class Offload(Enum):
+    """Where the optimizer's state lives and its step is computed."""
+
+    NONE = "None"
+    CPU = "CPU"
+
+
+class NonFinitePolicy(Enum):
+    """What happens when a loss or a gradient is not finite."""
+
+    STOP = "Stop"
+    SKIP = "Skip"
+
+
+class Content(Enum):
+    """What a commit holds: masters and moments, or the trained weights alone in the run's precision."""
+
+    FULL = "Full"
+    LITE = "Lite"
+
+
+class HierarchicalPartition(Enum):
+    """Whether each node keeps a whole copy of the frozen weights under Stage3 (ZeRO++ hpZ)."""
+
+    AUTO = "Auto"
+    NODE = "Node"
+    NONE = "None"
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     name: str
     """Folder of the base model, with its tokenizer."""
-    revision: str | None = None
+    quantization: Quantization = Quantization.NONE
 
 
 @dataclass(frozen=True)
@@ -55,14 +149,45 @@ class LoraConfig:
     alpha: int
     dropout: float
     target_modules: tuple[str, ...]
+    target_parameters: tuple[str, ...] = ()
+    """Parameters of no linear layer that get an adapter: fused experts."""
+    modules_to_save: tuple[str, ...] = ()
+    """Layers that are trained whole."""
+    rank_stabilized: bool = False
+    dora: bool = False
+    init_from: str | None = None
+    """Folder of a PEFT adapter to start with."""
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """One source of samples: a file (`path`) or a hub dataset (`name`, `split`, `revision`)."""
+
+    path: str | None = None
+    name: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    format: DataFormat = DataFormat.AUTO
+    weight: float = 1.0
+    """How often each sample is seen in an epoch."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    path: str
-    """A .jsonl file (`text`, or `prompt` and `completion`), or a plain text file."""
+    """Exactly one of `path`, `name` and `sources` is set."""
+
     max_length: int
-    """Tokens of the longest sample; what is longer is cut."""
+    """Tokens of the longest sample or, with packing, of a pack."""
+    path: str | None = None
+    """A .jsonl file (`text`, `prompt` and `completion`, or `messages`), or a plain text file."""
+    name: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    format: DataFormat = DataFormat.AUTO
+    sources: tuple[SourceConfig, ...] = ()
+    overlong: Overlong = Overlong.TRUNCATE
+    train_on: TrainOn = TrainOn.ASSISTANT
+    packing: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,17 +200,28 @@ class OptimizationConfig:
     """Samples an optimizer step; default: microBatchSize × ranks at the first start."""
     warmup_steps: int = 0
     schedule: Schedule = Schedule.COSINE
+    optimizer: Optimizer = Optimizer.ADAMW
+    offload: Offload = Offload.NONE
+    non_finite: NonFinitePolicy = NonFinitePolicy.STOP
+    gradient_checkpointing: bool = False
     max_gradient_norm: float = 1.0
     weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationDataConfig:
+    path: str
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     every_steps: int
     holdout: float
-    """Share of the samples kept out of training, chosen by a hash of their content."""
+    """Share of the samples kept out of training, chosen by a hash of their content; not read with `data`."""
     samples: int
     """At most so many of them are evaluated."""
+    data: EvaluationDataConfig | None = None
+    """A file of its own."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +230,39 @@ class CheckpointConfig:
     keep: int
     resume_from: str
     """`Auto`, `None`, or the path of a commit."""
+    content: Content = Content.FULL
+    replicas: int = 1
+    """Volumes that hold each shard, where every node has a volume of its own."""
+    export_adapter: bool = False
+    """Write a PEFT adapter folder beside each commit, in the background."""
+
+
+@dataclass(frozen=True)
+class MLflowConfig:
+    tracking_uri: str
+    experiment: str = "lockstep"
+
+
+@dataclass(frozen=True)
+class WandBConfig:
+    project: str = "lockstep"
+    entity: str | None = None
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Where metrics go besides the JSONL files."""
+
+    tensor_board: bool = True
+    mlflow: MLflowConfig | None = None
+    wandb: WandBConfig | None = None
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    collective_timeout_seconds: int = 600
+    step_timeout_seconds: int | None = None
+    """Default: 3 × the median step, at least 120 s."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +276,12 @@ class TrainingConfig:
     optimization: OptimizationConfig
     evaluation: EvaluationConfig | None
     checkpoint: CheckpointConfig
+    method: Method = Method.LORA
+    hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    deepspeed: Mapping[str, Any] | None = None
+    """Raw settings of DeepSpeed, laid over ours."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +294,39 @@ class RunConfig:
     training: TrainingConfig
 
 
-_model = section(ModelConfig, {"name": string, "revision": optional(string)})
-_lora = section(LoraConfig, {"rank": positive, "alpha": positive, "dropout": probability, "target_modules": strings})
-_data = section(DataConfig, {"path": string, "max_length": lambda path, value: integer(path, value, minimum=2)})
+_model = section(ModelConfig, {"name": string, "quantization": enumerated(Quantization)})
+_lora = section(
+    LoraConfig,
+    {
+        "rank": positive,
+        "alpha": positive,
+        "dropout": probability,
+        "target_modules": strings,
+        "target_parameters": items(string),
+        "modules_to_save": items(string),
+        "rank_stabilized": boolean,
+        "dora": boolean,
+        "init_from": optional(string),
+    },
+)
+_SOURCE = {
+    "path": optional(string),
+    "name": optional(string),
+    "split": string,
+    "revision": optional(string),
+    "format": enumerated(DataFormat),
+}
+_data = section(
+    DataConfig,
+    {
+        **_SOURCE,
+        "max_length": lambda path, value: integer(path, value, minimum=2),
+        "sources": items(section(SourceConfig, {**_SOURCE, "weight": decimal})),
+        "overlong": enumerated(Overlong),
+        "train_on": enumerated(TrainOn),
+        "packing": boolean,
+    },
+)
 _optimization = section(
     OptimizationConfig,
     {
@@ -132,24 +337,55 @@ _optimization = section(
         "global_batch_size": optional(positive),
         "warmup_steps": integer,
         "schedule": enumerated(Schedule),
+        "optimizer": enumerated(Optimizer),
+        "offload": enumerated(Offload),
+        "non_finite": enumerated(NonFinitePolicy),
+        "gradient_checkpointing": boolean,
         "max_gradient_norm": decimal,
         "weight_decay": decimal,
     },
 )
-_evaluation = section(EvaluationConfig, {"every_steps": positive, "holdout": share, "samples": positive})
-_checkpoint = section(CheckpointConfig, {"every_steps": positive, "keep": positive, "resume_from": string})
+_evaluation = section(
+    EvaluationConfig,
+    {"every_steps": positive, "holdout": share, "samples": positive, "data": optional(section(EvaluationDataConfig, {"path": string}))},
+)
+_checkpoint = section(
+    CheckpointConfig,
+    {
+        "every_steps": positive,
+        "keep": positive,
+        "resume_from": string,
+        "content": enumerated(Content),
+        "replicas": positive,
+        "export_adapter": boolean,
+    },
+)
+_metrics = section(
+    MetricsConfig,
+    {
+        "tensor_board": boolean,
+        "mlflow": optional(section(MLflowConfig, {"tracking_uri": string, "experiment": string})),
+        "wandb": optional(section(WandBConfig, {"project": string, "entity": optional(string)})),
+    },
+)
+_limits = section(LimitsConfig, {"collective_timeout_seconds": positive, "step_timeout_seconds": optional(positive)})
 _training = section(
     TrainingConfig,
     {
         "model": _model,
+        "method": enumerated(Method),
         "lora": _lora,
         "zero_stage": enumerated(ZeroStage),
+        "hierarchical_partition": enumerated(HierarchicalPartition),
         "precision": enumerated(Precision),
         "seed": integer,
         "data": _data,
         "optimization": _optimization,
         "evaluation": optional(_evaluation),
         "checkpoint": _checkpoint,
+        "metrics": _metrics,
+        "limits": _limits,
+        "deepspeed": optional(mapping),
     },
 )
 

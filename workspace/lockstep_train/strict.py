@@ -46,6 +46,30 @@ def string(path: str, value: object) -> str:
     return value
 
 
+def boolean(path: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refuse(path, value, "true or false")
+    return value
+
+
+def mapping(path: str, value: object) -> dict[str, Any]:
+    """Any JSON object, as it is."""
+    if not isinstance(value, dict):
+        raise refuse(path, value, "an object")
+    return value
+
+
+def items(reader: Callable[[str, object], T]) -> Callable[[str, object], tuple[T, ...]]:
+    """A list, possibly empty, each item read by `reader`."""
+
+    def read(path: str, value: object) -> tuple[T, ...]:
+        if not isinstance(value, list):
+            raise refuse(path, value, "a list")
+        return tuple(reader(f"{path}[{index}]", item) for index, item in enumerate(value))
+
+    return read
+
+
 def strings(path: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise refuse(path, value, "a non-empty list of strings")
@@ -80,7 +104,7 @@ def section(kind: type[T], readers: Mapping[str, Callable[[str, object], Any]]) 
         for key, field in known.items():
             if key in value:
                 arguments[field.name] = readers[field.name](f"{path}.{key}", value[key])
-            elif field.default is MISSING:
+            elif field.default is MISSING and field.default_factory is MISSING:
                 raise ConfigError(f"{path}.{key} is missing; a {kind.__name__} needs it")
         return kind(**arguments)
 

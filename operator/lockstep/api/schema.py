@@ -84,6 +84,8 @@ def _object(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tup
 
 def _map(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tuple[Rule, ...]]) -> Schema:
     patterns: Schema = merged.get("patternProperties", {})
+    if merged.get("additionalProperties") is True:
+        return {"x-kubernetes-preserve-unknown-fields": True}
     values: Schema = next(iter(patterns.values())) if patterns else merged["additionalProperties"]
     made: Schema = {"additionalProperties": _structural(values, definitions, rules)}
     return made | ({"x-kubernetes-validations": [LABEL_KEY_RULE]} if LABEL_KEY_PATTERN in patterns else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -199,9 +200,21 @@ def _training(job: TrainingJob, platform: PlatformDefaults) -> dict[str, Any] | 
     if job.spec.training is None:
         return None
     training = job.spec.training.model_dump(mode="json", by_alias=True)
-    for section, key in (("model", "name"), ("data", "path"), ("checkpoint", "resumeFrom")):
-        training[section][key] = _real_path(training[section][key], platform)
+    for section, key in _paths(training):
+        if section[key] is not None:
+            section[key] = _real_path(section[key], platform)
     return training
+
+
+def _paths(training: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every field of the trainer's settings that is a path: the section it is in, and its key."""
+    yield training["model"], "name"
+    yield training["lora"], "initFrom"
+    yield training["checkpoint"], "resumeFrom"
+    for source in (training["data"], *training["data"]["sources"]):
+        yield source, "path"
+    if training["evaluation"] is not None and training["evaluation"]["data"] is not None:
+        yield training["evaluation"]["data"], "path"
 
 
 def _real_path(path: str, platform: PlatformDefaults) -> str:

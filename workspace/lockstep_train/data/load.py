@@ -24,7 +24,7 @@ class Dataset:
 
 def load_dataset(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: Tokeniser) -> Dataset:
     """Raises ConfigError when the file has broken lines or nothing is left to train on."""
-    path = Path(data.path)
+    path = Path(data.path or "")
     samples = read_samples(path)
     tokenised = (tokenise if is_jsonl(path) else tokenise_blocks)(samples, tokeniser, data.max_length)
     training, held_out = split(tokenised.examples, evaluation.holdout) if evaluation else (tokenised.examples, [])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
+from lockstep.api.training import Training
 from lockstep.plan.resolve import PlatformDefaults, Resolved
 from lockstep.plan.run import Placement, build_run
 from lockstep_gang.contract import Run, WhenDone
@@ -79,10 +81,22 @@ def check_inputs(resolved: Resolved) -> None:
         assert stated is not None  # noqa: S101 (resolved.training comes from it)
         _require("spec.training.model.name", stated.model.name, model, model.is_dir(), "folder")
         _require_file("spec.training.model.name", f"{stated.model.name}/config.json", model / "config.json")
-        _require_file("spec.training.data.path", stated.data.path, Path(training["data"]["path"]))
+        for place, path, real in _data_files(stated, training):
+            _require_file(place, path, Path(real))
         resume = training["checkpoint"]["resumeFrom"]
         if resume.startswith("/"):
             _require("spec.training.checkpoint.resumeFrom", stated.checkpoint.resume_from, Path(resume), Path(resume).is_dir(), "folder")
+
+
+def _data_files(stated: Training, training: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Every file of samples: its field, as stated, and where it is here. Hub datasets have none."""
+    if stated.data.path is not None:
+        yield "spec.training.data.path", stated.data.path, training["data"]["path"]
+    for index, source in enumerate(stated.data.sources):
+        if source.path is not None:
+            yield f"spec.training.data.sources[{index}].path", source.path, training["data"]["sources"][index]["path"]
+    if stated.evaluation is not None and stated.evaluation.data is not None:
+        yield "spec.training.evaluation.data.path", stated.evaluation.data.path, training["evaluation"]["data"]["path"]
 
 
 def _require_file(field: str, stated: str, path: Path) -> None:
