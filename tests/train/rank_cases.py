@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import signal
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,12 +28,19 @@ from lockstep_train.report import Reporter
 from lockstep_train.stop import StopSignal
 
 
+def case_modules() -> list[ModuleType]:
+    """This module and every cases_*.py beside it, in the order of their names."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("cases_*.py"))
+    return [sys.modules[__name__], *(importlib.import_module(name) for name in names)]
+
+
 def call(target: str, arguments: dict[str, Any]) -> int:
-    """Run `main` (the trainer itself) or one of the functions below; the exit code."""
+    """Run `main` (the trainer itself), or the one function of that name here or in a cases_*.py; the exit code."""
     if target == "main":
         return trainer.main([])
-    result = globals()[target](**arguments)
-    return int(result or 0)
+    found = {function for module in case_modules() if (function := vars(module).get(target)) is not None}
+    assert len(found) == 1, f"{len(found)} functions named {target!r} in rank_cases.py and cases_*.py: there must be one"
+    return int(found.pop()(**arguments) or 0)
 
 
 def assembled() -> assembling.Run:

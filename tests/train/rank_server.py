@@ -1,6 +1,6 @@
 """Forks ranks from a process that has everything imported, so a rank starts in milliseconds instead of seconds.
 
-Reads one JSON request a line: {"target": "main" | "<function of rank_cases.py>", "arguments": {…}, "ranks": [{"environment": {…}, "output": path}, …]};
+Reads one JSON request a line: {"target": "main" | "<function of rank_cases.py or of a cases_*.py>", "arguments": {…}, "ranks": [{"environment": {…}, "output": path}, …]};
 answers {"pids": […]} and, as each rank ends, {"pid": …, "code": …} (negative: the signal).
 """
 
@@ -17,12 +17,13 @@ from typing import Any
 def preload() -> None:
     import deepspeed  # noqa: F401
     import peft  # noqa: F401
-    import rank_cases  # noqa: F401  (the tests' own functions, and with them the trainer)
+    import rank_cases
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
     from lockstep_train.engine.start import import_muon_uncompiled
 
     import_muon_uncompiled()
+    rank_cases.case_modules()  # the tests' own functions, and with them the trainer
 
 
 def run_rank(request: dict[str, Any], rank: dict[str, Any]) -> None:

@@ -1,0 +1,3 @@
+"""Rank functions of the tests that look into a save."""
+
+from __future__ import annotations
