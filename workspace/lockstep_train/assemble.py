@@ -55,7 +55,13 @@ class Description:
 
     def __call__(self, step: int) -> Manifest:
         consumed = self.plan.cursor(step + 1)
-        return replace(self.template, step=step, samples_consumed=consumed, optimizer_step=zero_access.optimizer_step(self.engine))
+        return replace(
+            self.template,
+            step=step,
+            samples_consumed=consumed,
+            optimizer_step=zero_access.optimizer_step(self.engine),
+            loss_scaler=zero_access.loss_scaler_state(self.engine),
+        )
 
     def set_eval_loss_before(self, loss: str | None) -> None:
         self.template = replace(self.template, eval_loss_before=loss)
@@ -137,6 +143,7 @@ def restore(engine: Any, source: resume.Source, plan: sampler.Plan, ranks: Ranks
     reader = ShardReader(source.folder, source.manifest)
     full = direct(reader) if source.everywhere else exchanged(reader, source.holders, ranks)
     zero_access.restore(engine, full, source.manifest.optimizer_step, plan.accumulation, plan.global_batch_size)
+    zero_access.restore_loss_scaler(engine, source.manifest.loss_scaler)
 
 
 def _template(config: RunConfig, start: resume.Start, identity: Identity, adapter: dict[str, Any], ranks: Ranks) -> Manifest:
@@ -156,6 +163,7 @@ def _template(config: RunConfig, start: resume.Start, identity: Identity, adapte
         eval_loss_before=start.source.manifest.eval_loss_before if start.source else None,
         adapter=adapter,
         shards=(),
+        content=training.checkpoint.content.value,
     )
 
 

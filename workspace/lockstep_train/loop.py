@@ -61,7 +61,9 @@ def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> Ste
     tokens = sum(examples[index].learned_tokens for index in indices)
     rate = learning_rate(training.optimization, step, plan.total_steps)
     zero_access.set_learning_rate(run.engine, rate)
-    result = train_step(run.engine, batches, ranks, tokens=tokens, seed=training.seed, step=step, stopping=lambda: stop.requested)
+    result = train_step(
+        run.engine, batches, ranks, tokens=tokens, seed=training.seed, step=step, stopping=lambda: stop.requested, saving=run.saver
+    )
     durations.append(time.monotonic() - started)
     remaining = statistics.median(durations) * (plan.total_steps - step)
     if ranks.first:

@@ -97,6 +97,10 @@ class Manifest:
     adapter: dict[str, Any]
     """`config`: adapter_config.json; `names`: parameter → tensor of the adapter file."""
     shards: tuple[ShardRecord, ...]
+    content: str = "Full"
+    """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (checkpoint/kinds.py has the tensors' names)."""
+    loss_scaler: dict[str, Any] | None = None
+    """FP16 only: what the dynamic loss scaler knows."""
 
     def to_json(self) -> dict[str, Any]:
         identity = asdict(self.identity) | {"target_modules": list(self.identity.target_modules)}
@@ -108,11 +112,12 @@ class Manifest:
             "worldSize": self.world_size,
             "zeroStage": self.zero_stage,
             "precision": self.precision,
+            "content": self.content,
             "baseModel": self.base_model,
             "identity": identity,
             "globalBatchSize": self.identity.global_batch_size,
             "data": {"samplesConsumed": self.samples_consumed, "seed": self.identity.seed, "sha256": self.identity.dataset},
-            "optimizer": {"type": "AdamW", "step": self.optimizer_step},
+            "optimizer": {"type": "AdamW", "step": self.optimizer_step, "lossScaler": self.loss_scaler},
             "evalLossBefore": self.eval_loss_before,
             "adapter": self.adapter,
             "shards": [shard.to_json() for shard in self.shards],
@@ -145,6 +150,8 @@ def decode(text: bytes | str) -> Manifest:
             eval_loss_before=value["evalLossBefore"],
             adapter=value["adapter"],
             shards=tuple(ShardRecord.from_json(shard) for shard in value["shards"]),
+            content=value["content"],
+            loss_scaler=value["optimizer"]["lossScaler"],
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"the manifest lacks or garbles {error}") from error

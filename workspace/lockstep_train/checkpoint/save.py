@@ -42,6 +42,14 @@ class Saver:
         self._snapshot: Snapshot | None = None
         self.last_step: int | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is still under way."""
+        return False
+
+    def before_update(self) -> None:
+        """Returns when the snapshot has what it needs of masters and moments."""
+
     def save(self, engine: Any, step: int, wait: bool) -> Saved:
         """Save `step`. With `wait`, every rank returns only when it is committed or has failed; else only rank 0 waits."""
         started = time.monotonic()

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-MASTER = "fp32"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-KINDS = (MASTER, *MOMENTS)
+from lockstep_train.checkpoint.kinds import FULL, MASTER, MOMENTS
+
+KINDS = FULL
+_LOSS_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class UnknownDeepSpeed(RuntimeError):
@@ -93,6 +94,21 @@ def optimizer_step(engine: Any) -> int:
     """Updates the optimizer has applied."""
     states = [engine.optimizer.optimizer.state.get(flat, {}) for flat in _flat_masters(engine.optimizer)]
     return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
+def loss_scaler_state(engine: Any) -> dict[str, Any] | None:
+    """What the dynamic loss scaler of FP16 has learned; None without one."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if not getattr(scaler, "dynamic", False):
+        return None
+    return {name: getattr(scaler, name) for name in _LOSS_SCALER}
+
+
+def restore_loss_scaler(engine: Any, state: Mapping[str, Any] | None) -> None:
+    """Go on with a saved loss scale; a run that has no scaler, or a commit that has no state of one, changes nothing."""
+    if state is not None and loss_scaler_state(engine) is not None:
+        for name in _LOSS_SCALER:
+            setattr(engine.optimizer.loss_scaler, name, state[name])
 
 
 def set_learning_rate(engine: Any, rate: float) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,17 @@ class StepResult:
     gradient_norm: float
     stop: bool
     """Some rank was asked to stop; all ranks see the same answer."""
+    saving: bool
+    """Some rank still writes the last save; all ranks see the same answer, so that all skip the next one or none does."""
+
+
+class Saving(Protocol):
+    """What a step must know of the saves that run beside it."""
+
+    @property
+    def busy(self) -> bool: ...
+    def before_update(self) -> None:
+        """Returns when masters and moments may change."""
 
 
 def summed_loss(model: Any, batch: Batch) -> torch.Tensor:
@@ -41,7 +52,7 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
 
 
 def train_step(
-    engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: Callable[[], bool]
+    engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: Callable[[], bool], saving: Saving
 ) -> StepResult:
     """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
 
@@ -57,25 +68,26 @@ def train_step(
         total += float(loss.detach())
         if micro < len(batches) - 1:
             engine.step()  # not at the accumulation boundary: only counts
-    losses, stop = exchange(total, stopping(), ranks)
+    losses, (stop, busy) = exchange(total, (stopping(), saving.busy), ranks)
     wrong = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
     if wrong:
         raise NonFinite(
             f"the loss of step {step} is not finite on rank {', '.join(map(str, wrong))}; the step was not applied and nothing of it was saved"
         )
+    saving.before_update()
     engine.step()
     norm = engine.get_global_grad_norm()
     gradient_norm = float(norm) if norm is not None else 0.0
     if not math.isfinite(gradient_norm):
         raise NonFinite(f"the gradient norm of step {step} is not finite; nothing of that step was saved (seen on rank {ranks.rank})")
-    return StepResult(loss=math.fsum(losses) / tokens, gradient_norm=gradient_norm, stop=stop)
+    return StepResult(loss=math.fsum(losses) / tokens, gradient_norm=gradient_norm, stop=stop, saving=busy)
 
 
-def exchange(loss: float, stopping: bool, ranks: Ranks) -> tuple[list[float], bool]:
-    """Every rank's loss and whether anyone wants to stop, in one all-reduce; a slot a rank, so that a NaN names its rank."""
-    slots = torch.zeros(ranks.world_size + 1, dtype=torch.float64, device=ranks.device)
+def exchange(loss: float, flags: Sequence[bool], ranks: Ranks) -> tuple[list[float], list[bool]]:
+    """Every rank's loss, and for each flag whether any rank has set it, in one all-reduce; a slot a rank, so that a NaN names its rank."""
+    slots = torch.zeros(ranks.world_size + len(flags), dtype=torch.float64, device=ranks.device)
     slots[ranks.rank] = loss
-    slots[-1] = float(stopping)
+    slots[ranks.world_size :] = torch.tensor(flags, dtype=torch.float64)
     dist.all_reduce(slots)
     values: list[float] = slots.tolist()
-    return values[:-1], values[-1] > 0
+    return values[: ranks.world_size], [value > 0 for value in values[ranks.world_size :]]
