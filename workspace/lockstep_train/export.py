@@ -16,11 +16,11 @@ import torch
 
 from lockstep_train.checkpoint.chain import candidates
 from lockstep_train.checkpoint.durable import make_directory, write_durably
+from lockstep_train.checkpoint.kinds import MASTER
 from lockstep_train.checkpoint.layout import MANIFEST
 from lockstep_train.checkpoint.load import ShardReader
 from lockstep_train.checkpoint.manifest import Manifest, decode
 from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
-from lockstep_train.checkpoint.zero_access import MASTER
 from lockstep_train.errors import ConfigError, TrainerError
 
 DTYPES = {"BF16": torch.bfloat16, "FP32": torch.float32}
