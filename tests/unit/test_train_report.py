@@ -1,84 +1,218 @@
-"""Schedules, logs, text for the demo, and the export command."""
+"""JSONL files, lines and the terminal: what people and tools read of a run."""
 
 from __future__ import annotations
 
+import io
 import json
-import sys
-from dataclasses import replace
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep.api.errors import ConfigError
-from lockstep.cli.adapter import export_command
-from lockstep_train.config import OptimizationConfig, Schedule
-from lockstep_train.demo import text
-from lockstep_train.engine.schedule import learning_rate
-from lockstep_train.report import MetricsLog, format_duration, format_metric
-
-OPTIMIZATION = OptimizationConfig(epochs=1, learning_rate=1.0, micro_batch_size=1, warmup_steps=4, schedule=Schedule.LINEAR)
+from lockstep_train.report import Reporter, lines
+from lockstep_train.report.jsonl import JsonLog
+from lockstep_train.report.terminal import Terminal, bar
 
 
-def rates(schedule: Schedule, total: int = 14) -> list[float]:
-    return [learning_rate(replace(OPTIMIZATION, schedule=schedule), step, total) for step in range(1, total + 1)]
+def records(path: Path) -> list[dict[str, Any]]:
+    """Every line, read as strictly as jq does."""
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
-def test_the_warm_up_rises_linearly_to_the_full_rate(schedule: Schedule) -> None:
-    assert rates(schedule)[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
-
-
-def test_the_linear_and_the_cosine_schedule_fall_to_nearly_zero() -> None:
-    for schedule in (Schedule.LINEAR, Schedule.COSINE):
-        after = rates(schedule)[4:]
-        assert after == sorted(after, reverse=True)
-        assert 0 < after[-1] < 0.15
-    assert rates(Schedule.LINEAR)[9] == 0.5
-    assert rates(Schedule.COSINE)[9] == pytest.approx(0.5)
-
-
-def test_the_constant_schedule_stays() -> None:
-    assert set(rates(Schedule.CONSTANT)[4:]) == {1.0}
-
-
-def test_a_run_shorter_than_its_warm_up_is_legal() -> None:
-    assert rates(Schedule.COSINE, total=2) == [0.25, 0.5]
+def write_steps(path: Path, steps: range, *, resumed: int = 0, attempt: int = 1, history: bool = False) -> None:
+    log = JsonLog(path, resumed, attempt, history)
+    for step in steps:
+        log.write({"step": step})
+    log.close()
 
 
 def test_a_resumed_log_has_no_step_twice(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "train_log.jsonl"
-    log = MetricsLog(path, 0)
-    for step in range(1, 6):
-        log.write({"step": step})
-    log.close()
+    write_steps(path, range(1, 6))
     with path.open("a") as file:
         file.write('{"step": 6, "lo')  # the last write before a kill
-    log = MetricsLog(path, 3)
-    log.write({"step": 4})
+    write_steps(path, range(4, 6), resumed=3, attempt=2)
+    assert [(record["step"], record["attempt"]) for record in records(path)] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+
+
+def test_a_torn_last_line_is_dropped_even_when_nothing_was_undone(tmp_path: Path) -> None:
+    path = tmp_path / "train_log.jsonl"
+    write_steps(path, range(1, 4))
+    with path.open("a") as file:
+        file.write('{"schema": 1, "step": 4')
+    write_steps(path, range(4, 5), resumed=3)
+    assert [record["step"] for record in records(path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("torn", ["null", "[]", '{"loss": 1}', '{"step": "4"}', "\0\0\0", '{"step": 4}'])
+def test_whatever_a_power_loss_left_at_the_end_the_log_is_valid_after_the_next_start(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "train_log.jsonl"
+    write_steps(path, range(1, 4))
+    with path.open("a") as file:
+        file.write(torn)
+    write_steps(path, range(4, 6), resumed=3)
+    assert [record["step"] for record in records(path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_log_that_nothing_was_undone_of_is_not_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "train_log.jsonl"
+    write_steps(path, range(1, 4))
+    before = path.stat().st_ino
+    write_steps(path, range(4, 5), resumed=3)
+    assert path.stat().st_ino == before
+    write_steps(path, range(4, 5), resumed=3)
+    assert path.stat().st_ino != before
+
+
+def test_events_of_undone_steps_stay_and_are_marked(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    write_steps(path, range(1, 4), history=True)
+    write_steps(path, range(3, 4), resumed=2, history=True)
+    assert [(record["step"], record.get("undone", False)) for record in records(path)] == [(1, False), (2, False), (3, True), (3, False)]
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
+    log = JsonLog(tmp_path / "log.jsonl", 0, 1)
+    log.write({"step": 1, "loss": float("nan"), "norm": float("-inf"), "layers": {"0": [1.0, float("inf")]}})
     log.close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
+    (record,) = records(tmp_path / "log.jsonl")
+    assert (record["loss"], record["norm"], record["layers"]) == (None, None, {"0": [1.0, None]})
+
+
+def test_a_record_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    log = JsonLog(tmp_path / "log.jsonl", 0, 1)
+    log.write({"step": 1})
+    assert [record["step"] for record in records(tmp_path / "log.jsonl")] == [1]
+    log.close()
+
+
+def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path) -> None:
+    log = JsonLog(tmp_path / "log.jsonl", 0, 1)
+    log._file.close()
+    full = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115 (it stays the log's)
+    log._file = full
+    log.write({"step": 1})
+    log.close()
+
+
+def test_a_reporter_writes_what_its_calls_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = Reporter(None, 0)
+    reporter.event("startUp", importSeconds=1.5)
+    reporter.open_logs(tmp_path, 0, attempt=7)
+    reporter.evaluation(0, 2.0, tokens=50)
+    reporter.step(1, 3, 0.25, 61.0, {"loss": 2.231, "learningRate": 1.33e-7, "gradientNorm": 0.5, "tokensPerSecond": 99.6, "mfu": None})
+    reporter.checkpoint(1, Path("/runs/x/step-1.a7"), 2_500_000, 0.75, stall_seconds=0.012)
+    reporter.experts(1, {"3": [5, 0, 7]})
+    reporter.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "Eval Loss: 2.0000 | Perplexity: 7.39 | Step 0",
+        "Step 1/3 | Loss: 2.2310 | LR: 1.33e-07 | Grad norm: 0.5000 | Tokens/s: 100 | Epoch: 0.25 | ETA: 0:01:01",
+        "CHECKPOINT step 1 | /runs/x/step-1.a7 | 2.5 MB a rank | 0.75 s | training waited 0.012 s",
+    ]
+    (step,), (evaluation,), (usage,) = (records(tmp_path / f"{name}.jsonl") for name in ("train_log", "eval_log", "expert_usage"))
+    assert (step["step"], step["totalSteps"], step["loss"], step["mfu"], step["attempt"], step["schema"]) == (1, 3, 2.231, None, 7, 1)
+    assert (evaluation["evalLoss"], evaluation["tokens"], usage["layers"]) == (2.0, 50, {"3": [5, 0, 7]})
+    assert [(event["kind"], event["step"]) for event in records(tmp_path / "events.jsonl")] == [("startUp", 0), ("checkpoint", 1)]
+
+
+def test_an_evaluation_that_is_done_again_after_a_resume_is_there_once(tmp_path: Path) -> None:
+    for resumed in (0, 0, 4):  # killed before the first commit; then started again after its last step
+        reporter = Reporter(None, 0)
+        reporter.open_logs(tmp_path, resumed, attempt=1)
+        for step in (0, 4) if resumed == 0 else (4,):
+            reporter.evaluation(step, 1.0)
+        reporter.close()
+    assert [record["step"] for record in records(tmp_path / "eval_log.jsonl")] == [0, 4]
+
+
+def test_only_rank_0_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = Reporter(None, 1)
+    reporter.open_logs(tmp_path / "logs", 0)
+    reporter.step(1, 2, 0.5, None, {"loss": 1.0})
+    reporter.event("anything", line="a line")
+    reporter.close()
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_the_logs_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    reporter = Reporter(None, 0)
+    reporter.open_logs(tmp_path / "logs", 0)
+    reporter.step(1, 2, 0.5, None, {"loss": 1.0})
+    reporter.close()
+    assert "can't be written" in capsys.readouterr().out
 
 
 def test_metrics_are_short_texts() -> None:
-    assert format_metric("loss", 2.23101) == "2.2310"
-    assert format_metric("learningRate", 1.33e-7) == "1.33e-07"
-    assert format_metric("tokensPerSecond", 1234.5) == "1234"
-    assert format_duration(3725.4) == "1:02:05"
+    assert lines.metric_text("loss", 2.23101) == "2.2310"
+    assert lines.metric_text("learningRate", 1.33e-7) == "1.33e-07"
+    assert lines.metric_text("tokensPerSecond", 1234.5) == "1234"
+    assert lines.metric_text("peakMemoryBytes", 2e9) == "2000000000"
+    assert lines.duration(3725.4) == "1:02:05"
 
 
-def test_the_demo_has_two_styles_of_real_text_in_every_installation() -> None:
-    manual = text.reference_manual()
-    assert len(manual) > 400
-    assert len(set(manual)) == len(manual)
-    assert manual == text.reference_manual()
+class Screen(io.StringIO):
+    """A terminal that keeps what was written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def shown(self) -> list[str]:
+        """The lines a person sees in the end."""
+        seen = [""]
+        for part in self.getvalue().replace("\x1b[K", "").replace("\n", "\0\n").split("\0"):
+            text = part
+            if text.startswith("\n"):
+                seen.append("")
+                text = text[1:]
+            seen[-1] = text.rpartition("\r")[2] if "\r" in text else seen[-1] + text
+        return seen
 
 
-def test_the_exporter_runs_as_a_process_of_its_own() -> None:
-    command = export_command(Path("runs/x"), Path("out"))
-    assert command == [sys.executable, "-m", "lockstep_train.export", "runs/x", "--output", "out"]
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    return Screen()
 
 
-def test_without_the_trainer_the_export_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"install lockstep\[train\]"):
-        export_command(Path("runs/x"), Path("out"))
+def test_on_a_terminal_lines_stand_above_one_bar(screen: Screen) -> None:
+    terminal = Terminal(screen)
+    terminal.progress(1, 4, "Step 1/4 | Loss: 2.0")
+    terminal.progress(2, 4, "Step 2/4 | Loss: 1.0")
+    terminal.line("Eval Loss: 1.5")
+    terminal.progress(3, 4, "Step 3/4 | Loss: 0.5")
+    terminal.close()
+    terminal.line("Done")
+    assert screen.shown() == ["Eval Loss: 1.5", "[###############.....]  75 % | Step 3/4 | Loss: 0.5", "Done", ""]
+
+
+def test_the_bar_never_wraps(screen: Screen) -> None:
+    assert len(bar(1, 2, "x" * 500, 79)) == 79
+    Terminal(screen).progress(1, 2, "y" * 500)
+    assert len(screen.getvalue().removeprefix("\r\x1b[K")) == 99
+
+
+def test_into_a_pipe_every_step_is_a_plain_line() -> None:
+    pipe = io.StringIO()
+    terminal = Terminal(pipe)
+    terminal.progress(1, 2, "Step 1/2")
+    terminal.close()
+    assert pipe.getvalue() == "Step 1/2\n"
+
+
+def test_a_reader_that_has_gone_away_does_not_end_the_run() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    terminal = Terminal(stream)
+    terminal.line("nobody reads this")
+    terminal.close()
+    with pytest.raises(BrokenPipeError):
+        stream.close()

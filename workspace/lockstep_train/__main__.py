@@ -75,6 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         _tell(reporter, error, rank)
         return exit_code_of(error)
+    finally:
+        if reporter is not None:
+            reporter.close()
     return EXIT_DONE
 
 

@@ -74,7 +74,7 @@ def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> Ste
             "tokensPerSecond": tokens / durations[-1],
             "stepSeconds": durations[-1],
         }
-        run.reporter.step(step, plan.total_steps, cursor // len(examples), remaining, values)
+        run.reporter.step(step, plan.total_steps, plan.cursor(step + 1) / len(examples), remaining, values)
     return result
 
 

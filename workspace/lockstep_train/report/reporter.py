@@ -1,0 +1,118 @@
+"""One voice of a run: what happens is said once, and goes wherever it is wanted."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep_train.report import lines
+from lockstep_train.report.agent import Agent
+from lockstep_train.report.jsonl import JsonLog
+from lockstep_train.report.terminal import Terminal
+
+MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
+EVENTS_KEPT = 200
+"""Events of the start-up, before the files are open."""
+
+
+class Reporter:
+    """Everything rank 0 says; other ranks only tell their agent that they live. Any thread may call it, and nothing here raises."""
+
+    def __init__(self, socket_path: str | None, rank: int) -> None:
+        self.agent = Agent(socket_path, rank)
+        self._first = rank == 0
+        self._terminal = Terminal(sys.stdout)
+        self._logs: dict[str, JsonLog] = {}
+        self._early: list[dict[str, Any]] = []
+        self._step = 0
+
+    def open_logs(self, folder: Path, resumed_step: int, attempt: int | None = None) -> None:
+        """From here on everything is also written to `folder`; what was logged after `resumed_step` is undone."""
+        self._step = resumed_step
+        if not self._first:
+            return
+        for name in MEASUREMENTS:
+            # a run that starts at step 0 measures even step 0, the evaluation before training, anew
+            self._open(folder / f"{name}.jsonl", resumed_step or -1, attempt, history=False)
+        self._open(folder / "events.jsonl", resumed_step, attempt, history=True)
+        for event in self._early:
+            self._write("events", {"step": resumed_step, **event})
+        self._early.clear()
+
+    def _open(self, path: Path, resumed_step: int, attempt: int | None, history: bool) -> None:
+        try:
+            self._logs[path.stem] = JsonLog(path, resumed_step, attempt, history)
+        except OSError as error:
+            self.say(f"{path} can't be written ({error.strerror}): training goes on without it")
+
+    def close(self) -> None:
+        self._terminal.close()
+        for log in self._logs.values():
+            log.close()
+
+    def say(self, line: str) -> None:
+        """A line on rank 0's standard output."""
+        if self._first:
+            self._terminal.line(line)
+
+    def activity(self, activity: str) -> None:
+        self.agent.send_activity(activity)
+
+    def event(self, kind: str, *, line: str | None = None, step: int | None = None, **fields: Any) -> None:
+        """Something that happens now and then: a record in events.jsonl and, with `line`, a line for people.
+
+        `kind` is camelCase, `fields` are what a tool may read, with units in their names. Default `step`: the last finished one.
+        """
+        if line is not None:
+            self.say(line)
+        if not self._first:
+            return
+        record = {"kind": kind, **fields}
+        if self._logs:
+            self._write("events", {"step": self._step if step is None else step, **record})
+        elif len(self._early) < EVENTS_KEPT:
+            self._early.append(record if step is None else {"step": step, **record})
+
+    def step(self, step: int, total: int, epoch: float, remaining_seconds: float | None, values: Mapping[str, float | None]) -> None:
+        """`values`: `loss`, `learningRate`, `gradientNorm`, `tokensPerSecond`, `stepSeconds` and what else is measured; None: not known."""
+        self._step = step
+        remaining = None if remaining_seconds is None else round(remaining_seconds)
+        known = {name: value for name, value in values.items() if value is not None}
+        texts = {name: lines.metric_text(name, value) for name, value in known.items()}
+        self.agent.send("step", step=step, totalSteps=total, epoch=int(epoch), estimatedRemainingSeconds=remaining, metrics=texts)
+        if not self._first:
+            return
+        record = {"step": step, "totalSteps": total, "epoch": round(epoch, 4), **values, "remainingSeconds": remaining}
+        self._write("train_log", record)
+        self._terminal.progress(step, total, lines.step_line(step, total, remaining_seconds, {**values, "epoch": epoch}))
+
+    def evaluation(self, step: int, loss: float, **fields: Any) -> None:
+        """The evaluation loss at `step`, with its perplexity; `fields` go into eval_log.jsonl as they are."""
+        perplexity = math.exp(loss) if loss < 700 else None
+        texts = {"evalLoss": lines.number(loss)} | ({} if perplexity is None else {"perplexity": f"{perplexity:.4g}"})
+        self.agent.send("evaluate", step=step, metrics=texts)
+        self._write("eval_log", {"step": step, "evalLoss": loss, "perplexity": perplexity, **fields})
+        self.say(lines.evaluation_line(step, loss, perplexity))
+
+    def checkpoint(
+        self, step: int, path: Path, size_bytes: int, seconds: float, *, stall_seconds: float | None = None, **fields: Any
+    ) -> None:
+        """A durable commit. `size_bytes` of this rank's shard, `seconds` from the snapshot to the commit, `stall_seconds` that training waited."""
+        self.agent.send("checkpoint", step=step, path=str(path), bytes=size_bytes)
+        line = lines.checkpoint_line(step, path, size_bytes, seconds, stall_seconds)
+        measured = {"bytes": size_bytes, "seconds": round(seconds, 4), "stallSeconds": stall_seconds}
+        self.event("checkpoint", line=line, step=step, path=str(path), **measured, **fields)
+
+    def experts(self, step: int, layers: Mapping[str, Sequence[int]], **fields: Any) -> None:
+        """Tokens that each expert of each layer got in `step`, over all ranks: `layers` maps a layer's name to counts, expert by expert."""
+        self._write("expert_usage", {"step": step, **fields, "layers": {name: list(counts) for name, counts in layers.items()}})
+
+    def end(self, result: Mapping[str, str | None]) -> None:
+        self.agent.send("end", result=dict(result))
+
+    def _write(self, log: str, record: Mapping[str, Any]) -> None:
+        if log in self._logs:
+            self._logs[log].write(record)
