@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep_train.data.read import Sample
 from lockstep_train.errors import ConfigError
@@ -31,6 +31,16 @@ class Example:
     ids: tuple[int, ...]
     labels: tuple[int, ...]
     source: str
+    documents: tuple[int, ...] = ()
+    """With packing: the lengths of the documents it holds."""
+
+    @property
+    def packed(self) -> bool:
+        return bool(self.documents)
+
+    def unlearned(self) -> Example:
+        """The same tokens with nothing to learn: what a rank computes that has no work left."""
+        return replace(self, labels=(IGNORED,) * len(self.ids))
 
     @property
     def key(self) -> str:

@@ -39,7 +39,7 @@ class Saving(Protocol):
 
 def summed_loss(model: Any, batch: Batch) -> torch.Tensor:
     """Cross-entropy summed over the learned tokens, in FP32. `model` is an engine or a module."""
-    logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask, use_cache=False).logits
+    logits = model(**batch.inputs).logits
     return torch.nn.functional.cross_entropy(
         logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
     )
