@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep_train.checkpoint import resume, zero_access
 from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.load import ShardReader, direct, exchanged
-from lockstep_train.checkpoint.manifest import Identity, Manifest
 from lockstep_train.checkpoint.save import Saver
 from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data import sampler
 from lockstep_train.data.load import Dataset, load_dataset
 from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.describe import Description, manifest_template, run_identity
+from lockstep_train.engine.build import start_model
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.engine.settings import deepspeed_settings
-from lockstep_train.engine.start import prepare_deepspeed, start_engine
 from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
-from lockstep_train.model.load import base_digest, load_base, load_tokeniser, model_folder
-from lockstep_train.model.lora import adapter_description, adapter_names, add_lora
+from lockstep_train.model.load import base_digest, load_tokeniser, model_folder
 from lockstep_train.report import Reporter
 
 
@@ -45,28 +41,6 @@ class Run:
     describe: Description
 
 
-@dataclass
-class Description:
-    """What a manifest says of this run, but for the step and the shards."""
-
-    template: Manifest
-    plan: sampler.Plan
-    engine: Any
-
-    def __call__(self, step: int) -> Manifest:
-        consumed = self.plan.cursor(step + 1)
-        return replace(
-            self.template,
-            step=step,
-            samples_consumed=consumed,
-            optimizer_step=zero_access.optimizer_step(self.engine),
-            loss_scaler=zero_access.loss_scaler_state(self.engine),
-        )
-
-    def set_eval_loss_before(self, loss: str | None) -> None:
-        self.template = replace(self.template, eval_loss_before=loss)
-
-
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter) -> Run:
     """Load data and model, agree on the start and load its state. Raises ConfigError, on every rank, for what can't be done."""
     training = config.training
@@ -83,7 +57,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
         restore(engine, start.source, plan, ranks)
     resume.record_start(ranks, checkpoints, start, claim)
-    describe = Description(_template(config, start, identity, adapter, ranks), plan, engine)
+    describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
     saver = Saver(ranks, checkpoints, start.attempt, training.checkpoint.keep, describe)
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
@@ -91,17 +65,6 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, saver, before, adapter, describe)
     _announce(run, start)
     return run
-
-
-def start_model(training: TrainingConfig, folder: Path, plan: sampler.Plan) -> tuple[Any, dict[str, Any]]:
-    """The engine, tested to keep its state where we look for it, and what an adapter folder says of it."""
-    settings = deepspeed_settings(training, plan.accumulation)
-    prepare_deepspeed()
-    model = add_lora(load_base(folder, training.precision, settings), training.lora, training.seed)
-    description = adapter_description(model)
-    engine = start_engine(model, training.optimization, settings)
-    zero_access.self_test(engine)
-    return engine, {"config": description, "names": adapter_names(zero_access.parameter_shapes(engine))}
 
 
 def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.Source | None) -> sampler.Plan:
@@ -126,45 +89,11 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
     )
 
 
-def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: sampler.Plan, shapes: dict[str, tuple[int, ...]]) -> Identity:
-    return Identity(
-        base=base,
-        rank=training.lora.rank,
-        alpha=training.lora.alpha,
-        target_modules=tuple(sorted(training.lora.target_modules)),
-        parameters=hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest(),
-        dataset=dataset.digest,
-        seed=training.seed,
-        global_batch_size=plan.global_batch_size,
-    )
-
-
 def restore(engine: Any, source: resume.Source, plan: sampler.Plan, ranks: Ranks) -> None:
     reader = ShardReader(source.folder, source.manifest)
     full = direct(reader) if source.everywhere else exchanged(reader, source.holders, ranks)
     zero_access.restore(engine, full, source.manifest.optimizer_step, plan.accumulation, plan.global_batch_size)
     zero_access.restore_loss_scaler(engine, source.manifest.loss_scaler)
-
-
-def _template(config: RunConfig, start: resume.Start, identity: Identity, adapter: dict[str, Any], ranks: Ranks) -> Manifest:
-    training = config.training
-    return Manifest(
-        step=0,
-        attempt=start.attempt,
-        job=config.job_name,
-        job_uid=config.job_uid,
-        world_size=ranks.world_size,
-        zero_stage=training.zero_stage.value,
-        precision=training.precision.value,
-        base_model=training.model.name,
-        identity=identity,
-        samples_consumed=0,
-        optimizer_step=0,
-        eval_loss_before=start.source.manifest.eval_loss_before if start.source else None,
-        adapter=adapter,
-        shards=(),
-        content=training.checkpoint.content.value,
-    )
 
 
 def _announce(run: Run, start: resume.Start) -> None:

@@ -8,9 +8,8 @@ from collections import deque
 from pathlib import Path
 
 from lockstep_train.assemble import Run
+from lockstep_train.batches import step_batches
 from lockstep_train.checkpoint import zero_access
-from lockstep_train.data.collate import collate
-from lockstep_train.data.sampler import global_batch, rank_micro_batches
 from lockstep_train.engine.schedule import learning_rate
 from lockstep_train.engine.step import StepResult, train_step
 from lockstep_train.errors import Stopped, TrainerError
@@ -51,30 +50,31 @@ def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> Ste
     """One optimizer step, reported."""
     run.reporter.activity("Step")
     started = time.monotonic()
-    training, plan, ranks = run.config.training, run.plan, run.ranks
-    examples = run.dataset.training
-    cursor = plan.cursor(step)
-    indices = global_batch(len(examples), training.seed, cursor, plan.global_batch_size, plan.total_samples)
-    mine = rank_micro_batches(indices, ranks.rank, ranks.world_size, training.optimization.micro_batch_size, plan.accumulation)
-    ghost = examples[indices[0]]
-    batches = [collate([examples[index] for index in micro], ghost, run.tokeniser.pad, ranks.device) for micro in mine]
-    tokens = sum(examples[index].learned_tokens for index in indices)
+    training, plan = run.config.training, run.plan
+    work = step_batches(run, step)
     rate = learning_rate(training.optimization, step, plan.total_steps)
     zero_access.set_learning_rate(run.engine, rate)
     result = train_step(
-        run.engine, batches, ranks, tokens=tokens, seed=training.seed, step=step, stopping=lambda: stop.requested, saving=run.saver
+        run.engine,
+        work.batches,
+        run.ranks,
+        tokens=work.tokens,
+        seed=training.seed,
+        step=step,
+        stopping=lambda: stop.requested,
+        saving=run.saver,
     )
     durations.append(time.monotonic() - started)
     remaining = statistics.median(durations) * (plan.total_steps - step)
-    if ranks.first:
+    if run.ranks.first:
         values = {
             "loss": result.loss,
             "learningRate": rate,
             "gradientNorm": result.gradient_norm,
-            "tokensPerSecond": tokens / durations[-1],
+            "tokensPerSecond": work.tokens / durations[-1],
             "stepSeconds": durations[-1],
         }
-        run.reporter.step(step, plan.total_steps, plan.cursor(step + 1) / len(examples), remaining, values)
+        run.reporter.step(step, plan.total_steps, work.epoch, remaining, values)
     return result
 
 

@@ -1,0 +1,71 @@
+"""What a manifest says of a run, but for the step and the shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep_train.checkpoint import resume, zero_access
+from lockstep_train.checkpoint.manifest import Identity, Manifest
+from lockstep_train.config import RunConfig, TrainingConfig
+from lockstep_train.data import sampler
+from lockstep_train.data.load import Dataset
+from lockstep_train.engine.ranks import Ranks
+
+
+@dataclass
+class Description:
+    """Gives the manifest of a step; the shards are added when they are written."""
+
+    template: Manifest
+    plan: sampler.Plan
+    engine: Any
+
+    def __call__(self, step: int) -> Manifest:
+        consumed = self.plan.cursor(step + 1)
+        return replace(
+            self.template,
+            step=step,
+            samples_consumed=consumed,
+            optimizer_step=zero_access.optimizer_step(self.engine),
+            loss_scaler=zero_access.loss_scaler_state(self.engine),
+        )
+
+    def set_eval_loss_before(self, loss: str | None) -> None:
+        self.template = replace(self.template, eval_loss_before=loss)
+
+
+def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: sampler.Plan, shapes: dict[str, tuple[int, ...]]) -> Identity:
+    return Identity(
+        base=base,
+        rank=training.lora.rank,
+        alpha=training.lora.alpha,
+        target_modules=tuple(sorted(training.lora.target_modules)),
+        parameters=hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest(),
+        dataset=dataset.digest,
+        seed=training.seed,
+        global_batch_size=plan.global_batch_size,
+    )
+
+
+def manifest_template(config: RunConfig, start: resume.Start, identity: Identity, adapter: dict[str, Any], ranks: Ranks) -> Manifest:
+    training = config.training
+    return Manifest(
+        step=0,
+        attempt=start.attempt,
+        job=config.job_name,
+        job_uid=config.job_uid,
+        world_size=ranks.world_size,
+        zero_stage=training.zero_stage.value,
+        precision=training.precision.value,
+        base_model=training.model.name,
+        identity=identity,
+        samples_consumed=0,
+        optimizer_step=0,
+        eval_loss_before=start.source.manifest.eval_loss_before if start.source else None,
+        adapter=adapter,
+        shards=(),
+        content=training.checkpoint.content.value,
+    )
