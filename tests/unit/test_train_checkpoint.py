@@ -10,11 +10,13 @@ import pytest
 
 from lockstep_train.checkpoint import volume
 from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_chain, next_attempt
+from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import CommitName, parse_commit, parse_record
-from lockstep_train.checkpoint.manifest import FragmentRecord, Identity, Manifest, ShardRecord, decode, encode, shapes
+from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, decode, encode, shapes
+from lockstep_train.checkpoint.rotation import Rotation
 from lockstep_train.errors import ConfigError
 
-IDENTITY = Identity("base", 16, 32, ("k_proj", "q_proj"), "parameters", "data", 42, 32)
+IDENTITY = Identity("base", "parameters", "data", 42, 32, {"lora.rank": 16, "lora.targetModules": ["k_proj", "q_proj"]})
 
 
 def record(attempt: int, start: str | None = None, given: int | None = None, uid: str | None = None) -> Record:
@@ -101,17 +103,18 @@ def test_only_a_jobs_first_attempt_may_leave_the_chain(resume_from: str, uid: st
 
 def manifest(*shards: ShardRecord) -> Manifest:
     return Manifest(
-        step=100, attempt=2, job="x", job_uid=None, world_size=2, zero_stage="Stage2", precision="BF16", base_model="/m", identity=IDENTITY,
+        step=100, attempt=2, job="x", job_uid=None, world_size=len(shards), zero_stage="Stage2", precision="BF16", base_model="/m", identity=IDENTITY,
         samples_consumed=3200, optimizer_step=100, eval_loss_before="2.0", adapter={"config": {}, "names": {}}, shards=shards,
     )  # fmt: skip
 
 
 def shard(*fragments: tuple[str, tuple[int, ...], int, int]) -> ShardRecord:
-    return ShardRecord("f", 1, "0", tuple(FragmentRecord(*fragment) for fragment in fragments))
+    return ShardRecord("shard-r00000-of-00001.safetensors", 1, "0", tuple(FragmentRecord(*fragment) for fragment in fragments))
 
 
 def test_a_manifest_comes_back_as_it_was_written() -> None:
-    written = manifest(shard(("w", (2, 3), 0, 4)), shard(("w", (2, 3), 4, 2)))
+    second = replace(shard(("w", (2, 3), 4, 2)), file="shard-r00001-of-00002.safetensors", nodes=(1, 0))
+    written = replace(manifest(shard(("w", (2, 3), 0, 4)), second), content="Lite", eval_loss=1.25, eval_step=100)
     assert decode(encode(written)) == written
 
 
@@ -135,8 +138,9 @@ def test_fragments_with_gaps_or_overlaps_are_refused(fragments: list[tuple[int, 
 
 
 def test_differences_are_named_in_the_words_of_the_job_file() -> None:
-    other = replace(IDENTITY, rank=8, target_modules=("q_proj",))
-    assert IDENTITY.differences(other) == ["lora.rank is 16, not 8", "lora.targetModules is k_proj, q_proj, not q_proj"]
+    other = replace(IDENTITY, settings={"lora.rank": 8, "lora.targetModules": ["k_proj", "q_proj"], "lora.dora": True}, parameters="others")
+    assert IDENTITY.differences(other) == ["lora.rank is 16, not 8", "lora.dora is the default, not true"]
+    assert IDENTITY.differences(replace(IDENTITY, parameters="others")) == ["the set of trainable parameters is parameters, not others"]
     assert IDENTITY.differences(IDENTITY) == []
 
 
@@ -150,22 +154,28 @@ def test_rotation_deletes_the_oldest_of_the_chain_and_nothing_else(tmp_path: Pat
     make_commits(tmp_path, "step-1.a1", "step-2.a1", "step-3.a1", "step-4.a2", "step-9.a1")
     volume.write_record(tmp_path, record(1))
     volume.write_record(tmp_path, record(2, "step-3.a1"))
-    assert names(volume.rotate(tmp_path, keep=3)) == ["step-1.a1"]
+    assert names(Rotation(tmp_path, keep=3).rotate()) == ["step-1.a1"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["chain", "step-2.a1", "step-3.a1", "step-4.a2", "step-9.a1"]
 
 
 def test_rotation_never_deletes_the_newest_two(tmp_path: Path) -> None:
     make_commits(tmp_path, "step-1.a1", "step-2.a1", "step-3.a1")
     volume.write_record(tmp_path, record(1))
-    assert names(volume.rotate(tmp_path, keep=1)) == ["step-1.a1"]
+    assert names(Rotation(tmp_path, keep=1).rotate()) == ["step-1.a1"]
 
 
 def test_a_folder_without_a_manifest_is_no_commit_and_is_swept_at_the_next_start(tmp_path: Path) -> None:
     make_commits(tmp_path, "step-1.a1")
     (tmp_path / "step-2.a1").mkdir()
     assert names(volume.list_commits(tmp_path)) == ["step-1.a1"]
-    volume.sweep(tmp_path)
+    volume.sweep(tmp_path, committed=[])
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-1.a1"]
+
+
+def test_shards_whose_manifest_is_on_another_volume_alone_are_not_swept(tmp_path: Path) -> None:
+    (tmp_path / "step-2.a1").mkdir()
+    volume.sweep(tmp_path, committed=commits("step-2.a1"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-2.a1"]
 
 
 def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:

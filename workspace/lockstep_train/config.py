@@ -128,6 +128,13 @@ class Content(Enum):
     LITE = "Lite"
 
 
+class Storage(Enum):
+    """What the nodes see at the run's folder: one volume, or each a volume of its own."""
+
+    SHARED = "Shared"
+    PER_POD = "PerPod"
+
+
 class HierarchicalPartition(Enum):
     """Whether each node keeps a whole copy of the frozen weights under Stage3 (ZeRO++ hpZ)."""
 
@@ -292,6 +299,8 @@ class RunConfig:
     job_uid: str | None
     run_dir: Path
     training: TrainingConfig
+    storage: Storage | None = None
+    """None: nobody says, and nothing is checked."""
 
 
 _model = section(ModelConfig, {"name": string, "quantization": enumerated(Quantization)})
@@ -409,6 +418,7 @@ def parse_run(document: object, source: str) -> RunConfig:
         job_uid=optional(string)(f"{source}: job.uid", job.get("uid") or None),
         run_dir=Path(string(f"{source}: runDir", document.get("runDir"))),
         training=parse_training(document["training"]),
+        storage=optional(enumerated(Storage))(f"{source}: storage", document.get("storage")),
     )
 
 

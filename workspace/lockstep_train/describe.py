@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep_train.checkpoint import resume, zero_access
-from lockstep_train.checkpoint.manifest import Identity, Manifest
+from lockstep_train.checkpoint.identity import Identity, parameters_digest, training_settings
+from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data import sampler
 from lockstep_train.data.load import Dataset
@@ -36,17 +36,20 @@ class Description:
     def set_eval_loss_before(self, loss: str | None) -> None:
         self.template = replace(self.template, eval_loss_before=loss)
 
+    def set_eval_loss(self, step: int, loss: float) -> None:
+        """What the next commits say of how good they are; NaN is no answer, and would never compare."""
+        if math.isfinite(loss):
+            self.template = replace(self.template, eval_loss=loss, eval_step=step)
+
 
 def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: sampler.Plan, shapes: dict[str, tuple[int, ...]]) -> Identity:
     return Identity(
         base=base,
-        rank=training.lora.rank,
-        alpha=training.lora.alpha,
-        target_modules=tuple(sorted(training.lora.target_modules)),
-        parameters=hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest(),
+        parameters=parameters_digest(shapes),
         dataset=dataset.digest,
         seed=training.seed,
         global_batch_size=plan.global_batch_size,
+        settings=training_settings(training),
     )
 
 
@@ -68,4 +71,6 @@ def manifest_template(config: RunConfig, start: resume.Start, identity: Identity
         adapter=adapter,
         shards=(),
         content=training.checkpoint.content.value,
+        eval_loss=start.source.manifest.eval_loss if start.source else None,
+        eval_step=start.source.manifest.eval_step if start.source else None,
     )

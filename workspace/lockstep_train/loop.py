@@ -82,6 +82,7 @@ def _evaluate(run: Run, step: int) -> str:
     run.reporter.activity("Evaluate")
     micro = run.config.training.optimization.micro_batch_size
     loss = evaluate(run.engine, run.dataset.evaluation, micro, run.tokeniser.pad, run.ranks)
+    run.describe.set_eval_loss(step, loss)
     if run.ranks.first:
         run.reporter.evaluation(step, loss)
     return f"{loss:.4f}"

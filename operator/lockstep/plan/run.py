@@ -7,7 +7,7 @@ from posixpath import join
 from typing import TYPE_CHECKING
 
 from lockstep.api import names
-from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone
+from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone
 
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
@@ -21,6 +21,7 @@ class Placement:
     run_dir: str
     key_file: str
     when_done: WhenDone
+    storage: Storage
     report: ReportTarget | None = None
     coordinator_port: int = names.COORDINATOR_PORT
     master_port: int = names.MASTER_PORT
@@ -33,6 +34,7 @@ def pod_placement(resolved: Resolved, report: ReportTarget | None) -> Placement:
         run_dir=join(names.WORKSPACE, "runs", resolved.name),
         key_file=join(names.KEY_FOLDER, names.KEY_KEY),
         when_done=WhenDone.WAIT,
+        storage=Storage(resolved.storage_mode.value),
         report=report,
     )
 
@@ -59,6 +61,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         working_directory=resolved.platform.workspace,
         restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds),
         when_done=placement.when_done,
+        storage=placement.storage,
         report=placement.report,
         training=resolved.training,
     )

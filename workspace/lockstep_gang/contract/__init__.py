@@ -17,11 +17,11 @@ from lockstep_gang.contract.report import (
     parse_report,
     report_body,
 )
-from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, WhenDone, parse_run, run_text
+from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
 
 __all__ = [
     "ORDER_STOP", "REPORT_BYTES_MAX", "REPORT_FORMAT", "RUN_FORMAT", "CheckpointReport", "ContractError", "Failure", "JobIdentity",
-    "Metric", "NodeReport", "ProofError", "RankCount", "Report", "ReportTarget", "RestartPolicy", "Run", "State", "TrainerReport",
-    "WhenDone", "from_json", "is_report_signature", "parse_key", "parse_report", "parse_run", "report_body", "report_signature",
+    "Metric", "NodeReport", "ProofError", "RankCount", "Report", "ReportTarget", "RestartPolicy", "Run", "State", "Storage",
+    "TrainerReport", "WhenDone", "from_json", "is_report_signature", "parse_key", "parse_report", "parse_run", "report_body", "report_signature",
     "run_text", "to_json",
 ]  # fmt: skip

@@ -19,6 +19,13 @@ class WhenDone(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on
     EXIT = "Exit"  # exit with 0 (Complete) or 1 (Failed)
 
 
+class Storage(str, Enum):  # noqa: UP042
+    """What the nodes see at `run_dir`. Ranks can only save together when it is true."""
+
+    SHARED = "Shared"
+    PER_POD = "PerPod"
+
+
 @dataclass(frozen=True)
 class JobIdentity:
     name: str
@@ -64,6 +71,8 @@ class Run:
     restart: RestartPolicy
     when_done: WhenDone
     environment: dict[str, str] = field(default_factory=dict)
+    storage: Storage | None = None
+    """Null: nobody says."""
     report: ReportTarget | None = None
     training: dict[str, Any] | None = None
     """Read by Lockstep's trainer only; null for a user's script."""

@@ -63,8 +63,10 @@ def candidates(commits: Iterable[CommitName], records: Iterable[Record]) -> list
     return order
 
 
-def next_attempt(records: Iterable[Record], claim: Claim) -> int:
-    """This attempt's number in the folder. Raises ConfigError for an attempt of this job that is not newer than one that already ran."""
+def next_attempt(records: Iterable[Record], claim: Claim, used: Iterable[int] = ()) -> int:
+    """This attempt's number in the folder, above every record's and every one in `used` (those of commits and of damaged records).
+
+    Raises ConfigError for an attempt of this job that is not newer than one that already ran."""
     known = list(records)
     if claim.given is not None and claim.job_uid is not None:
         seen = max((record.claim.given or 0 for record in known if record.claim.job_uid == claim.job_uid), default=0)
@@ -72,7 +74,7 @@ def next_attempt(records: Iterable[Record], claim: Claim) -> int:
             raise ConfigError(
                 f"attempt {claim.given} of this job is not newer than attempt {seen}, which already ran here; a newer attempt must be the one to go on"
             )
-    return max(claim.given or 1, 1 + max((record.attempt for record in known), default=0))
+    return max(claim.given or 1, 1 + max([*(record.attempt for record in known), *used], default=0))
 
 
 def follows_chain(records: Iterable[Record], resume_from: str, claim: Claim) -> bool:

@@ -4,6 +4,7 @@ step-100.a1/                             a commit of attempt 1, once manifest.js
     shard-r00000-of-00002.safetensors    one a rank
     manifest.json
 chain/a2.json                            the commit that attempt 2 started from
+readers/step-100.a1.<random>.json        somebody reads this commit: rotation leaves it alone
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
 CHAIN = "chain"
+READERS = "readers"
+TRASH = ".trash-"
 _COMMIT = re.compile(r"step-(\d+)\.a(\d+)")
 _RECORD = re.compile(r"a(\d+)\.json")
+_SHARD = re.compile(r"shard-r(\d{5,})-of-(\d{5,})\.safetensors")
+_READER = re.compile(r"(step-\d+\.a\d+)\.[0-9a-f]+\.json")
 
 
 @dataclass(frozen=True, order=True)
@@ -44,3 +49,13 @@ def parse_record(name: str) -> int | None:
 
 def shard_file(rank: int, world_size: int) -> str:
     return f"shard-r{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def is_shard(name: object) -> bool:
+    """A plain file name that we would have given: nothing that leads out of the folder."""
+    return isinstance(name, str) and _SHARD.fullmatch(name) is not None
+
+
+def parse_reader(name: str) -> CommitName | None:
+    match = _READER.fullmatch(name)
+    return parse_commit(match[1]) if match else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from lockstep_train.checkpoint.identity import Identity
+from lockstep_train.checkpoint.layout import is_shard
+from lockstep_train.checkpoint.seal import seal, unseal
 
 FORMAT = "lockstep-checkpoint/1"
 
@@ -28,54 +31,17 @@ class ShardRecord:
     bytes: int
     sha256: str
     fragments: tuple[FragmentRecord, ...]
+    nodes: tuple[int, ...] = ()
+    """Nodes on whose volumes the file was durable at the commit, the one that wrote it first."""
 
     def to_json(self) -> dict[str, Any]:
         fragments = [[item.name, list(item.shape), item.start, item.numel] for item in self.fragments]
-        return {"file": self.file, "bytes": self.bytes, "sha256": self.sha256, "fragments": fragments}
+        return {"file": self.file, "bytes": self.bytes, "sha256": self.sha256, "nodes": list(self.nodes), "fragments": fragments}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ShardRecord:
         fragments = tuple(FragmentRecord(name, tuple(shape), start, numel) for name, shape, start, numel in value["fragments"])
-        return ShardRecord(value["file"], value["bytes"], value["sha256"], fragments)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a run must share with a commit to go on from it. Each field's name is what a refusal says."""
-
-    base: str
-    """Hash of the model's configuration and a sample of its weights."""
-    rank: int
-    alpha: int
-    target_modules: tuple[str, ...]
-    parameters: str
-    """Hash of the names and shapes of the trainable parameters."""
-    dataset: str
-    seed: int
-    global_batch_size: int
-
-    def differences(self, other: Identity) -> list[str]:
-        """What `other` has otherwise, in words."""
-        mine, theirs = asdict(self), asdict(other)
-        return [f"{_WORDS[key]} is {_short(mine[key])}, not {_short(theirs[key])}" for key in mine if mine[key] != theirs[key]]
-
-
-_WORDS = {
-    "base": "the base model",
-    "rank": "lora.rank",
-    "alpha": "lora.alpha",
-    "target_modules": "lora.targetModules",
-    "parameters": "the set of trainable parameters",
-    "dataset": "the dataset",
-    "seed": "the seed",
-    "global_batch_size": "globalBatchSize",
-}
-
-
-def _short(value: object) -> str:
-    if isinstance(value, str):
-        return value[:12]
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+        return ShardRecord(value["file"], value["bytes"], value["sha256"], fragments, tuple(value["nodes"]))
 
 
 @dataclass(frozen=True)
@@ -101,9 +67,11 @@ class Manifest:
     """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (checkpoint/kinds.py has the tensors' names)."""
     loss_scaler: dict[str, Any] | None = None
     """FP16 only: what the dynamic loss scaler knows."""
+    eval_loss: float | None = None
+    """The last finite evaluation before the commit, and the step it was made at; the best commit is kept by it."""
+    eval_step: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        identity = asdict(self.identity) | {"target_modules": list(self.identity.target_modules)}
         return {
             "format": FORMAT,
             "step": self.step,
@@ -114,10 +82,12 @@ class Manifest:
             "precision": self.precision,
             "content": self.content,
             "baseModel": self.base_model,
-            "identity": identity,
+            "identity": self.identity.to_json(),
             "globalBatchSize": self.identity.global_batch_size,
             "data": {"samplesConsumed": self.samples_consumed, "seed": self.identity.seed, "sha256": self.identity.dataset},
             "optimizer": {"type": "AdamW", "step": self.optimizer_step, "lossScaler": self.loss_scaler},
+            "evalLoss": self.eval_loss,
+            "evalStep": self.eval_step,
             "evalLossBefore": self.eval_loss_before,
             "adapter": self.adapter,
             "shards": [shard.to_json() for shard in self.shards],
@@ -125,17 +95,16 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    return json.dumps(manifest.to_json(), indent=1).encode()
+    return seal(manifest.to_json())
 
 
 def decode(text: bytes | str) -> Manifest:
     """Raises ValueError, in words, when it is not a whole manifest of a format we know."""
-    value = json.loads(text)
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
+    value = unseal(text)
+    if value.get("format") != FORMAT:
         raise ValueError(f"not a manifest of the format {FORMAT}")
     try:
-        identity = Identity(**{**value["identity"], "target_modules": tuple(value["identity"]["target_modules"])})
-        return Manifest(
+        manifest = Manifest(
             step=value["step"],
             attempt=value["attempt"],
             job=value["job"]["name"],
@@ -144,7 +113,7 @@ def decode(text: bytes | str) -> Manifest:
             zero_stage=value["zeroStage"],
             precision=value["precision"],
             base_model=value["baseModel"],
-            identity=identity,
+            identity=Identity.from_json(value["identity"]),
             samples_consumed=value["data"]["samplesConsumed"],
             optimizer_step=value["optimizer"]["step"],
             eval_loss_before=value["evalLossBefore"],
@@ -152,9 +121,35 @@ def decode(text: bytes | str) -> Manifest:
             shards=tuple(ShardRecord.from_json(shard) for shard in value["shards"]),
             content=value["content"],
             loss_scaler=value["optimizer"]["lossScaler"],
+            eval_loss=value["evalLoss"],
+            eval_step=value["evalStep"],
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the manifest lacks or garbles {error}") from error
+    _check(manifest)
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """A checksum says that nothing was damaged, not that it makes sense: no number may be negative, no path may lead out."""
+    counts = {
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "worldSize": manifest.world_size,
+        "optimizer.step": manifest.optimizer_step,
+    }
+    counts["data.samplesConsumed"] = manifest.samples_consumed
+    for shard in manifest.shards:
+        if not is_shard(shard.file):
+            raise ValueError(f"{shard.file!r} is not the name of a shard")
+        counts[f"{shard.file}: bytes"] = shard.bytes
+        for item in shard.fragments:
+            counts |= {f"{shard.file}: {item.name}: {number}": value for number, value in enumerate((item.start, item.numel, *item.shape))}
+    wrong = next((name for name, count in counts.items() if type(count) is not int or count < 0), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} is {counts[wrong]!r}, not a whole number ≥ 0")
+    if len({shard.file for shard in manifest.shards}) != manifest.world_size or len(manifest.shards) != manifest.world_size:
+        raise ValueError(f"{len(manifest.shards)} shards are not those of {manifest.world_size} ranks")
 
 
 def shapes(shards: Sequence[ShardRecord]) -> dict[str, tuple[int, ...]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_chain, next_attempt
-from lockstep_train.checkpoint.layout import MANIFEST, parse_commit
-from lockstep_train.checkpoint.manifest import Identity, Manifest, decode, shapes
-from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem, sweep, write_record
+from lockstep_train.checkpoint.identity import Identity
+from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, record_file
+from lockstep_train.checkpoint.manifest import Manifest, decode, shapes
+from lockstep_train.checkpoint.volume import View, list_commits, merge_views, read_records, read_view, shard_problem, sweep, write_record
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
 
@@ -34,6 +35,8 @@ class Start:
 
     attempt: int
     source: Source | None
+    view: View
+    """What was on any of the volumes."""
 
 
 def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say) -> Start:
@@ -41,10 +44,9 @@ def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim
 
     Raises ConfigError, on every rank, when the attempt is stale or the path in `resumeFrom` can't be used.
     """
-    view = _merged_view(ranks, checkpoints)
-    names = [name for name in map(parse_commit, view["commits"]) if name is not None]
-    records = [Record.from_json(record) for record in view["records"]]
-    attempt = next_attempt(records, claim)
+    view = _merged_view(ranks, checkpoints, say)
+    names, records = view.commits, view.records
+    attempt = next_attempt(records, claim, used=[*view.damaged, *(name.attempt for name in names)])
     follow = follows_chain(records, resume_from, claim)
     folders = [checkpoints / str(name) for name in candidates(names, records)] if follow else []
     explicit = resume_from not in {"Auto", "None"}
@@ -60,14 +62,20 @@ def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim
         raise ConfigError(
             f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None to start again"
         )
-    return Start(attempt, source)
+    return Start(attempt, source, view)
 
 
 def record_start(ranks: Ranks, checkpoints: Path, start: Start, claim: Claim) -> None:
-    """Durably record the start on each node's volume, before any rank may write a commit of this attempt."""
+    """Durably record the start on each node's volume, before any rank may write a commit of this attempt.
+
+    A volume that is new, or lost something, gets the earlier records and the manifest of the start too.
+    """
     if ranks.first_of_node:
-        sweep(checkpoints)
-        write_record(checkpoints, Record(start.attempt, claim, _start_name(start.source, checkpoints)))
+        sweep(checkpoints, start.view.commits)
+        present = read_view(checkpoints).records
+        for record in [*start.view.records, Record(start.attempt, claim, _start_name(start.source, checkpoints))]:
+            if record not in present:
+                write_record(checkpoints, record)
     ranks.gather("start/recorded", True)
     ranks.publish("start/go", True)
 
@@ -89,21 +97,19 @@ def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
         )
 
 
-def _merged_view(ranks: Ranks, checkpoints: Path) -> dict[str, Any]:
-    """Names of commits and records on any node's volume, the same on every rank."""
-    mine: dict[str, Any] = {"commits": [], "records": []}
+def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> View:
+    """What is on any node's volume, the same on every rank. What is damaged everywhere is named through `say`."""
+    mine = View([], [], [])
     if ranks.first_of_node:
-        mine = {
-            "commits": [str(name) for name in list_commits(checkpoints)],
-            "records": [record.to_json() for record in read_records(checkpoints)],
-        }
-    views = ranks.gather("start/view", mine)
-    merged = None
-    if views is not None:
-        records = {record["attempt"]: record for view in views for record in view["records"]}
-        merged = {"commits": sorted({name for view in views for name in view["commits"]}), "records": list(records.values())}
-    result: dict[str, Any] = ranks.publish("start/merged", merged)
-    return result
+        mine = read_view(checkpoints)
+    views = ranks.gather("start/view", mine.to_json())
+    merged: Any = merge_views([View.from_json(view) for view in views]).to_json() if views is not None else None
+    view = View.from_json(ranks.publish("start/merged", merged))
+    for attempt in view.damaged:
+        say(f"{checkpoints / CHAIN / record_file(attempt)} is damaged: commits of attempt {attempt} don't count")
+    for name in view.unrecorded:
+        say(f"{checkpoints / str(name)} doesn't count: the record of its attempt is missing")
+    return view
 
 
 def _explicit(path: Path) -> Iterator[Path]:

@@ -11,8 +11,8 @@ from typing import Any
 from lockstep_train.checkpoint import commit
 from lockstep_train.checkpoint.layout import CommitName
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, encode
+from lockstep_train.checkpoint.rotation import Rotation
 from lockstep_train.checkpoint.snapshot import Snapshot, take_snapshot
-from lockstep_train.checkpoint.volume import rotate
 from lockstep_train.checkpoint.write import write_shard
 from lockstep_train.checkpoint.zero_access import fragments
 from lockstep_train.engine.ranks import Ranks
@@ -37,7 +37,7 @@ class Saver:
         self._ranks = ranks
         self._checkpoints = checkpoints
         self._attempt = attempt
-        self._keep = keep
+        self._rotation = Rotation(checkpoints, keep)
         self._describe = describe
         self._snapshot: Snapshot | None = None
         self.last_step: int | None = None
@@ -88,5 +88,5 @@ class Saver:
         if self._ranks.first:
             commit.forget(self._ranks, tag)
         if self._ranks.first_of_node:
-            rotate(self._checkpoints, self._keep)
+            self._rotation.rotate()
         return ended

@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import shutil
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lockstep_train.checkpoint.chain import Record, candidates
-from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
-from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, CommitName, parse_commit, parse_record, record_file
+from lockstep_train.checkpoint.chain import Record
+from lockstep_train.checkpoint.durable import make_directory, write_durably
+from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, TRASH, CommitName, parse_commit, parse_record, record_file
 from lockstep_train.checkpoint.manifest import ShardRecord
+from lockstep_train.checkpoint.seal import seal, unseal
 
-NEVER_ROTATED = 2
+
+@dataclass(frozen=True)
+class View:
+    """What one volume holds."""
+
+    commits: list[CommitName]
+    records: list[Record]
+    damaged: list[int]
+    """Attempts whose record can't be read: their commits don't count, and their number is taken."""
+
+    @property
+    def unrecorded(self) -> list[CommitName]:
+        """Commits of attempts above every record: of a record that is lost."""
+        newest = max((record.attempt for record in self.records), default=0)
+        return [name for name in self.commits if name.attempt > newest and name.attempt not in self.damaged]
+
+    def to_json(self) -> dict[str, Any]:
+        records = [record.to_json() for record in self.records]
+        return {"commits": [str(name) for name in self.commits], "records": records, "damaged": self.damaged}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> View:
+        commits = [name for name in map(parse_commit, value["commits"]) if name is not None]
+        return View(commits, [Record.from_json(record) for record in value["records"]], list(value["damaged"]))
+
+
+def merge_views(views: Iterable[View]) -> View:
+    """What is on at least one volume."""
+    known = list(views)
+    records = {record.attempt: record for view in known for record in view.records}
+    commits = {name for view in known for name in view.commits}
+    damaged = {attempt for view in known for attempt in view.damaged}
+    return View(sorted(commits), [records[attempt] for attempt in sorted(records)], sorted(damaged - records.keys()))
+
+
+def read_view(checkpoints: Path) -> View:
+    records: list[Record] = []
+    damaged: list[int] = []
+    folder = checkpoints / CHAIN
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        attempt = parse_record(entry.name)
+        if attempt is None:
+            continue
+        try:
+            record = Record.from_json(unseal(entry.read_bytes()))
+            if record.attempt != attempt:
+                raise ValueError("it is another attempt's")
+            records.append(record)
+        except (OSError, ValueError):
+            damaged.append(attempt)
+    return View(list_commits(checkpoints), records, damaged)
 
 
 def list_commits(checkpoints: Path) -> list[CommitName]:
@@ -26,19 +78,13 @@ def list_commits(checkpoints: Path) -> list[CommitName]:
 
 def read_records(checkpoints: Path) -> list[Record]:
     """The chain's records; a damaged one is left out, which makes the chain shorter, never wrong."""
-    folder = checkpoints / CHAIN
-    records: list[Record] = []
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if parse_record(entry.name) is not None:
-            with contextlib.suppress(OSError, ValueError):
-                records.append(Record.from_json(json.loads(entry.read_text())))
-    return records
+    return read_view(checkpoints).records
 
 
 def write_record(checkpoints: Path, record: Record) -> None:
     """Durable before this returns: no commit of the attempt may exist without it."""
     make_directory(checkpoints / CHAIN)
-    write_durably(checkpoints / CHAIN / record_file(record.attempt), json.dumps(record.to_json()).encode())
+    write_durably(checkpoints / CHAIN / record_file(record.attempt), seal(record.to_json()))
 
 
 def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
@@ -57,25 +103,13 @@ def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
     return None if digest == shard.sha256 else f"{path} is damaged: its checksum is not the manifest's"
 
 
-def rotate(checkpoints: Path, keep: int) -> list[CommitName]:
-    """Delete the oldest commits of the chain beyond `keep`, never one of the newest two; returns what was deleted.
+def sweep(checkpoints: Path, committed: Collection[CommitName]) -> None:
+    """Remove what an earlier attempt left half-written or half-deleted. Only before any rank writes.
 
-    Several nodes may do this at once on a shared volume, so a folder that is already gone is no error.
+    `committed`: commits on any node's volume. Where a manifest couldn't be written, the shards beside it may still be needed.
     """
-    chain = candidates(list_commits(checkpoints), read_records(checkpoints))
-    doomed = chain[max(keep, NEVER_ROTATED) :]
-    for name in doomed:
-        trash = checkpoints / f".trash-{name}"
-        with contextlib.suppress(FileNotFoundError):
-            (checkpoints / str(name)).rename(trash)  # first the name: a half-deleted folder must not look like a commit
-            sync_directory(checkpoints)
-        shutil.rmtree(trash, ignore_errors=True)
-    return doomed
-
-
-def sweep(checkpoints: Path) -> None:
-    """Remove what an earlier attempt left half-written or half-deleted. Only before any rank writes."""
     for entry in checkpoints.iterdir() if checkpoints.is_dir() else []:
-        unfinished = parse_commit(entry.name) is not None and not (entry / MANIFEST).exists()
-        if unfinished or entry.name.startswith(".trash-"):
+        name = parse_commit(entry.name)
+        unfinished = name is not None and name not in committed and not (entry / MANIFEST).exists()
+        if unfinished or entry.name.startswith(TRASH):
             shutil.rmtree(entry, ignore_errors=True)

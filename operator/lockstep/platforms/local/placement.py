@@ -15,7 +15,7 @@ from lockstep.api.shared import Variable
 from lockstep.api.training import Training
 from lockstep.plan.resolve import PlatformDefaults, Resolved
 from lockstep.plan.run import Placement, build_run
-from lockstep_gang.contract import Run, WhenDone
+from lockstep_gang.contract import Run, Storage, WhenDone
 
 LOOPBACK = "127.0.0.1"
 
@@ -36,6 +36,7 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
         run_dir=str(run_dir(resolved)),
         key_file=str(key_file),
         when_done=WhenDone.EXIT,
+        storage=Storage.SHARED,
         coordinator_port=ports[0],
         master_port=ports[1],
     )
