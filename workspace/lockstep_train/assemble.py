@@ -51,7 +51,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
-    engine, adapter = start_model(training, folder, plan)
+    engine, adapter = start_model(training, folder, plan, ranks, reporter)
     identity = run_identity(training, base_digest(folder), dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)

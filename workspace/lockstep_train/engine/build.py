@@ -8,17 +8,20 @@ from typing import Any
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.config import TrainingConfig
 from lockstep_train.data import sampler
+from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import prepare_deepspeed, start_engine
 from lockstep_train.model.load import load_base
 from lockstep_train.model.lora import adapter_description, adapter_names, add_lora
+from lockstep_train.report import Reporter
 
 
-def start_model(training: TrainingConfig, folder: Path, plan: sampler.Plan) -> tuple[Any, dict[str, Any]]:
+def start_model(training: TrainingConfig, folder: Path, plan: sampler.Plan, ranks: Ranks, reporter: Reporter) -> tuple[Any, dict[str, Any]]:
     """The engine, tested to keep its state where we look for it, and what an adapter folder says of it."""
     settings = deepspeed_settings(training, plan.accumulation)
     prepare_deepspeed()
-    model = add_lora(load_base(folder, training.precision, settings), training.lora, training.seed)
+    base = load_base(folder, training.precision, settings, ranks.device, reporter.say)
+    model = add_lora(base, training.lora, training.seed)
     description = adapter_description(model)
     engine = start_engine(model, training.optimization, settings)
     zero_access.self_test(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from lockstep_train.config import ModelConfig, Precision
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
+from lockstep_train.model.slices import SliceLoad, reading_slices, say_fallback
+from lockstep_train.model.weight_files import INDEX, SINGLE, read_headers, weight_paths
 
 SAMPLED_BYTES = 1 << 16
-DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP32: torch.float32}
+DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16, Precision.FP32: torch.float32}
 
 
 def model_folder(config: ModelConfig) -> Path:
@@ -58,6 +61,16 @@ def load_tokeniser(folder: Path) -> Tokeniser:
     return Tokeniser(lambda text: list(tokenizer.encode(text, add_special_tokens=False)), tuple(begin), end, pad)
 
 
+def refuse_missing_weights(folder: Path) -> None:
+    """Raises ConfigError for a folder without weights, and for safetensors files that are missing or cut off, naming the file."""
+    paths = weight_paths(folder)
+    read_headers(paths)
+    if not paths and not any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"training.model.name {folder} holds no weights: neither {SINGLE}, nor {INDEX} with the files it names, nor *.bin; download the model again"
+        )
+
+
 def quiet_transformers() -> None:
     """No progress bars in a pod's log, no deprecations that are for its own authors."""
     from transformers.utils import logging
@@ -66,25 +79,60 @@ def quiet_transformers() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
-def load_base(folder: Path, precision: Precision, deepspeed_config: dict[str, Any]) -> torch.nn.Module:
-    """A causal LM with frozen weights. Under Stage3 every weight is sharded as soon as it is read.
+def load_base(
+    folder: Path,
+    precision: Precision,
+    deepspeed_config: dict[str, Any],
+    device: torch.device | None = None,
+    say: Callable[[str], None] = print,
+) -> torch.nn.Module:
+    """A causal LM with frozen weights: under Stage3 each rank reads its own slices, else all of it goes straight to `device`.
 
-    Raises ConfigError when transformers can't load the folder.
+    Raises ConfigError when the weights are missing or transformers can't load the folder.
     """
-    quiet_transformers()
-    from transformers import AutoModelForCausalLM
+    refuse_missing_weights(folder)
+    if deepspeed_config["zero_optimization"]["stage"] == 3:
+        model = load_sharded(folder, precision, deepspeed_config, say)
+    else:
+        model = load_whole(folder, precision, device)
+    model.requires_grad_(False)
+    return model
+
+
+def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str, Any], say: Callable[[str], None]) -> torch.nn.Module:
+    """Every weight sharded from the start; see slices.py. A model that can't be read so is loaded by transformers, and `say` tells."""
     from transformers.integrations import HfDeepSpeedConfig
 
     # transformers looks for this object (kept alive only here) to decide whether to shard while loading.
-    sharding = HfDeepSpeedConfig(deepspeed_config) if deepspeed_config["zero_optimization"]["stage"] == 3 else None
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=DTYPES[precision])
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"training.model.name {folder} can't be loaded as a causal language model: {first_line(error)}") from error
+    sharding = HfDeepSpeedConfig(deepspeed_config)
+    load = SliceLoad()
+    with reading_slices(load):
+        model = from_pretrained(folder, precision)
     del sharding
-    model.requires_grad_(False)
-    module: torch.nn.Module = model
-    return module
+    say_fallback(load, folder, say)
+    return model
+
+
+def load_whole(folder: Path, precision: Precision, device: torch.device | None = None) -> torch.nn.Module:
+    """All weights on every rank. On a GPU they go there tensor by tensor; on CPUs ranks share the file's pages until they write."""
+    placement = {} if device is None or device.type == "cpu" else {"device_map": {"": device}}
+    return from_pretrained(folder, precision, **placement)
+
+
+def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch.nn.Module:
+    """transformers' loader. Raises ConfigError with the first line of what it says."""
+    quiet_transformers()
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=DTYPES[precision], **options
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"training.model.name {folder} can't be loaded as a causal language model: {first_line(error)}") from error
+    return model
 
 
 def first_line(error: BaseException) -> str:

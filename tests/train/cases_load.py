@@ -1,0 +1,228 @@
+"""Rank functions of the tests that load models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rank_cases import CountCollectives
+
+from lockstep_train.config import Precision
+from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.engine.start import prepare_deepspeed
+from lockstep_train.environment import rank_environment
+from lockstep_train.errors import ConfigError
+from lockstep_train.model import load as loading
+from lockstep_train.model.slices import SliceLoad, reading_slices
+
+ODD = {"vocab_size": 131, "hidden_size": 34, "intermediate_size": 66, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+ODD |= {"num_key_value_heads": 1, "initializer_range": 0.3}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 18}
+
+
+def make_models(folder: str) -> None:
+    """A tiny model of each family, with sizes that divide by nothing, most of them in several files."""
+    import transformers
+
+    families: dict[str, Any] = {
+        "llama": transformers.LlamaConfig(**ODD),
+        "qwen2": transformers.Qwen2Config(**{**ODD, "hidden_size": 44}, tie_word_embeddings=True),
+        "qwen3_moe": transformers.Qwen3MoeConfig(**ODD, **EXPERTS, num_experts=5),
+        "mixtral": transformers.MixtralConfig(**ODD, num_local_experts=5, num_experts_per_tok=2),
+        "glm4_moe": transformers.Glm4MoeConfig(
+            **ODD, **EXPERTS, n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1
+        ),
+    }
+    for name, config in families.items():
+        torch.manual_seed(len(name))
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32 if name == "llama" else torch.bfloat16)
+        for parameter, value in model.named_buffers():
+            if "e_score_correction_bias" in parameter:
+                value.normal_()
+        model.save_pretrained(f"{folder}/{name}", max_shard_size="100GB" if name == "qwen2" else "20KB")
+
+
+def joined() -> engine_ranks.Ranks:
+    ranks = engine_ranks.join(rank_environment())
+    prepare_deepspeed()
+    return ranks
+
+
+def settings(partition: int = 1) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "zero_hpz_partition_size": partition},
+    }
+
+
+def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's true part of every parameter, and every buffer."""
+    found = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for name, parameter in model.named_parameters():
+        shard: Any = parameter.ds_tensor
+        found[name] = shard[: max(0, min(shard.ds_numel, parameter.ds_numel - shard.ds_numel * parameter.ds_zero_partition_rank))].clone()
+    return found
+
+
+def compare_loads(folder: str) -> None:
+    """Slices against transformers' own loader under Stage3, for every family in one group."""
+    from transformers.integrations import HfDeepSpeedConfig
+
+    ranks = joined()
+    for path in sorted(Path(folder).iterdir()):
+        stage3 = HfDeepSpeedConfig(settings())
+        theirs = loading.from_pretrained(path, Precision.BF16)
+        load = SliceLoad()
+        with reading_slices(load), CountCollectives() as collectives:
+            ours = loading.from_pretrained(path, Precision.BF16)
+        del stage3
+        assert load.fallback is None, load.fallback
+        assert collectives.seen == [], (path.name, collectives.seen)
+        expected, found = tensors(theirs), tensors(ours)
+        assert list(expected) == list(found)
+        for name, value in expected.items():
+            assert value.dtype == found[name].dtype, (path.name, name)
+            assert torch.equal(value, found[name]), (path.name, name)
+        _check_bytes(path, load.bytes_read, sum(buffer.nbytes for _, buffer in ours.named_buffers()), ranks)
+    engine_ranks.leave()
+
+
+def _check_bytes(path: Path, read: int, buffers: int, ranks: engine_ranks.Ranks) -> None:
+    """Together the ranks read each byte once, but for the buffers, which each rank needs whole."""
+    total = torch.tensor(read)
+    dist.all_reduce(total)
+    stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert int(total) <= stored + buffers * ranks.world_size, (path.name, int(total), stored)
+
+
+def compare_incomplete(folder: str) -> None:
+    """A tensor that is missing and one too many: the same report as transformers gives, and one drawn value on all ranks."""
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations import HfDeepSpeedConfig
+
+    ranks = joined()
+    path = Path(folder)
+    if ranks.first:
+        stored = load_file(path / "model.safetensors")
+        stored["model.layers.7.gone.weight"] = stored.pop("model.layers.1.mlp.up_proj.weight")
+        save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    dist.barrier()
+    _, expected = loading.from_pretrained(path, Precision.BF16, output_loading_info=True)  # type: ignore[misc]
+    stage3 = HfDeepSpeedConfig(settings())
+    with reading_slices(SliceLoad()):
+        model, found = loading.from_pretrained(path, Precision.BF16, output_loading_info=True)  # type: ignore[misc]
+    del stage3
+    assert found == expected
+    assert found["missing_keys"] == {"model.layers.1.mlp.up_proj.weight"}
+    assert found["unexpected_keys"] == {"model.layers.7.gone.weight"}
+    drawn = tensors(model)["model.layers.1.mlp.up_proj.weight"].float()
+    assert 0.1 < float(drawn.std()) < 0.9, drawn.std()  # initializer_range is 0.3
+    engine_ranks.leave()
+
+
+def compare_logits_with_secondary_shards(folder: str) -> None:
+    """hpZ over two nodes of two ranks: the first forward, which reads the secondary shards alone, against a plain model."""
+    import deepspeed
+    from transformers.integrations import HfDeepSpeedConfig
+
+    joined()
+    ids = torch.arange(20).view(2, 10)
+    for name in ("llama", "qwen2"):
+        path = Path(folder) / name
+        plain = loading.from_pretrained(path, Precision.FP32)
+        chosen = {**settings(partition=2), "bf16": {"enabled": False}}
+        stage3 = HfDeepSpeedConfig(chosen)
+        load = SliceLoad()
+        with reading_slices(load):
+            model = loading.from_pretrained(path, Precision.FP32)
+        del stage3
+        assert load.fallback is None
+        trained: Any = model.requires_grad_(False).model.norm.weight.requires_grad_()  # type: ignore[union-attr]
+        for parameter in model.parameters():
+            sharded: Any = parameter
+            assert sharded.ds_secondary_tensor is not None
+            if sharded is not trained:
+                sharded.ds_tensor.fill_(7.0)  # so that only the secondary shards can be right
+        optimizer = torch.optim.AdamW([trained], lr=0.0)
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=[trained], optimizer=optimizer, config=chosen)
+        with torch.no_grad():
+            found = {key: value for key, value in engine(input_ids=ids, use_cache=False).items() if key == "logits"}
+            expected = plain(input_ids=ids, use_cache=False).logits
+        assert torch.equal(found["logits"], expected), (name, (found["logits"] - expected).abs().max())
+        engine.destroy()
+        deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+    engine_ranks.leave()
+
+
+def refuse_folders(folder: str) -> None:
+    """Everything that is wrong with a folder is told by the name of the file."""
+    path = Path(folder)
+    config = (path / "llama" / "config.json").read_bytes()
+    broken = path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_bytes(config)
+    _refused(broken, "holds no weights")
+    index = json.loads((path / "llama" / "model.safetensors.index.json").read_text())
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    first, lost, *others = sorted(set(index["weight_map"].values()))
+    for name in (first, *others):
+        (broken / name).write_bytes((path / "llama" / name).read_bytes())
+    _refused(broken, f"lacks {lost}")
+    whole = (path / "llama" / lost).read_bytes()
+    for cut, reason in ((whole[:-1], "is cut off"), (whole[:5], "is cut off"), (b"\x05" + bytes(7) + b"[1,2]", "is no safetensors file")):
+        (broken / lost).write_bytes(cut)
+        _refused(broken, f"{broken / lost} {reason}")
+    (broken / "model.safetensors.index.json").write_text("{")
+    _refused(broken, "is no index of weight files")
+
+
+def _refused(folder: Path, expected: str) -> None:
+    try:
+        loading.refuse_missing_weights(folder)
+    except ConfigError as error:
+        assert expected in str(error), str(error)
+    else:
+        raise AssertionError(f"not refused: {expected}")
+
+
+def refuse_wrong_shape(folder: str) -> None:
+    """Weights of another size than config.json says, on every rank alike."""
+    path = Path(folder)
+    ranks = joined()
+    if ranks.first:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | {"intermediate_size": 65}))
+    dist.barrier()
+    try:
+        loading.load_base(path, Precision.BF16, settings())
+    except ConfigError as error:
+        assert "model.layers.0.mlp.down_proj.weight has the shape" in str(error), str(error)
+        engine_ranks.leave()
+        return
+    raise AssertionError("not refused")
+
+
+def fall_back(folder: str) -> None:
+    """Weights that are no safetensors files: loaded by transformers, and said."""
+    from safetensors.torch import load_file
+
+    ranks = joined()
+    path = Path(folder)
+    plain = loading.from_pretrained(path, Precision.BF16)
+    dist.barrier()
+    if ranks.first:
+        torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+        (path / "model.safetensors").unlink()
+    dist.barrier()
+    lines: list[str] = []
+    found = tensors(loading.load_base(path, Precision.BF16, settings(), say=lines.append))
+    assert len(lines) == 1
+    assert "because its weights are no safetensors files" in lines[0]
+    shard = found["model.embed_tokens.weight"]
+    size = -(-plain.model.embed_tokens.weight.numel() // ranks.world_size)  # type: ignore[union-attr]
+    assert torch.equal(shard, plain.model.embed_tokens.weight.flatten()[size * ranks.rank :][:size])  # type: ignore[union-attr]
+    engine_ranks.leave()

@@ -1,0 +1,55 @@
+"""Loading a model: slices against transformers' own loader, and what is wrong with a folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from rank_harness import ForkServer
+
+
+@pytest.fixture(scope="module")
+def families(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("families")
+    ended = ranks.run("make_models", [None], arguments={"folder": str(folder)})
+    assert ended.codes == [0], ended.output
+    return folder
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_slices_equal_what_transformers_loads_without_a_collective(ranks: ForkServer, families: Path, world_size: int) -> None:
+    ended = ranks.run("compare_loads", [None] * world_size, arguments={"folder": str(families)})
+    assert ended.codes == [0] * world_size, ended.output
+
+
+@pytest.fixture
+def qwen2(families: Path, tmp_path: Path) -> Path:
+    """A model of one file, for a test to damage."""
+    return Path(shutil.copytree(families / "qwen2", tmp_path / "qwen2"))
+
+
+def test_missing_and_unexpected_tensors_are_reported_as_transformers_reports_them(ranks: ForkServer, qwen2: Path) -> None:
+    ended = ranks.run("compare_incomplete", [None] * 2, arguments={"folder": str(qwen2)})
+    assert ended.codes == [0, 0], ended.output
+
+
+def test_the_first_forward_is_right_with_a_secondary_shard_on_each_node(ranks: ForkServer, families: Path) -> None:
+    ended = ranks.run("compare_logits_with_secondary_shards", [None] * 4, nodes=2, arguments={"folder": str(families)})
+    assert ended.codes == [0] * 4, ended.output
+
+
+def test_a_folder_without_whole_weights_is_refused_by_the_name_of_the_file(ranks: ForkServer, families: Path, tmp_path: Path) -> None:
+    shutil.copytree(families / "llama", tmp_path / "llama")
+    ended = ranks.run("refuse_folders", [None], arguments={"folder": str(tmp_path)})
+    assert ended.codes == [0], ended.output
+
+
+def test_weights_of_another_size_than_the_configuration_are_refused_on_every_rank(ranks: ForkServer, qwen2: Path) -> None:
+    ended = ranks.run("refuse_wrong_shape", [None] * 2, arguments={"folder": str(qwen2)})
+    assert ended.codes == [0, 0], ended.output
+
+
+def test_weights_that_cannot_be_sliced_are_loaded_by_transformers_and_it_says_so(ranks: ForkServer, qwen2: Path) -> None:
+    ended = ranks.run("fall_back", [None] * 2, arguments={"folder": str(qwen2)})
+    assert ended.codes == [0, 0], ended.output
