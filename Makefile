@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run status-cluster clean-cluster logs cluster-up cluster-down test test-unit test-train test-cluster lint format manifests lock
+.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run status-cluster clean-cluster logs cluster-up cluster-down test test-unit test-train test-faults test-cluster lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -49,13 +49,16 @@ cluster-down: setup ## remove it; the cache stays
 	@$(BIN)/lockstep devcluster down
 
 ##@ Develop
-test: test-unit test-train test-cluster ## all tests
+test: test-unit test-train test-faults test-cluster ## all tests
 
 test-unit: setup ## seconds, no root
 	@$(PYTEST) tests/unit
 
 test-train: setup ## real ranks over gloo, no root
 	@$(PYTEST) tests/train
+
+test-faults: setup ## power cut at every step of a save, on a disk in a file; root
+	@$(PYTEST) tests/faults
 
 test-cluster: setup ## a real API server and real pods; root
 	@$(PYTEST) tests/cluster

@@ -1,0 +1,175 @@
+"""What Lockstep's trainer saves, put through power cuts: real engines, real savers, a state that tells its version bit by bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from faults.power_cut import Subject
+from lockstep_train.checkpoint import zero_access
+from lockstep_train.checkpoint.chain import Claim
+from lockstep_train.checkpoint.load import ShardReader
+from lockstep_train.checkpoint.resume import Start, choose_start, record_start
+from lockstep_train.checkpoint.save import Saver
+from lockstep_train.engine.ranks import Ranks
+
+OLD, NEW = 4, 6
+"""Steps of the two newest commits; one of step 2 is there too, and rotated away by the save of step 6."""
+KEPT = "commits"
+CLAIM = Claim(None, None)
+
+
+def lone(store: Any = None) -> Ranks:
+    return Ranks(0, 1, 0, 1, 0, 1, torch.device("cpu"), store or dist.HashStore())  # type: ignore[attr-defined]
+
+
+def value(name: str, kind: str, numel: int, step: int) -> torch.Tensor:
+    """What a parameter, whole and flattened, holds at a step."""
+    return torch.rand(numel, generator=torch.Generator().manual_seed(zlib.crc32(f"{name} {kind} {step}".encode())))
+
+
+def judge_commits(disk: Path) -> str:
+    """What a start would go on from, read whole."""
+    said: list[str] = []
+    try:
+        start = choose_start(lone(), disk / "run/checkpoints", "Auto", CLAIM, said.append)
+    except Exception as error:
+        return f"nothing: {error}"
+    if start.source is None:
+        return "nothing"
+    manifest = start.source.manifest
+    reader = ShardReader(start.source.folder, manifest)
+    for name, shape in reader.shapes.items():
+        for kind in zero_access.KINDS:
+            numel = torch.Size(shape).numel()
+            if not torch.equal(reader.read(name, kind).view(torch.int32), value(name, kind, numel, manifest.step).view(torch.int32)):
+                return f"a mix: {name} {kind} is not that of step {manifest.step}"
+    if said:
+        return f"a commit that can't be loaded: {said}"
+    return {OLD: "old", NEW: "new"}.get(manifest.step, f"step {manifest.step}")
+
+
+class CommitSession:
+    """A rank with a real engine, whose state is set before each save."""
+
+    def __init__(self, rank: int, folder: Path, run_file: Path, ranks: int) -> None:
+        self._keep_in = run_file.parent
+        os.environ.update(_environment(rank, ranks, _port(rank, folder)))
+        os.environ["LOCKSTEP_RUN"] = str(run_file)
+        import rank_cases
+
+        self._run = rank_cases.assembled()
+        zero_access.create_optimizer_state(self._run.engine, 0)
+        self._saves = 0
+
+    def save_old(self, disk: Path) -> None:
+        record_start(self._run.ranks, disk / "run/checkpoints", Start(1, None), CLAIM)
+        for step in (2, OLD):
+            self._save(disk, step)
+        if self._run.ranks.first:
+            shutil.copytree(disk / "run/checkpoints", self._keep_in / KEPT)
+
+    def save_new(self, disk: Path) -> None:
+        self._save(disk, NEW)
+
+    @torch.no_grad()
+    def _save(self, disk: Path, step: int) -> None:
+        self._saves += 1
+        for fragment in zero_access.fragments(self._run.engine):
+            numel = torch.Size(fragment.shape).numel()
+            for kind, tensor in fragment.tensors.items():
+                tensor.copy_(value(fragment.name, kind, numel, step)[fragment.start : fragment.start + fragment.numel])
+        ranks = self._run.ranks
+        store = dist.PrefixStore(f"save-{self._saves}", ranks.store)  # type: ignore[attr-defined,arg-type]
+        apart = Ranks(**{**vars(ranks), "store": store})
+        saved = Saver(apart, disk / "run/checkpoints", 1, 2, self._run.describe).save(self._run.engine, step, wait=True)
+        assert saved.committed, saved.problem
+
+
+class StartSession:
+    """The first rank of a restart: it sweeps what a killed save left, and records which commit its attempt starts from."""
+
+    def __init__(self, commits: Path) -> None:
+        self._commits = commits
+
+    def save_old(self, disk: Path) -> None:
+        shutil.copytree(self._commits, disk / "run/checkpoints")
+        torn = disk / "run/checkpoints/step-5.a1"
+        torn.mkdir()
+        (torn / ".shard.tmp").write_bytes(b"half")
+        os.sync()
+
+    def save_new(self, disk: Path) -> None:
+        checkpoints = disk / "run/checkpoints"
+        record_start(lone(), checkpoints, choose_start(lone(), checkpoints, "Auto", CLAIM, print), CLAIM)
+
+
+def starts(folder: Path) -> Subject:
+    """A restart over the commits that an earlier subject left in `folder`."""
+    return Subject("a restart", lambda rank, apart: StartSession(folder / KEPT), judge_commits, ranks=1, replaces=False, survives=True)
+
+
+def commits(model: Path, data: Path, folder: Path, stage: str) -> Subject:
+    """Two ranks save a third commit, which rotates the first away."""
+    run_file = _run_file(model, data, folder, stage)
+    return Subject("a save", lambda rank, apart: CommitSession(rank, apart, run_file, 2), judge_commits, survives=True)
+
+
+def _run_file(model: Path, data: Path, folder: Path, stage: str) -> Path:
+    training = {
+        "model": {"name": str(model)},
+        "lora": {"rank": 3, "alpha": 6, "dropout": "0", "targetModules": ["q_proj", "down_proj"]},
+        "zeroStage": stage,
+        "precision": "FP32",
+        "seed": 1,
+        "data": {"path": str(data), "maxLength": 32},
+        "optimization": {"epochs": 1, "maxSteps": 6, "learningRate": "1e-3", "microBatchSize": 1},
+        "evaluation": None,
+        "checkpoint": {"everySteps": 2, "keep": 2, "resumeFrom": "Auto"},
+    }
+    document = {
+        "format": "lockstep-run/1",
+        "job": {"name": "power", "namespace": "test", "uid": None},
+        "runDir": str(folder / "elsewhere"),
+        "training": training,
+    }
+    path = folder / f"{stage}.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _port(rank: int, folder: Path) -> int:
+    """A free one that rank 0 finds, through the folder that all ranks see."""
+    path = folder / "port"
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        path.with_suffix(".new").write_text(str(port))
+        path.with_suffix(".new").rename(path)
+        return port
+    while not path.exists():
+        time.sleep(0.01)
+    return int(path.read_text())
