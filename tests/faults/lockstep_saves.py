@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from faults.power_cut import Subject
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.load import ShardReader
-from lockstep_train.checkpoint.resume import Start, choose_start, record_start
+from lockstep_train.checkpoint.resume import choose_start, record_start
 from lockstep_train.checkpoint.save import Saver
 from lockstep_train.engine.ranks import Ranks
 
@@ -72,7 +73,8 @@ class CommitSession:
         self._saves = 0
 
     def save_old(self, disk: Path) -> None:
-        record_start(self._run.ranks, disk / "run/checkpoints", Start(1, None), CLAIM)
+        checkpoints, ranks = disk / "run/checkpoints", self._apart("start")
+        record_start(ranks, checkpoints, choose_start(ranks, checkpoints, "Auto", CLAIM, print), CLAIM)
         for step in (2, OLD):
             self._save(disk, step)
         if self._run.ranks.first:
@@ -88,11 +90,15 @@ class CommitSession:
             numel = torch.Size(fragment.shape).numel()
             for kind, tensor in fragment.tensors.items():
                 tensor.copy_(value(fragment.name, kind, numel, step)[fragment.start : fragment.start + fragment.numel])
-        ranks = self._run.ranks
-        store = dist.PrefixStore(f"save-{self._saves}", ranks.store)  # type: ignore[attr-defined,arg-type]
-        apart = Ranks(**{**vars(ranks), "store": store})
-        saved = Saver(apart, disk / "run/checkpoints", 1, 2, self._run.describe).save(self._run.engine, step, wait=True)
+        saved = Saver(self._apart(f"save-{self._saves}"), disk / "run/checkpoints", 1, 2, self._run.describe).save(
+            self._run.engine, step, wait=True
+        )
         assert saved.committed, saved.problem
+
+    def _apart(self, what: str) -> Ranks:
+        """The ranks with keys of their own, since some are used once."""
+        store = dist.PrefixStore(what, self._run.ranks.store)  # type: ignore[attr-defined,arg-type]
+        return dataclasses.replace(self._run.ranks, store=store)
 
 
 class StartSession:
