@@ -18,6 +18,7 @@ def preload() -> None:
     import deepspeed  # noqa: F401
     import peft  # noqa: F401
     import rank_cases
+    from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
     from lockstep_train.engine.start import import_muon_uncompiled

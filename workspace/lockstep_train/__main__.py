@@ -16,6 +16,7 @@ from lockstep_train.config import RunConfig, read_run
 from lockstep_train.environment import RankEnvironment, rank_environment
 from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
 from lockstep_train.report import Reporter, print_error
+from lockstep_train.report.sinks.choose import refuse_unusable
 from lockstep_train.stop import StopSignal
 
 
@@ -33,6 +34,7 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
     stop = StopSignal()
     stop.install()
     reporter.activity("Init")
+    refuse_unusable(config.training.metrics)
     from lockstep_train.assemble import assemble
     from lockstep_train.engine.ranks import join, leave
     from lockstep_train.loop import train
@@ -82,11 +84,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tell(reporter: Reporter | None, error: Exception, rank: int) -> None:
-    print_error(
-        f"lockstep_train: rank {rank}: {type(error).__name__}: {error}" if not isinstance(error, Stopped) else f"lockstep_train: {error}"
-    )
-    if reporter is not None and not isinstance(error, Stopped):
-        reporter.agent.send_error(error)
+    """What ended the run, first to people and the agent; only then may destinations of metrics take their time."""
+    if reporter is not None:
+        reporter.end_bar()
+    stopped = isinstance(error, Stopped)
+    print_error(f"lockstep_train: {error}" if stopped else f"lockstep_train: rank {rank}: {type(error).__name__}: {error}")
+    if reporter is not None:
+        if not stopped:
+            reporter.agent.send_error(error)
+        reporter.close("Stopped" if stopped else "Failed")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     saver = Saver(ranks, checkpoints, start.attempt, training.checkpoint.keep, describe)
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
-    reporter.open_logs(config.run_dir / "logs", plan.done.steps, start.attempt)
+    reporter.open_run(config, plan.done.steps, start.attempt)
     run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, saver, before, adapter, describe)
     _announce(run, start)
     return run

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep_train.config import RunConfig
 from lockstep_train.report import lines
 from lockstep_train.report.agent import Agent
 from lockstep_train.report.jsonl import JsonLog
+from lockstep_train.report.sinks.choose import open_sinks
+from lockstep_train.report.sinks.sink import Point, Sink
 from lockstep_train.report.terminal import Terminal
 
 MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
+DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
+"""How long the end of a run waits for its metrics to arrive, all destinations together."""
 EVENTS_KEPT = 200
 """Events of the start-up, before the files are open."""
 
@@ -26,11 +32,18 @@ class Reporter:
         self._first = rank == 0
         self._terminal = Terminal(sys.stdout)
         self._logs: dict[str, JsonLog] = {}
+        self._sinks: list[Sink] = []
         self._early: list[dict[str, Any]] = []
         self._step = 0
 
+    def open_run(self, config: RunConfig, resumed_step: int, attempt: int | None = None) -> None:
+        """From here on everything is also written to the run's logs and sent where `metrics` says."""
+        self.open_logs(config.run_dir / "logs", resumed_step, attempt)
+        if self._first:
+            self._sinks = open_sinks(config, resumed_step, self.event)
+
     def open_logs(self, folder: Path, resumed_step: int, attempt: int | None = None) -> None:
-        """From here on everything is also written to `folder`; what was logged after `resumed_step` is undone."""
+        """Write to the files in `folder`; what they hold of steps after `resumed_step` is undone."""
         self._step = resumed_step
         if not self._first:
             return
@@ -48,10 +61,27 @@ class Reporter:
         except OSError as error:
             self.say(f"{path} can't be written ({error.strerror}): training goes on without it")
 
-    def close(self) -> None:
-        self._terminal.close()
+    def close(self, outcome: str = "Done") -> None:
+        """The end of the run: Done, Stopped or Failed. Waits a bounded time for the destinations of metrics; may be called twice."""
+        self.end_bar()
+        self._close_sinks(outcome)
         for log in self._logs.values():
             log.close()
+
+    def end_bar(self) -> None:
+        """Nothing is shown in place any more: what others print next gets a line of its own."""
+        self._terminal.close()
+
+    def _close_sinks(self, outcome: str) -> None:
+        sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            sink.close(outcome)
+        deadline = time.monotonic() + DRAIN_SECONDS[outcome]
+        for sink in sinks:
+            drained = sink.drained(deadline - time.monotonic())
+            if sink.dropped or not drained:
+                line = f"{sink.name} lacks the last metrics or some of them ({sink.dropped} points dropped); the files in logs/ have all"
+                self.event("sinkIncomplete", line=line, sink=sink.name, droppedPoints=sink.dropped)
 
     def say(self, line: str) -> None:
         """A line on rank 0's standard output."""
@@ -87,6 +117,7 @@ class Reporter:
             return
         record = {"step": step, "totalSteps": total, "epoch": round(epoch, 4), **values, "remainingSeconds": remaining}
         self._write("train_log", record)
+        self._measure("train", step, {**values, "epoch": epoch})
         self._terminal.progress(step, total, lines.step_line(step, total, remaining_seconds, {**values, "epoch": epoch}))
 
     def evaluation(self, step: int, loss: float, **fields: Any) -> None:
@@ -95,6 +126,7 @@ class Reporter:
         texts = {"evalLoss": lines.number(loss)} | ({} if perplexity is None else {"perplexity": f"{perplexity:.4g}"})
         self.agent.send("evaluate", step=step, metrics=texts)
         self._write("eval_log", {"step": step, "evalLoss": loss, "perplexity": perplexity, **fields})
+        self._measure("eval", step, {"loss": loss, "perplexity": perplexity})
         self.say(lines.evaluation_line(step, loss, perplexity))
 
     def checkpoint(
@@ -105,10 +137,13 @@ class Reporter:
         line = lines.checkpoint_line(step, path, size_bytes, seconds, stall_seconds)
         measured = {"bytes": size_bytes, "seconds": round(seconds, 4), "stallSeconds": stall_seconds}
         self.event("checkpoint", line=line, step=step, path=str(path), **measured, **fields)
+        self._measure("checkpoint", step, measured)
 
     def experts(self, step: int, layers: Mapping[str, Sequence[int]], **fields: Any) -> None:
         """Tokens that each expert of each layer got in `step`, over all ranks: `layers` maps a layer's name to counts, expert by expert."""
         self._write("expert_usage", {"step": step, **fields, "layers": {name: list(counts) for name, counts in layers.items()}})
+        loads = [max(counts) * len(counts) / total for counts in layers.values() if (total := sum(counts)) > 0]
+        self._measure("experts", step, {"highestLoad": max(loads, default=None)})  # of the mean: 1 is balance
 
     def end(self, result: Mapping[str, str | None]) -> None:
         self.agent.send("end", result=dict(result))
@@ -116,3 +151,10 @@ class Reporter:
     def _write(self, log: str, record: Mapping[str, Any]) -> None:
         if log in self._logs:
             self._logs[log].write(record)
+
+    def _measure(self, group: str, step: int, values: Mapping[str, float | None]) -> None:
+        finite = {f"{group}/{name}": float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        if finite:
+            point = Point(step, time.time(), finite)
+            for sink in self._sinks:
+                sink.put(point)

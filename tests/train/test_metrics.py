@@ -1,0 +1,91 @@
+"""What a run leaves behind for people and tools, after kills, resumes and with servers that don't answer."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer, RunFile
+
+
+def records(folder: Path, log: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "logs" / f"{log}.jsonl").read_text().splitlines()]
+
+
+def tensorboard_steps(folder: Path, tag: str) -> list[int]:
+    """The steps TensorBoard would show."""
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator(str(folder))
+    accumulator.Reload()
+    return [event.step for event in accumulator.Scalars(tag)]
+
+
+def mlflow_runs(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob("*/*/meta.yaml")]
+
+
+@pytest.fixture
+def destinations(tmp_path: Path) -> dict[str, Any]:
+    return {"tensorBoard": True, "mlflow": {"trackingUri": f"file:{tmp_path}/mlflow"}, "wandb": {"project": "lockstep-test"}}
+
+
+def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, destinations: dict[str, Any]
+) -> None:
+    """Committed at step 2, killed after step 3: step 3 is measured by both attempts."""
+    file = run_file("run", metrics=destinations, uid="uid-1")
+    offline = {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true", "WANDB_API_KEY": "not-to-be-written"}
+    folder = tmp_path / "run"
+    first = ranks.run("die_after", [file] * 2, arguments={"step": 3}, kill_rest_after_first=True, **offline)
+    assert first.codes == [-9, -9], first.output
+    assert [record["step"] for record in records(folder, "train_log")] == [1, 2, 3]
+    with (folder / "logs/train_log.jsonl").open("a") as file_:
+        file_.write('{"schema": 1, "step": 4, "lo')
+    wandb_id = json.loads((folder / "logs/wandb-run.json").read_text())["id"]
+
+    second = ranks.run("main", [file] * 2, **offline)
+    assert second.codes == [0, 0], second.output
+    train = records(folder, "train_log")
+    assert [(record["step"], record["attempt"]) for record in train] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2), (6, 2)]
+    assert [record["step"] for record in records(folder, "eval_log")] == [0, 4, 6]
+    commits = [(event["step"], "undone" in event) for event in records(folder, "events") if event["kind"] == "checkpoint"]
+    assert commits == [(2, False), (4, False), (6, False)]
+
+    assert tensorboard_steps(folder / "logs/tensorboard", "train/loss") == [1, 2, 3, 4, 5, 6]
+    (mlflow_run,) = mlflow_runs(tmp_path / "mlflow")
+    history = (mlflow_run / "metrics/train/loss").read_text().splitlines()
+    assert [int(line.split()[2]) for line in history] == [1, 2, 3, 4, 5, 6]
+    assert "status: 3" in (mlflow_run / "meta.yaml").read_text()  # finished
+    offline_runs = sorted(path.name for path in (folder / "logs/wandb").glob("offline-run-*"))
+    assert len(offline_runs) == 2
+    assert {name.rpartition("-")[2] for name in offline_runs} == {wandb_id}
+    assert "sinkFailed" not in (folder / "logs/events.jsonl").read_text()
+    assert "not-to-be-written" not in second.output
+
+
+@pytest.mark.parametrize("answer", ["hang", "fail"])
+def test_a_server_that_does_not_answer_changes_nothing_of_the_run(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, answer: str
+) -> None:
+    file = run_file("run", optimization={"maxSteps": 2})
+    started = time.monotonic()
+    ended = ranks.run("train_against_server", [None] * 2, arguments={"answer": answer, "document": str(file)})
+    assert ended.codes == [0, 0], ended.output
+    assert [record["step"] for record in records(tmp_path / "run", "train_log")] == [1, 2]
+    assert "MLflow lacks the last metrics or some of them" in ended.outputs[0]
+    assert time.monotonic() - started < 120  # a hang that ends the run would end it by the harness's limit
+    assert "hunter2" not in ended.output + (tmp_path / "run/logs/events.jsonl").read_text()
+
+
+def test_a_destination_without_its_package_is_refused_before_anything_is_loaded(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path
+) -> None:
+    file = run_file("run", metrics={"mlflow": {"trackingUri": "sqlite:///mlflow.db"}}, model={"name": "/nowhere"})
+    ended = ranks.run("main", [file])
+    assert ended.codes == [78]
+    assert "metrics.mlflow.trackingUri is 'sqlite:///mlflow.db'" in ended.output
+    assert "/nowhere" not in ended.output
+    assert not (tmp_path / "run").exists()

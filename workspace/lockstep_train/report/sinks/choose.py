@@ -1,0 +1,102 @@
+"""Which destinations a run has. What can't work is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import netrc
+import os
+from collections.abc import Mapping
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lockstep_train.config import MetricsConfig, RunConfig
+from lockstep_train.errors import ConfigError
+from lockstep_train.report.redact import redact
+from lockstep_train.report.sinks.identity import Identity
+from lockstep_train.report.sinks.sink import Sink, Tell, Writer
+
+MLFLOW_SCHEMES = ("http", "https", "file", "databricks")
+
+
+def refuse_unusable(metrics: MetricsConfig, environ: Mapping[str, str] | None = None) -> None:
+    """Raises ConfigError for a destination whose package, address or key is missing."""
+    variables = os.environ if environ is None else environ
+    if metrics.tensor_board:
+        _need("tensorboard", "metrics.tensorBoard", "tensorboard", "set metrics.tensorBoard to false")
+    if metrics.mlflow is not None:
+        _need("mlflow", "metrics.mlflow", "mlflow-skinny", "leave metrics.mlflow out")
+        if urlsplit(metrics.mlflow.tracking_uri).scheme not in MLFLOW_SCHEMES:
+            raise ConfigError(
+                f"metrics.mlflow.trackingUri is {redact(metrics.mlflow.tracking_uri)!r}, but must begin with one of "
+                f"{', '.join(f'{scheme}:' for scheme in MLFLOW_SCHEMES)}; give the address of an MLflow server, which has the database"
+            )
+    if metrics.wandb is not None:
+        _need("wandb", "metrics.wandb", "wandb", "leave metrics.wandb out")
+        if not _has_wandb_key(variables):
+            raise ConfigError(
+                "metrics.wandb is set, but there is no key: give WANDB_API_KEY in spec.env from a Secret, or set WANDB_MODE to offline there"
+            )
+
+
+def _need(module: str, field: str, package: str, otherwise: str) -> None:
+    found = find_spec(module)
+    if found is None or found.origin is None:  # a folder of that name, as these tools leave behind, counts as a package of no origin
+        raise ConfigError(f"{field} is set, but the package {package} is not installed; install it in the image, or {otherwise}")
+
+
+def _has_wandb_key(environ: Mapping[str, str]) -> bool:
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_MODE") in {"offline", "disabled"}:
+        return True
+    host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def open_sinks(config: RunConfig, resumed_step: int, tell: Tell) -> list[Sink]:
+    """The destinations of `metrics`. Nothing is imported or sent yet."""
+    metrics, logs = config.training.metrics, config.run_dir / "logs"
+    parameters = run_parameters(config)
+
+    def identity(service: str) -> Identity:
+        return Identity(logs / f"{service}-run.json", config.job_uid, resumed_step)
+
+    def tensorboard() -> Writer:
+        from lockstep_train.report.sinks.tensorboard import TensorBoardWriter
+
+        return TensorBoardWriter(logs / "tensorboard", resumed_step)
+
+    def mlflow() -> Writer:
+        from lockstep_train.report.sinks.mlflow import MLflowWriter
+
+        assert metrics.mlflow is not None  # noqa: S101 (chosen below)
+        return MLflowWriter(metrics.mlflow, config.job_name, identity("mlflow"), parameters)
+
+    def wandb() -> Writer:
+        from lockstep_train.report.sinks.wandb import WandBWriter
+
+        assert metrics.wandb is not None  # noqa: S101 (chosen below)
+        return WandBWriter(metrics.wandb, config.job_name, logs, identity("wandb"), parameters)
+
+    wanted = [("TensorBoard", metrics.tensor_board, tensorboard), ("MLflow", metrics.mlflow, mlflow), ("W&B", metrics.wandb, wandb)]
+    return [Sink(name, connect, tell) for name, setting, connect in wanted if setting]
+
+
+def run_parameters(config: RunConfig) -> dict[str, Any]:
+    """The run's settings as tables show them; without where metrics go, which may name a server's user."""
+    training = {name: _plain(value) for name, value in vars(config.training).items() if name != "metrics"}
+    return {**training, "job": config.job_name}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(item) for name, item in vars(value).items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,128 @@
+"""A destination of metrics that can neither block nor kill the training, whatever its client library does."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from lockstep_train.report.redact import redact
+
+QUEUE_POINTS = 2000
+BATCH_POINTS = 200
+POLL_SECONDS = 0.2
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Waits between the tries of a batch; after the last one it is dropped."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Values of one moment: `{"train/loss": 2.2}`."""
+
+    step: int
+    time: float
+    """Seconds since 1970."""
+    values: Mapping[str, float]
+
+
+class Writer(Protocol):
+    """A client library behind two calls. Both may raise, hang or exit; they run in the sink's thread."""
+
+    def write(self, points: list[Point]) -> None: ...
+    def close(self, outcome: str) -> None:
+        """`outcome`: Done, Stopped or Failed."""
+
+
+Tell = Callable[..., None]
+"""Reporter.event."""
+
+
+class Sink:
+    """A queue and a thread. The thread starts with the first point, so that no import is paid for by the start of the run."""
+
+    def __init__(self, name: str, connect: Callable[[], Writer], tell: Tell) -> None:
+        self.name = name
+        self.dropped = 0
+        self._connect = connect
+        self._tell = tell
+        self._points: queue.Queue[Point] = queue.Queue(QUEUE_POINTS)
+        self._closing = threading.Event()
+        self._outcome = ""
+        self._told = False
+        self._writer: Writer | None = None
+        self._thread = threading.Thread(target=self._work, name=f"sink-{name}", daemon=True)
+        self._started = False
+
+    def put(self, point: Point) -> None:
+        """Never waits: a point that finds the queue full is dropped and counted."""
+        try:
+            self._points.put_nowait(point)
+        except queue.Full:
+            self.dropped += 1
+        if not self._started:
+            self._started = True
+            self._thread.start()
+
+    def close(self, outcome: str) -> None:
+        """Say that no point will follow. `drained` waits."""
+        self._outcome = outcome
+        self._closing.set()
+
+    def drained(self, timeout_seconds: float) -> bool:
+        """Whether everything has arrived within that time; what hasn't is counted as dropped."""
+        if not self._started:
+            return True
+        self._thread.join(max(0.0, timeout_seconds))
+        self.dropped += self._points.qsize()
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while not (self._closing.is_set() and self._points.empty()):
+            batch = self._take()
+            if batch and not self._deliver(batch):
+                self.dropped += len(batch)
+        if self._writer is not None:
+            self._try(lambda writer: writer.close(self._outcome))
+
+    def _take(self) -> list[Point]:
+        """The points that are there; waits a moment for the first."""
+        batch: list[Point] = []
+        with contextlib.suppress(queue.Empty):
+            batch.append(self._points.get(timeout=POLL_SECONDS))
+            while len(batch) < BATCH_POINTS:
+                batch.append(self._points.get_nowait())
+        return batch
+
+    def _deliver(self, batch: list[Point]) -> bool:
+        """Try until it works or the run wants to end."""
+        for seconds in RETRY_SECONDS:
+            if self._try(lambda writer: writer.write(batch)):
+                return True
+            if self._closing.wait(seconds):
+                return False
+        return self._try(lambda writer: writer.write(batch))
+
+    def _try(self, action: Callable[[Writer], None]) -> bool:
+        try:
+            if self._writer is None:
+                self._writer = self._connect()
+            action(self._writer)
+        except (Exception, SystemExit) as error:  # whatever a client library raises is about its metrics alone
+            self._failed(error)
+            return False
+        return True
+
+    def _failed(self, error: BaseException) -> None:
+        """Told once a run: a server that is away for a night must not fill the log."""
+        if not self._told:
+            self._told = True
+            reason = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
+            self._tell(
+                "sinkFailed",
+                line=f"{self.name} gets no metrics ({reason}): training goes on, it is tried again",
+                sink=self.name,
+                reason=reason,
+            )
