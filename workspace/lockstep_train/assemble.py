@@ -8,8 +8,9 @@ from typing import Any
 
 from lockstep_train.checkpoint import resume, zero_access
 from lockstep_train.checkpoint.chain import Claim
-from lockstep_train.checkpoint.load import ShardReader, direct, exchanged
+from lockstep_train.checkpoint.restore import restore
 from lockstep_train.checkpoint.save import Saver
+from lockstep_train.checkpoint.zero_restore import set_counters
 from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data import sampler
 from lockstep_train.data.load import Dataset, load_dataset
@@ -55,7 +56,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     identity = run_identity(training, base_digest(folder), dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
-        restore(engine, start.source, plan, ranks)
+        restore(engine, start.source, ranks, reporter.say)
+        set_counters(engine, plan.done.steps, plan.accumulation, plan.global_batch_size)
     resume.record_start(ranks, checkpoints, start, claim)
     describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
     saver = Saver(ranks, checkpoints, start.attempt, training.checkpoint.keep, describe)
@@ -87,13 +89,6 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
         micro=optimization.micro_batch_size,
         done=done,
     )
-
-
-def restore(engine: Any, source: resume.Source, plan: sampler.Plan, ranks: Ranks) -> None:
-    reader = ShardReader(source.folder, source.manifest)
-    full = direct(reader) if source.everywhere else exchanged(reader, source.holders, ranks)
-    zero_access.restore(engine, full, source.manifest.optimizer_step, plan.accumulation, plan.global_batch_size)
-    zero_access.restore_loss_scaler(engine, source.manifest.loss_scaler)
 
 
 def _announce(run: Run, start: resume.Start) -> None:

@@ -12,7 +12,17 @@ from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_c
 from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, record_file
 from lockstep_train.checkpoint.manifest import Manifest, decode, shapes
-from lockstep_train.checkpoint.volume import View, list_commits, merge_views, read_records, read_view, shard_problem, sweep, write_record
+from lockstep_train.checkpoint.volume import (
+    MISSING,
+    View,
+    list_commits,
+    merge_views,
+    read_records,
+    read_view,
+    shard_problem,
+    sweep,
+    write_record,
+)
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
 
@@ -21,12 +31,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Source:
-    """A verified commit. `holders[i]` is the rank that reads shard i; `everywhere`: every node sees every shard."""
+    """A verified commit."""
 
     folder: Path
     manifest: Manifest
-    holders: list[int]
-    everywhere: bool
+    holders: list[list[int]]
+    """For each shard the ranks that found it undamaged, one a node whose volume has it."""
+    nodes: list[int]
+    """Each rank's node."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Every node sees every shard."""
+        return all(len(holders) == len(set(self.nodes)) for holders in self.holders)
 
 
 @dataclass(frozen=True)
@@ -51,8 +68,7 @@ def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim
     folders = [checkpoints / str(name) for name in candidates(names, records)] if follow else []
     explicit = resume_from not in {"Auto", "None"}
     if explicit and not folders:
-        named = [str(folder) for folder in _explicit(Path(resume_from))] if ranks.first else None
-        folders = [Path(name) for name in ranks.publish("start/named", named)]  # volumes differ; all ranks must try the same ones
+        folders = _named(ranks, Path(resume_from))
     source = _first_whole(ranks, folders, say)
     if source is None and explicit:
         raise ConfigError(
@@ -112,6 +128,14 @@ def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> View:
     return view
 
 
+def _named(ranks: Ranks, path: Path) -> list[Path]:
+    """The commits that `resumeFrom` names, the same on every rank: volumes differ, so the first node that has any decides."""
+    mine = [str(folder) for folder in _explicit(path)] if ranks.first_of_node else []
+    answers = ranks.gather("start/named", mine)
+    chosen: list[str] = next((answer for answer in answers or [] if answer), [])
+    return [Path(name) for name in ranks.publish("start/named-chosen", chosen)]
+
+
 def _explicit(path: Path) -> Iterator[Path]:
     """The commit the user named, or the commits of the checkpoints (or run) folder the user named."""
     if (path / MANIFEST).exists():
@@ -138,26 +162,24 @@ def _verified(ranks: Ranks, folder: Path, key: str) -> tuple[Source | None, str 
         return None, problem
     share = range(ranks.local_rank, len(manifest.shards), ranks.local_world_size)
     mine = {str(index): shard_problem(folder, manifest.shards[index]) for index in share}
-    answers = ranks.gather(f"{key}/verified", mine)
-    verdict = _verdict(answers, len(manifest.shards), ranks.nodes) if answers is not None else None
+    answers = ranks.gather(f"{key}/verified", {"node": ranks.node, "shards": mine})
+    verdict = _verdict(answers, len(manifest.shards)) if answers is not None else None
     verdict = ranks.publish(f"{key}/verdict", verdict)
     if verdict["problem"] is not None:
         return None, verdict["problem"]
-    return Source(folder, manifest, verdict["holders"], verdict["everywhere"]), None
+    return Source(folder, manifest, verdict["holders"], verdict["nodes"]), None
 
 
-def _verdict(answers: list[dict[str, str | None]], shards: int, nodes: int) -> dict[str, Any]:
-    """From every rank's findings: who reads which shard, and whether all nodes see all of them."""
-    holders: list[int] = []
-    everywhere = True
+def _verdict(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:
+    """From every rank's findings: who can read which shard. A shard that nobody can read is a problem."""
+    holders: list[list[int]] = []
     for index in range(shards):
-        found = [(rank, answer[str(index)]) for rank, answer in enumerate(answers) if str(index) in answer]
-        whole = [rank for rank, problem in found if problem is None]
-        if not whole:
-            return {"problem": found[0][1], "holders": [], "everywhere": False}
-        holders.append(whole[0])
-        everywhere = everywhere and len(whole) == nodes
-    return {"problem": None, "holders": holders, "everywhere": everywhere}
+        found = {rank: answer["shards"][str(index)] for rank, answer in enumerate(answers) if str(index) in answer["shards"]}
+        holders.append([rank for rank, problem in found.items() if problem is None])
+        if not holders[-1]:
+            damaged = [problem for problem in found.values() if not problem.endswith(MISSING)]
+            return {"problem": (damaged or list(found.values()))[0]}
+    return {"problem": None, "holders": holders, "nodes": [answer["node"] for answer in answers]}
 
 
 def _agreed_manifest(ranks: Ranks, folder: Path, key: str) -> tuple[Manifest | None, str | None]:

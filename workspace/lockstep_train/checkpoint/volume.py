@@ -15,6 +15,8 @@ from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, TRASH, CommitName,
 from lockstep_train.checkpoint.manifest import ShardRecord
 from lockstep_train.checkpoint.seal import seal, unseal
 
+MISSING = "is missing"
+
 
 @dataclass(frozen=True)
 class View:
@@ -97,7 +99,7 @@ def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        return f"{path} is missing"
+        return f"{path} {MISSING}"
     except OSError as error:
         return f"{path} can't be read: {error.strerror}"
     return None if digest == shard.sha256 else f"{path} is damaged: its checksum is not the manifest's"

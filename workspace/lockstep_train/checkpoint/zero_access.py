@@ -7,7 +7,7 @@ Either way a rank's part of a parameter is one range of its elements, and readin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,40 +127,6 @@ def create_optimizer_state(engine: Any, step: int) -> None:
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):  # Stage1 and Stage2 keep views of the moments
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
-
-
-def restore(engine: Any, full: Callable[[str, str], torch.Tensor], step: int, accumulation: int, global_batch_size: int) -> None:
-    """Load masters, moments, low-precision weights and counters. `full(name, kind)` gives a whole flattened parameter in
-    FP32; it is called on every rank in the same order, so it may be a collective."""
-    create_optimizer_state(engine, step)
-    owned = {fragment.name: fragment for fragment in fragments(engine)}
-    for name, parameter in trainable(engine):
-        with torch.no_grad():
-            values = {kind: full(name, kind) for kind in KINDS}
-            if name in owned:
-                _copy_fragment(owned[name], values)
-            _set_weights(engine.optimizer, parameter, values[MASTER])
-    if hasattr(engine.optimizer, "invalidate_secondary_tensor"):
-        engine.optimizer.invalidate_secondary_tensor()  # else the first forward uses the weights from before the load
-    engine.global_steps = step
-    engine.global_samples = step * global_batch_size
-    engine.micro_steps = step * accumulation
-
-
-def _copy_fragment(fragment: Fragment, values: Mapping[str, torch.Tensor]) -> None:
-    for kind, tensor in fragment.tensors.items():
-        tensor.copy_(values[kind][fragment.start : fragment.start + fragment.numel])
-
-
-def _set_weights(optimizer: Any, parameter: Any, master: torch.Tensor) -> None:
-    """The low-precision copy that the forward pass uses; under Stage3 the shard, and the whole one if it stays resident."""
-    if is_stage3(parameter):
-        start, numel = _stage3_range(optimizer, parameter)
-        _stage3_tensor(optimizer, parameter, MASTER)[numel:].zero_()
-        parameter.ds_tensor[:numel].copy_(master[start : start + numel])
-        parameter.ds_tensor[numel:].zero_()
-    if parameter.numel():
-        parameter.data.copy_(master.view(parameter.shape))
 
 
 def gather_masters(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
