@@ -20,6 +20,7 @@ from lockstep_train.engine.build import start_model
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
+from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, load_tokeniser, model_folder
 from lockstep_train.report import Reporter
 
@@ -40,6 +41,8 @@ class Run:
     """From the commit this run goes on from."""
     adapter: dict[str, Any]
     describe: Description
+    usage: ExpertUsage | None
+    """Counts the tokens that each expert gets; None for a model without experts."""
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter) -> Run:
@@ -64,7 +67,20 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)
-    run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, saver, before, adapter, describe)
+    run = Run(
+        config,
+        ranks,
+        reporter,
+        dataset,
+        tokeniser,
+        plan,
+        engine,
+        saver,
+        before,
+        adapter,
+        describe,
+        count_experts(engine.module, ranks.device),
+    )
     _announce(run, start)
     return run
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from pathlib import Path
 
 from lockstep_train.assemble import Run
@@ -13,8 +15,10 @@ from lockstep_train.engine.step import StepResult, train_step
 from lockstep_train.errors import Stopped, TrainerError
 from lockstep_train.evaluate import evaluate
 from lockstep_train.export import write_adapter
-from lockstep_train.report.speed import Speed, measure_speed, peak_memory_bytes
+from lockstep_train.model.experts import usage_fields
 from lockstep_train.stop import StopSignal
+
+MEASURED_STEPS = 50
 
 
 def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
@@ -27,14 +31,15 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         before = _evaluate(run, 0)
         run.describe.set_eval_loss_before(before)
     after = before
-    speed = measure_speed(run.engine.module, run.config.training, run.ranks.world_size, run.reporter)
+    durations: deque[float] = deque(maxlen=MEASURED_STEPS)
     every = run.config.training.evaluation.every_steps if run.dataset.evaluation and run.config.training.evaluation else None
     for step in range(run.plan.done.steps + 1, run.plan.total_steps + 1):
-        result = _step(run, step, stop, speed)
+        result = _step(run, step, stop, durations)
         last = step == run.plan.total_steps
         if every is not None and (last or step % every == 0) and not result.stop:
             after = _evaluate(run, step)
         if last or result.stop or step % run.config.training.checkpoint.every_steps == 0:
+            _report_experts(run, step)
             _save(run, step, must=result.stop or last)
         if result.stop and not last:
             raise Stopped(f"asked to stop: step {step} of {run.plan.total_steps} is saved")
@@ -43,7 +48,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
     return {"adapter": str(_export(run)), "evalLossBefore": before, "evalLossAfter": after}
 
 
-def _step(run: Run, step: int, stop: StopSignal, speed: Speed) -> StepResult:
+def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> StepResult:
     """One optimizer step, reported."""
     run.reporter.activity("Step")
     started = time.monotonic()
@@ -60,15 +65,19 @@ def _step(run: Run, step: int, stop: StopSignal, speed: Speed) -> StepResult:
         step=step,
         stopping=lambda: stop.requested,
         saving=run.saver,
+        looking=run.usage.look_at if run.usage else None,
     )
-    values = {
-        "loss": result.loss,
-        "learningRate": rate,
-        "gradientNorm": result.gradient_norm,
-        **speed.step(time.monotonic() - started, work.documents),
-        "peakMemoryBytes": peak_memory_bytes(run.ranks.device.type == "cuda"),
-    }
-    run.reporter.step(step, plan.total_steps, work.epoch, speed.remaining_seconds(plan.total_steps - step), values)
+    durations.append(time.monotonic() - started)
+    remaining = statistics.median(durations) * (plan.total_steps - step)
+    if run.ranks.first:
+        values = {
+            "loss": result.loss,
+            "learningRate": rate,
+            "gradientNorm": result.gradient_norm,
+            "tokensPerSecond": work.tokens / durations[-1],
+            "stepSeconds": durations[-1],
+        }
+        run.reporter.step(step, plan.total_steps, work.epoch, remaining, values)
     return result
 
 
@@ -80,6 +89,13 @@ def _evaluate(run: Run, step: int) -> str:
     if run.ranks.first:
         run.reporter.evaluation(step, loss)
     return f"{loss:.4f}"
+
+
+def _report_experts(run: Run, step: int) -> None:
+    """With every commit, so that a run that goes on from it counts each step once. A small collective."""
+    if run.usage is not None:
+        layers = run.usage.collect()
+        run.reporter.experts(step, {str(item.layer): item.counts for item in layers}, **usage_fields(layers))
 
 
 def _save(run: Run, step: int, must: bool) -> None:

@@ -12,17 +12,19 @@ from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import prepare_deepspeed, start_engine
 from lockstep_train.model.load import load_base
-from lockstep_train.model.lora import adapter_description, adapter_names, add_lora
+from lockstep_train.model.quantize import check_quantization
+from lockstep_train.model.trained import describe_trained, make_trainable
 from lockstep_train.report import Reporter
 
 
 def start_model(training: TrainingConfig, folder: Path, plan: sampler.Plan, ranks: Ranks, reporter: Reporter) -> tuple[Any, dict[str, Any]]:
-    """The engine, tested to keep its state where we look for it, and what an adapter folder says of it."""
+    """The engine, tested to keep its state where we look for it, and what a manifest says of what is trained."""
+    check_quantization(training)
     settings = deepspeed_settings(training, plan.accumulation)
     prepare_deepspeed()
-    base = load_base(folder, training.precision, settings, ranks.device, reporter.say)
-    model = add_lora(base, training.lora, training.seed)
-    description = adapter_description(model)
+    base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
+    model = make_trainable(base, training, fresh=plan.done.steps == 0)
+    trained = describe_trained(model, training)
     engine = start_engine(model, training.optimization, settings)
     zero_access.self_test(engine)
-    return engine, {"config": description, "names": adapter_names(zero_access.parameter_shapes(engine))}
+    return engine, trained

@@ -52,9 +52,18 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
 
 
 def train_step(
-    engine: Any, batches: Sequence[Batch], ranks: Ranks, *, tokens: int, seed: int, step: int, stopping: Callable[[], bool], saving: Saving
+    engine: Any,
+    batches: Sequence[Batch],
+    ranks: Ranks,
+    *,
+    tokens: int,
+    seed: int,
+    step: int,
+    stopping: Callable[[], bool],
+    saving: Saving,
+    looking: Callable[[Batch], None] | None = None,
 ) -> StepResult:
-    """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
+    """Forward and backward over this rank's micro-batches, one small all-reduce, one update. `looking` sees each batch before its forward.
 
     Each sum of losses is divided by `tokens`, the learned tokens of the whole global batch, and multiplied by the number of
     ranks because DeepSpeed averages over them; a mean of means is up to 48 % off on uneven lengths.
@@ -63,6 +72,8 @@ def train_step(
     total = 0.0
     for micro, batch in enumerate(batches):
         seed_micro_batch(seed, step, micro, ranks.rank)
+        if looking is not None:
+            looking(batch)
         loss = summed_loss(engine, batch)
         engine.backward(loss * (ranks.world_size / tokens), scale_wrt_gas=False)
         total += float(loss.detach())

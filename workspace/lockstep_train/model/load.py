@@ -7,13 +7,15 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from lockstep_train.config import ModelConfig, Precision
+from lockstep_train.config import ModelConfig, Precision, Quantization, ZeroStage
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
+from lockstep_train.model.moe import check_experts
+from lockstep_train.model.quantize import loading_options
 from lockstep_train.model.slices import SliceLoad, reading_slices, say_fallback
 from lockstep_train.model.weight_files import INDEX, SINGLE, read_headers, weight_paths
 
@@ -85,16 +87,19 @@ def load_base(
     deepspeed_config: dict[str, Any],
     device: torch.device | None = None,
     say: Callable[[str], None] = print,
+    quantization: Quantization = Quantization.NONE,
 ) -> torch.nn.Module:
     """A causal LM with frozen weights: under Stage3 each rank reads its own slices, else all of it goes straight to `device`.
 
-    Raises ConfigError when the weights are missing or transformers can't load the folder.
+    Raises ConfigError when the weights are missing, transformers can't load the folder, or its experts can't be trained this way.
     """
     refuse_missing_weights(folder)
-    if deepspeed_config["zero_optimization"]["stage"] == 3:
+    stage = ZeroStage(f"Stage{deepspeed_config['zero_optimization']['stage']}")
+    if stage is ZeroStage.STAGE3:
         model = load_sharded(folder, precision, deepspeed_config, say)
     else:
-        model = load_whole(folder, precision, device)
+        model = load_whole(folder, precision, device, **loading_options(quantization, DTYPES[precision]))
+    check_experts(model, stage, quantization)
     model.requires_grad_(False)
     return model
 
@@ -103,20 +108,20 @@ def load_sharded(folder: Path, precision: Precision, deepspeed_config: dict[str,
     """Every weight sharded from the start; see slices.py. A model that can't be read so is loaded by transformers, and `say` tells."""
     from transformers.integrations import HfDeepSpeedConfig
 
-    # transformers looks for this object (kept alive only here) to decide whether to shard while loading.
+    # transformers and peft look for this object to decide whether to shard while loading, and whether to gather what they read.
     sharding = HfDeepSpeedConfig(deepspeed_config)
     load = SliceLoad()
     with reading_slices(load):
-        model = from_pretrained(folder, precision)
-    del sharding
+        model: Any = from_pretrained(folder, precision)
+    model.sharding = sharding  # so that it lives as long as the model does
     say_fallback(load, folder, say)
-    return model
+    return cast(torch.nn.Module, model)
 
 
-def load_whole(folder: Path, precision: Precision, device: torch.device | None = None) -> torch.nn.Module:
+def load_whole(folder: Path, precision: Precision, device: torch.device | None = None, **options: Any) -> torch.nn.Module:
     """All weights on every rank. On a GPU they go there tensor by tensor; on CPUs ranks share the file's pages until they write."""
     placement = {} if device is None or device.type == "cpu" else {"device_map": {"": device}}
-    return from_pretrained(folder, precision, **placement)
+    return from_pretrained(folder, precision, **placement, **options)
 
 
 def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch.nn.Module:

@@ -1,51 +1,63 @@
-"""LoRA by peft."""
+"""LoRA by peft: the adapter's layers, what adapter_config.json says of them, and their names in the adapter's file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
 from typing import Any
 
 import torch
 
 from lockstep_train.config import LoraConfig
-from lockstep_train.errors import ConfigError
+from lockstep_train.model.targets import check_targets
 
-
-def unmatched_targets(targets: Sequence[str], modules: Iterable[str]) -> list[str]:
-    """Targets that are the name, or the end of the dotted name, of no module (peft's rule for a list)."""
-    names = list(modules)
-    return [target for target in targets if not any(name == target or name.endswith(f".{target}") for name in names)]
-
-
-def linear_modules(model: torch.nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+TIED_WARNING = "Model has `tie_word_embeddings=True`"
 
 
 def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.Module:
-    """Wrap the model; the adapter's first weights depend on the seed alone. Raises ConfigError naming the available modules."""
+    """Wrap the model; the adapter's first weights depend on the seed alone.
+
+    Under Stage3 the object that load_base keeps alive must still be: by it peft knows that weights have to be gathered where
+    it reads them (DoRA's first magnitudes, layers trained whole). Raises ConfigError naming what is available.
+    """
     import peft
 
-    linear = linear_modules(model)
-    unmatched = unmatched_targets(config.target_modules, linear)
-    if unmatched:
-        available = sorted({name.rsplit(".", 1)[-1] for name in linear})
-        raise ConfigError(
-            f"training.lora.targetModules: no module named {', '.join(unmatched)} in this model; available: {', '.join(available)}"
-        )
+    check_targets(model, config)
     torch.manual_seed(seed)
-    # autocast_adapter_dtype would keep the adapter in FP32 under Stage3 but not under Stage2; masters are FP32 in both anyway.
-    wrapped: torch.nn.Module = peft.get_peft_model(
-        model,
-        peft.LoraConfig(
-            r=config.rank,
-            lora_alpha=config.alpha,
-            lora_dropout=config.dropout,
-            target_modules=list(config.target_modules),
-            task_type="CAUSAL_LM",
-        ),
-        autocast_adapter_dtype=False,
-    )
+    with warnings.catch_warnings():
+        # With tied embeddings, a trained copy of the one leaves the other as it was. So does the adapter where it is loaded.
+        warnings.filterwarnings("ignore", message=TIED_WARNING)
+        # autocast_adapter_dtype would keep the adapter in FP32 under Stage3 but not under Stage2; masters are FP32 in both anyway.
+        wrapped: torch.nn.Module = peft.get_peft_model(model, peft_config(config), autocast_adapter_dtype=False)
+    gather_for_magnitudes(wrapped)
     return wrapped
+
+
+def peft_config(config: LoraConfig) -> Any:
+    import peft
+
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=list(config.target_modules),
+        target_parameters=list(config.target_parameters) or None,
+        modules_to_save=list(config.modules_to_save) or None,
+        use_rslora=config.rank_stabilized,
+        use_dora=config.dora,
+        task_type="CAUSAL_LM",
+    )
+
+
+def gather_for_magnitudes(model: torch.nn.Module) -> None:
+    """Let Stage3 gather a base weight for DoRA, which reads it again after the base layer has run and given it back."""
+    module: Any
+    for module in model.modules():
+        for magnitude in getattr(module, "lora_magnitude_vector", {}).values():
+            weight = module.get_base_layer().weight
+            if hasattr(weight, "ds_id"):
+                from deepspeed.runtime.zero import register_external_parameter
+
+                register_external_parameter(magnitude, weight)
 
 
 def adapter_description(model: torch.nn.Module) -> dict[str, Any]:
@@ -54,6 +66,19 @@ def adapter_description(model: torch.nn.Module) -> dict[str, Any]:
     return {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()} | {"inference_mode": True}
 
 
-def adapter_names(parameters: Iterable[str]) -> dict[str, str]:
-    """Parameter name in the wrapped model → tensor name in adapter_model.safetensors (peft drops the adapter's own name)."""
-    return {name: name.replace(".default.", ".") for name in parameters}
+def adapter_names(model: torch.nn.Module) -> dict[str, str]:
+    """Trainable parameter → tensor name in adapter_model.safetensors, as peft itself names it.
+
+    peft is given the model's own parameter objects and asked what it would write; so its rules for layers trained whole, DoRA's
+    magnitudes and nested experts hold here, whatever they are. Raises ValueError when it would leave out one that is trained.
+    """
+    from peft import get_peft_model_state_dict
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    written = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=False)
+    files = {id(parameter): name for name, parameter in written.items()}
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    lost = [name for name, parameter in trained if id(parameter) not in files]
+    if lost:
+        raise ValueError(f"peft would not write {', '.join(lost)}, which is trained")
+    return {name: files[id(parameter)] for name, parameter in trained}

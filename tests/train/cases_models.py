@@ -1,0 +1,236 @@
+"""Tiny models of every kind, trained a few steps each in one group of ranks: what came out is written as JSON for the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from lockstep_train.checkpoint import zero_access
+from lockstep_train.config import TrainingConfig, parse_training
+from lockstep_train.data.collate import Batch
+from lockstep_train.data.tokenize import IGNORED
+from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.engine.build import start_model
+from lockstep_train.engine.step import train_step
+from lockstep_train.environment import rank_environment
+from lockstep_train.errors import ConfigError
+from lockstep_train.export import write_adapter
+from lockstep_train.model.experts import count_experts
+from lockstep_train.model.load import quiet_transformers
+from lockstep_train.report import Reporter
+
+STEPS = 3
+VOCABULARY = 96
+SHARED = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+}
+MOE = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
+
+
+def configuration(family: str) -> Any:
+    import transformers
+
+    families = {
+        "llama": lambda: transformers.LlamaConfig(**SHARED),
+        "tied": lambda: transformers.LlamaConfig(**SHARED, tie_word_embeddings=True),
+        "qwen2": lambda: transformers.Qwen2Config(**SHARED),
+        "qwen3": lambda: transformers.Qwen3Config(**SHARED),
+        "glm4_moe": lambda: transformers.Glm4MoeConfig(
+            **SHARED, **MOE, n_routed_experts=6, n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1
+        ),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHARED, **MOE, num_experts=6, norm_topk_prob=True),
+        "mixtral": lambda: transformers.MixtralConfig(**SHARED, num_local_experts=4, num_experts_per_tok=2),
+    }
+    return families[family]()
+
+
+def make_family(folder: Path, family: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(configuration(family))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1)
+    model.save_pretrained(folder)
+
+
+def settings(model: Path, stage: str, variant: dict[str, Any]) -> TrainingConfig:
+    lora = {"rank": 3, "alpha": 6, "dropout": "0", "targetModules": ["q_proj", "v_proj"], **variant.get("lora", {})}
+    return parse_training(
+        {
+            "model": {"name": str(model), "quantization": variant.get("quantization", "None")},
+            "method": variant.get("method", "LoRA"),
+            "lora": lora,
+            "zeroStage": stage,
+            "precision": variant.get("precision", "FP32"),
+            "seed": 42,
+            "data": {"path": "unused", "maxLength": 64},
+            "optimization": {
+                "epochs": 1,
+                "learningRate": variant.get("learningRate", "2e-2"),
+                "microBatchSize": 2,
+                "maxGradientNorm": "1.0",
+                "gradientCheckpointing": True,
+            },
+            "evaluation": None,
+            "checkpoint": {"everySteps": 1, "keep": 2, "resumeFrom": "Auto"},
+        }
+    )
+
+
+def global_batch(step: int) -> list[tuple[int, torch.Tensor]]:
+    """Four rows of tokens [24], of which the first `length` are real."""
+    draw = torch.Generator().manual_seed(100 + step)
+    return [(24 - 5 * row, torch.randint(0, VOCABULARY, (24,), generator=draw)) for row in range(4)]
+
+
+def batch_of(rows: list[tuple[int, torch.Tensor]]) -> Batch:
+    ids = torch.stack([row for _, row in rows])
+    real = torch.stack([torch.arange(24) < length for length, _ in rows])
+    return Batch(ids, torch.where(real, ids, IGNORED), real)
+
+
+def mine(rows: list[Any], ranks: Any) -> list[Any]:
+    return rows[ranks.rank :: ranks.world_size]
+
+
+def take_steps(engine: Any, ranks: Any, usage: Any = None) -> list[float]:
+    losses = []
+    for step in range(1, STEPS + 1):
+        rows = global_batch(step)
+        batch = batch_of(mine(rows, ranks))
+        tokens = sum(length - 1 for length, _ in rows)
+        looking = usage.look_at if usage is not None else None
+        result = train_step(
+            engine, [batch], ranks, tokens=tokens, seed=42, step=step, stopping=lambda: False, saving=NotSaving(), looking=looking
+        )
+        losses.append(result.loss)
+    return losses
+
+
+class NotSaving:
+    busy = False
+
+    def before_update(self) -> None:
+        pass
+
+
+PROBE = torch.arange(40).view(2, 20) % VOCABULARY
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    model.eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=PROBE, use_cache=False).logits
+    return logits
+
+
+def start(folder: Path, stage: str, variant: dict[str, Any], ranks: Any) -> tuple[Any, dict[str, Any]]:
+    plan: Any = SimpleNamespace(accumulation=1, done=SimpleNamespace(steps=0))
+    engine, trained = start_model(settings(folder, stage, variant), folder, plan, ranks, Reporter(None, ranks.rank))
+    engine.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    engine.train()
+    return engine, trained
+
+
+def starve(model: Any, ranks: Any) -> None:
+    """Every token of rank 0 goes to expert 0 (and another one), and none of any other rank."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer[0] = 9.0 if ranks.first else -9.0
+
+
+def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], ranks: Any) -> dict[str, Any]:
+    model = folder / variant["family"]
+    try:
+        engine, trained = start(model, stage, variant, ranks)
+    except ConfigError as error:
+        return {"refused": str(error)}
+    if variant.get("starve"):
+        starve(engine.module, ranks)
+    usage = count_experts(engine.module, ranks.device)
+    result: dict[str, Any] = {"losses": take_steps(engine, ranks, usage)}
+    if usage is not None:
+        result["usage"] = {item.layer: item.counts for item in usage.collect()}
+    result["shapes"] = {item: list(shape) for item, shape in zero_access.parameter_shapes(engine).items()}
+    live = logits_of(engine)
+    masters = {item: value.cpu().clone() for item, value in zero_access.gather_masters(engine)}
+    if ranks.first and trained["config"] is not None:
+        output = folder / f"{name}-{stage}-{ranks.world_size}"
+        write_adapter(output, masters, trained, variant.get("precision", "FP32"))
+        result["names"] = trained["names"]
+    dist.barrier()
+    engine.destroy()
+    unset_hf_deepspeed_config()  # what stays alive of the engine must not shard the next model
+    if ranks.first and trained["config"] is not None:
+        result |= compared(model, output, live, variant)
+    dist.barrier()
+    return result
+
+
+def compared(model: Path, adapter: Path, live: torch.Tensor, variant: dict[str, Any]) -> dict[str, Any]:
+    """The adapter folder as peft loads it, beside the live model: the greatest difference of logits, and peft's own names."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    from lockstep_train.config import Quantization
+    from lockstep_train.model.quantize import loading_options
+
+    dtype = {"BF16": torch.bfloat16, "FP32": torch.float32}[variant.get("precision", "FP32")]
+    options = loading_options(Quantization(variant.get("quantization", "None")), dtype)
+    plain = logits_of(AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options))
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
+    loaded = peft.PeftModel.from_pretrained(base, adapter, autocast_adapter_dtype=False)
+    for name, parameter in loaded.named_parameters():
+        if "lora_" in name:  # peft makes them FP32 where it can't read a dtype off packed weights
+            parameter.data = parameter.data.to(dtype)
+    difference = (logits_of(loaded) - live).abs().max().item()
+    names = sorted(peft.get_peft_model_state_dict(loaded, save_embedding_layers=False))
+    return {
+        "difference": difference,
+        "moved": (plain - live).abs().max().item(),
+        "peft": names,
+        "written": sorted(load_file(adapter / "adapter_model.safetensors")),
+    }
+
+
+def model_variants(folder: str, stage: str, variants: dict[str, Any], output: str) -> None:
+    """Train each variant in this one group. Rank 0 writes what came out to `output`."""
+    quiet_transformers()
+    ranks = engine_ranks.join(rank_environment())
+    if ranks.first:
+        for family in sorted({variant["family"] for variant in variants.values()}):
+            if not (Path(folder) / family).exists():
+                make_family(Path(folder) / family, family)
+    dist.barrier()
+    results = {}
+    for name, variant in variants.items():
+        try:
+            results[name] = train_variant(Path(folder), stage, name, variant, ranks)
+        except Exception as error:
+            if os.environ.get("LOCKSTEP_TEST_RAISE"):
+                raise
+            import traceback
+
+            traceback.print_exc()
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
+            break  # the other ranks may be somewhere else now
+    if ranks.first:
+        Path(output).write_text(json.dumps(results))
+    engine_ranks.leave()

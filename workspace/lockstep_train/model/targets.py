@@ -1,0 +1,61 @@
+"""Which layers of a model an adapter's settings name, and what to say of a name that names none (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from lockstep_train.config import LoraConfig
+from lockstep_train.errors import ConfigError
+
+SHOWN = 24
+
+
+def unmatched_targets(targets: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Targets that are no name, nor the end of a dotted name (peft's rule for a list)."""
+    known = list(names)
+    return [target for target in targets if not any(name == target or name.endswith(f".{target}") for name in known)]
+
+
+def linear_modules(model: torch.nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+
+
+def stacked_parameters(model: torch.nn.Module) -> list[str]:
+    """Parameters of three dimensions: the fused experts. Under Stage3 the true shape stands beside the empty tensor."""
+    return [name for name, parameter in model.named_parameters() if len(getattr(parameter, "ds_shape", parameter.shape)) == 3]
+
+
+def weighted_modules(model: torch.nn.Module) -> list[str]:
+    """Modules that have weights of their own: what can be trained whole."""
+    return [name for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None]
+
+
+def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
+    """Raises ConfigError naming the first setting with a name that this model doesn't have, and the names it has."""
+    for field, targets, names in (
+        ("targetModules", config.target_modules, linear_modules(model)),
+        ("targetParameters", config.target_parameters, stacked_parameters(model)),
+        ("modulesToSave", config.modules_to_save, weighted_modules(model)),
+    ):
+        unmatched = unmatched_targets(targets, names)
+        if unmatched:
+            kind = "stack of experts" if field == "targetParameters" else "module"
+            raise ConfigError(
+                f"training.lora.{field}: no {kind} named {', '.join(unmatched)} in this model; available: {_shown(names, field)}"
+            )
+    both = sorted(set(config.target_modules) & set(config.modules_to_save))
+    if both:
+        raise ConfigError(
+            f"training.lora: {', '.join(both)} stands in targetModules and in modulesToSave; a layer either gets an adapter or is trained whole"
+        )
+    if config.target_parameters and (config.dropout > 0 or config.dora):
+        raise ConfigError('training.lora.targetParameters needs dropout "0" and dora false: peft folds these adapters into the weights')
+
+
+def _shown(names: Iterable[str], field: str) -> str:
+    """The last part of each name; of a stack of experts the last three, since `gate_up_proj` alone would not say where."""
+    parts = 3 if field == "targetParameters" else 1
+    short = sorted({".".join(name.split(".")[-parts:]) for name in names})
+    return ", ".join(short[:SHOWN]) + (", …" if len(short) > SHOWN else "") or "none"
