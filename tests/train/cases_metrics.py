@@ -74,3 +74,41 @@ def die_after(step: int) -> int:
 
     engine_step.seed_micro_batch, Sink._deliver, Sink.put = seed, counted_deliver, counted_put
     return trainer.main([])
+
+
+def count_operations(output: str) -> None:
+    """For tiny random models with an adapter: what is counted for a step, and what torch's own counter sees in it."""
+    import peft
+    import torch
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from lockstep_train.report.matrices import count_flops
+
+    shape = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    configs = {
+        "llama": transformers.LlamaConfig(**shape, intermediate_size=80),
+        "llama-tied": transformers.LlamaConfig(**shape, intermediate_size=80, tie_word_embeddings=True),
+        "qwen3-moe": transformers.Qwen3MoeConfig(**shape, **experts, intermediate_size=80, num_experts=8),
+        "mixtral": transformers.MixtralConfig(**shape, intermediate_size=48, num_experts_per_tok=2, num_local_experts=4),
+        "glm4-moe": transformers.Glm4MoeConfig(**shape, **experts, intermediate_size=80, n_routed_experts=8),
+    }
+    found = {}
+    for name, config in configs.items():
+        torch.manual_seed(0)
+        # torch's counter doesn't know grouped_mm
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+        counted = count_flops(model)
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=torch.zeros(1, 24, dtype=torch.long), use_cache=False).logits.sum().backward()
+        found[name] = {"needed": counted.needed([24]), "done": counter.get_total_flops(), "width": counted.attention_width}
+    Path(output).write_text(json.dumps(found))

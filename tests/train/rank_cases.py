@@ -25,6 +25,7 @@ from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine import step as engine_step
 from lockstep_train.environment import rank_environment
 from lockstep_train.report import Reporter
+from lockstep_train.report.speed import Speed
 from lockstep_train.stop import StopSignal
 
 
@@ -125,7 +126,7 @@ class CountCollectives(TorchDispatchMode):
 def count_collectives_of_a_save() -> None:
     run = assembled()
     with CountCollectives() as stepping:
-        loop._step(run, 1, StopSignal(), __import__("collections").deque())
+        loop._step(run, 1, StopSignal(), Speed(None, 1, None, False))
     assert any("allgather" in name or "all_gather" in name for name in stepping.seen), stepping.seen
     with CountCollectives() as saving:
         saved = run.saver.save(run.engine, 1, wait=True)
@@ -137,7 +138,7 @@ def count_collectives_of_a_save() -> None:
 def poisoned_padding() -> None:
     """Fill the padding of every Stage3 chunk with NaN after a step, then save: none of it may reach a shard."""
     run = assembled()
-    loop._step(run, 1, StopSignal(), __import__("collections").deque())
+    loop._step(run, 1, StopSignal(), Speed(None, 1, None, False))
     padded = 0
     for _, parameter in zero_access.trainable(run.engine):
         _, numel = zero_access._stage3_range(run.engine.optimizer, parameter)

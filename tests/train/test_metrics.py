@@ -89,3 +89,18 @@ def test_a_destination_without_its_package_is_refused_before_anything_is_loaded(
     assert "metrics.mlflow.trackingUri is 'sqlite:///mlflow.db'" in ended.output
     assert "/nowhere" not in ended.output
     assert not (tmp_path / "run").exists()
+
+
+def test_operations_are_counted_as_torch_counts_them(ranks: ForkServer, tmp_path: Path) -> None:
+    """Dense, tied and three mixtures of experts. torch's counter differs in two known ways: it counts the masked half of attention,
+    and it sees that nothing below the first layer's adapters is trained, so that their inputs need no gradient."""
+    output = tmp_path / "operations.json"
+    ended = ranks.run("count_operations", [None], arguments={"output": str(output)})
+    assert ended.codes == [0], ended.output
+    found = json.loads(output.read_text())
+    assert sorted(found) == ["glm4-moe", "llama", "llama-tied", "mixtral", "qwen3-moe"]
+    tokens, hidden, heads, key_heads, head_size, rank = 24, 32, 4, 2, 16, 4
+    first_inputs = 2 * tokens * hidden * ((heads + 2 * key_heads) * head_size + 3 * rank)
+    for name, operations in found.items():
+        masked = 6 * operations["width"] * tokens**2
+        assert operations["done"] == operations["needed"] + masked - first_inputs, name

@@ -17,6 +17,8 @@ class StepBatches:
     """This rank's micro-batches."""
     tokens: int
     """Learned tokens of the whole global batch, over all ranks."""
+    documents: list[int]
+    """Lengths in tokens of the global batch's documents."""
     epoch: float
     """Passes over the data once this step is done."""
     sources: list[str]
@@ -34,6 +36,7 @@ def step_batches(run: Run, step: int) -> StepBatches:
     return StepBatches(
         batches=[collate([examples[index] for index in micro], ghost, run.tokeniser.pad, ranks.device) for micro in mine],
         tokens=sum(examples[index].learned_tokens for index in indices),
+        documents=[length for index in indices for length in examples[index].documents or (len(examples[index].ids),)],
         epoch=plan.cursor(step + 1) / len(examples),
         sources=[examples[index].source for index in indices],
     )

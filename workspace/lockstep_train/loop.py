@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import deque
 from pathlib import Path
 
 from lockstep_train.assemble import Run
@@ -16,9 +14,8 @@ from lockstep_train.errors import Stopped, TrainerError
 from lockstep_train.evaluate import evaluate
 from lockstep_train.export import write_adapter
 from lockstep_train.model.experts import usage_fields
+from lockstep_train.report.speed import Speed, measure_speed, peak_memory_bytes
 from lockstep_train.stop import StopSignal
-
-MEASURED_STEPS = 50
 
 
 def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
@@ -31,10 +28,10 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         before = _evaluate(run, 0)
         run.describe.set_eval_loss_before(before)
     after = before
-    durations: deque[float] = deque(maxlen=MEASURED_STEPS)
+    speed = measure_speed(run.engine.module, run.config.training, run.ranks.world_size, run.reporter)
     every = run.config.training.evaluation.every_steps if run.dataset.evaluation and run.config.training.evaluation else None
     for step in range(run.plan.done.steps + 1, run.plan.total_steps + 1):
-        result = _step(run, step, stop, durations)
+        result = _step(run, step, stop, speed)
         last = step == run.plan.total_steps
         if every is not None and (last or step % every == 0) and not result.stop:
             after = _evaluate(run, step)
@@ -48,7 +45,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
     return {"adapter": str(_export(run)), "evalLossBefore": before, "evalLossAfter": after}
 
 
-def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> StepResult:
+def _step(run: Run, step: int, stop: StopSignal, speed: Speed) -> StepResult:
     """One optimizer step, reported."""
     run.reporter.activity("Step")
     started = time.monotonic()
@@ -67,17 +64,14 @@ def _step(run: Run, step: int, stop: StopSignal, durations: deque[float]) -> Ste
         saving=run.saver,
         looking=run.usage.look_at if run.usage else None,
     )
-    durations.append(time.monotonic() - started)
-    remaining = statistics.median(durations) * (plan.total_steps - step)
-    if run.ranks.first:
-        values = {
-            "loss": result.loss,
-            "learningRate": rate,
-            "gradientNorm": result.gradient_norm,
-            "tokensPerSecond": work.tokens / durations[-1],
-            "stepSeconds": durations[-1],
-        }
-        run.reporter.step(step, plan.total_steps, work.epoch, remaining, values)
+    values = {
+        "loss": result.loss,
+        "learningRate": rate,
+        "gradientNorm": result.gradient_norm,
+        **speed.step(time.monotonic() - started, work.documents),
+        "peakMemoryBytes": peak_memory_bytes(run.ranks.device.type == "cuda"),
+    }
+    run.reporter.step(step, plan.total_steps, work.epoch, speed.remaining_seconds(plan.total_steps - step), values)
     return result
 
 

@@ -109,12 +109,12 @@ class Reporter:
     def step(self, step: int, total: int, epoch: float, remaining_seconds: float | None, values: Mapping[str, float | None]) -> None:
         """`values`: `loss`, `learningRate`, `gradientNorm`, `tokensPerSecond`, `stepSeconds` and what else is measured; None: not known."""
         self._step = step
+        if not self._first:
+            return
         remaining = None if remaining_seconds is None else round(remaining_seconds)
         known = {name: value for name, value in values.items() if value is not None}
         texts = {name: lines.metric_text(name, value) for name, value in known.items()}
         self.agent.send("step", step=step, totalSteps=total, epoch=int(epoch), estimatedRemainingSeconds=remaining, metrics=texts)
-        if not self._first:
-            return
         record = {"step": step, "totalSteps": total, "epoch": round(epoch, 4), **values, "remainingSeconds": remaining}
         self._write("train_log", record)
         self._measure("train", step, {**values, "epoch": epoch})

@@ -1,0 +1,77 @@
+"""How fast a run goes, and for how long yet."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep_train.config import TrainingConfig
+from lockstep_train.report.flops import FlopCount, peak_flops
+from lockstep_train.report.reporter import Reporter
+
+MEASURED_STEPS = 50
+
+
+@dataclass
+class Speed:
+    """Measures steps against what the devices could do."""
+
+    flops: FlopCount | None
+    """None: not counted, because the model is of an unknown kind."""
+    devices: int
+    peak: float | None
+    """FLOP/s of one device."""
+    recomputes: bool
+    """Gradient checkpointing is on."""
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MEASURED_STEPS))
+
+    def step(self, seconds: float, documents: Sequence[int]) -> dict[str, float | None]:
+        """One step's values. `documents`: lengths in tokens of what all ranks trained on, padding left out."""
+        self._seconds.append(seconds)
+        needed = self.flops.needed(documents) if self.flops else None
+        again = self.flops.recomputed(documents) if self.flops and self.recomputes else None
+        return {
+            "tokens": sum(documents),
+            "tokensPerSecond": sum(documents) / seconds,
+            "mfu": self._share(needed, seconds),
+            "hfu": self._share(needed + again, seconds) if needed is not None and again is not None else None,
+            "stepSeconds": seconds,
+        }
+
+    def remaining_seconds(self, steps: int) -> float:
+        """Of so many steps like the last fifty: by their median, which one slow step doesn't move."""
+        return statistics.median(self._seconds) * steps
+
+    def _share(self, operations: int | None, seconds: float) -> float | None:
+        return operations / seconds / (self.devices * self.peak) if operations is not None and self.peak is not None else None
+
+
+def measure_speed(model: Any, training: TrainingConfig, devices: int, reporter: Reporter) -> Speed:
+    """For a loaded model. What its MFU is reckoned with is said in events.jsonl, and why there is none."""
+    import torch
+
+    from lockstep_train.report.matrices import count_flops
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    peak, reason = peak_flops(device, training.precision.value)
+    flops = None
+    try:
+        flops = count_flops(model)
+    except AttributeError as error:  # a model whose configuration has other names than transformers' own
+        reason = f"operations of this model are not counted: {error}"
+    active = None if flops is None else flops.active_weights
+    reporter.event("speed", device=device, devices=devices, peakFlops=peak, activeWeights=active, noMfuBecause=reason)
+    return Speed(flops, devices, peak, training.optimization.gradient_checkpointing)
+
+
+def peak_memory_bytes(on_gpu: bool) -> int:
+    """The most this rank has held: of the GPU's memory, or else of the machine's."""
+    if on_gpu:
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
