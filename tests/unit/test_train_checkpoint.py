@@ -8,27 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint_cases import IDENTITY, commits, make_commit, manifest, names, record
 from lockstep_train.checkpoint import volume
-from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_chain, next_attempt
-from lockstep_train.checkpoint.identity import Identity
+from lockstep_train.checkpoint.chain import Claim, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.layout import CommitName, parse_commit, parse_record
-from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, decode, encode, shapes
+from lockstep_train.checkpoint.manifest import FragmentRecord, ShardRecord, decode, encode, shapes
 from lockstep_train.checkpoint.rotation import Rotation
 from lockstep_train.errors import ConfigError
-
-IDENTITY = Identity("base", "parameters", "data", 42, 32, {"lora.rank": 16, "lora.targetModules": ["k_proj", "q_proj"]})
-
-
-def record(attempt: int, start: str | None = None, given: int | None = None, uid: str | None = None) -> Record:
-    return Record(attempt, Claim(given, uid), start)
-
-
-def commits(*names: str) -> list[CommitName]:
-    return [name for name in map(parse_commit, names) if name is not None]
-
-
-def names(found: list[CommitName]) -> list[str]:
-    return [str(name) for name in found]
 
 
 def test_names_are_parsed_as_they_are_written() -> None:
@@ -101,13 +87,6 @@ def test_only_a_jobs_first_attempt_may_leave_the_chain(resume_from: str, uid: st
     assert follows_chain([record(1, given=1, uid="u")], resume_from, Claim(1, uid)) is follows
 
 
-def manifest(*shards: ShardRecord) -> Manifest:
-    return Manifest(
-        step=100, attempt=2, job="x", job_uid=None, world_size=len(shards), zero_stage="Stage2", precision="BF16", base_model="/m", identity=IDENTITY,
-        samples_consumed=3200, optimizer_step=100, eval_loss_before="2.0", adapter={"config": {}, "names": {}}, shards=shards,
-    )  # fmt: skip
-
-
 def shard(*fragments: tuple[str, tuple[int, ...], int, int]) -> ShardRecord:
     return ShardRecord("shard-r00000-of-00001.safetensors", 1, "0", tuple(FragmentRecord(*fragment) for fragment in fragments))
 
@@ -146,8 +125,7 @@ def test_differences_are_named_in_the_words_of_the_job_file() -> None:
 
 def make_commits(checkpoints: Path, *found: str) -> None:
     for name in found:
-        (checkpoints / name).mkdir(parents=True)
-        (checkpoints / name / "manifest.json").write_text("{}")
+        make_commit(checkpoints, name)
 
 
 def test_rotation_deletes_the_oldest_of_the_chain_and_nothing_else(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,13 @@ def export(path: Path, output: Path) -> Manifest:
     masters = {name: reader.read(name, MASTER).view(shape) for name, shape in reader.shapes.items()}
     write_adapter(output, masters, manifest.adapter, manifest.precision)
     return manifest
+
+
+def export_shards(folder: Path, manifest: Manifest, paths: Sequence[Path]) -> None:
+    """The adapter of a commit, into its own folder, from shards that were checked; `paths` says where each is."""
+    reader = ShardReader(folder, manifest, paths)
+    masters = {name: reader.read(name, MASTER).view(shape) for name, shape in reader.shapes.items()}
+    write_adapter(folder, masters, manifest.adapter, manifest.precision)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -46,11 +46,11 @@ class Span:
 class ShardReader:
     """Reads ranges of parameters from the shards in one folder; of a file only what is asked for."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, paths: Sequence[Path] | None = None) -> None:
+        """`paths`: where each shard is, if they are not all in `folder`."""
         self.shapes = shapes(manifest.shards)
         self.lite = manifest.content == "Lite"
-        self._folder = folder
-        self._files = [shard.file for shard in manifest.shards]
+        self._files = list(paths) if paths is not None else [folder / shard.file for shard in manifest.shards]
         self._spans: dict[str, list[Span]] = {}
         self._open: dict[int, Any] = {}
         for index, shard in enumerate(manifest.shards):
@@ -91,7 +91,7 @@ class ShardReader:
         from safetensors import safe_open
 
         if index not in self._open:
-            self._open[index] = safe_open(str(self._folder / self._files[index]), framework="pt")
+            self._open[index] = safe_open(str(self._files[index]), framework="pt")
         return self._open[index]
 
 

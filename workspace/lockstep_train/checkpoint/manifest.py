@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,24 +132,42 @@ def decode(text: bytes | str) -> Manifest:
 
 def _check(manifest: Manifest) -> None:
     """A checksum says that nothing was damaged, not that it makes sense: no number may be negative, no path may lead out."""
-    counts = {
-        "step": manifest.step,
-        "attempt": manifest.attempt,
-        "worldSize": manifest.world_size,
-        "optimizer.step": manifest.optimizer_step,
-    }
-    counts["data.samplesConsumed"] = manifest.samples_consumed
-    for shard in manifest.shards:
-        if not is_shard(shard.file):
-            raise ValueError(f"{shard.file!r} is not the name of a shard")
-        counts[f"{shard.file}: bytes"] = shard.bytes
-        for item in shard.fragments:
-            counts |= {f"{shard.file}: {item.name}: {number}": value for number, value in enumerate((item.start, item.numel, *item.shape))}
-    wrong = next((name for name, count in counts.items() if type(count) is not int or count < 0), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong} is {counts[wrong]!r}, not a whole number ≥ 0")
-    if len({shard.file for shard in manifest.shards}) != manifest.world_size or len(manifest.shards) != manifest.world_size:
+    for name, value in _counts(manifest):
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{name} is {value!r}, not a whole number ≥ 0")
+    for name, value, kinds in _typed(manifest):
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} is {value!r}, which it can't be")
+    if manifest.content not in {"Full", "Lite"}:
+        raise ValueError(f"content is {manifest.content!r}, not Full or Lite")
+    files = {shard.file for shard in manifest.shards}
+    stranger = next((file for file in files if not is_shard(file)), None)
+    if stranger is not None:
+        raise ValueError(f"{stranger!r} is not the name of a shard")
+    if len(files) != manifest.world_size or len(manifest.shards) != manifest.world_size:
         raise ValueError(f"{len(manifest.shards)} shards are not those of {manifest.world_size} ranks")
+
+
+def _counts(manifest: Manifest) -> Iterator[tuple[str, object]]:
+    yield from (("step", manifest.step), ("attempt", manifest.attempt), ("worldSize", manifest.world_size))
+    yield from (("optimizer.step", manifest.optimizer_step), ("data.samplesConsumed", manifest.samples_consumed))
+    yield "globalBatchSize", manifest.identity.global_batch_size
+    for shard in manifest.shards:
+        yield f"{shard.file}: bytes", shard.bytes
+        yield from ((f"{shard.file}: nodes", node) for node in shard.nodes)
+        for item in shard.fragments:
+            yield from ((f"{shard.file}: {item.name}", value) for value in (item.start, item.numel, *item.shape))
+
+
+def _typed(manifest: Manifest) -> Iterator[tuple[str, object, type | tuple[type, ...]]]:
+    yield from (("content", manifest.content, str), ("precision", manifest.precision, str), ("zeroStage", manifest.zero_stage, str))
+    yield "evalLoss", manifest.eval_loss, (int, float, type(None))
+    yield "evalStep", manifest.eval_step, (int, type(None))
+    yield "adapter", manifest.adapter, dict
+    yield "adapter.names", manifest.adapter.get("names"), dict
+    for shard in manifest.shards:
+        yield from (("file", shard.file, str), (f"{shard.file}: sha256", shard.sha256, str))
+        yield from ((f"{shard.file}: name", item.name, str) for item in shard.fragments)
 
 
 def shapes(shards: Sequence[ShardRecord]) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,113 @@
+"""What happens to a commit once it counts: older ones are rotated away, its view appears, its adapter is exported.
+
+All of it in the background of training, once on each volume, and nothing of it can undo the commit or stop the run.
+"""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep_train.checkpoint.chain import candidates
+from lockstep_train.checkpoint.layout import MANIFEST, TRASH
+from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, decode
+from lockstep_train.checkpoint.readers import reading
+from lockstep_train.checkpoint.replicas import Replicas
+from lockstep_train.checkpoint.rotation import Rotation
+from lockstep_train.checkpoint.views import refresh_views
+from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
+
+EXPORT_SECONDS = 600.0
+"""How long the end of a run waits for an export under way."""
+
+Tell = Callable[[str], None]
+
+
+class Upkeep:
+    """Of one volume, on the rank that looks after it."""
+
+    def __init__(self, checkpoints: Path, keep: int, replicas: Replicas, tell: Tell, exporter: Exporter | None = None) -> None:
+        self._checkpoints = checkpoints
+        self._rotation = Rotation(checkpoints, keep)
+        self._replicas = replicas
+        self._tell = tell
+        self._exporter = exporter
+
+    def refresh(self) -> None:
+        """Views as they should be, at a start."""
+        try:
+            chain = candidates(list_commits(self._checkpoints), read_records(self._checkpoints))
+            refresh_views(self._checkpoints.parent, self._checkpoints, chain)
+        except OSError as error:
+            self._tell(f"{self._checkpoints.parent}: the checkpoint-N views can't be kept: {error}")
+
+    def committed(self, folder: Path) -> None:
+        """After the manifest is durable."""
+        try:
+            self._rotation.rotate()
+            manifest = decode((folder / MANIFEST).read_bytes())
+        except (OSError, ValueError) as error:
+            self._tell(f"{self._checkpoints}: older commits can't be rotated away: {error}")
+            return
+        self.refresh()
+        lacking = self._replicas.lacking(manifest)
+        if lacking:
+            self._tell(
+                f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has one copy only: its neighbour could not keep the other"
+            )
+        if self._exporter is not None:
+            self._exporter.begin(folder, manifest)
+
+    def close(self) -> None:
+        """Wait for an export under way."""
+        if self._exporter is not None:
+            self._exporter.close()
+
+
+class Exporter:
+    """Adapter folders, one after the other; a commit that comes while two are waiting takes the place of the waiting one."""
+
+    def __init__(self, replicas: Replicas, tell: Tell) -> None:
+        self._replicas = replicas
+        self._tell = tell
+        self._waiting: queue.Queue[tuple[Path, Manifest] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="lockstep-export", daemon=True)
+        self._thread.start()
+
+    def begin(self, folder: Path, manifest: Manifest) -> None:
+        self._waiting.put((folder, manifest))
+
+    def close(self) -> None:
+        self._waiting.put(None)
+        self._thread.join(EXPORT_SECONDS)
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            following = list(self._waiting.queue)
+            if any(following):
+                self._tell(f"CHECKPOINT step {item[1].step} | its adapter is not exported: a newer commit is there already")
+                continue
+            try:
+                self._export(*item)
+            except (OSError, ValueError) as error:
+                self._tell(f"CHECKPOINT step {item[1].step} | its adapter can't be exported: {error}")
+
+    def _export(self, folder: Path, manifest: Manifest) -> None:
+        """From the shards: those that other volumes have are fetched first. Held, so that rotation leaves the commit alone."""
+        from lockstep_train.export import export_shards
+
+        with (
+            reading(folder, f"job {manifest.job}, exporting"),
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{TRASH}fetched-") as fetched,
+        ):
+            paths = [self._here(folder, shard, Path(fetched)) for shard in manifest.shards]
+            export_shards(folder, manifest, paths)
+
+    def _here(self, folder: Path, shard: ShardRecord, fetched: Path) -> Path:
+        if shard_problem(folder, shard) is None:
+            return folder / shard.file
+        self._replicas.fetch(folder, shard, fetched / shard.file)
+        return fetched / shard.file
