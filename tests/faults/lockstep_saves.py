@@ -90,9 +90,7 @@ class CommitSession:
             numel = torch.Size(fragment.shape).numel()
             for kind, tensor in fragment.tensors.items():
                 tensor.copy_(value(fragment.name, kind, numel, step)[fragment.start : fragment.start + fragment.numel])
-        saved = Saver(self._apart(f"save-{self._saves}"), disk / "run/checkpoints", 1, 2, self._run.describe).save(
-            self._run.engine, step, wait=True
-        )
+        saved = Saver(self._apart(f"save-{self._saves}"), disk / "run/checkpoints", 1, 2, self._run.describe).save(self._run.engine, step)
         assert saved.committed, saved.problem
 
     def _apart(self, what: str) -> Ranks:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
 from lockstep_train import loop
-from lockstep_train.checkpoint import durable, write, zero_access
+from lockstep_train.checkpoint import zero_access
 from lockstep_train.config import read_run
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine import step as engine_step
@@ -79,7 +79,7 @@ def make_model(folder: str, hidden: int = 62) -> None:
 def resave() -> None:
     """Load the state a run would start from, and commit it again at once."""
     run = assembled()
-    saved = run.saver.save(run.engine, run.plan.done.steps, wait=True)
+    saved = run.saver.save(run.engine, run.plan.done.steps)
     assert saved.committed, saved.problem
     engine_ranks.leave()
 
@@ -123,18 +123,6 @@ class CountCollectives(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def count_collectives_of_a_save() -> None:
-    run = assembled()
-    with CountCollectives() as stepping:
-        loop._step(run, 1, StopSignal(), Speed(None, 1, None, False))
-    assert any("allgather" in name or "all_gather" in name for name in stepping.seen), stepping.seen
-    with CountCollectives() as saving:
-        saved = run.saver.save(run.engine, 1, wait=True)
-    assert saved.committed, saved.problem
-    assert saving.seen == []
-    engine_ranks.leave()
-
-
 def poisoned_padding() -> None:
     """Fill the padding of every Stage3 chunk with NaN after a step, then save: none of it may reach a shard."""
     run = assembled()
@@ -146,46 +134,13 @@ def poisoned_padding() -> None:
             tail = zero_access._stage3_tensor(run.engine.optimizer, parameter, kind).detach()[numel:]
             padded += tail.numel()
             tail.fill_(float("nan"))
-    saved = run.saver.save(run.engine, 1, wait=True)
+    saved = run.saver.save(run.engine, 1)
     total = torch.tensor(padded)
     dist.all_reduce(total)
     assert total > 0, "no padding: the shapes of the test model divide evenly"
     shard = next(saved.folder.glob(f"shard-r{run.ranks.rank:05d}-*"))
     assert all(torch.isfinite(tensor).all() for tensor in load_file(shard).values())
     engine_ranks.leave()
-
-
-def die_writing(file: str, step: int, rank: int) -> int:
-    """Train, and be killed with half of `file` of `step` written on `rank`."""
-    whole = durable.write_durably
-
-    def half(path: Path, content: bytes) -> None:
-        if path.name.startswith(file) and path.parent.name.startswith(f"step-{step}.") and os.environ["RANK"] == str(rank):
-            with path.with_name(f".{path.name}.tmp").open("wb") as torn:
-                torn.write(content[: len(content) // 2])
-                torn.flush()
-                os.fsync(torn.fileno())
-            os.kill(os.getpid(), signal.SIGKILL)
-        whole(path, content)
-
-    from lockstep_train.checkpoint import commit
-
-    write.write_durably = half
-    commit.write_durably = half
-    return trainer.main([])
-
-
-def fail_writing(step: int, rank: int) -> int:
-    """Train with a disk that is full on one rank at one step."""
-    whole = durable.write_durably
-
-    def full(path: Path, content: bytes) -> None:
-        if path.parent.name.startswith(f"step-{step}.") and os.environ["RANK"] == str(rank):
-            raise OSError(28, "No space left on device")
-        whole(path, content)
-
-    write.write_durably = full
-    return trainer.main([])
 
 
 def non_finite(step: int, rank: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 from rank_harness import ForkServer, RunFile
 
 
-@pytest.mark.parametrize(("file", "rank"), [("shard-r00001", 1), ("manifest.json", 0)])
+@pytest.mark.parametrize(("file", "rank"), [("shard", 1), ("manifest", 0)])
 def test_a_rank_killed_in_the_middle_of_a_save_leaves_the_previous_commit(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, file: str, rank: int
 ) -> None:

@@ -38,12 +38,14 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
     from lockstep_train.assemble import assemble
     from lockstep_train.engine.ranks import join, leave
     from lockstep_train.loop import train
+    from lockstep_train.saving import finishing
 
     ranks = join(environment)
     reporter.activity("Load")
     run = assemble(config, environment, ranks, reporter)
     try:
-        result = train(run, stop)
+        with finishing(run):
+            result = train(run, stop)
         reporter.say(
             f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | Adapter: {result['adapter']}"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep_train.checkpoint import resume, zero_access
 from lockstep_train.checkpoint.chain import Claim
+from lockstep_train.checkpoint.kinds import kinds_of
 from lockstep_train.checkpoint.restore import restore
 from lockstep_train.checkpoint.save import Saver
 from lockstep_train.checkpoint.zero_restore import set_counters
@@ -23,6 +24,7 @@ from lockstep_train.errors import ConfigError
 from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, load_tokeniser, model_folder
 from lockstep_train.report import Reporter
+from lockstep_train.saving import SaveReport
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Run:
     plan: sampler.Plan
     engine: Any
     saver: Saver
+    save_report: SaveReport
     eval_loss_before: str | None
     """From the commit this run goes on from."""
     adapter: dict[str, Any]
@@ -63,7 +66,10 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         set_counters(engine, plan.done.steps, plan.accumulation, plan.global_batch_size)
     resume.record_start(ranks, checkpoints, start, claim)
     describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
-    saver = Saver(ranks, checkpoints, start.attempt, training.checkpoint.keep, describe)
+    report = SaveReport(reporter)
+    saver = Saver(
+        ranks, checkpoints, start.attempt, training.checkpoint.keep, describe, kinds_of(training.checkpoint.content.value), report
+    )
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)
@@ -76,6 +82,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         plan,
         engine,
         saver,
+        report,
         before,
         adapter,
         describe,

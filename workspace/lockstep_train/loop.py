@@ -10,11 +10,12 @@ from lockstep_train.batches import step_batches
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.engine.schedule import learning_rate
 from lockstep_train.engine.step import StepResult, train_step
-from lockstep_train.errors import Stopped, TrainerError
+from lockstep_train.errors import Stopped
 from lockstep_train.evaluate import evaluate
 from lockstep_train.export import write_adapter
 from lockstep_train.model.experts import usage_fields
 from lockstep_train.report.speed import Speed, measure_speed, peak_memory_bytes
+from lockstep_train.saving import save_at_border
 from lockstep_train.stop import StopSignal
 
 
@@ -37,7 +38,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
             after = _evaluate(run, step)
         if last or result.stop or step % run.config.training.checkpoint.every_steps == 0:
             _report_experts(run, step)
-            _save(run, step, must=result.stop or last)
+            save_at_border(run, step, must=result.stop or last, saving=result.saving)
         if result.stop and not last:
             raise Stopped(f"asked to stop: step {step} of {run.plan.total_steps} is saved")
     if run.plan.done.steps >= run.plan.total_steps and run.dataset.evaluation:
@@ -70,6 +71,7 @@ def _step(run: Run, step: int, stop: StopSignal, speed: Speed) -> StepResult:
         "gradientNorm": result.gradient_norm,
         **speed.step(time.monotonic() - started, work.documents),
         "peakMemoryBytes": peak_memory_bytes(run.ranks.device.type == "cuda"),
+        **run.save_report.metrics,
     }
     run.reporter.step(step, plan.total_steps, work.epoch, speed.remaining_seconds(plan.total_steps - step), values)
     return result
@@ -90,18 +92,6 @@ def _report_experts(run: Run, step: int) -> None:
     if run.usage is not None:
         layers = run.usage.collect()
         run.reporter.experts(step, {str(item.layer): item.counts for item in layers}, **usage_fields(layers))
-
-
-def _save(run: Run, step: int, must: bool) -> None:
-    """Save; a save that fails costs a commit, not the run, unless the run ends here (`must`)."""
-    run.reporter.activity("Save")
-    saved = run.saver.save(run.engine, step, wait=must)
-    if run.ranks.first and saved.committed:
-        run.reporter.checkpoint(step, saved.folder, saved.bytes, saved.seconds)
-    elif saved.problem is not None:
-        run.reporter.say(f"CHECKPOINT step {step} FAILED: {saved.problem}")
-    if must and not saved.committed:
-        raise TrainerError(f"step {step} could not be saved: {saved.problem}")
 
 
 def _export(run: Run) -> Path:

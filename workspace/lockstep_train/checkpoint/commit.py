@@ -20,7 +20,8 @@ from lockstep_train.checkpoint.layout import MANIFEST
 from lockstep_train.checkpoint.manifest import ShardRecord
 from lockstep_train.engine.ranks import Ranks
 
-DEADLINE = timedelta(seconds=120)
+DEADLINE = timedelta(minutes=10)
+"""For every rank's shard. Nobody but the background waits for it, so a slow volume may take its time."""
 
 
 @dataclass(frozen=True)

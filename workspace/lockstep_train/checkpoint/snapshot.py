@@ -1,33 +1,180 @@
-"""A rank's state in host memory. Taking one is the only part of a save that training waits for."""
+"""A rank's state as the bytes of its shard file, in host memory that every save uses again.
+
+Masters and moments change only in the optimizer's update. So the copy runs beside the next forward and backward pass, and
+training waits for what is left of it just before the update: usually nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from lockstep_train.checkpoint.manifest import FragmentRecord
-from lockstep_train.checkpoint.zero_access import KINDS, Fragment
+from lockstep_train.checkpoint.zero_access import Fragment
+
+PAGE_BYTES = 4096
+CHUNK_ELEMENTS = 1 << 20
+_ALIGNMENT = 64
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements that lie side by side both in memory and in the file."""
+
+    source: torch.Tensor
+    """1-D."""
+    dtype: torch.dtype
+    """In the file."""
+    offset: int
+    """Byte in the file."""
+
+
+@dataclass(frozen=True)
+class FileImage:
+    """What a shard file will hold, and from where."""
+
+    records: tuple[FragmentRecord, ...]
+    header: bytes
+    size: int
+    """Bytes of the file."""
+    pieces: tuple[Piece, ...]
+
+
+def lay_out(fragments: Iterable[Fragment]) -> FileImage:
+    """A safetensors file: for each kind one flat tensor, the fragments' elements in the order of the records.
+
+    That order is the memory's, not the model's, so that a few large copies do instead of three a parameter.
+    """
+    ordered = _in_memory_order(list(fragments))
+    records = tuple(FragmentRecord(item.name, item.shape, item.start, item.numel) for item in ordered)
+    kinds = tuple(ordered[0].tensors) if ordered else ()
+    dtypes = {kind: functools.reduce(torch.promote_types, (item.tensors[kind].dtype for item in ordered)) for kind in kinds}
+    total = sum(record.numel for record in records)
+    header, starts, size = _header(dtypes, total)
+    pieces = [piece for kind in kinds for piece in _pieces([item.tensors[kind] for item in ordered], dtypes[kind], starts[kind])]
+    return FileImage(records, header, size, tuple(pieces))
+
+
+def _in_memory_order(fragments: list[Fragment]) -> list[Fragment]:
+    """Storages in the order in which the model meets them (addresses differ from run to run), then by place in the storage."""
+    seen: dict[int, int] = {}
+
+    def place(fragment: Fragment) -> tuple[int, int]:
+        tensor = next(iter(fragment.tensors.values()))
+        return seen.setdefault(tensor.untyped_storage().data_ptr(), len(seen)), int(tensor.storage_offset())
+
+    return sorted(fragments, key=place)
+
+
+def _header(dtypes: dict[str, torch.dtype], total: int) -> tuple[bytes, dict[str, int], int]:
+    """The header, each kind's first byte, and the size of the file."""
+    entries: dict[str, Any] = {}
+    offset = 0
+    for kind, dtype in dtypes.items():
+        end = offset + total * dtype.itemsize
+        entries[kind] = {"dtype": _DTYPES[dtype], "shape": [total], "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    begin = 8 + len(text)
+    starts = {kind: begin + entry["data_offsets"][0] for kind, entry in entries.items()}
+    return len(text).to_bytes(8, "little") + text, starts, begin + offset
+
+
+def _pieces(sources: Sequence[torch.Tensor], dtype: torch.dtype, offset: int) -> Iterator[Piece]:
+    """One piece for each stretch of neighbours."""
+    first, numel = None, 0
+    for source in (item.detach() for item in sources if item.numel()):
+        if first is not None and _adjoin(first, numel, source):
+            numel += source.numel()
+            continue
+        if first is not None:
+            yield Piece(first.as_strided((numel,), (1,)), dtype, offset)
+            offset += numel * dtype.itemsize
+        first, numel = source, source.numel()
+    if first is not None:
+        yield Piece(first.as_strided((numel,), (1,)), dtype, offset)
+
+
+def _adjoin(first: torch.Tensor, numel: int, source: torch.Tensor) -> bool:
+    together = source.dtype == first.dtype and source.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    return together and int(source.storage_offset()) == int(first.storage_offset()) + numel
+
+
+class HostBuffer:
+    """Whole pages of host memory, so that a file can be written from it past the page cache; pinned where a GPU copies into it."""
+
+    def __init__(self, size: int, pinned: bool) -> None:
+        self.size = -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES
+        self.memory = mmap.mmap(-1, self.size)
+        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.pinned = pinned
+        if pinned:
+            code = int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), self.size, 0))  # type: ignore[no-untyped-call]
+            if code != 0:
+                raise MemoryError(f"CUDA can't pin {self.size} bytes of host memory for a snapshot (error {code})")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """For each kind one flat tensor: the fragments' elements, concatenated in the order of the records."""
+    """One save's copy: `copy` may run on any thread, until the next update."""
 
-    records: tuple[FragmentRecord, ...]
-    tensors: dict[str, torch.Tensor]
+    image: FileImage
+    buffer: HostBuffer
+    begun: Any
+    """What the training stream had queued when the save began (a CUDA event); None without a GPU."""
+
+    @property
+    def content(self) -> memoryview:
+        """The file's bytes and what else is in the buffer, which ends with a whole page."""
+        return memoryview(self.buffer.memory)
+
+    def copy(self) -> None:
+        """Returns when the buffer has everything."""
+        self.buffer.memory[: len(self.image.header)] = self.image.header
+        if self.begun is None:
+            self._copy_pieces()
+            return
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_event(self.begun)
+        with torch.cuda.stream(stream):
+            self._copy_pieces()
+        stream.synchronize()
+
+    def _copy_pieces(self) -> None:
+        for piece in self.image.pieces:
+            end = piece.offset + piece.source.numel() * piece.dtype.itemsize
+            _copy(piece.source, self.buffer.bytes[piece.offset : end].view(piece.dtype))
 
 
-def take_snapshot(fragments: Sequence[Fragment], into: Snapshot | None = None) -> Snapshot:
-    """Copy the fragments to the host. `into` is an earlier snapshot whose buffers are used again."""
-    records = tuple(FragmentRecord(item.name, item.shape, item.start, item.numel) for item in fragments)
-    total = sum(record.numel for record in records)
-    reusable = into is not None and into.records == records
-    tensors = into.tensors if into is not None and reusable else {kind: torch.empty(total) for kind in KINDS}
-    offset = 0
-    for fragment in fragments:
-        for kind in KINDS:
-            tensors[kind][offset : offset + fragment.numel].copy_(fragment.tensors[kind])
-        offset += fragment.numel
-    return Snapshot(records, tensors)
+class HostMemory:
+    """The one buffer of all saves."""
+
+    def __init__(self) -> None:
+        self._buffer: HostBuffer | None = None
+
+    def begin(self, image: FileImage) -> Snapshot:
+        """Fix what is copied: the state as it is at this moment in the training thread's stream."""
+        cuda = any(piece.source.is_cuda for piece in image.pieces)
+        if self._buffer is None or self._buffer.size < image.size or self._buffer.pinned != cuda:
+            self._buffer = HostBuffer(image.size, cuda)
+        begun = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+        if begun is not None:
+            begun.record()
+        return Snapshot(image, self._buffer, begun)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Without a GPU in chunks, between which other threads get their turn at the memory."""
+    if source.is_cuda:
+        target.copy_(source, non_blocking=True)
+        return
+    for start in range(0, source.numel(), CHUNK_ELEMENTS):
+        target[start : start + CHUNK_ELEMENTS].copy_(source[start : start + CHUNK_ELEMENTS])

@@ -7,13 +7,14 @@ Either way a rank's part of a parameter is one range of its elements, and readin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lockstep_train.checkpoint.kinds import FULL, MASTER, MOMENTS
+from lockstep_train.checkpoint.kinds import FULL, LITE, MASTER, MOMENTS, WEIGHTS
+from lockstep_train.checkpoint.share import even_share
 
 KINDS = FULL
 _LOSS_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -49,13 +50,38 @@ def parameter_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
 
 
 def fragments(engine: Any, kinds: tuple[str, ...] = KINDS) -> Iterator[Fragment]:
-    """What this rank owns. No collective. The optimizer must have state, unless only masters are asked for."""
-    optimizer = engine.optimizer
+    """What this rank owns. No collective. Not during a forward pass: looking at a module's parameters may gather them then."""
+    if kinds == LITE and not any(is_stage3(parameter) for _, parameter in trainable(engine)):
+        yield from _even_weights(engine)
+        return
+    create_optimizer_state(engine)
     for name, parameter in trainable(engine):
         if is_stage3(parameter):
-            yield _stage3_fragment(optimizer, name, parameter, kinds)
+            yield _stage3_fragment(engine.optimizer, name, parameter, kinds)
         elif parameter._hp_mapping is not None:  # type: ignore[attr-defined]
             yield _flat_fragment(name, parameter, kinds)
+
+
+def _even_weights(engine: Any) -> Iterator[Fragment]:
+    """Under Stage1 and Stage2 every rank has all the weights, so each takes an equal share of the elements."""
+    parameters = trainable(engine)
+    numbers = [parameter.numel() for _, parameter in parameters]
+    for index, start, numel in even_share(numbers, torch.distributed.get_rank(), torch.distributed.get_world_size()):
+        name, parameter = parameters[index]
+        weights = parameter.detach().view(-1)[start : start + numel]
+        yield Fragment(name, tuple(parameter.shape), start, numel, {WEIGHTS: weights})
+
+
+def storage_key(engine: Any, parameters: Sequence[torch.nn.Parameter]) -> tuple[int, ...]:
+    """Where the state lies. While this stays the same, views taken earlier are views of the state of now.
+
+    `parameters`: the trainable ones, listed by the caller once, since listing them takes longer than all else here.
+    """
+    state = engine.optimizer.optimizer.state
+    flats = _flat_masters(engine.optimizer)
+    moments = [state[flat][moment] for flat in flats for moment in MOMENTS if moment in state.get(flat, {})]
+    weights = [parameter.ds_tensor if is_stage3(parameter) else parameter for parameter in parameters]  # type: ignore[attr-defined]
+    return tuple(tensor.data_ptr() for tensor in (*flats, *moments, *weights))
 
 
 def _stage3_range(optimizer: Any, parameter: Any) -> tuple[int, int]:
@@ -66,6 +92,9 @@ def _stage3_range(optimizer: Any, parameter: Any) -> tuple[int, int]:
 
 def _stage3_tensor(optimizer: Any, parameter: Any, kind: str) -> torch.Tensor:
     """The whole chunk, padding included."""
+    if kind == WEIGHTS:
+        weights: torch.Tensor = parameter.ds_tensor.detach()
+        return weights
     key = None if kind == MASTER else kind
     tensor: torch.Tensor = optimizer._get_fp32_opt_state_partition(parameter, True, optim_state_key=key)[0]
     return tensor
@@ -116,17 +145,25 @@ def set_learning_rate(engine: Any, rate: float) -> None:
         group["lr"] = rate
 
 
-def create_optimizer_state(engine: Any, step: int) -> None:
-    """Empty moments, as the first update would create them: a fresh engine has none to load into."""
+def create_optimizer_state(engine: Any, step: int = 0) -> None:
+    """The moments that the first update would create, where there are none: a fresh engine has none to save or to load into."""
     optimizer = engine.optimizer
-    for flat in _flat_masters(optimizer):
+    missing = [flat for flat in _flat_masters(optimizer) if not optimizer.optimizer.state.get(flat)]
+    for flat in missing:
         state = optimizer.optimizer.state[flat]
         for moment in MOMENTS:
             state[moment] = torch.zeros_like(flat)
         state["step"] = torch.tensor(float(step), dtype=torch.float32)
-    if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):  # Stage1 and Stage2 keep views of the moments
+    if missing and hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):  # Stage1 and Stage2 keep views of the moments
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def set_optimizer_step(engine: Any, step: int) -> None:
+    """Create the optimizer's state if need be, and let it have applied `step` updates."""
+    create_optimizer_state(engine, step)
+    for flat in _flat_masters(engine.optimizer):
+        engine.optimizer.optimizer.state[flat]["step"].fill_(step)
 
 
 def gather_masters(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -138,29 +175,3 @@ def gather_masters(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if value is None:
             raise UnknownDeepSpeed(f"DeepSpeed gives no FP32 value of {name}")
         yield name, value.detach()
-
-
-@torch.no_grad()
-def self_test(engine: Any) -> None:
-    """Write a pattern through our views, read it back through DeepSpeed's public function, and put the values back.
-
-    A collective. Raises UnknownDeepSpeed when they disagree, which is what another DeepSpeed version would do silently.
-    """
-    owned = {fragment.name: fragment for fragment in fragments(engine, kinds=(MASTER,))}
-    before = {name: fragment.tensors[MASTER].clone() for name, fragment in owned.items()}
-    for fragment in owned.values():
-        fragment.tensors[MASTER].copy_(_pattern(fragment.start, fragment.numel, fragment.tensors[MASTER].device))
-    try:
-        for name, value in gather_masters(engine):
-            if not torch.equal(value.flatten(), _pattern(0, value.numel(), value.device)):
-                raise UnknownDeepSpeed(
-                    f"fragments of {name} are not where this version of Lockstep expects them; install the pinned deepspeed"
-                )
-    finally:
-        for name, value in before.items():
-            owned[name].tensors[MASTER].copy_(value)
-
-
-def _pattern(start: int, numel: int, device: torch.device) -> torch.Tensor:
-    """Element i of a parameter is i mod 65,521: exact in FP32, and no power of two that an offset could hide in."""
-    return (torch.arange(start, start + numel, device=device) % 65_521).float()

@@ -13,9 +13,9 @@ from lockstep_train.checkpoint.zero_access import (
     Fragment,
     _stage3_range,
     _stage3_tensor,
-    create_optimizer_state,
     fragments,
     is_stage3,
+    set_optimizer_step,
     trainable,
 )
 
@@ -37,7 +37,7 @@ def restore(engine: Any, fetch: Callable[[str, Need], Values], optimizer_step: i
 
     Moments that it doesn't give are zero, as before the first update.
     """
-    create_optimizer_state(engine, optimizer_step)
+    set_optimizer_step(engine, optimizer_step)
     owned = {fragment.name: fragment for fragment in fragments(engine)}
     wanted = needs(engine)
     for name, parameter in trainable(engine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.checkpoint import zero_access
+from lockstep_train.checkpoint.self_test import self_test
 from lockstep_train.config import TrainingConfig
 from lockstep_train.data import sampler
 from lockstep_train.engine.ranks import Ranks
@@ -26,5 +26,5 @@ def start_model(training: TrainingConfig, folder: Path, plan: sampler.Plan, rank
     model = make_trainable(base, training, fresh=plan.done.steps == 0)
     trained = describe_trained(model, training)
     engine = start_engine(model, training.optimization, settings)
-    zero_access.self_test(engine)
+    self_test(engine)
     return engine, trained

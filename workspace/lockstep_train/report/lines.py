@@ -65,7 +65,15 @@ def duration(seconds: float) -> str:
 
 def metric_text(name: str, value: float) -> str:
     """A value as the job's status shows it."""
-    forms = {"learningRate": rate, "tokensPerSecond": whole, "mfu": number, "hfu": number, "epoch": epochs}
+    forms = {
+        "learningRate": rate,
+        "tokensPerSecond": whole,
+        "mfu": number,
+        "hfu": number,
+        "epoch": epochs,
+        "saveFailures": whole,
+        "savesSkipped": whole,
+    }
     if name.endswith(("Bytes", "Count", "Steps", "Tokens", "Rank")):
         return whole(value)
     return forms.get(name, number)(value)
