@@ -14,7 +14,18 @@ from lockstep.plan.objects import RenderContext, children, freeze
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.reconcile import Plan, reconcile
 from lockstep.plan.run import report_target
-from lockstep_gang.contract import CheckpointReport, Failure, JobIdentity, NodeReport, RankCount, Report, State, TrainerReport
+from lockstep_gang.contract import (
+    Cause,
+    CheckpointReport,
+    Failure,
+    JobIdentity,
+    NodeReport,
+    RankCount,
+    Report,
+    Restart,
+    State,
+    TrainerReport,
+)
 
 NOW = 1_800_000_000.0
 KEY = "ab" * 32
@@ -183,6 +194,26 @@ def test_a_failure_names_rank_node_and_where_it_ran() -> None:
     assert plan.status["failure"]["nodeName"] == "node-1"
     assert plan.status["failure"]["lastLines"] == ["Traceback", "ValueError: no"]
     assert [note.type for note in plan.events] == ["Warning"]
+
+
+def test_failures_that_were_overcome_are_remembered_with_what_each_cost() -> None:
+    failure = Failure("rank 1 on node 1 exited with 77 (out of memory)", 1, 1, 77, cause=Cause.OUT_OF_MEMORY, step=47)
+    said = report(restarts=1, restarts_counted=1, history=(Restart(1, "2026-01-01T00:00:00Z", failure, 7, 13),))
+    plan = reconcile(settled(report()), said, CONTEXT, NOW)
+    assert plan.status is not None
+    assert plan.status["restartsCountTowardsMax"] == 1
+    assert plan.status["restartHistory"] == [
+        {
+            "attempt": 1,
+            "time": "2026-01-01T00:00:00Z",
+            "cause": "OutOfMemory",
+            "message": failure.message,
+            "rank": 1,
+            "node": 1,
+            "lostSteps": 7,
+            "downtimeSeconds": 13,
+        }
+    ]
 
 
 def test_progress_is_written_every_15_seconds_at_most_and_transitions_at_once() -> None:

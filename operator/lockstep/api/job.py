@@ -53,9 +53,9 @@ class Restart(Model):
     """How often all ranks are started again together after a failure."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts until the job fails; 0: the first failure is final."""
+    """Restarts without a new checkpoint between them until the job fails; 0: the first failure is final. The same error of a script at the same step, twice, is final too."""
     backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
-    """Wait before the first restart; doubled for each further one, up to 300."""
+    """Wait before the first restart; doubled for each further one without a new checkpoint, up to 300."""
 
 
 def _one_work(spec: TrainingJobSpec) -> bool:

@@ -129,10 +129,35 @@ class FailureStatus(Model):
     """The signal that ended it."""
     exception: Text | None = None
     """The Python exception's type."""
+    cause: Text | None = None
+    """Its kind: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Hang, NonFinite, Setup or Internal."""
+    step: Count | None = None
+    """The last optimizer step that was reported before it."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """The exception's message, or what else is known."""
     last_lines: Annotated[list[Text], Field(max_length=20)] = []
     """Its last lines of output."""
+
+
+class RestartStatus(Model):
+    """A failed attempt and what it cost."""
+
+    attempt: Count
+    """The attempt that failed."""
+    time: Time
+    """When."""
+    cause: Text
+    """Its kind, as in failure.cause."""
+    message: Text
+    """What happened first."""
+    rank: Count | None = None
+    """The rank that failed first."""
+    node: Count | None = None
+    """Its node's index in the job."""
+    lost_steps: Count
+    """Steps done since the newest commit, which are done again."""
+    downtime_seconds: Count | None = None
+    """From the failure to the first step after it."""
 
 
 class RunStatus(Model):
@@ -176,6 +201,10 @@ class TrainingJobStatus(Model):
     """Starts of all ranks, restarts included."""
     restarts: Count | None = None
     """Starts of all ranks after a failure."""
+    restarts_count_towards_max: Count | None = None
+    """Failures since the last new checkpoint that count toward restart.maxRestarts; a new checkpoint sets it to 0 at the next failure."""
+    restart_history: Annotated[list[RestartStatus], Field(max_length=10)] = []
+    """The last failures and what each cost, the newest at the end."""
     ranks: Ranks | None = None
     profile: ProfileInUse | None = None
     run: RunStatus | None = None

@@ -9,7 +9,7 @@ from lockstep.api.names import LABEL_JOB
 from lockstep.plan.conditions import View, facts, timestamp, with_times
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
-from lockstep_gang.contract import Failure, Report, parse_run
+from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
 
 PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
@@ -31,7 +31,10 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, pendi
         "ranks": _ranks(view, running),
         "profile": profile or before.get("profile"),
         "run": {"name": running.name, "pending": pending} if running is not None else before.get("run"),
-        **{key: before.get(key) for key in ("attempts", "restarts", "trainer", "checkpoint", "failure", "result")},
+        **{
+            key: before.get(key)
+            for key in ("attempts", "restarts", "restartsCountTowardsMax", "restartHistory", "trainer", "checkpoint", "failure", "result")
+        },
     }
     if view.report is not None:
         status |= _reported(observed, view.report, view.now)
@@ -49,7 +52,12 @@ def _ranks(view: View, running: Frozen | None) -> Object | None:
 
 
 def _reported(observed: Observed, report: Report, now: float) -> Object:
-    found: dict[str, Any] = {"attempts": report.attempt, "restarts": report.restarts}
+    found: dict[str, Any] = {
+        "attempts": report.attempt,
+        "restarts": report.restarts,
+        "restartsCountTowardsMax": report.restarts_counted,
+        "restartHistory": [_restart(restart) for restart in report.history] or None,
+    }
     if report.trainer is not None:
         found["trainer"] = _trainer(observed.status.get("trainer") or {}, report, now)
     if report.checkpoint is not None:
@@ -90,8 +98,25 @@ def _failure(observed: Observed, failure: Failure) -> Object:
         "exitCode": failure.exit_code,
         "signal": failure.signal,
         "exception": failure.exception and failure.exception[:TEXT],
+        "cause": failure.cause and failure.cause.value,
+        "step": failure.step,
         "message": failure.message[:LONG_TEXT],
         "lastLines": [line[:TEXT] for line in failure.last_lines[-LAST_LINES:]],
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _restart(restart: Restart) -> Object:
+    failure = restart.failure
+    fields = {
+        "attempt": restart.attempt,
+        "time": restart.failed,
+        "cause": (failure.cause or Cause.INTERNAL).value,
+        "message": failure.message[:TEXT],
+        "rank": failure.rank,
+        "node": failure.node,
+        "lostSteps": restart.lost_steps,
+        "downtimeSeconds": restart.downtime_seconds,
     }
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -6,12 +6,14 @@ from lockstep_gang.contract.report import (
     ORDER_STOP,
     REPORT_BYTES_MAX,
     REPORT_FORMAT,
+    Cause,
     CheckpointReport,
     Failure,
     Metric,
     NodeReport,
     RankCount,
     Report,
+    Restart,
     State,
     TrainerReport,
     parse_report,
@@ -20,8 +22,8 @@ from lockstep_gang.contract.report import (
 from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
 
 __all__ = [
-    "ORDER_STOP", "REPORT_BYTES_MAX", "REPORT_FORMAT", "RUN_FORMAT", "CheckpointReport", "ContractError", "Failure", "JobIdentity",
-    "Metric", "NodeReport", "ProofError", "RankCount", "Report", "ReportTarget", "RestartPolicy", "Run", "State", "Storage",
+    "ORDER_STOP", "REPORT_BYTES_MAX", "REPORT_FORMAT", "RUN_FORMAT", "Cause", "CheckpointReport", "ContractError", "Failure", "JobIdentity",
+    "Metric", "NodeReport", "ProofError", "RankCount", "Report", "ReportTarget", "Restart", "RestartPolicy", "Run", "State", "Storage",
     "TrainerReport", "WhenDone", "from_json", "is_report_signature", "parse_key", "parse_report", "parse_run", "report_body", "report_signature",
     "run_text", "to_json",
 ]  # fmt: skip

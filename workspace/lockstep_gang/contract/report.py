@@ -62,6 +62,21 @@ class CheckpointReport:
     """When the coordinator heard of the commit, RFC 3339."""
 
 
+class Cause(str, Enum):  # noqa: UP042
+    """The kind of a failure: whether starting again may help, and who must act."""
+
+    USER_CODE = "UserCode"
+    CONFIGURATION = "Configuration"  # what was asked for can't be done
+    OUT_OF_MEMORY = "OutOfMemory"
+    FABRIC = "Fabric"  # ranks lost each other without a cause of their own
+    STORAGE = "Storage"
+    NODE_LOST = "NodeLost"
+    HANG = "Hang"
+    NON_FINITE = "NonFinite"
+    SETUP = "Setup"  # a package, file or driver is missing
+    INTERNAL = "Internal"  # of Lockstep itself
+
+
 @dataclass(frozen=True)
 class Failure:
     """The first failure of an attempt: the rank that caused it, not those that lost their peer."""
@@ -74,6 +89,27 @@ class Failure:
     exception: str | None = None
     last_lines: tuple[str, ...] = ()
     """At most 20, at most 1,000 characters each."""
+    cause: Cause | None = None
+    step: int | None = None
+    """The last optimizer step that was reported before."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One failed attempt and what it cost."""
+
+    attempt: int
+    failed: str
+    """When, RFC 3339."""
+    failure: Failure
+    lost_steps: int
+    """Steps done since the newest commit, to be done again."""
+    downtime_seconds: int | None = None
+    """From the failure to the first step of the next attempt; null: not there yet."""
+
+
+HISTORY = 10
+"""Restarts remembered."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +127,10 @@ class Report:
     trainer: TrainerReport | None = None
     checkpoint: CheckpointReport | None = None
     failure: Failure | None = None
+    restarts_counted: int = 0
+    """Restarts since the last new commit that count toward restart.maxRestarts."""
+    history: tuple[Restart, ...] = ()
+    """The newest at the end, at most 10, without their last lines."""
     result: dict[str, str | None] | None = None
     log: tuple[str, ...] = ()
     """The last lines of node 0's output, at most 100, with changes of `state` only."""

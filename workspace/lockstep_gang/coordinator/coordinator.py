@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 
 from lockstep_gang.contract.exits import PING_SECONDS
 from lockstep_gang.contract.messages import AgentMessage, Order, Ping, Start, StopMode, message_to_json
@@ -17,9 +16,10 @@ from lockstep_gang.coordinator.ports import free_port
 from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
-from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resumed
+from lockstep_gang.lifecycle.history import begun_records, closed_records, end_record, resumed
 from lockstep_gang.lifecycle.observe import closed, observe
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
 
@@ -86,7 +86,7 @@ class Coordinator:
             self._changed.clear()
             await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=deadline - self._now())
         if self.gang.phase is Phase.STOPPING and self.gang.stopping is StopMode.SAVE:
-            self._close_record("Stopped")  # asked for, so it is no failure, though a node did not answer in time
+            self._close_record("Stopped", self.gang)  # asked for, so it is no failure, though a node did not answer in time
         if self._reporter is not None:
             await self._reporter.flush(SETTLE_SECONDS)
 
@@ -127,9 +127,9 @@ class Coordinator:
             if decision.begin:
                 self._begin_record(decision.gang)
             if decision.end:
-                self._records.write_end(end_record(decision.gang, self._run, _stamp(self._now())))
+                self._records.write_end(end_record(decision.gang, self._run, stamp(self._now())))
             if decision.close is not None:
-                self._close_record(decision.close)
+                self._close_record(decision.close, decision.gang)
         except OSError as error:
             trouble = f"cannot write the job's record under {self._run.run_dir}/gang ({error.strerror}): is the volume full or read-only?"
             if trouble != self.gang.trouble:
@@ -141,12 +141,12 @@ class Coordinator:
         return True
 
     def _begin_record(self, gang: Gang) -> None:
-        record = AttemptRecord(gang.attempt, self._run.job.uid, gang.restarts, _stamp(self._now()))
-        self._records.write_attempts([*self._attempts, record])
-        self._attempts.append(record)
+        attempts = begun_records(self._attempts, gang, self._run, stamp(self._now()))
+        self._records.write_attempts(attempts)
+        self._attempts = attempts
 
-    def _close_record(self, outcome: str) -> None:
-        attempts = [*self._attempts[:-1], replace(self._attempts[-1], outcome=outcome)]
+    def _close_record(self, outcome: str, gang: Gang) -> None:
+        attempts = closed_records(self._attempts, outcome, gang)
         self._records.write_attempts(attempts)
         self._attempts = attempts
 
@@ -197,7 +197,3 @@ class Coordinator:
     def _now(self) -> float:
         """Unix time that never jumps: read once, then counted on."""
         return self._clock + time.monotonic()
-
-
-def _stamp(now: float) -> str:
-    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (datetime.UTC is Python 3.11)

@@ -12,10 +12,10 @@ from lockstep_gang.contract.exits import RECONNECT_SECONDS, SAVED
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.budget import backoff_seconds, charged, is_repeated, is_spent
 from lockstep_gang.lifecycle.failures import first_failure, is_final
 from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
 
-BACKOFF_MAX_SECONDS = 300
 PORTS = 64
 """Attempts take turns over so many ports, so that a rank of an old one that nobody could stop doesn't meet the new one."""
 
@@ -54,14 +54,14 @@ def _next_step(gang: Gang, run: Run, now: float) -> Decision:
 
 
 def _waiting(gang: Gang, run: Run, now: float) -> Decision:
-    if gang.failure is not None and _spent(gang, run):
+    if gang.failure is not None and (gang.final or is_spent(gang.budget, run)):
         return _ended(gang, State.FAILED, gang.failure.message)
     here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
     if gang.held or now < gang.not_before or not here:
         return Decision(gang)
     attempt = max(gang.attempt, gang.known_attempt) + 1
     fresh = replace(
-        gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.failures, ranks=(Rank(),) * run.world_size
+        gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
     )
     return Decision(replace(fresh, stopping=None, lost=(), trainer=None, trouble=None), begin=True)
 
@@ -96,21 +96,12 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
         return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
     if gang.stopping is StopMode.SAVE:
         return Decision(replace(gang, phase=Phase.WAITING, failure=None), close="Stopped")
-    failure, failures = first_failure(gang, run), gang.failures + 1
-    failed = replace(gang, phase=Phase.WAITING, failures=failures, failure=failure, final=is_final(gang, run))
-    if _spent(failed, run):
+    failure = first_failure(gang, run)
+    final = is_final(gang, run) or is_repeated(gang, failure)
+    failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
+    if final or is_spent(failed.budget, run):
         return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
-    return Decision(replace(failed, not_before=now + backoff_seconds(run, failures)), close="Failed")
-
-
-def _spent(gang: Gang, run: Run) -> bool:
-    return gang.final or gang.failures > run.restart.max_restarts
-
-
-def backoff_seconds(run: Run, failures: int) -> float:
-    """The wait after so many failures: doubled each time, bounded."""
-    doubled: int = run.restart.backoff_seconds * 2 ** min(failures - 1, 16)
-    return min(float(doubled), float(BACKOFF_MAX_SECONDS))
+    return Decision(replace(failed, not_before=now + backoff_seconds(run, failed.budget.counted)), close="Failed")
 
 
 def _ended(gang: Gang, state: State, message: str) -> Decision:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lockstep_gang.contract.exits import CONFIGURATION, MEANINGS
 from lockstep_gang.contract.messages import Error, RankExit
-from lockstep_gang.contract.report import Failure
+from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.gang import Gang, Rank, failed_ranks, silent_success
 
 # What gloo, NCCL and TCPStore say in a rank that lost its peer.
@@ -24,9 +26,10 @@ _EXCEPTION_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[A-Za-z_][\w]*\.)*([A-Z]\w*
 def first_failure(gang: Gang, run: Run) -> Failure:
     """The failure to name. By the order in which the signs came; whoever only lost a peer comes after everybody else."""
     candidates = [*_rank_failures(gang, run), *_node_failures(gang)]
+    step = gang.trainer.step if gang.trainer is not None else None
     if not candidates:
-        return Failure(message="the attempt failed, and no rank or node says why")
-    return min(candidates, key=lambda candidate: candidate[:2])[2]
+        return Failure(message="the attempt failed, and no rank or node says why", cause=Cause.INTERNAL, step=step)
+    return replace(min(candidates, key=lambda candidate: candidate[:2])[2], step=step)
 
 
 def is_final(gang: Gang, run: Run) -> bool:
@@ -57,7 +60,7 @@ def _node_failures(gang: Gang) -> Iterator[tuple[bool, int, Failure]]:
     away = {index: node.closed_sign for index, node in enumerate(gang.nodes) if node.closed_at is not None}
     for node, sign in {**away, **lost}.items():
         text = f"node {node} was lost: its agent ended or its connection closed, and its ranks with it"
-        yield False, sign, Failure(message=text, node=node)
+        yield False, sign, Failure(message=text, node=node, cause=Cause.NODE_LOST)
 
 
 def _lost_peer(failure: Failure) -> bool:
@@ -69,13 +72,16 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     lines = rank.exit.last_lines if rank.exit is not None else ()
     error = rank.error or (exit_.error if exit_ is not None else None) or exception_of(lines)
     said = f": {error.exception}: {error.message}" if error is not None else ""
+    exit_code, signal = (exit_.exit_code, exit_.signal) if exit_ is not None else (None, None)
+    exception = error.exception if error is not None else None
     return Failure(
         message=f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{said}"[:1000],
         rank=index,
         node=run.node_of(index),
-        exit_code=exit_.exit_code if exit_ is not None else None,
-        signal=exit_.signal if exit_ is not None else None,
-        exception=error.exception if error is not None else None,
+        exit_code=exit_code,
+        signal=signal,
+        exception=exception,
+        cause=rank_cause(run.training is not None, exit_code, signal, exception, "\n".join((said, *lines))),
         last_lines=lines,
     )
 

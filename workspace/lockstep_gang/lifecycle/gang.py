@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from lockstep_gang.contract.messages import Error, Order, RankExit, Start, StopMode
-from lockstep_gang.contract.report import CheckpointReport, Failure, State, TrainerReport
+from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, TrainerReport
 from lockstep_gang.contract.run import Run
 
 
@@ -50,6 +50,18 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What of the restart policy is spent. A new commit fills it again: a job that gets on may go on failing for months."""
+
+    failures: int = 0
+    """All, since the job began."""
+    counted: int = 0
+    """Since the last new commit: these count toward maxRestarts, and the backoff grows with them."""
+    committed_step: int = 0
+    """The newest commit at the last failure."""
+
+
+@dataclass(frozen=True)
 class Gang:
     nodes: tuple[Node, ...]
     ranks: tuple[Rank, ...]
@@ -57,8 +69,11 @@ class Gang:
     attempt: int = 0
     """The newest attempt of this job; the next is one more than any that was ever heard of."""
     known_attempt: int = 0
-    failures: int = 0
+    budget: Budget = field(default_factory=Budget)
     restarts: int = 0
+    """Failures before the newest attempt."""
+    history: tuple[Restart, ...] = ()
+    """The newest at the end, at most 10."""
     not_before: float = 0.0
     held: bool = False
     """The operator said stop: no further attempt."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from lockstep_gang.contract.report import CheckpointReport, Failure, State
+from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.decide import backoff_seconds
-from lockstep_gang.lifecycle.gang import Ending, Gang, Phase, new_gang
+from lockstep_gang.lifecycle.budget import backoff_seconds, charged
+from lockstep_gang.lifecycle.gang import Budget, Ending, Gang, Phase, new_gang
 
 END_FORMAT = "lockstep-end/1"
 
@@ -23,6 +23,12 @@ class AttemptRecord:
     started: str
     outcome: str | None = None
     """`Complete`, `Stopped` or `Failed`; null: it runs, or its coordinator ended without a word."""
+    restart: Restart | None = None
+    """Of a failed attempt: what happened, and what it cost."""
+    budget: Budget = field(default_factory=Budget)
+    """After it; while it runs, before it."""
+    checkpoint: CheckpointReport | None = None
+    """The newest commit when it ended."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,24 @@ class EndRecord:
     format: str = END_FORMAT
 
 
+def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, started: str) -> list[AttemptRecord]:
+    """The records with the attempt that begins. What was charged for one that ended without a word becomes durable here."""
+    begun = AttemptRecord(gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint)
+    return [*_with_costs(attempts, gang), begun]
+
+
+def closed_records(attempts: Sequence[AttemptRecord], outcome: str, gang: Gang) -> list[AttemptRecord]:
+    """The records after the newest attempt has ended."""
+    last = replace(attempts[-1], outcome=outcome, budget=gang.budget, checkpoint=gang.checkpoint)
+    return _with_costs([*attempts[:-1], last], gang)
+
+
+def _with_costs(attempts: Sequence[AttemptRecord], gang: Gang) -> list[AttemptRecord]:
+    """Each failure's cost as it is known by now."""
+    costs = {restart.attempt: restart for restart in gang.history}
+    return [replace(record, restart=costs.get(record.attempt, record.restart)) for record in attempts]
+
+
 def end_record(gang: Gang, run: Run, ended: str) -> EndRecord:
     """Raises AssertionError when the job has not ended."""
     assert gang.ending is not None  # noqa: S101 (an invariant of the caller)
@@ -53,15 +77,23 @@ def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, 
     gang = replace(new_gang(run), known_attempt=max((record.attempt for record in attempts), default=0))
     own = [record for record in attempts if record.job_uid == run.job.uid]
     if own:
-        gang = replace(gang, attempt=own[-1].attempt, restarts=own[-1].restarts, failures=own[-1].restarts)
+        gang = replace(
+            gang,
+            attempt=own[-1].attempt,
+            restarts=own[-1].restarts,
+            budget=own[-1].budget,
+            checkpoint=next((record.checkpoint for record in reversed(own) if record.checkpoint is not None), None),
+            history=tuple(record.restart for record in own if record.restart is not None)[-HISTORY:],
+        )
     if end is not None and end.job_uid == run.job.uid:
         return _ended(gang, end)
     if not own or own[-1].outcome == "Stopped":
         return gang
-    failures = own[-1].restarts + 1
-    how = "failed" if own[-1].outcome else "ended without a word: node 0's agent was killed, ran out of memory or lost its node"
-    failure = Failure(message=f"attempt {own[-1].attempt} {how}", node=0)
-    return replace(gang, failures=failures, failure=failure, not_before=now + backoff_seconds(run, failures))
+    if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
+        return replace(gang, failure=own[-1].restart.failure, not_before=now + backoff_seconds(run, gang.budget.counted))
+    text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
+    gang = charged(gang, Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
+    return replace(gang, not_before=now + backoff_seconds(run, gang.budget.counted))
 
 
 def _ended(gang: Gang, end: EndRecord) -> Gang:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
 
 from lockstep_gang.contract.messages import (
     Activity,
@@ -26,6 +25,7 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of, told_to_start
 
 
@@ -119,12 +119,12 @@ def _told_by_rank_zero(gang: Gang, report: RankReport, now: float) -> Gang:
         return replace(gang, trainer=replace(trainer, activity=report.activity))
     if isinstance(report, Step):
         step = replace(trainer, step=report.step, total_steps=report.total_steps, metrics=_merged(trainer.metrics, report.metrics))
+        gang = training_again(gang, now)
         return replace(gang, trainer=replace(step, estimated_remaining_seconds=report.estimated_remaining_seconds))
     if isinstance(report, Evaluate):
         return replace(gang, trainer=replace(trainer, metrics=_merged(trainer.metrics, report.metrics)))
     if isinstance(report, Checkpoint):
-        time = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (datetime.UTC is Python 3.11)
-        return replace(gang, checkpoint=CheckpointReport(report.step, report.path, time))
+        return replace(gang, checkpoint=CheckpointReport(report.step, report.path, stamp(now)))
     return replace(gang, result=report.result) if isinstance(report, End) else gang
 
 

@@ -25,6 +25,8 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         trainer=gang.trainer,
         checkpoint=gang.checkpoint,
         failure=gang.failure if state in (State.BACKING_OFF, State.FAILED) else None,
+        restarts_counted=gang.budget.counted,
+        history=gang.history,
         result=gang.result if state is State.COMPLETE else None,
         log=log,
     )

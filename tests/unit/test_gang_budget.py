@@ -1,0 +1,132 @@
+"""What kind of failure it was, what it costs, and when it is enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep_gang.contract import Cause, RestartPolicy, State
+from lockstep_gang.contract.messages import Checkpoint, Leaving, Start, Started, Step, Stopped
+from lockstep_gang.lifecycle.causes import rank_cause
+from lockstep_gang.lifecycle.history import begun_records, closed_records, resumed
+from unit.gang_cases import make_run
+from unit.gang_story import Story, all_stopped, hello, started
+
+CASES = [
+    (True, 76, None, None, "", Cause.HANG),
+    (True, 77, None, "OutOfMemoryError", "", Cause.OUT_OF_MEMORY),
+    (True, 78, None, "ConfigError", "", Cause.CONFIGURATION),
+    (True, 79, None, "NonFinite", "", Cause.NON_FINITE),
+    (True, 1, None, "KeyError", "'x'", Cause.INTERNAL),
+    (True, 1, None, "TrainerError", "step 4 could not be saved: rank 0: [Errno 28] No space left on device", Cause.STORAGE),
+    (False, 78, None, None, "", Cause.USER_CODE),
+    (False, 1, None, "ValueError", "no", Cause.USER_CODE),
+    (False, 1, None, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB", Cause.OUT_OF_MEMORY),
+    (False, 1, None, "RuntimeError", "CUDA out of memory. Tried to allocate 20.00 GiB", Cause.OUT_OF_MEMORY),
+    (False, 1, None, "DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error", Cause.FABRIC),
+    (False, 1, None, "RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4", Cause.FABRIC),
+    (False, 1, None, "OSError", "[Errno 28] No space left on device", Cause.STORAGE),
+    (False, 1, None, "OSError", "[Errno 30] Read-only file system: '/workspace/x'", Cause.STORAGE),
+    (False, 1, None, "ModuleNotFoundError", "No module named 'einops'", Cause.SETUP),
+    (False, 2, None, None, "python3: can't open file '/workspace/trian.py': [Errno 2] No such file or directory", Cause.SETUP),
+    (False, 1, None, "FileNotFoundError", "[Errno 2] No such file or directory: 'data.csv'", Cause.USER_CODE),
+    (False, None, "SIGBUS", None, "", Cause.OUT_OF_MEMORY),
+    (False, None, "SIGSEGV", None, "", Cause.USER_CODE),
+    (True, None, "SIGSEGV", None, "", Cause.INTERNAL),
+]
+
+
+@pytest.mark.parametrize(("trainer", "code", "signal", "exception", "text", "cause"), CASES)
+def test_the_cause_of_a_rank_s_end(
+    trainer: bool, code: int | None, signal: str | None, exception: str | None, text: str, cause: Cause
+) -> None:
+    assert rank_cause(trainer, code, signal, exception, text) is cause
+
+
+def started_again(story: Story) -> Story:
+    """Both nodes run the attempt that was just begun."""
+    for node in range(story.run.nodes):
+        story.hears(node, Started(story.gang.attempt))
+    return story
+
+
+def failing(story: Story, said: str = "ValueError: no", rank: int = 1) -> Story:
+    return all_stopped(story.exits(rank, 1, last_lines=("Traceback", said)))
+
+
+def test_a_failure_says_its_cause_the_step_before_it_and_what_it_costs() -> None:
+    story = started(restart=RestartPolicy(3, 10)).reports(0, Step(0, 40), Checkpoint(0, 40, "/c"), Step(0, 47))
+    failing(story)
+    assert (story.report.failure.cause, story.report.failure.step, story.report.failure.rank) == (Cause.USER_CODE, 47, 1)
+    (cost,) = story.report.history
+    assert (cost.attempt, cost.lost_steps, cost.downtime_seconds, cost.failure.last_lines) == (1, 7, None, ())
+
+
+def test_the_first_step_after_a_restart_ends_the_downtime() -> None:
+    story = started(restart=RestartPolicy(3, 10))
+    started_again(failing(story).waits(10)).waits(3.4).reports(0, Step(0, 1)).waits(5).reports(0, Step(0, 2))
+    assert [cost.downtime_seconds for cost in story.report.history] == [13]
+
+
+def test_a_new_commit_fills_the_budget_and_ends_the_backoff_s_growth() -> None:
+    story = started(restart=RestartPolicy(1, 10))
+    for step in (10, 20, 30):
+        story.reports(0, Step(0, step), Checkpoint(0, step, "/c"))
+        failing(story)
+        assert (story.report.state, story.report.restarts_counted) == (State.BACKING_OFF, 1)
+        started_again(story.waits(10))
+    assert (story.report.restarts, story.report.state) == (3, State.RUNNING)
+    failing(story, "ValueError: another")
+    assert (story.report.state, story.report.restarts_counted) == (State.FAILED, 2)
+
+
+def test_the_same_error_of_the_user_s_code_at_the_same_step_is_final() -> None:
+    story = started(restart=RestartPolicy(9, 0)).reports(0, Step(0, 5))
+    started_again(failing(story)).reports(0, Step(0, 5))
+    assert failing(story).report.state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("step", "said", "rank"), [(6, "ValueError: no", 1), (5, "ValueError: other", 1), (5, "ConnectionResetError: no", 1)]
+)
+def test_another_error_or_step_is_tried_again(step: int, said: str, rank: int) -> None:
+    story = started(restart=RestartPolicy(9, 0)).reports(0, Step(0, 5))
+    started_again(failing(story)).reports(0, Step(0, step))
+    assert failing(story, said, rank).report.state is not State.FAILED
+
+
+def test_a_node_that_was_told_to_go_and_did_not_get_to_save_does_not_count() -> None:
+    story = started(restart=RestartPolicy(0, 10)).hears(1, Leaving()).loses(1).exits(0, 1).hears(0, Stopped(1)).waits(60)
+    assert (story.report.state, story.report.history, story.records) == (State.WAITING, (), ["begin", "Stopped"])
+
+
+def test_history_keeps_the_last_ten() -> None:
+    story = started(restart=RestartPolicy(99, 0))
+    for number in range(12):
+        started_again(failing(story, f"ValueError: {number}"))
+    assert [cost.attempt for cost in story.report.history] == list(range(3, 13))
+
+
+def test_budget_and_history_outlive_the_coordinator() -> None:
+    story = started(restart=RestartPolicy(1, 10)).reports(0, Step(0, 40), Checkpoint(0, 40, "/c"), Step(0, 47))
+    begun = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
+    failing(story)
+    records = closed_records(begun, "Failed", story.gang)
+    again = Story(story.run, resumed(story.run, records, None, story.now)).decide()
+    assert again.report.history == story.report.history
+    assert (again.report.restarts_counted, again.report.checkpoint, again.gang.failure.cause) == (
+        1,
+        story.report.checkpoint,
+        Cause.USER_CODE,
+    )
+    again.hears(0, hello(0)).hears(1, hello(1)).waits(10)
+    assert [order.attempt for _, order in again.orders if isinstance(order, Start)] == [2, 2]
+    assert failing(started_again(again), "ValueError: other").report.state is State.FAILED
+
+
+def test_each_end_of_a_coordinator_without_a_word_counts_though_nobody_could_record_it_then() -> None:
+    run = make_run(restart=RestartPolicy(1, 0))
+    records = []
+    for _ in range(2):
+        story = Story(run, resumed(run, records, None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
+        records = begun_records(records, story.gang, run, "2026-01-01T00:00:00Z")
+    assert Story(run, resumed(run, records, None, 1000.0)).decide().report.state is State.FAILED

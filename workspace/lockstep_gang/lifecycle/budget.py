@@ -1,0 +1,61 @@
+"""What a failure costs: of the restart budget, and of the work that was done (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.gang import Budget, Gang
+
+BACKOFF_MAX_SECONDS = 300
+REPEATED = frozenset({Cause.USER_CODE, Cause.SETUP})
+"""Causes that, at the same step with the same words, would only come again."""
+
+
+def charged(gang: Gang, failure: Failure, now: float) -> Gang:
+    """The gang after its attempt failed: budget spent, history longer by one."""
+    budget, committed = gang.budget, gang.checkpoint.step if gang.checkpoint is not None else 0
+    if committed > budget.committed_step:
+        budget = replace(budget, counted=0)
+    budget = Budget(budget.failures + 1, budget.counted + 1, max(committed, budget.committed_step))
+    lost = max(0, (failure.step or 0) - committed)
+    entry = Restart(gang.attempt, stamp(now), replace(failure, last_lines=()), lost)
+    return replace(gang, budget=budget, failure=failure, history=(*gang.history, entry)[-HISTORY:])
+
+
+def is_repeated(gang: Gang, failure: Failure) -> bool:
+    """The same error of the user's code, twice in a row at the same step: another attempt would end the same way."""
+    before = gang.history[-1].failure if gang.history else None
+    if before is None or failure.cause not in REPEATED or failure.exception is None:
+        return False
+    return (before.cause, before.exception, before.step, before.message) == (
+        failure.cause,
+        failure.exception,
+        failure.step,
+        failure.message,
+    )
+
+
+def is_spent(budget: Budget, run: Run) -> bool:
+    return budget.counted > run.restart.max_restarts
+
+
+def backoff_seconds(run: Run, failures: int) -> float:
+    """The wait after so many failures since the last new commit: doubled each time, bounded."""
+    doubled: int = run.restart.backoff_seconds * 2 ** min(max(0, failures - 1), 16)
+    return min(float(doubled), float(BACKOFF_MAX_SECONDS))
+
+
+def training_again(gang: Gang, now: float) -> Gang:
+    """The first step after a restart ends the downtime of the failure before it."""
+    if not gang.history or gang.history[-1].downtime_seconds is not None or gang.history[-1].attempt >= gang.attempt:
+        return gang
+    last = gang.history[-1]
+    down = max(0, round(now - datetime.fromisoformat(last.failed.replace("Z", "+00:00")).timestamp()))
+    return replace(gang, history=(*gang.history[:-1], replace(last, downtime_seconds=down)))
+
+
+def stamp(now: float) -> str:
+    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (datetime.UTC is Python 3.11)
