@@ -198,7 +198,7 @@ def test_a_failure_names_rank_node_and_where_it_ran() -> None:
 
 def test_failures_that_were_overcome_are_remembered_with_what_each_cost() -> None:
     failure = Failure("rank 1 on node 1 exited with 77 (out of memory)", 1, 1, 77, cause=Cause.OUT_OF_MEMORY, step=47)
-    said = report(restarts=1, restarts_counted=1, history=(Restart(1, "2026-01-01T00:00:00Z", failure, 7, 13),))
+    said = report(restarts_counted=1, history=(Restart(1, "2026-01-01T00:00:00Z", failure, 7, 13),))
     plan = reconcile(settled(report()), said, CONTEXT, NOW)
     assert plan.status is not None
     assert plan.status["restartsCountTowardsMax"] == 1
