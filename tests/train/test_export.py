@@ -50,4 +50,4 @@ def test_the_command_line_exports_and_says_what_it_found_wrong(
     assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == (tmp_path / "done/adapter/adapter_model.safetensors").read_bytes()
     refused = commands.invoke(adapter.app, ["export", str(tmp_path / "nowhere"), "--output", str(tmp_path / "no")])
     assert refused.exit_code == 2
-    assert "holds no commit to export (no commits are there)" in capfd.readouterr().err
+    assert "nowhere is not a folder; give a run's folder" in capfd.readouterr().err

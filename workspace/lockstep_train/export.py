@@ -8,22 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lockstep_train.checkpoint.chain import candidates
 from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.checkpoint.kinds import MASTER
-from lockstep_train.checkpoint.layout import MANIFEST
 from lockstep_train.checkpoint.load import ShardReader
-from lockstep_train.checkpoint.manifest import Manifest, decode
-from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
+from lockstep_train.checkpoint.manifest import Manifest
+from lockstep_train.collected import newest_whole
 from lockstep_train.errors import ConfigError, TrainerError
+from lockstep_train.model.weight_writer import NAMES, NewTensor, library_order, write_tensors
 
-DTYPES = {"BF16": torch.bfloat16, "FP32": torch.float32}
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 
 
 def write_adapter(folder: Path, masters: Mapping[str, torch.Tensor], adapter: Mapping[str, Any], precision: str) -> None:
@@ -31,63 +32,48 @@ def write_adapter(folder: Path, masters: Mapping[str, torch.Tensor], adapter: Ma
 
     The tensors get the dtype the model computed with, so that the loaded adapter gives the live model's logits.
     """
-    from safetensors.torch import save
+    shapes = {name: tuple(value.shape) for name, value in masters.items()}
+    write_streaming(folder, shapes, masters.__getitem__, adapter, precision)
 
+
+def write_streaming(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor], adapter: Mapping[str, Any], precision: str
+) -> None:
+    """As `write_adapter`, one parameter after the other: `read` gives its FP32 values when its turn has come."""
+    dtype = DTYPES[precision]
+    parameters = {adapter["names"][name]: name for name in shapes}
+    tensors = library_order(NewTensor(adapter["names"][name], NAMES[dtype], shape) for name, shape in shapes.items())
     make_directory(folder)
-    tensors = {adapter["names"][name]: value.to(DTYPES[precision]).contiguous() for name, value in masters.items()}
-    write_durably(folder / "adapter_model.safetensors", save(tensors, metadata={"format": "pt"}))
-    write_durably(folder / "adapter_config.json", json.dumps(adapter["config"], indent=2, sort_keys=True).encode())
+    write_tensors(folder / WEIGHTS_FILE, tensors, (read(parameters[tensor.name]).to(dtype) for tensor in tensors), {"format": "pt"})
+    write_durably(folder / CONFIG_FILE, json.dumps(adapter["config"], indent=2, sort_keys=True).encode())
 
 
-def commit_folder(path: Path) -> Path:
-    """The commit at `path`: itself, or the newest whose shards are whole in a run's or a checkpoints folder. Raises ConfigError."""
-    if (path / MANIFEST).is_file():
-        return path
-    problems: list[str] = []
-    for checkpoints in (path, path / "checkpoints"):
-        for name in candidates(list_commits(checkpoints), read_records(checkpoints)):
-            found = problem_of(checkpoints / str(name))
-            if found is None:
-                return checkpoints / str(name)
-            problems.append(found)
-    reason = "; ".join(problems) if problems else "no commits are there"
-    raise ConfigError(f"{path} holds no commit to export ({reason}); give a run's folder or one step-N.aM folder")
-
-
-def problem_of(folder: Path) -> str | None:
-    """Why a commit can't be exported from here, or None."""
-    try:
-        manifest = decode((folder / MANIFEST).read_bytes())
-    except (OSError, ValueError) as error:
-        return f"{folder / MANIFEST}: {error}"
-    return next((problem for shard in manifest.shards if (problem := shard_problem(folder, shard))), None)
-
-
-def export(path: Path, output: Path) -> Manifest:
-    """Export the commit at `path` to `output`. Raises ConfigError when there is none or it is damaged."""
-    folder = commit_folder(path)
-    problem = problem_of(folder)
-    if problem is not None:
-        raise ConfigError(f"{folder} can't be exported: {problem}")
-    manifest = decode((folder / MANIFEST).read_bytes())
-    reader = ShardReader(folder, manifest)
-    masters = {name: reader.read(name, MASTER).view(shape) for name, shape in reader.shapes.items()}
-    write_adapter(output, masters, manifest.adapter, manifest.precision)
+def export(paths: Sequence[Path], output: Path) -> Manifest:
+    """Export the newest whole commit in `paths` to `output`. Raises ConfigError when there is none, or it holds no adapter."""
+    commit, manifest, shards = newest_whole(paths, "export")
+    if manifest.adapter["config"] is None:
+        raise ConfigError(f"{commit.name} was trained with method Full and holds a whole model, no adapter; use `lockstep adapter merge`")
+    with commit.held("export"):
+        export_shards(output, manifest, shards)
     return manifest
 
 
 def export_shards(folder: Path, manifest: Manifest, paths: Sequence[Path]) -> None:
-    """The adapter of a commit, into its own folder, from shards that were checked; `paths` says where each is."""
+    """The adapter of a commit into `folder`, from shards that were checked; `paths` says where each is."""
     reader = ShardReader(folder, manifest, paths)
-    masters = {name: reader.read(name, MASTER).view(shape) for name, shape in reader.shapes.items()}
-    write_adapter(folder, masters, manifest.adapter, manifest.precision)
+    write_streaming(folder, reader.shapes, lambda name: reader.read(name, MASTER), manifest.adapter, manifest.precision)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lockstep_train.export", description="Make a PEFT adapter folder from a checkpoint's shards, on a CPU."
     )
-    parser.add_argument("source", type=Path, help="a run's folder, its checkpoints folder, or one step-N.aM folder")
+    parser.add_argument(
+        "source",
+        type=Path,
+        nargs="+",
+        help="a run's folder, its checkpoints folder, or one step-N.aM folder; several where shards are spread",
+    )
     parser.add_argument("--output", type=Path, required=True, help="the adapter's folder; made if it isn't there")
     options = parser.parse_args(arguments)
     try:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli import adapter, clusters, deploy, devcluster, diff, logs, quickstart, render, run, validate
+from lockstep.cli import adapter, checkpoint, clusters, deploy, devcluster, diff, logs, quickstart, render, run, validate
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -30,6 +30,7 @@ app.command("render", rich_help_panel="A job")(render.render)
 app.command("run", rich_help_panel="A job")(run.run)
 app.command("diff", rich_help_panel="A job")(diff.diff)
 app.command("logs", rich_help_panel="A job")(logs.logs)
+app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")
 app.add_typer(adapter.app, name="adapter", rich_help_panel="A job")
 app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)
 app.command("deploy", rich_help_panel="Clusters")(deploy.deploy)

@@ -1,0 +1,147 @@
+"""`lockstep checkpoint`: what a run's commits are, and whether they are whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.cli.trainer import ask_trainer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Json = dict[str, Any]
+
+app = typer.Typer(help="Look at a run's checkpoints.", no_args_is_help=True)
+
+SourceArgument = Annotated[
+    list[Path],
+    typer.Argument(help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder; several where shards are spread."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_commits(sources: SourceArgument, as_json: JsonOption = False) -> None:
+    """Every commit: its step, size and evaluation loss, whether its files are there, and why it is kept."""
+    text, _ = ask_trainer("inspect", ["list", *sources])
+    if as_json:
+        typer.echo(text)
+        return
+    answer = json.loads(text)
+    _print(commits_table(answer["commits"]))
+    for problem in answer["problems"]:
+        typer.echo(problem)
+
+
+@app.command("verify")
+def verify(
+    sources: SourceArgument,
+    everything: Annotated[bool, typer.Option("--all", help="Every commit that a start might choose, not only the newest.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every shard and compare its checksum with the manifest's. Exit code 1 when something is missing or damaged."""
+    text, code = ask_trainer("inspect", ["verify", *sources, *(["--all"] if everything else [])])
+    typer.echo(text if as_json else "\n".join(verdicts(json.loads(text)["commits"])))
+    raise typer.Exit(code)
+
+
+@app.command("inspect")
+def inspect(sources: SourceArgument, as_json: JsonOption = False) -> None:
+    """The newest commit, or the one given, in words: what it was trained from, and what it holds."""
+    text, _ = ask_trainer("inspect", ["show", *sources])
+    if as_json:
+        typer.echo(text)
+        return
+    answer = json.loads(text)
+    typer.echo("\n".join(words(answer)))
+    _print(shards_table(answer["manifest"]["shards"]))
+
+
+def commits_table(commits: list[Json]) -> Table:
+    from rich.table import Table
+
+    table = Table("commit", "saved", "eval loss", "size", "content", "files", "kept because")
+    for commit in commits:
+        kept = ", ".join(commit["kept"]) or "checkpoint.keep" if commit["onChain"] else "not on the chain: no start chooses it"
+        table.add_row(
+            commit["name"], _time(commit), _loss(commit), size(commit.get("bytes")), commit.get("content", ""), _files(commit), kept
+        )
+    return table
+
+
+def _time(commit: Json) -> str:
+    return datetime.fromtimestamp(commit["savedAt"]).astimezone().strftime("%Y-%m-%d %H:%M:%S") if "savedAt" in commit else ""
+
+
+def _loss(commit: Json) -> str:
+    loss = commit.get("evalLoss")
+    return "" if loss is None else f"{loss:.4f} (step {commit['evalStep']})"
+
+
+def _files(commit: Json) -> str:
+    return "; ".join(commit["problems"]) or "complete"
+
+
+def verdicts(commits: list[Json]) -> list[str]:
+    """A line a commit, and one a damaged file (pure)."""
+    lines: list[str] = []
+    for commit in commits:
+        if not commit["problems"]:
+            lines.append(f"{commit['name']}: whole ({size(commit['bytes'])} read)")
+        else:
+            lines += [f"{commit['name']}: {problem}" for problem in commit["problems"]]
+    return lines
+
+
+def words(answer: Json) -> list[str]:
+    """A commit's manifest in words (pure)."""
+    told, parameters = answer["summary"], answer["parameters"]
+    fragments = [parameter["fragments"] for parameter in parameters]
+    settings = ", ".join(f"{key} {_value(value)}" for key, value in told["settings"].items())
+    loss = "not evaluated" if told["evalLoss"] is None else f"{told['evalLoss']:.4f} at step {told['evalStep']}"
+    return [
+        f"Commit          {answer['name']} of job {told['job']}: step {told['step']}, attempt {told['attempt']}, {told['samplesConsumed']} samples seen",
+        f"Base model      {told['baseModel']}",
+        f"Trained         {told['method']}{': ' + settings if settings else ''}",
+        f"Parameters      {told['trainableParameters']:,} in {len(parameters)} tensors, each in {min(fragments)} to {max(fragments)} fragments",
+        f"Saved by        {told['ranks']} ranks, {told['zeroStage']}, {told['precision']}",
+        f"Content         {told['content']}, {size(told['bytes'])}",
+        f"Batch and seed  global batch {told['globalBatchSize']}, seed {told['seed']}",
+        f"Eval loss       {loss}; before training: {told['evalLossBefore'] or 'not evaluated'}",
+    ]
+
+
+def _value(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def shards_table(shards: list[Json]) -> Table:
+    from rich.table import Table
+
+    table = Table("shard", "size", "fragments", "where")
+    for shard in shards:
+        table.add_row(shard["file"], size(shard["bytes"]), str(len(shard["fragments"])), shard["problem"] or shard["path"])
+    return table
+
+
+def size(count: int | None) -> str:
+    """Bytes for people (pure)."""
+    if count is None:
+        return ""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    # A pipe has no width: paths must not be cut for the one that reads it.
+    Console(width=None if sys.stdout.isatty() else 240).print(table)

@@ -1,0 +1,46 @@
+"""Verbs that the trainer's package does: each runs as a process of its own, since the command line knows nothing of the trainer's code."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from lockstep.api.errors import ConfigError
+
+TRAINER_CONFIG = 78  # the trainer's exit code for what can't be done as asked
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+NEEDS = {"inspect": ("lockstep_train",), "export": ("lockstep_train", "torch", "safetensors")}
+"""The trainer's modules, and the packages that each needs."""
+
+
+def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
+    """The argument list of a module of the trainer. Raises ConfigError where the trainer isn't installed."""
+    if any(importlib.util.find_spec(package) is None for package in NEEDS[module]):
+        raise ConfigError(f"{sys.executable} has no trainer to do this with; install lockstep[train], or run this in the trainer's image")
+    return [sys.executable, "-m", f"lockstep_train.{module}", *map(str, arguments)]
+
+
+def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
+    """Run it, with its output on ours. Raises typer.Exit when it fails."""
+    raise_for(subprocess.run(trainer_command(module, arguments), check=False).returncode)
+
+
+def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]:
+    """What it prints, and its exit code: 0, or 1 for an answer that is bad news. Raises typer.Exit when it gives none."""
+    ended = subprocess.run(trainer_command(module, arguments), check=False, stdout=subprocess.PIPE, text=True)
+    if not ended.stdout:
+        raise_for(ended.returncode or EXIT_FAILED)
+    return ended.stdout, ended.returncode
+
+
+def raise_for(code: int) -> None:
+    if code:
+        raise typer.Exit(EXIT_USAGE if code == TRAINER_CONFIG else EXIT_FAILED)

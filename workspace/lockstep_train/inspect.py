@@ -1,0 +1,170 @@
+"""What the commits of a run are, as JSON, for `lockstep checkpoint`:
+
+python -m lockstep_train.inspect list runs/my-job
+python -m lockstep_train.inspect verify runs/my-job [--all]
+python -m lockstep_train.inspect show runs/my-job/checkpoints/step-100.a1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, CommitName, record_file
+from lockstep_train.checkpoint.manifest import Manifest
+from lockstep_train.checkpoint.readers import Watch
+from lockstep_train.checkpoint.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
+from lockstep_train.collected import Collection, Commit, collect
+from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError
+
+Json = dict[str, Any]
+
+
+def list_commits(collection: Collection) -> Json:
+    """Every commit, newest first, those that no start would choose last; and what else is wrong in the folders."""
+    chain = collection.chain()
+    names = [commit.name for commit in chain]
+    best = best_commit(names, {commit.name: _quality(commit) for commit in chain})
+    held = {name for folder in collection.checkpoints for name in Watch(folder).held()}
+    rows = [_row(commit) | {"onChain": True, "best": commit.name == best, "kept": kept(names, commit.name, best, held)} for commit in chain]
+    rows += [_row(commit) | {"onChain": False, "best": False, "kept": []} for commit in collection.off_chain()]
+    return {"commits": rows, "problems": folder_problems(collection)}
+
+
+def kept(chain: Sequence[CommitName], name: CommitName, best: CommitName | None, held: set[CommitName]) -> list[str]:
+    """Why rotation would keep it, whatever `checkpoint.keep` is (pure)."""
+    reasons = {"newest": name in chain[:NEVER_ROTATED], "best": name == best, "being read": name in held}
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def folder_problems(collection: Collection) -> list[str]:
+    view = collection.view
+    damaged = [f"{CHAIN}/{record_file(attempt)} is damaged: commits of attempt {attempt} don't count" for attempt in view.damaged]
+    return damaged + [f"{name} doesn't count: the record of its attempt is missing" for name in view.unrecorded]
+
+
+def _quality(commit: Commit) -> Quality | None:
+    return next((quality for folder in commit.folders if (quality := read_quality(folder)) is not None), None)
+
+
+def _row(commit: Commit) -> Json:
+    """What a look at names, sizes and the manifest tells; checksums are for `verify`."""
+    row: Json = {
+        "name": str(commit.name),
+        "step": commit.name.step,
+        "attempt": commit.name.attempt,
+        "folders": list(map(str, commit.folders)),
+    }
+    try:
+        manifest = commit.manifest()
+    except ValueError as error:
+        return row | {"problems": [str(error)]}
+    return row | {
+        "savedAt": max((folder / MANIFEST).stat().st_mtime for folder in commit.folders if (folder / MANIFEST).is_file()),
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+        "content": manifest.content,
+        "evalLoss": manifest.eval_loss,
+        "evalStep": manifest.eval_step,
+        "problems": commit.problems(manifest, checksum=False),
+    }
+
+
+def verify_commits(commits: Sequence[Commit]) -> Json:
+    """Read every byte and compare checksums."""
+    rows = []
+    for commit in commits:
+        try:
+            manifest = commit.manifest()
+            with commit.held("verify"):
+                problems = commit.problems(manifest)
+            size = sum(shard.bytes for shard in manifest.shards)
+        except (ValueError, ConfigError) as error:
+            problems, size = [str(error)], 0
+        rows.append({"name": str(commit.name), "bytes": size, "problems": problems})
+    return {"commits": rows, "whole": bool(rows) and not any(row["problems"] for row in rows)}
+
+
+def show_commit(commit: Commit) -> Json:
+    """The manifest in short, and where every fragment is. Raises ConfigError when it can't be read."""
+    try:
+        manifest = commit.manifest()
+    except ValueError as error:
+        raise ConfigError(f"{commit.name} can't be read: {error}") from error
+    body = manifest.to_json()
+    places = {shard.file: commit.shard(shard, checksum=False) for shard in manifest.shards}
+    for shard in body["shards"]:
+        path, problem = places[shard["file"]]
+        shard |= {"path": str(path) if path else None, "problem": problem}
+    return {"name": str(commit.name), "summary": summary(manifest), "parameters": parameters(manifest), "manifest": body}
+
+
+def summary(manifest: Manifest) -> Json:
+    elements = sum(item.numel for shard in manifest.shards for item in shard.fragments)
+    return {
+        "job": manifest.job,
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "samplesConsumed": manifest.samples_consumed,
+        "baseModel": manifest.base_model,
+        "method": "Full" if manifest.adapter["config"] is None else "LoRA",
+        "settings": dict(manifest.identity.settings),
+        "precision": manifest.precision,
+        "content": manifest.content,
+        "zeroStage": manifest.zero_stage,
+        "ranks": manifest.world_size,
+        "globalBatchSize": manifest.identity.global_batch_size,
+        "seed": manifest.identity.seed,
+        "evalLoss": manifest.eval_loss,
+        "evalStep": manifest.eval_step,
+        "evalLossBefore": manifest.eval_loss_before,
+        "trainableParameters": elements,
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+    }
+
+
+def parameters(manifest: Manifest) -> list[Json]:
+    """Each trained parameter, and in how many fragments it is."""
+    fragments = Counter(item.name for shard in manifest.shards for item in shard.fragments if item.numel)
+    shapes = {item.name: item.shape for shard in manifest.shards for item in shard.fragments}
+    return [
+        {"name": name, "shape": list(shape), "elements": math.prod(shape), "fragments": fragments[name]} for name, shape in shapes.items()
+    ]
+
+
+def chosen(collection: Collection, everything: bool) -> list[Commit]:
+    """The newest, or all on the chain. Raises ConfigError when there is none."""
+    chain = collection.chain()
+    if not chain:
+        raise ConfigError(f"{', '.join(map(str, collection.checkpoints))} holds no commit that a start would choose")
+    return chain if everything else chain[:1]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lockstep_train.inspect", description="What the commits of a run are, as JSON.")
+    parser.add_argument("verb", choices=["list", "verify", "show"])
+    parser.add_argument("source", type=Path, nargs="+", help="runs' folders, checkpoints folders, or folders of one commit")
+    parser.add_argument("--all", action="store_true", help="verify every commit that a start might choose, not only the newest")
+    options = parser.parse_args(arguments)
+    try:
+        collection = collect(options.source)
+        if options.verb == "list":
+            answer = list_commits(collection)
+        elif options.verb == "verify":
+            answer = verify_commits(chosen(collection, options.all))
+        else:
+            answer = show_commit(chosen(collection, everything=False)[0])
+    except TrainerError as error:
+        print(f"inspect: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(answer, indent=1))
+    return EXIT_DONE if answer.get("whole", True) else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
