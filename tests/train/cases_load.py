@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,60 @@ def fall_back(folder: str) -> None:
     size = -(-plain.model.embed_tokens.weight.numel() // ranks.world_size)  # type: ignore[union-attr]
     assert torch.equal(shard, plain.model.embed_tokens.weight.flatten()[size * ranks.rank :][:size])  # type: ignore[union-attr]
     engine_ranks.leave()
+
+
+def compare_a_run_with_secondary_shards() -> None:
+    """hpZ over two nodes, assembled as a run is: the check passes, and sees one wrong element of one rank's copy."""
+    from rank_cases import assembled
+
+    from lockstep_train.engine.secondary import check_secondary_shards
+    from lockstep_train.errors import TrainerError
+
+    keep_nothing_resident()
+    run = assembled()
+    frozen: Any = next(
+        parameter for parameter in run.engine.module.parameters() if not parameter.requires_grad and not parameter.ds_persist
+    )
+    assert frozen.ds_secondary_tensor is not None
+    check_secondary_shards(run.engine.module)
+    if run.ranks.rank == 3:
+        assert frozen.numel() == 0, "it is resident: its copy would not be read"
+        frozen.ds_secondary_tensor[0] += 1.0
+    try:
+        check_secondary_shards(run.engine.module)
+    except TrainerError as error:
+        assert "1 weights differ" in str(error), str(error)
+    else:
+        raise AssertionError("a wrong copy was not seen")
+    engine_ranks.leave()
+
+
+def in_little_memory() -> int:
+    """Train where one rank has room for hardly more than the process itself."""
+    from lockstep_train import __main__ as trainer
+    from lockstep_train.memory import agree
+
+    agree.device_bytes = lambda device, ranks_per_node: 1 << 20 if os.environ["RANK"] == "1" else 1 << 40
+    loading.load_base = None  # type: ignore[assignment]
+    return trainer.main([])
+
+
+def keep_nothing_resident() -> None:
+    """DeepSpeed keeps small parameters whole on every rank: all of these models' would be, and no shard ever be read."""
+    from lockstep_train.engine import build
+
+    real = build.deepspeed_settings
+
+    def settings(*arguments: Any) -> dict[str, Any]:
+        chosen = real(*arguments)
+        chosen["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return chosen
+
+    build.deepspeed_settings = settings
+
+
+def main_with_nothing_resident() -> int:
+    from lockstep_train import __main__ as trainer
+
+    keep_nothing_resident()
+    return trainer.main([])

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rank_harness import ForkServer
+from rank_harness import ForkServer, RunFile
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +53,34 @@ def test_weights_of_another_size_than_the_configuration_are_refused_on_every_ran
 def test_weights_that_cannot_be_sliced_are_loaded_by_transformers_and_it_says_so(ranks: ForkServer, qwen2: Path) -> None:
     ended = ranks.run("fall_back", [None] * 2, arguments={"folder": str(qwen2)})
     assert ended.codes == [0, 0], ended.output
+
+
+def test_a_second_copy_of_the_weights_is_checked_before_it_is_trained_on(ranks: ForkServer, run_file: RunFile) -> None:
+    run = run_file(zeroStage="Stage3", hierarchicalPartition="Node")
+    ended = ranks.run("compare_a_run_with_secondary_shards", [run] * 4, nodes=2)
+    assert ended.codes == [0] * 4, ended.output
+
+
+def test_a_run_with_a_second_copy_learns_what_one_without_learns(ranks: ForkServer, run_file: RunFile) -> None:
+    losses = []
+    for name, choice in (("with", "Node"), ("without", "Auto")):
+        run = run_file(name, zeroStage="Stage3", hierarchicalPartition=choice, optimization={"maxSteps": 3}, evaluation=None)
+        ended = ranks.run("main_with_nothing_resident", [run] * 4, nodes=2)
+        assert ended.codes == [0] * 4, ended.output
+        assert ("second copy / 2 ranks of a node" in ended.output) is (choice == "Node")
+        losses.append([line.split("|")[1] for line in ended.outputs[0].splitlines() if line.startswith("Step ")])
+    assert len(losses[0]) == 3
+    assert losses[0] == losses[1]
+
+
+def test_running_out_of_memory_ends_with_the_plan_and_advice(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("out_of_memory", [run_file()])
+    assert ended.codes == [77], ended.output
+    assert "Memory plan per rank: about" in ended.output
+    assert "What would lower it: " in ended.output
+
+
+def test_a_run_that_cannot_fit_is_refused_before_anything_is_loaded(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("in_little_memory", [run_file(), run_file()])
+    assert ended.codes == [78, 78], ended.output
+    assert "what would fit: " in ended.output

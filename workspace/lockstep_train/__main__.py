@@ -78,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         traceback.print_exc()
         _tell(reporter, error, rank)
+        if exit_code_of(error) == EXIT_OUT_OF_MEMORY and reporter is not None:
+            print_error("\n".join(reporter.out_of_memory_advice))
         return exit_code_of(error)
     finally:
         if reporter is not None:

@@ -21,6 +21,7 @@ from lockstep_train.engine.build import start_model
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
+from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, load_tokeniser, model_folder
 from lockstep_train.report import Reporter
@@ -53,12 +54,13 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     training = config.training
     checkpoints = config.run_dir / "checkpoints"
     folder = model_folder(training.model)
+    memory = agree_on_memory(training, folder, ranks, reporter)
     tokeniser = load_tokeniser(folder)
     dataset = load_dataset(training.data, training.evaluation, tokeniser)
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
-    engine, adapter = start_model(training, folder, plan, ranks, reporter)
+    engine, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
     identity = run_identity(training, base_digest(folder), dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)

@@ -9,6 +9,7 @@ from lockstep_train.checkpoint.self_test import self_test
 from lockstep_train.config import TrainingConfig
 from lockstep_train.data import sampler
 from lockstep_train.engine.ranks import Ranks
+from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import prepare_deepspeed, start_engine
 from lockstep_train.model.load import load_base
@@ -17,14 +18,18 @@ from lockstep_train.model.trained import describe_trained, make_trainable
 from lockstep_train.report import Reporter
 
 
-def start_model(training: TrainingConfig, folder: Path, plan: sampler.Plan, ranks: Ranks, reporter: Reporter) -> tuple[Any, dict[str, Any]]:
+def start_model(
+    training: TrainingConfig, folder: Path, plan: sampler.Plan, ranks: Ranks, reporter: Reporter, partition: int = 1
+) -> tuple[Any, dict[str, Any]]:
     """The engine, tested to keep its state where we look for it, and what a manifest says of what is trained."""
     check_quantization(training)
-    settings = deepspeed_settings(training, plan.accumulation)
+    settings = deepspeed_settings(training, plan.accumulation, partition)
     prepare_deepspeed()
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
     model = make_trainable(base, training, fresh=plan.done.steps == 0)
     trained = describe_trained(model, training)
     engine = start_engine(model, training.optimization, settings)
     self_test(engine)
+    if partition > 1:
+        check_secondary_shards(engine.module)
     return engine, trained

@@ -35,6 +35,8 @@ class Reporter:
         self._sinks: list[Sink] = []
         self._early: list[dict[str, Any]] = []
         self._step = 0
+        self.out_of_memory_advice: list[str] = []
+        """Lines for a rank whose device runs out of memory, once there is a plan."""
 
     def open_run(self, config: RunConfig, resumed_step: int, attempt: int | None = None) -> None:
         """From here on everything is also written to the run's logs and sent where `metrics` says."""

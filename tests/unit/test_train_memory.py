@@ -1,0 +1,227 @@
+"""The memory plan: what is counted, when a run is refused, and what is advised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep_train.config import (
+    CheckpointConfig,
+    DataConfig,
+    HierarchicalPartition,
+    LoraConfig,
+    Method,
+    ModelConfig,
+    Offload,
+    OptimizationConfig,
+    Precision,
+    Quantization,
+    TrainingConfig,
+    ZeroStage,
+)
+from lockstep_train.memory.capacity import host_bytes
+from lockstep_train.memory.estimate import Place, activation_bytes, base_bytes, estimate, trained_elements
+from lockstep_train.memory.plan import MemoryPlan, after_out_of_memory, choose_partition, plan_memory
+from lockstep_train.memory.shape import ModelShape, Weight, shape_of
+
+GB = 1_000_000_000
+TRAINING = TrainingConfig(
+    model=ModelConfig("/models/base"),
+    lora=LoraConfig(rank=16, alpha=32, dropout=0.0, target_modules=("q_proj", "k_proj", "v_proj", "o_proj")),
+    zero_stage=ZeroStage.STAGE2,
+    precision=Precision.BF16,
+    seed=1,
+    data=DataConfig(max_length=4096, path="/data"),
+    optimization=OptimizationConfig(epochs=1, learning_rate=1e-4, micro_batch_size=2),
+    evaluation=None,
+    checkpoint=CheckpointConfig(every_steps=10, keep=2, resume_from="Auto"),
+)
+GPU = Place(world_size=16, ranks_per_node=8, gpu=True)
+GLM_AIR = SimpleNamespace(
+    hidden_size=4096, intermediate_size=10944, num_hidden_layers=46, num_attention_heads=96, num_key_value_heads=8, head_dim=128,
+    vocab_size=151552, num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1,
+)  # fmt: skip
+
+
+def llama_8b() -> ModelShape:
+    config = SimpleNamespace(
+        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256
+    )
+    shapes = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096)}
+    weights = [Weight("model.embed_tokens.weight", (128256, 4096)), Weight("lm_head.weight", (128256, 4096), linear=True)]
+    for layer in range(32):
+        prefix = f"model.layers.{layer}"
+        weights += [Weight(f"{prefix}.self_attn.{name}_proj.weight", shape, linear=True) for name, shape in shapes.items()]
+        weights += [Weight(f"{prefix}.mlp.{name}_proj.weight", (14336, 4096), linear=True) for name in ("gate", "up")]
+        weights += [Weight(f"{prefix}.mlp.down_proj.weight", (4096, 14336), linear=True)]
+    return shape_of(config, tuple(weights))
+
+
+def glm_air() -> ModelShape:
+    """GLM-4.5-Air's attention and experts."""
+    weights = []
+    for layer in range(46):
+        prefix = f"model.layers.{layer}"
+        weights += [Weight(f"{prefix}.self_attn.{name}_proj.weight", (96 * 128, 4096), linear=True) for name in "q"]
+        weights += [Weight(f"{prefix}.self_attn.{name}_proj.weight", (8 * 128, 4096), linear=True) for name in "kv"]
+        weights += [Weight(f"{prefix}.self_attn.o_proj.weight", (4096, 96 * 128), linear=True)]
+        if layer:
+            weights += [
+                Weight(f"{prefix}.mlp.experts.gate_up_proj", (128, 2816, 4096)),
+                Weight(f"{prefix}.mlp.experts.down_proj", (128, 4096, 1408)),
+            ]
+    return shape_of(GLM_AIR, tuple(weights))
+
+
+def changed(base: Any = TRAINING, **sections: Any) -> TrainingConfig:
+    """`changed(data={"max_length": 5}, precision=…)`"""
+    return replace(
+        base, **{key: replace(getattr(base, key), **value) if isinstance(value, dict) else value for key, value in sections.items()}
+    )
+
+
+def sizes(training: TrainingConfig, place: Place = GPU, shape: ModelShape | None = None) -> dict[str, int]:
+    return {item.name.split(" / ")[0]: item.size_bytes for item in estimate(shape or llama_8b(), training, place)}
+
+
+def plan(capacity: float, place: Place = GPU, shape: ModelShape | None = None, training: TrainingConfig = TRAINING) -> MemoryPlan:
+    return plan_memory(shape or llama_8b(), training, place, int(capacity * GB))
+
+
+def test_an_adapter_has_the_published_number_of_parameters() -> None:
+    linear = changed(lora={"target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")})
+    assert trained_elements(llama_8b(), linear) == 41_943_040
+    assert trained_elements(glm_air(), TRAINING) == 31_653_888
+
+
+def test_experts_in_a_stack_each_get_an_adapter() -> None:
+    experts = changed(lora={"target_modules": (), "target_parameters": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")})
+    assert trained_elements(glm_air(), experts) == 45 * 128 * 16 * (2816 + 4096 + 4096 + 1408)
+    assert trained_elements(llama_8b(), changed(method=Method.FULL)) == llama_8b().numel
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"),
+    [(ZeroStage.STAGE1, 1, 1, 16), (ZeroStage.STAGE2, 1, 16, 16), (ZeroStage.STAGE3, 16, 16, 16)],
+)
+def test_each_stage_shards_one_thing_more(stage: ZeroStage, weights: int, gradients: int, optimizer: int) -> None:
+    found, trained = sizes(changed(zero_stage=stage)), trained_elements(llama_8b(), TRAINING)
+    assert found["weights"] == llama_8b().numel * 2 // weights
+    assert found["gradients"] == trained * 2 // gradients
+    assert found["FP32 masters and moments"] == trained * 12 // optimizer
+
+
+def test_the_second_copy_of_a_node_is_shared_by_its_ranks() -> None:
+    found = sizes(changed(zero_stage=ZeroStage.STAGE3), replace(GPU, partition=8))
+    assert found["second copy"] == 2 * found["weights"]
+
+
+def test_offloading_takes_masters_and_moments_from_the_device() -> None:
+    assert "FP32 masters and moments" not in sizes(changed(optimization={"offload": Offload.CPU}))
+
+
+def test_quantising_spares_what_is_no_linear_layer_and_the_head() -> None:
+    spared = 2 * 128256 * 4096
+    quarter = base_bytes(llama_8b(), changed(model={"quantization": Quantization.NF4}))
+    assert quarter == pytest.approx(spared * 2 + (llama_8b().numel - spared) * 0.516, abs=1)
+
+
+def test_gradient_checkpointing_keeps_one_layer_whole_and_of_the_others_the_input() -> None:
+    shape = llama_8b()
+    whole, kept = (activation_bytes(shape, 8192, 2, checkpointed) for checkpointed in (False, True))
+    assert kept == whole // 32 + 8192 * 32 * 4096 * 2
+
+
+def test_a_run_is_refused_with_the_single_settings_that_would_fit() -> None:
+    refused = plan(30.0).refusal()
+    assert refused is not None
+    assert "63.1 GB on each GPU, which has 30.0 GB" in refused
+    assert refused.endswith("what would fit: optimization.gradientCheckpointing: true; or data.maxLength: 1024")
+    assert not plan(30.0, training=changed(optimization={"gradient_checkpointing": True})).tight
+
+
+def test_settings_are_joined_when_none_is_enough_alone() -> None:
+    refused = plan(7.0, training=changed(data={"max_length": 16384})).refusal()
+    assert refused is not None
+    assert refused.endswith(
+        "optimization.gradientCheckpointing: true with optimization.microBatchSize: 1 with zeroStage: Stage3 with data.maxLength: 4096"
+    )
+
+
+def test_a_model_that_no_setting_fits_is_told_so() -> None:
+    refused = plan(1.0, Place(1, 1, gpu=True)).refusal()
+    assert refused is not None
+    assert "more or larger GPUs" in refused
+
+
+def test_what_may_run_is_never_refused_but_called_tight() -> None:
+    roomy = plan(1000.0)
+    at_most = replace(roomy, capacity_bytes=roomy.total_bytes)
+    tight = replace(roomy, capacity_bytes=roomy.total_bytes - 1)
+    least = replace(roomy, capacity_bytes=int(roomy.least_bytes) + 1)
+    assert [found.refusal() is None for found in (at_most, tight, least)] == [True, True, True]
+    assert [any("may run out" in line for line in found.lines()) for found in (at_most, tight, least)] == [False, True, True]
+    assert replace(roomy, capacity_bytes=int(roomy.least_bytes) - 1).refusal() is not None
+
+
+def test_the_lines_name_every_item_and_the_total() -> None:
+    lines = plan(80.0).lines()
+    assert lines[0].startswith("Memory plan per GPU: about ")
+    assert lines[0].endswith(" of 80.0 GB")
+    assert any("weights" in line and "16.1 GB" in line for line in lines)
+
+
+def test_advice_after_running_out_of_memory_says_what_each_setting_saves() -> None:
+    last = after_out_of_memory(plan(80.0))[-1]
+    assert last.startswith("What would lower it: optimization.gradientCheckpointing: true (saves about ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "capacity", "expected"),
+    [
+        ({}, GPU, 141, 8),
+        ({}, GPU, 40, 1),  # no room for another 27 GB
+        ({}, replace(GPU, gpu=False), 141, 1),
+        ({"hierarchical_partition": HierarchicalPartition.NODE}, replace(GPU, gpu=False), 141, 8),
+        ({"hierarchical_partition": HierarchicalPartition.NODE}, GPU, 10, 8),
+        ({"hierarchical_partition": HierarchicalPartition.NONE}, GPU, 141, 1),
+        ({"zero_stage": ZeroStage.STAGE2}, GPU, 141, 1),
+        ({}, replace(GPU, ranks_per_node=16), 141, 1),
+        ({"hierarchical_partition": HierarchicalPartition.NODE}, replace(GPU, ranks_per_node=1), 141, 1),
+    ],
+)
+def test_a_second_copy_is_kept_where_it_helps_and_fits(changes: dict[str, Any], place: Place, capacity: int, expected: int) -> None:
+    training = changed(**{"zero_stage": ZeroStage.STAGE3, "optimization": {"gradient_checkpointing": True}, **changes})
+    assert choose_partition(glm_air(), training, place, capacity * GB) == expected
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+MACHINE = {"proc/meminfo": "MemTotal:       16000000 kB\nMemFree: 1 kB\n"}
+V1 = {**MACHINE, "proc/self/cgroup": "5:cpu,memory:/kube/pod\n0::/\n"}
+V2 = {**MACHINE, "proc/self/cgroup": "0::/kube/pod\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        (MACHINE, 16_384_000_000),
+        ({**V2, "sys/fs/cgroup/kube/pod/memory.max": "2000000000\n"}, 2_000_000_000),
+        ({**V2, "sys/fs/cgroup/kube/pod/memory.max": "max\n", "sys/fs/cgroup/kube/memory.max": "3000000000\n"}, 3_000_000_000),
+        ({**V2, "sys/fs/cgroup/memory.max": "4000000000\n"}, 4_000_000_000),  # in a container
+        ({**V1, "sys/fs/cgroup/memory/kube/pod/memory.limit_in_bytes": "1000000000\n"}, 1_000_000_000),
+        ({**V1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 16_384_000_000),
+    ],
+)
+def test_the_memory_of_a_host_is_the_least_of_its_limits(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
+    assert host_bytes(write(tmp_path, files)) == expected

@@ -1,0 +1,93 @@
+"""A check at start that the second copy of the weights, which the ranks of a node share (ZeRO++ hpZ), is that of the weights.
+
+Runs with such copies have trained on wrong weights, silently, with a loss that only looked bad. A second forward pass without
+the copies would show it, but would send the whole model between the nodes, which is what the copies are there to avoid. Instead
+every weight is gathered once as a forward pass gathers it, within the node, and its fingerprint compared with that of
+the first copy, which all ranks add up in one all-reduce of 8 bytes a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lockstep_train.errors import TrainerError
+
+CHUNK = 1 << 22
+"""Elements fingerprinted at a time: they are widened to 64 bits."""
+WEIGHTS = 65_521
+"""A prime: no power of two that a shifted range could hide in."""
+
+
+@torch.no_grad()
+def check_secondary_shards(model: torch.nn.Module) -> None:
+    """A collective. Raises TrainerError, on every rank, where a frozen weight as gathered within a node is not the weight."""
+    names = {parameter: name for name, parameter in model.named_parameters() if _copied(parameter)}
+    if not names:
+        return
+    order = {parameter: index for index, parameter in enumerate(names)}
+    device = next(iter(names)).ds_tensor.device  # type: ignore[attr-defined]
+    expected = torch.zeros(len(names), dtype=torch.int64, device=device)
+    for parameter, index in order.items():
+        expected[index] = _fingerprint_of_shard(parameter)
+    dist.all_reduce(expected)
+    wrong = torch.zeros_like(expected)
+    for parameters in _modules(model):
+        for parameter, value in _gathered(parameters):
+            wrong[order[parameter]] = (fingerprint(value.flatten(), 0) != expected[order[parameter]]).long()
+    dist.all_reduce(wrong)
+    bad = [name for parameter, name in names.items() if wrong[order[parameter]] > 0]
+    if bad:
+        raise TrainerError(
+            f"{len(bad)} weights differ between the copy that the ranks of a node share and the weights themselves ({bad[0]} is the first); set training.hierarchicalPartition to None"
+        )
+
+
+def fingerprint(values: torch.Tensor, start: int) -> torch.Tensor:
+    """Of a flat range that begins at element `start` of a tensor; those of ranges that cover it add up to that of the whole.
+
+    A sum of the elements' bits, each times its place, modulo 2⁶⁴: exact, whatever the order of the additions.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    bits = values.contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+    for offset in range(0, bits.numel(), CHUNK):
+        chunk = bits[offset : offset + CHUNK].long()
+        places = torch.arange(start + offset, start + offset + chunk.numel(), device=values.device) % WEIGHTS + 1
+        total += (chunk * places).sum()
+    return total
+
+
+def _copied(parameter: Any) -> bool:
+    """Frozen, sharded, with a copy: those of trained weights are dropped before each update."""
+    return not parameter.requires_grad and getattr(parameter, "ds_secondary_tensor", None) is not None
+
+
+def _fingerprint_of_shard(parameter: Any) -> torch.Tensor:
+    part = parameter.ds_tensor.ds_numel
+    start = min(part * parameter.ds_zero_partition_rank, parameter.ds_numel)
+    return fingerprint(parameter.ds_tensor[: min(part, parameter.ds_numel - start)], start)
+
+
+def _modules(model: torch.nn.Module) -> Iterator[list[Any]]:
+    """The copied parameters of each module, once: a forward pass gathers module by module."""
+    seen: set[Any] = set()
+    for module in model.modules():
+        found = [parameter for parameter in module.parameters(recurse=False) if _copied(parameter) and parameter not in seen]
+        seen.update(found)
+        if found:
+            yield found
+
+
+def _gathered(parameters: list[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    absent = [parameter for parameter in parameters if parameter.ds_status is ZeroParamStatus.NOT_AVAILABLE]
+    if absent:
+        absent[0].all_gather_coalesced(absent).wait()
+    for parameter in parameters:
+        yield parameter, parameter.data
+    for parameter in absent:
+        parameter.partition()

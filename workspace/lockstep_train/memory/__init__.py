@@ -1,0 +1,1 @@
+"""What a rank needs of its device's memory, told before anything is loaded."""

@@ -1,0 +1,78 @@
+"""All ranks agree on one plan before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep_train.config import HierarchicalPartition, TrainingConfig
+from lockstep_train.engine.ranks import Ranks
+from lockstep_train.errors import ConfigError
+from lockstep_train.memory.capacity import device_bytes
+from lockstep_train.memory.estimate import Place
+from lockstep_train.memory.plan import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
+from lockstep_train.memory.shape import ModelShape, read_shape
+from lockstep_train.report import Reporter
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """`partition` ranks share a second copy of the weights (1: none); `plan` is None where a size is not known."""
+
+    partition: int
+    plan: MemoryPlan | None = None
+
+
+def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter) -> Agreed:
+    """Print the plan, by the smallest device of all ranks. Raises ConfigError, on every rank, for what can't fit or be shared."""
+    facts = _smallest(ranks)
+    place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
+    if not facts["equal"]:
+        _refuse_unequal_nodes(training)
+        training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
+    shape = _shape(folder, reporter)
+    capacity = facts["capacity"]
+    if shape is None or capacity is None:
+        reporter.say("There is no memory plan, so nothing is refused for its need of memory")
+        return Agreed(asked_partition(training, place) or 1)
+    place = replace(place, partition=choose_partition(shape, training, place, capacity))
+    plan = plan_memory(shape, training, place, capacity)
+    _tell(plan, reporter)
+    refusal = plan.refusal()
+    if refusal is not None:
+        raise ConfigError(refusal)
+    return Agreed(place.partition, plan)
+
+
+def _smallest(ranks: Ranks) -> dict[str, Any]:
+    """`capacity` of the smallest device, or None, and whether all nodes have `equal` numbers of ranks: the same on every rank."""
+    facts = ranks.gather("memory/facts", [device_bytes(ranks.device, ranks.local_world_size), ranks.local_world_size])
+    if facts is None:
+        agreed: dict[str, Any] = ranks.publish("memory/agreed")
+        return agreed
+    known = [capacity for capacity, _ in facts if capacity is not None]
+    return dict(ranks.publish("memory/agreed", {"capacity": min(known, default=None), "equal": len({local for _, local in facts}) == 1}))
+
+
+def _refuse_unequal_nodes(training: TrainingConfig) -> None:
+    if training.hierarchical_partition is HierarchicalPartition.NODE:
+        raise ConfigError(
+            "training.hierarchicalPartition is Node, but the nodes have different numbers of ranks; give each the same, or set it to None"
+        )
+
+
+def _shape(folder: Path, reporter: Reporter) -> ModelShape | None:
+    try:
+        return read_shape(folder)
+    except Exception as error:  # whatever a model's own code raises; loading it will say what is wrong
+        reporter.say(f"The shapes of {folder} can't be told from its config.json ({type(error).__name__}: {str(error).splitlines()[:1]})")
+        return None
+
+
+def _tell(plan: MemoryPlan, reporter: Reporter) -> None:
+    for line in plan.lines():
+        reporter.say(line)
+    items = {item.name: item.size_bytes for item in plan.items}
+    reporter.event("memoryPlan", totalBytes=plan.total_bytes, capacityBytes=plan.capacity_bytes, items=items)
+    reporter.out_of_memory_advice = after_out_of_memory(plan)

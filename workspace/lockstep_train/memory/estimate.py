@@ -1,0 +1,122 @@
+"""How many bytes a rank needs on its device, item by item (pure). docs/how-to/memory.md states the formulas and their sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep_train.config import Method, Offload, Precision, Quantization, TrainingConfig, ZeroStage
+from lockstep_train.memory.shape import ModelShape, Weight
+
+GIB = 1 << 30
+QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
+"""Bytes an element of a quantised weight: 4 bits and a doubly quantised scale for 64 of them (QLoRA, arXiv 2305.14314), or 8 bits."""
+TILE_ELEMENTS = 1 << 26
+"""Logits that exist at a time; see engine/tiles.py."""
+RUNTIME_BYTES = {True: 1 * GIB, False: 9 * GIB // 10}
+"""A GPU's context, kernels and NCCL's buffers; on CPUs a process that has torch, DeepSpeed and transformers imported."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks are."""
+
+    world_size: int
+    ranks_per_node: int
+    gpu: bool
+    partition: int = 1
+    """Ranks that hold one more whole copy of the base weights among them (zero_hpz_partition_size); 1: none."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """`certain`: follows from shapes alone; else it depends on kernels and allocators, and is counted half before a run is refused."""
+
+    name: str
+    size_bytes: int
+    certain: bool
+
+
+def estimate(shape: ModelShape, training: TrainingConfig, place: Place) -> list[Item]:
+    """What one rank's device holds at the worst moment of a step."""
+    return [item for item in [*_states(shape, training, place), *_working_set(shape, training, place)] if item.size_bytes > 0]
+
+
+def _states(shape: ModelShape, training: TrainingConfig, place: Place) -> list[Item]:
+    """Weights, gradients and optimizer state: 2 + 2 + 12 bytes an element in BF16, sharded by stage (ZeRO, arXiv 1910.02054)."""
+    element = element_bytes(training)
+    ranks, stage = place.world_size, training.zero_stage
+    weights = base_bytes(shape, training)
+    trained = trained_elements(shape, training)
+    full = training.method is Method.FULL
+    of_ranks = f" / {ranks} ranks" if ranks > 1 else ""
+    stage3 = stage is ZeroStage.STAGE3
+    gradients = trained * element // (1 if stage is ZeroStage.STAGE1 else ranks)
+    offloaded = training.optimization.offload is Offload.CPU
+    return [
+        Item(f"weights{of_ranks if stage3 else ''}", weights // (ranks if stage3 else 1), True),
+        Item(f"second copy / {place.partition} ranks of a node", weights // place.partition if place.partition > 1 else 0, True),
+        Item("adapter", 0 if full else trained * element // (ranks if stage3 else 1), True),
+        Item(f"gradients{'' if stage is ZeroStage.STAGE1 else of_ranks}", gradients, True),
+        Item(f"FP32 masters and moments{of_ranks}", 0 if offloaded else 12 * trained // ranks, True),
+    ]
+
+
+def _working_set(shape: ModelShape, training: TrainingConfig, place: Place) -> list[Item]:
+    """What exists only while a step runs."""
+    element = element_bytes(training)
+    tokens = training.data.max_length * training.optimization.micro_batch_size
+    checkpointed = training.optimization.gradient_checkpointing
+    gathered = 2 * shape.largest_module * element if training.zero_stage is ZeroStage.STAGE3 and place.world_size > 1 else 0
+    folded = shape.adapted(training.lora.target_parameters) if training.method is Method.LORA else []
+    note = "with" if checkpointed else "without"
+    return [
+        Item(
+            f"activations of {tokens} tokens, {note} gradient checkpointing", activation_bytes(shape, tokens, element, checkpointed), False
+        ),
+        Item("tile of logits", 12 * min(tokens * shape.vocabulary, TILE_ELEMENTS), False),
+        Item("gathered weights of the largest layer, twice", gathered, False),
+        Item("experts folded with their adapter", 2 * max((weight.numel for weight in folded), default=0) * element, False),
+        Item("CUDA and NCCL" if place.gpu else "the process itself", RUNTIME_BYTES[place.gpu], False),
+    ]
+
+
+def element_bytes(training: TrainingConfig) -> int:
+    return 4 if training.precision is Precision.FP32 else 2
+
+
+def base_bytes(shape: ModelShape, training: TrainingConfig) -> int:
+    """Of all the base model's weights. Quantisation spares embeddings, norms and the head, as bitsandbytes does."""
+    element = element_bytes(training)
+    quantised = QUANTISED_BYTES.get(training.model.quantization)
+
+    def size(weight: Weight) -> float:
+        small = quantised is not None and weight.linear and weight.module != "lm_head"
+        return weight.numel * (quantised if small and quantised is not None else element)
+
+    return round(sum(size(weight) for weight in shape.weights))
+
+
+def trained_elements(shape: ModelShape, training: TrainingConfig) -> int:
+    """Of an adapter: rank × (inputs + outputs) a linear layer, that for each expert of a stack, and whole layers; else all."""
+    if training.method is Method.FULL:
+        return shape.numel
+    lora = training.lora
+    layers = [weight for weight in shape.adapted(lora.target_modules) if weight.linear]
+    stacks = [weight for weight in shape.adapted(lora.target_parameters) if len(weight.shape) == 3]
+    magnitudes = sum(weight.shape[0] for weight in layers) if lora.dora else 0
+    low_rank = sum(lora.rank * sum(weight.shape) for weight in layers)
+    low_rank += sum(lora.rank * weight.shape[0] * (weight.shape[1] + weight.shape[2]) for weight in stacks)
+    return low_rank + magnitudes + sum(weight.numel for weight in shape.adapted(lora.modules_to_save))
+
+
+def activation_bytes(shape: ModelShape, tokens: int, element: int, checkpointed: bool) -> int:
+    """Tensors that autograd keeps from the forward to the backward pass, counted in a transformers decoder layer without dropout:
+    queries, attention's output, keys and values; the gated feed-forward's three products; two norms, which compute in FP32; and
+    four tensors of the hidden size. With gradient checkpointing each layer keeps its input, and one layer at a time all of it.
+    No term grows with the square of the length: attention kernels keep none (FlashAttention, arXiv 2205.14135).
+    """
+    routed = 2 * shape.experts_per_token * shape.hidden
+    layer = element * (2 * shape.query + 2 * shape.key_value + 3 * shape.intermediate + 4 * shape.hidden + routed) + 8 * shape.hidden
+    if checkpointed:
+        return tokens * (shape.layers * shape.hidden * element + layer)
+    return tokens * shape.layers * layer

@@ -1,0 +1,206 @@
+"""Does a run fit, and if not, which settings would (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep_train.config import HierarchicalPartition, Method, Offload, Quantization, TrainingConfig, ZeroStage
+from lockstep_train.memory.estimate import Item, Place, estimate
+from lockstep_train.memory.shape import ModelShape
+
+GB = 1e9
+UNCERTAIN_SHARE = 0.5
+"""How much of what is not certain counts before a run is refused: a plan must never refuse what would have run."""
+SHORTEST = 256
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a rank will need of `capacity_bytes`."""
+
+    shape: ModelShape
+    training: TrainingConfig
+    place: Place
+    capacity_bytes: int
+    items: tuple[Item, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.items)
+
+    @property
+    def least_bytes(self) -> float:
+        """What is needed even if the estimate of everything uncertain is twice too high."""
+        return sum(item.size_bytes * (1 if item.certain else UNCERTAIN_SHARE) for item in self.items)
+
+    @property
+    def fits(self) -> bool:
+        return self.least_bytes <= self.capacity_bytes
+
+    @property
+    def tight(self) -> bool:
+        return self.total_bytes > self.capacity_bytes
+
+    def lines(self) -> list[str]:
+        """For people, the largest first."""
+        device = "GPU" if self.place.gpu else "rank"
+        head = f"Memory plan per {device}: about {gigabytes(self.total_bytes)} of {gigabytes(self.capacity_bytes)}"
+        rows = sorted(self.items, key=lambda item: -item.size_bytes)
+        lines = [head, *(f"  {gigabytes(row.size_bytes):>10}  {row.name}{'' if row.certain else ' (estimated)'}" for row in rows)]
+        if self.fits and self.tight:
+            lines.append("  This may run out of memory; if it does, " + "; or ".join(nearest_settings(self)))
+        return lines
+
+    def refusal(self) -> str | None:
+        """Why this can't run, and what would; None when it may fit."""
+        if self.fits:
+            return None
+        largest = max(self.items, key=lambda item: item.size_bytes)
+        return (
+            f"training needs about {gigabytes(self.total_bytes)} on each {'GPU' if self.place.gpu else 'rank'}, which has {gigabytes(self.capacity_bytes)} "
+            f"(most of it: {largest.name}, {gigabytes(largest.size_bytes)}); what would fit: {'; or '.join(nearest_settings(self))}"
+        )
+
+
+def gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / GB:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def plan_memory(shape: ModelShape, training: TrainingConfig, place: Place, capacity_bytes: int) -> MemoryPlan:
+    return MemoryPlan(shape, training, place, capacity_bytes, tuple(estimate(shape, training, place)))
+
+
+def asked_partition(training: TrainingConfig, place: Place) -> int | None:
+    """Ranks that share a second copy of the weights, where that doesn't depend on memory; 1: no copy; None: it does.
+
+    That copy saves sending the frozen weights between nodes two or three times a micro-batch. Only under Stage3, over several nodes
+    with several ranks each. On CPUs Auto takes none: the network between them is no slower than the one within.
+    """
+    wanted = training.hierarchical_partition
+    useless = training.zero_stage is not ZeroStage.STAGE3 or place.world_size == place.ranks_per_node or place.ranks_per_node < 2
+    if useless or wanted is HierarchicalPartition.NONE:
+        return 1
+    if wanted is HierarchicalPartition.NODE:
+        return place.ranks_per_node
+    return None if place.gpu else 1
+
+
+def choose_partition(shape: ModelShape, training: TrainingConfig, place: Place, capacity_bytes: int) -> int:
+    """`asked_partition`, and by Auto those of a node where a second copy fits beside everything else."""
+    asked = asked_partition(training, place)
+    if asked is not None:
+        return asked
+    with_copy = plan_memory(shape, training, replace(place, partition=place.ranks_per_node), capacity_bytes)
+    return 1 if with_copy.tight else place.ranks_per_node
+
+
+Setting = tuple[TrainingConfig, Place]
+Change = tuple[str, Callable[[Setting], Setting | None]]
+"""What to write, and the setting with it; None where that changes nothing or isn't allowed."""
+
+
+def nearest_settings(plan: MemoryPlan) -> list[str]:
+    """Up to three single changes after which the plan fits wholly, least costly first; else a few that do together; else what is left."""
+    single: dict[str, str] = {}
+    for text, change in _changes(plan):
+        if _fits(plan, [change]):
+            single.setdefault(text.split(":")[0], text)  # of several lengths the first: the longest
+    if single:
+        return list(single.values())[:3]
+    chosen: dict[str, Change] = {}
+    for text, change in _changes(plan):
+        chosen[text.split(":")[0]] = (text, change)  # a shorter maxLength in place of a longer one
+        if _fits(plan, [change for _, change in chosen.values()]):
+            return [" with ".join(_needed(plan, chosen))]
+    return ["more or larger GPUs, a smaller model, or Stage3 over more ranks"]
+
+
+def _needed(plan: MemoryPlan, chosen: dict[str, Change]) -> list[str]:
+    """Those of the changes without which the others are not enough."""
+    needed = dict(chosen)
+    for key in chosen:
+        rest = {other: change for other, change in needed.items() if other != key}
+        if _fits(plan, [change for _, change in rest.values()]):
+            needed = rest
+    return [text for text, _ in needed.values()]
+
+
+def _fits(plan: MemoryPlan, changes: list[Callable[[Setting], Setting | None]]) -> bool:
+    """Wholly, and by these changes: at least one of them must change something."""
+    setting = start = (plan.training, plan.place)
+    for change in changes:
+        setting = change(setting) or setting
+    return setting != start and not plan_memory(plan.shape, *setting, plan.capacity_bytes).tight
+
+
+def relief(plan: MemoryPlan) -> list[str]:
+    """Every change that lowers the need, with how much, the most first: advice after the device did run out of memory."""
+    start = (plan.training, plan.place)
+    saved: dict[str, tuple[int, str]] = {}
+    for text, change in _changes(plan):
+        changed = change(start)
+        if changed is not None:  # of several lengths the first: the longest
+            saved.setdefault(text.split(":")[0], (plan.total_bytes - _total(plan, changed), text))
+    return [f"{text} (saves about {gigabytes(size)})" for size, text in sorted(saved.values(), reverse=True) if size > 0]
+
+
+def after_out_of_memory(plan: MemoryPlan) -> list[str]:
+    """What to print when a device ran out of memory."""
+    advice = relief(plan) or ["more or larger GPUs, or a smaller model"]
+    return [*plan.lines(), "What would lower it: " + "; ".join(advice)]
+
+
+def _total(plan: MemoryPlan, setting: Setting) -> int:
+    return plan_memory(plan.shape, *setting, plan.capacity_bytes).total_bytes
+
+
+def _changes(plan: MemoryPlan) -> Iterator[Change]:
+    """From what costs little time to what changes the training."""
+    yield "hierarchicalPartition: None", lambda setting: _placed(setting, 1)
+    yield "optimization.gradientCheckpointing: true", lambda setting: _optimized(setting, gradient_checkpointing=True)
+    yield "optimization.microBatchSize: 1", lambda setting: _optimized(setting, micro_batch_size=1)
+    yield "zeroStage: Stage2", lambda setting: _staged(setting, ZeroStage.STAGE2)
+    yield "zeroStage: Stage3", lambda setting: _staged(setting, ZeroStage.STAGE3)
+    yield "optimization.offload: CPU", _offloaded
+    length = plan.training.data.max_length // 2
+    while length >= SHORTEST:
+        yield f"data.maxLength: {length}", _shortened(length)
+        length //= 2
+    yield "model.quantization: NF4", _quantised
+    yield "method: LoRA", lambda setting: (replace(setting[0], method=Method.LORA), setting[1])
+
+
+def _placed(setting: Setting, partition: int) -> Setting | None:
+    training, place = setting
+    return (training, replace(place, partition=partition)) if place.partition != partition else None
+
+
+def _optimized(setting: Setting, **changes: Any) -> Setting | None:
+    training, place = setting
+    changed = replace(training.optimization, **changes)
+    return (replace(training, optimization=changed), place) if changed != training.optimization else None
+
+
+def _staged(setting: Setting, stage: ZeroStage) -> Setting | None:
+    training, place = setting
+    forbidden = stage is ZeroStage.STAGE3 and training.model.quantization is not Quantization.NONE
+    if stage.number <= training.zero_stage.number or place.world_size < 2 or forbidden:
+        return None
+    return replace(training, zero_stage=stage), place
+
+
+def _offloaded(setting: Setting) -> Setting | None:
+    return _optimized(setting, offload=Offload.CPU) if setting[1].gpu else None
+
+
+def _shortened(length: int) -> Callable[[Setting], Setting | None]:
+    return lambda setting: (replace(setting[0], data=replace(setting[0].data, max_length=length)), setting[1])
+
+
+def _quantised(setting: Setting) -> Setting | None:
+    training, place = setting
+    if training.model.quantization is not Quantization.NONE or training.zero_stage is ZeroStage.STAGE3 or training.method is Method.FULL:
+        return None
+    return replace(training, model=replace(training.model, quantization=Quantization.NF4)), place
