@@ -1,0 +1,155 @@
+"""The loss of a micro-batch: summed over its learned tokens, in FP32, without ever holding whole logits.
+
+The model's own forward pass is used unchanged, but for its last layer: while a batch's labels are set, that layer returns the
+loss instead of logits (see tiles.py). Under Stage3 its weight is gathered once for that, by DeepSpeed's own hooks. Were the
+result an output that needs a gradient, those hooks would gather it a second time in the backward pass, for nothing; so a
+frozen layer's loss takes its place in the graph only after the layer has returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lockstep_train.data.collate import Batch
+from lockstep_train.data.tokenize import IGNORED
+from lockstep_train.engine.tiles import AttachLoss, Gradients, Layer, TrainedLoss, tiled_loss
+
+
+class TokenLoss:
+    """Call it with a batch. `note` says why whole logits are computed, where they must be."""
+
+    def __init__(self, engine: Any, head: TiledHead | None, note: str | None = None) -> None:
+        self.note = note
+        self._engine = engine
+        self._head = head
+
+    def __call__(self, batch: Batch, wanted: Targets | None = None) -> torch.Tensor:
+        """Cross-entropy summed over the learned tokens: a scalar, with a gradient unless gradients are off.
+
+        `wanted`: the batch's targets, where they are at hand; to find them, the host waits for the device.
+        """
+        if self._head is None:
+            return whole_loss(self._engine(**batch.inputs).logits, batch.labels)
+        with self._head.learning(wanted or targets(batch.labels)):
+            loss: torch.Tensor = self._engine(**batch.inputs).logits
+        return loss
+
+
+def whole_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The same from logits [batch, sequence, words]."""
+    return torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is learned: places in the flattened batch, and the word that follows at each. Only these rows reach the last layer."""
+
+    places: torch.Tensor
+    classes: torch.Tensor
+
+
+def targets(labels: torch.Tensor) -> Targets:
+    """From labels [batch, sequence]: the token at place i predicts the one at i + 1."""
+    following = torch.full_like(labels, IGNORED)
+    following[:, :-1] = labels[:, 1:]
+    flat = following.flatten()
+    places = (flat != IGNORED).nonzero().squeeze(1)
+    return Targets(places, flat[places])
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The loss of a frozen layer, until it is given its place in the graph."""
+
+    rows: torch.Tensor
+    loss: torch.Tensor
+    gradients: Gradients
+
+
+class TiledHead:
+    """The last layer of a causal language model, whose forward pass can be turned into the loss's."""
+
+    def __init__(self, model: torch.nn.Module, layer: torch.nn.Linear) -> None:
+        """Before DeepSpeed adds its hooks, which must stay outside of what is replaced here."""
+        self._layer = layer
+        self._forward_layer = layer.forward
+        self._forward_model = model.forward
+        self._targets: Targets | None = None
+        self._pending: Pending | None = None
+        layer.forward = self._layer_forward  # type: ignore[method-assign]
+        model.forward = self._model_forward
+
+    @contextmanager
+    def learning(self, wanted: Targets) -> Iterator[None]:
+        """Within this, a forward pass gives the loss as its `logits`."""
+        self._targets = wanted
+        try:
+            yield
+        finally:
+            self._targets = self._pending = None
+
+    def _layer_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._targets is None:
+            return self._forward_layer(hidden)
+        rows = hidden.flatten(0, -2).index_select(0, self._targets.places)
+        weight, bias, classes = self._layer.weight, self._layer.bias, self._targets.classes
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self._layer.parameters()):
+            loss: torch.Tensor = TrainedLoss.apply(rows, weight, bias, classes)  # type: ignore[no-untyped-call]
+            return loss
+        loss, gradients = tiled_loss(rows.detach(), Layer(weight, bias, trained=False), classes, torch.is_grad_enabled())
+        self._pending = Pending(rows, loss, gradients) if gradients is not None else None
+        return loss
+
+    def _model_forward(self, *arguments: Any, **options: Any) -> Any:
+        output = self._forward_model(*arguments, **options)
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            output.logits = AttachLoss.apply(pending.rows, pending.loss, pending.gradients)  # type: ignore[no-untyped-call]
+        return output
+
+
+def tile_head(model: torch.nn.Module) -> tuple[TiledHead | None, str | None]:
+    """Prepare a model, wrapped by peft or not, for `TokenLoss`; or say why its loss needs whole logits."""
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layer = causal.get_output_embeddings()
+    if hasattr(layer, "modules_to_save"):  # trained whole: peft keeps a copy of it
+        layer = layer.modules_to_save[layer.active_adapter]
+    if type(layer) is not torch.nn.Linear:
+        return None, f"its last layer is a {type(layer).__name__}, not a plain linear one"
+    if not _ends_with(causal, layer):
+        return None, "it does more to the logits after its last layer"
+    return TiledHead(causal, layer), None
+
+
+def _ends_with(causal: Any, layer: torch.nn.Linear) -> bool:
+    """Whether the model returns its last layer's output as it is; some scale or cap it (Gemma, Cohere, Granite).
+
+    Asked of the model's own code: its forward pass is run with a body and a last layer that only hand out given tensors.
+    """
+    from transformers.modeling_outputs import MoeModelOutputWithPast
+
+    given = torch.linspace(-90.0, 90.0, 6).view(1, 2, 3)
+    body = MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 2, layer.in_features))  # type: ignore[arg-type]
+    with _forward(getattr(causal, causal.base_model_prefix), body), _forward(layer, given), torch.no_grad():
+        try:
+            returned = causal.forward(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False).logits
+        except Exception:  # whatever a model does that isn't understood here: whole logits are always right
+            return False
+    return isinstance(returned, torch.Tensor) and torch.equal(returned.float(), given)
+
+
+@contextmanager
+def _forward(module: torch.nn.Module, output: Any) -> Iterator[None]:
+    """Within this, the module's forward pass gives `output`."""
+    module.forward = lambda *_, **__: output  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.forward  # the class's own is behind it
