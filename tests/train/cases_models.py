@@ -14,18 +14,20 @@ from safetensors.torch import load_file
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from lockstep_train.checkpoint import zero_access
-from lockstep_train.config import TrainingConfig, parse_training
+from lockstep_train.config import NonFinitePolicy, TrainingConfig, parse_training
 from lockstep_train.data.collate import Batch
 from lockstep_train.data.tokenize import IGNORED
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine.build import start_model
-from lockstep_train.engine.step import train_step
+from lockstep_train.engine.clock import Clock
+from lockstep_train.engine.step import Stepper
 from lockstep_train.environment import rank_environment
 from lockstep_train.errors import ConfigError
 from lockstep_train.export import write_adapter
 from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
+from lockstep_train.watch import UNWATCHED
 
 STEPS = 3
 VOCABULARY = 96
@@ -110,17 +112,15 @@ def mine(rows: list[Any], ranks: Any) -> list[Any]:
     return rows[ranks.rank :: ranks.world_size]
 
 
-def take_steps(engine: Any, ranks: Any, usage: Any = None) -> list[float]:
+def take_steps(engine: Any, loss: Any, ranks: Any, usage: Any = None) -> list[float]:
+    looking = usage.look_at if usage is not None else lambda batch: None
+    stepper = Stepper(engine, loss, ranks, NotSaving(), UNWATCHED, seed=42, policy=NonFinitePolicy.STOP, looking=looking)
     losses = []
     for step in range(1, STEPS + 1):
         rows = global_batch(step)
         batch = batch_of(mine(rows, ranks))
         tokens = sum(length - 1 for length, _ in rows)
-        looking = usage.look_at if usage is not None else None
-        result = train_step(
-            engine, [batch], ranks, tokens=tokens, seed=42, step=step, stopping=lambda: False, saving=NotSaving(), looking=looking
-        )
-        losses.append(result.loss)
+        losses.append(stepper.take(step, [batch], tokens, lambda: False, Clock(ranks.device)).loss)
     return losses
 
 
@@ -141,12 +141,11 @@ def logits_of(model: Any) -> torch.Tensor:
     return logits
 
 
-def start(folder: Path, stage: str, variant: dict[str, Any], ranks: Any) -> tuple[Any, dict[str, Any]]:
+def start(folder: Path, stage: str, variant: dict[str, Any], ranks: Any) -> tuple[Any, Any, dict[str, Any]]:
     plan: Any = SimpleNamespace(accumulation=1, done=SimpleNamespace(steps=0))
-    engine, trained = start_model(settings(folder, stage, variant), folder, plan, ranks, Reporter(None, ranks.rank))
-    engine.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    engine, loss, trained = start_model(settings(folder, stage, variant), folder, plan, ranks, Reporter(None, ranks.rank))
     engine.train()
-    return engine, trained
+    return engine, loss, trained
 
 
 def starve(model: Any, ranks: Any) -> None:
@@ -159,13 +158,13 @@ def starve(model: Any, ranks: Any) -> None:
 def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], ranks: Any) -> dict[str, Any]:
     model = folder / variant["family"]
     try:
-        engine, trained = start(model, stage, variant, ranks)
+        engine, loss, trained = start(model, stage, variant, ranks)
     except ConfigError as error:
         return {"refused": str(error)}
     if variant.get("starve"):
         starve(engine.module, ranks)
     usage = count_experts(engine.module, ranks.device)
-    result: dict[str, Any] = {"losses": take_steps(engine, ranks, usage)}
+    result: dict[str, Any] = {"losses": take_steps(engine, loss, ranks, usage)}
     if usage is not None:
         result["usage"] = {item.layer: item.counts for item in usage.collect()}
     result["shapes"] = {item: list(shape) for item, shape in zero_access.parameter_shapes(engine).items()}

@@ -11,17 +11,16 @@ from typing import Any
 from rank_cases import CountCollectives, assembled
 
 from lockstep_train import __main__ as trainer
-from lockstep_train import loop
 from lockstep_train.checkpoint import commit, durable, save
 from lockstep_train.engine import ranks as engine_ranks
-from lockstep_train.report.speed import Speed
+from lockstep_train.steps import Steps
 from lockstep_train.stop import StopSignal
 
 
 def count_collectives_of_a_save() -> None:
     run = assembled()
     with CountCollectives() as stepping:
-        loop._step(run, 1, StopSignal(), Speed(None, 1, None, False))
+        Steps(run, StopSignal()).take(1)
     assert any("allgather" in name or "all_gather" in name for name in stepping.seen), stepping.seen
     starting, beside = CountCollectives(), CountCollectives()
     background = run.saver._save

@@ -18,14 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
-from lockstep_train import loop
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.config import read_run
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine import step as engine_step
+from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.environment import rank_environment
+from lockstep_train.loop import train
 from lockstep_train.report import Reporter
-from lockstep_train.report.speed import Speed
+from lockstep_train.steps import Steps
 from lockstep_train.stop import StopSignal
 
 
@@ -87,7 +88,7 @@ def resave() -> None:
 def live_logits(output: str) -> None:
     """Train to the end, then write the logits of the live engine, from rank 0."""
     run = assembled()
-    loop.train(run, StopSignal())
+    train(run, StopSignal())
     run.engine.eval()
     with torch.no_grad():
         logits = run.engine(input_ids=torch.arange(40).view(2, 20), use_cache=False).logits
@@ -126,7 +127,7 @@ class CountCollectives(TorchDispatchMode):
 def poisoned_padding() -> None:
     """Fill the padding of every Stage3 chunk with NaN after a step, then save: none of it may reach a shard."""
     run = assembled()
-    loop._step(run, 1, StopSignal(), Speed(None, 1, None, False))
+    Steps(run, StopSignal()).take(1)
     padded = 0
     for _, parameter in zero_access.trainable(run.engine):
         _, numel = zero_access._stage3_range(run.engine.optimizer, parameter)
@@ -145,26 +146,26 @@ def poisoned_padding() -> None:
 
 def non_finite(step: int, rank: int) -> int:
     """Train with a loss that is NaN on one rank at one step."""
-    real = engine_step.summed_loss
+    real = TokenLoss.__call__
     calls = {"step": 0}
 
     def seed(seed: int, at: int, micro: int, on: int) -> None:
         calls["step"] = at
 
-    def poisoned(model: Any, batch: Any) -> torch.Tensor:
-        loss = real(model, batch)
+    def poisoned(self: TokenLoss, *batch: Any) -> torch.Tensor:
+        loss = real(self, *batch)
         return loss * float("nan") if calls["step"] == step and os.environ["RANK"] == str(rank) else loss
 
     engine_step.seed_micro_batch = seed
-    engine_step.summed_loss = poisoned
+    TokenLoss.__call__ = poisoned
     return trainer.main([])
 
 
 def out_of_memory() -> int:
-    def exhausted(model: Any, batch: Any) -> torch.Tensor:
+    def exhausted(self: TokenLoss, *batch: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    engine_step.summed_loss = exhausted
+    TokenLoss.__call__ = exhausted
     return trainer.main([])
 
 

@@ -13,11 +13,13 @@ import traceback
 from pathlib import Path
 
 from lockstep_train.config import RunConfig, read_run
-from lockstep_train.environment import RankEnvironment, rank_environment
-from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
+from lockstep_train.ending import exit_code_of, leave_process
+from lockstep_train.environment import RankEnvironment, ignored_variables, rank_environment
+from lockstep_train.errors import EXIT_DONE, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable
 from lockstep_train.stop import StopSignal
+from lockstep_train.watch import Watchdog, flight, limits
 
 
 def run_file(arguments: list[str] | None = None) -> Path:
@@ -30,19 +32,42 @@ def run_file(arguments: list[str] | None = None) -> Path:
 
 
 def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporter) -> None:
-    """From start to end, on this rank. torch is imported only here: a wrong setting is told within 0.1 s."""
+    """From start to end, on this rank, watched."""
     stop = StopSignal()
     stop.install()
+    watch = Watchdog(stop, reporter, environment.rank, config.run_dir / "logs", leave_process)
+    watch.start()
+    try:
+        _train(config, environment, reporter, stop, watch)
+    except Stopped:
+        raise
+    except Exception as error:
+        if watch.stopped_elsewhere():
+            raise Stopped("the other ranks have stopped before the first step") from error
+        watch.failed(error)
+        raise
+    finally:
+        watch.close()
+
+
+def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, stop: StopSignal, watch: Watchdog) -> None:
+    """torch is imported only here: a wrong setting is told within 0.1 s."""
     reporter.activity("Init")
+    for warning in ignored_variables():
+        reporter.say(warning)
     refuse_unusable(config.training.metrics)
+    watch.begin("Start of the ranks", limits.LOAD_SECONDS)
+    flight.switch_on(config.run_dir / "logs")
     from lockstep_train.assemble import assemble
     from lockstep_train.engine.ranks import join, leave
     from lockstep_train.loop import train
     from lockstep_train.saving import finishing
 
-    ranks = join(environment)
+    ranks = join(environment, config.training.limits.collective_timeout_seconds)
+    watch.joined(ranks.store.clone(), ranks.world_size)
     reporter.activity("Load")
-    run = assemble(config, environment, ranks, reporter)
+    watch.begin("Load", limits.LOAD_SECONDS)
+    run = assemble(config, environment, ranks, reporter, watch)
     try:
         with finishing(run):
             result = train(run, stop)
@@ -52,16 +77,11 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
         if ranks.first:
             reporter.end(result)
     except Stopped:
+        watch.begin("End", limits.END_SECONDS)
         leave()
         raise
+    watch.begin("End", limits.END_SECONDS)
     leave()
-
-
-def exit_code_of(error: BaseException) -> int:
-    """What the agent reads; out of memory is recognised by name, since torch may not even be imported."""
-    if isinstance(error, TrainerError):
-        return error.exit_code
-    return EXIT_OUT_OF_MEMORY if type(error).__name__ == "OutOfMemoryError" else EXIT_FAILED
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +122,5 @@ def _tell(reporter: Reporter | None, error: Exception, rank: int) -> None:
 if __name__ == "__main__":
     code = main()
     if "torch" in sys.modules:
-        from lockstep_train.engine.ranks import leave_process
-
         leave_process(code)
     sys.exit(code)

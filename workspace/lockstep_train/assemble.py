@@ -18,6 +18,7 @@ from lockstep_train.data.load import Dataset, load_dataset
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.describe import Description, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
+from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
@@ -26,6 +27,7 @@ from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, load_tokeniser, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.saving import SaveReport
+from lockstep_train.watch import UNWATCHED, Watch
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Run:
     tokeniser: Tokeniser
     plan: sampler.Plan
     engine: Any
+    loss: TokenLoss
     saver: Saver
     save_report: SaveReport
     eval_loss_before: str | None
@@ -47,9 +50,10 @@ class Run:
     describe: Description
     usage: ExpertUsage | None
     """Counts the tokens that each expert gets; None for a model without experts."""
+    watch: Watch
 
 
-def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter) -> Run:
+def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:
     """Load data and model, agree on the start and load its state. Raises ConfigError, on every rank, for what can't be done."""
     training = config.training
     checkpoints = config.run_dir / "checkpoints"
@@ -60,7 +64,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
-    engine, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
+    engine, loss, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
     identity = run_identity(training, base_digest(folder), dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
@@ -75,21 +79,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)
-    run = Run(
-        config,
-        ranks,
-        reporter,
-        dataset,
-        tokeniser,
-        plan,
-        engine,
-        saver,
-        report,
-        before,
-        adapter,
-        describe,
-        count_experts(engine.module, ranks.device),
-    )
+    usage = count_experts(engine.module, ranks.device)
+    run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, loss, saver, report, before, adapter, describe, usage, watch)
     _announce(run, start)
     return run
 

@@ -26,6 +26,16 @@ class RankEnvironment:
     report_socket: str | None
 
 
+def ignored_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A line for each variable that people set and nothing reads."""
+    values = os.environ if environ is None else environ
+    if "NCCL_TIMEOUT" not in values:
+        return []
+    return [
+        f"NCCL_TIMEOUT={values['NCCL_TIMEOUT']} has no effect: neither NCCL nor PyTorch reads it; set training.limits.collectiveTimeoutSeconds"
+    ]
+
+
 def rank_environment(environ: Mapping[str, str] | None = None) -> RankEnvironment:
     """Read torchrun's and the agent's variables. Raises ConfigError for a value that is no number."""
     values = os.environ if environ is None else environ

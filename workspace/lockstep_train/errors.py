@@ -3,6 +3,7 @@
 TrainerError
 ├── ConfigError     78  what the user asked for can't be done; retrying can't help
 ├── Stopped         75  saved and stopped, as asked by SIGTERM
+├── Hang            76  something took longer than its limit
 └── NonFinite       79  a loss or a gradient norm is NaN or infinite
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
+EXIT_HANG = 76
 EXIT_OUT_OF_MEMORY = 77
 EXIT_CONFIG = 78
 EXIT_NON_FINITE = 79
@@ -32,6 +34,12 @@ class Stopped(TrainerError):
     """The state is committed and the ranks agreed to stop."""
 
     exit_code = EXIT_STOPPED
+
+
+class Hang(TrainerError):
+    """Names the activity and, where it is known, the rank that the others wait for."""
+
+    exit_code = EXIT_HANG
 
 
 class NonFinite(TrainerError):

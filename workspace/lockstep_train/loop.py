@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from lockstep_train.assemble import Run
-from lockstep_train.batches import step_batches
 from lockstep_train.checkpoint import zero_access
-from lockstep_train.engine.schedule import learning_rate
-from lockstep_train.engine.step import StepResult, train_step
+from lockstep_train.engine.ranks import vote
 from lockstep_train.errors import Stopped
-from lockstep_train.evaluate import evaluate
+from lockstep_train.evaluate import Leaving, evaluate
 from lockstep_train.export import write_adapter
 from lockstep_train.model.experts import usage_fields
-from lockstep_train.report.speed import Speed, measure_speed, peak_memory_bytes
 from lockstep_train.saving import save_at_border
+from lockstep_train.steps import Steps
 from lockstep_train.stop import StopSignal
+from lockstep_train.watch import limits
+
+NOTHING_TO_SAVE = "asked to stop before the first step: the state is the one it started from"
 
 
 def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
@@ -24,63 +24,52 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
 
     Raises Stopped when the ranks were asked to stop (the state is committed), NonFinite, or TrainerError when a stop's save failed.
     """
+    run.watch.begin("Start of training", limits.LOAD_SECONDS)  # for the slowest rank to have loaded, too
+    if vote(stop.requested, run.ranks):
+        raise Stopped(NOTHING_TO_SAVE)
+    run.watch.loaded()
+    steps = Steps(run, stop)
     before = run.eval_loss_before
     if run.plan.done.steps == 0 and run.dataset.evaluation:
-        before = _evaluate(run, 0)
+        before = _evaluate(run, 0, stop, steps)
+        if before is None:
+            raise Stopped(NOTHING_TO_SAVE)
         run.describe.set_eval_loss_before(before)
     after = before
-    speed = measure_speed(run.engine.module, run.config.training, run.ranks.world_size, run.reporter)
     every = run.config.training.evaluation.every_steps if run.dataset.evaluation and run.config.training.evaluation else None
     for step in range(run.plan.done.steps + 1, run.plan.total_steps + 1):
-        result = _step(run, step, stop, speed)
-        last = step == run.plan.total_steps
-        if every is not None and (last or step % every == 0) and not result.stop:
-            after = _evaluate(run, step)
-        if last or result.stop or step % run.config.training.checkpoint.every_steps == 0:
+        result = steps.take(step)
+        last, stopping = step == run.plan.total_steps, result.stop
+        if every is not None and (last or step % every == 0) and not stopping:
+            loss = _evaluate(run, step, stop, steps)
+            after, stopping = loss or after, loss is None
+        if last or stopping or step % run.config.training.checkpoint.every_steps == 0:
             _report_experts(run, step)
-            save_at_border(run, step, must=result.stop or last, saving=result.saving)
-        if result.stop and not last:
+            run.watch.begin(f"Save of step {step}", limits.SAVE_SECONDS)
+            save_at_border(run, step, must=stopping or last, saving=result.saving)
+        if stopping:
             raise Stopped(f"asked to stop: step {step} of {run.plan.total_steps} is saved")
     if run.plan.done.steps >= run.plan.total_steps and run.dataset.evaluation:
-        after = _evaluate(run, run.plan.total_steps)
+        after = _evaluate(run, run.plan.total_steps, stop, steps)
+        if after is None:
+            raise Stopped("asked to stop after the last step, which is saved already")
     return {"adapter": str(_export(run)), "evalLossBefore": before, "evalLossAfter": after}
 
 
-def _step(run: Run, step: int, stop: StopSignal, speed: Speed) -> StepResult:
-    """One optimizer step, reported."""
-    run.reporter.activity("Step")
-    started = time.monotonic()
-    training, plan = run.config.training, run.plan
-    work = step_batches(run, step)
-    rate = learning_rate(training.optimization, step, plan.total_steps)
-    zero_access.set_learning_rate(run.engine, rate)
-    result = train_step(
-        run.engine,
-        work.batches,
-        run.ranks,
-        tokens=work.tokens,
-        seed=training.seed,
-        step=step,
-        stopping=lambda: stop.requested,
-        saving=run.saver,
-        looking=run.usage.look_at if run.usage else None,
-    )
-    values = {
-        "loss": result.loss,
-        "learningRate": rate,
-        "gradientNorm": result.gradient_norm,
-        **speed.step(time.monotonic() - started, work.documents),
-        "peakMemoryBytes": peak_memory_bytes(run.ranks.device.type == "cuda"),
-        **run.save_report.metrics,
-    }
-    run.reporter.step(step, plan.total_steps, work.epoch, speed.remaining_seconds(plan.total_steps - step), values)
-    return result
-
-
-def _evaluate(run: Run, step: int) -> str:
+def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None:
+    """None: left, because the ranks are asked to stop."""
     run.reporter.activity("Evaluate")
+    leaving = Leaving(run.ranks, f"leave-evaluation/{step}", lambda: stop.requested)
+
+    def leave(turn: int) -> bool:
+        run.watch.begin(f"Evaluation at step {step}, batch {turn + 1}", steps.limit_seconds)
+        return leaving(turn)
+
     micro = run.config.training.optimization.micro_batch_size
-    loss = evaluate(run.engine, run.dataset.evaluation, micro, run.tokeniser.pad, run.ranks)
+    loss = evaluate(run.engine, run.loss, run.dataset.evaluation, micro, run.tokeniser.pad, run.ranks, leave)
+    if loss is None:
+        run.reporter.say(f"The evaluation at step {step} is left: the run is asked to stop")
+        return None
     run.describe.set_eval_loss(step, loss)
     if run.ranks.first:
         run.reporter.evaluation(step, loss)
@@ -97,6 +86,7 @@ def _report_experts(run: Run, step: int) -> None:
 def _export(run: Run) -> Path:
     """The adapter in runDir/adapter, on each node's volume. A collective: masters are gathered, which is fine at the end."""
     run.reporter.activity("Export")
+    run.watch.begin("Export of the adapter", limits.EXPORT_SECONDS)
     folder = run.config.run_dir / "adapter"
     masters = {name: value.cpu() for name, value in zero_access.gather_masters(run.engine)}
     if run.ranks.first_of_node:

@@ -8,10 +8,11 @@ from typing import Any
 from lockstep_train.checkpoint.self_test import self_test
 from lockstep_train.config import TrainingConfig
 from lockstep_train.data import sampler
+from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
-from lockstep_train.engine.start import prepare_deepspeed, start_engine
+from lockstep_train.engine.start import prepare_deepspeed, recompute_activations, refuse_invalid, start_engine
 from lockstep_train.model.load import load_base
 from lockstep_train.model.quantize import check_quantization
 from lockstep_train.model.trained import describe_trained, make_trainable
@@ -20,16 +21,22 @@ from lockstep_train.report import Reporter
 
 def start_model(
     training: TrainingConfig, folder: Path, plan: sampler.Plan, ranks: Ranks, reporter: Reporter, partition: int = 1
-) -> tuple[Any, dict[str, Any]]:
-    """The engine, tested to keep its state where we look for it, and what a manifest says of what is trained."""
+) -> tuple[Any, TokenLoss, dict[str, Any]]:
+    """The engine, tested to keep its state where we look for it, its loss, and what a manifest says of what is trained."""
     check_quantization(training)
     settings = deepspeed_settings(training, plan.accumulation, partition)
     prepare_deepspeed()
+    refuse_invalid(settings)
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
+    if training.optimization.gradient_checkpointing:
+        recompute_activations(base)
     model = make_trainable(base, training, fresh=plan.done.steps == 0)
     trained = describe_trained(model, training)
+    head, note = tile_head(model)
     engine = start_engine(model, training.optimization, settings)
     self_test(engine)
     if partition > 1:
         check_secondary_shards(engine.module)
-    return engine, trained
+    if note is not None:
+        reporter.say(f"The loss is computed from whole logits, which takes more memory: of this model, {note}")
+    return engine, TokenLoss(engine, head), trained

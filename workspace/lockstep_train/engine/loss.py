@@ -21,10 +21,9 @@ from lockstep_train.engine.tiles import AttachLoss, Gradients, Layer, TrainedLos
 
 
 class TokenLoss:
-    """Call it with a batch. `note` says why whole logits are computed, where they must be."""
+    """Call it with a batch. Without a tiled head it goes by whole logits."""
 
-    def __init__(self, engine: Any, head: TiledHead | None, note: str | None = None) -> None:
-        self.note = note
+    def __init__(self, engine: Any, head: TiledHead | None) -> None:
         self._engine = engine
         self._head = head
 
@@ -95,13 +94,13 @@ class TiledHead:
         finally:
             self._targets = self._pending = None
 
-    def _layer_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _layer_forward(self, input: torch.Tensor) -> torch.Tensor:
         if self._targets is None:
-            return self._forward_layer(hidden)
-        rows = hidden.flatten(0, -2).index_select(0, self._targets.places)
+            return self._forward_layer(input)
+        rows = input.flatten(0, -2).index_select(0, self._targets.places)
         weight, bias, classes = self._layer.weight, self._layer.bias, self._targets.classes
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self._layer.parameters()):
-            loss: torch.Tensor = TrainedLoss.apply(rows, weight, bias, classes)  # type: ignore[no-untyped-call]
+            loss: torch.Tensor = TrainedLoss.apply(rows, weight, bias, classes)
             return loss
         loss, gradients = tiled_loss(rows.detach(), Layer(weight, bias, trained=False), classes, torch.is_grad_enabled())
         self._pending = Pending(rows, loss, gradients) if gradients is not None else None
@@ -111,13 +110,13 @@ class TiledHead:
         output = self._forward_model(*arguments, **options)
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            output.logits = AttachLoss.apply(pending.rows, pending.loss, pending.gradients)  # type: ignore[no-untyped-call]
+            output.logits = AttachLoss.apply(pending.rows, pending.loss, pending.gradients)
         return output
 
 
 def tile_head(model: torch.nn.Module) -> tuple[TiledHead | None, str | None]:
     """Prepare a model, wrapped by peft or not, for `TokenLoss`; or say why its loss needs whole logits."""
-    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal: Any = getattr(model, "get_base_model", lambda: model)()
     layer = causal.get_output_embeddings()
     if hasattr(layer, "modules_to_save"):  # trained whole: peft keeps a copy of it
         layer = layer.modules_to_save[layer.active_adapter]
@@ -136,7 +135,7 @@ def _ends_with(causal: Any, layer: torch.nn.Linear) -> bool:
     from transformers.modeling_outputs import MoeModelOutputWithPast
 
     given = torch.linspace(-90.0, 90.0, 6).view(1, 2, 3)
-    body = MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 2, layer.in_features))  # type: ignore[arg-type]
+    body = MoeModelOutputWithPast(last_hidden_state=torch.zeros(1, 2, layer.in_features))
     with _forward(getattr(causal, causal.base_model_prefix), body), _forward(layer, given), torch.no_grad():
         try:
             returned = causal.forward(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False).logits
@@ -148,7 +147,7 @@ def _ends_with(causal: Any, layer: torch.nn.Linear) -> bool:
 @contextmanager
 def _forward(module: torch.nn.Module, output: Any) -> Iterator[None]:
     """Within this, the module's forward pass gives `output`."""
-    module.forward = lambda *_, **__: output  # type: ignore[method-assign]
+    module.forward = lambda *_, **__: output
     try:
         yield
     finally:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from lockstep_train.config import OptimizationConfig
+from lockstep_train.config import Offload, OptimizationConfig
+from lockstep_train.config import Optimizer as OptimizerName
+from lockstep_train.errors import ConfigError
 
 
 def prepare_deepspeed() -> Any:
@@ -45,10 +48,35 @@ def import_muon_uncompiled() -> None:
         compiler.compile = real
 
 
+def torch_optimizer(parameters: Sequence[torch.nn.Parameter], optimization: OptimizationConfig) -> torch.optim.Optimizer:
+    """torch's own: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector units."""
+    kind = torch.optim.AdamW if optimization.optimizer is OptimizerName.ADAMW else torch.optim.Adam
+    fused = True if optimization.offload is Offload.CPU else None
+    return kind(parameters, lr=optimization.learning_rate, weight_decay=optimization.weight_decay, fused=fused)
+
+
+def recompute_activations(base: Any) -> None:
+    """Gradient checkpointing. Non-reentrant: the other kind loses gradients where a layer's input needs none, as on a frozen base."""
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def refuse_invalid(settings: dict[str, Any]) -> None:
+    """Raises ConfigError for what DeepSpeed's own reader refuses, before minutes go into loading a model."""
+    from deepspeed.runtime.precision_config import get_float16_config
+    from deepspeed.runtime.zero.config import get_zero_config
+    from pydantic import ValidationError
+
+    try:
+        get_zero_config(settings)
+        get_float16_config(settings)
+    except ValidationError as error:
+        raise ConfigError(f"training.deepspeed: DeepSpeed refuses it: {' '.join(str(error).split())}") from error
+
+
 def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, settings: dict[str, Any]) -> Any:
-    """A DeepSpeed engine over the model's trainable parameters, with torch's AdamW (no operator to compile)."""
+    """A DeepSpeed engine over the model's trainable parameters."""
     deepspeed = prepare_deepspeed()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=optimization.learning_rate, weight_decay=optimization.weight_decay)
+    optimizer = torch_optimizer(trainable, optimization)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=settings)
     return engine

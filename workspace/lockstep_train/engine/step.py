@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from lockstep_train.config import NonFinitePolicy
 from lockstep_train.data.collate import Batch
-from lockstep_train.data.tokenize import IGNORED
+from lockstep_train.engine.clock import Clock
+from lockstep_train.engine.loss import TokenLoss, targets
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import NonFinite
+
+MOST_SKIPPED = 20
+"""Steps left out in a row after which the run ends: it isn't learning any more."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +27,15 @@ class StepResult:
     loss: float
     """Mean over all learned tokens of the global batch."""
     gradient_norm: float
+    """Before clipping; infinite for a step that was left out."""
     stop: bool
     """Some rank was asked to stop; all ranks see the same answer."""
     saving: bool
     """Some rank still writes the last save; all ranks see the same answer, so that all skip the next one or none does."""
+    skipped: str | None
+    """Why the update was left out, on all ranks alike; None when it was applied."""
+    seconds: Mapping[str, float]
+    """Of each part of the step on this rank (clock.PARTS)."""
 
 
 class Saving(Protocol):
@@ -37,12 +47,10 @@ class Saving(Protocol):
         """Returns when masters and moments may change."""
 
 
-def summed_loss(model: Any, batch: Batch) -> torch.Tensor:
-    """Cross-entropy summed over the learned tokens, in FP32. `model` is an engine or a module."""
-    logits = model(**batch.inputs).logits
-    return torch.nn.functional.cross_entropy(
-        logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+class Progress(Protocol):
+    """Who watches that a step goes on."""
+
+    def at(self, place: str) -> None: ...
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
@@ -51,50 +59,118 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def train_step(
-    engine: Any,
-    batches: Sequence[Batch],
-    ranks: Ranks,
-    *,
-    tokens: int,
-    seed: int,
-    step: int,
-    stopping: Callable[[], bool],
-    saving: Saving,
-    looking: Callable[[Batch], None] | None = None,
-) -> StepResult:
-    """Forward and backward over this rank's micro-batches, one small all-reduce, one update. `looking` sees each batch before its forward.
+class Stepper:
+    """Takes steps with one engine."""
 
-    Each sum of losses is divided by `tokens`, the learned tokens of the whole global batch, and multiplied by the number of
-    ranks because DeepSpeed averages over them; a mean of means is up to 48 % off on uneven lengths.
-    Raises NonFinite on every rank alike, before the update.
-    """
-    total = 0.0
-    for micro, batch in enumerate(batches):
-        seed_micro_batch(seed, step, micro, ranks.rank)
-        if looking is not None:
-            looking(batch)
-        loss = summed_loss(engine, batch)
-        engine.backward(loss * (ranks.world_size / tokens), scale_wrt_gas=False)
-        total += float(loss.detach())
-        if micro < len(batches) - 1:
-            engine.step()  # not at the accumulation boundary: only counts
-    losses, (stop, busy) = exchange(total, (stopping(), saving.busy), ranks)
+    def __init__(
+        self,
+        engine: Any,
+        loss: TokenLoss,
+        ranks: Ranks,
+        saving: Saving,
+        progress: Progress,
+        *,
+        seed: int,
+        policy: NonFinitePolicy,
+        looking: Callable[[Batch], None] = lambda batch: None,
+    ) -> None:
+        """`looking` sees each batch before its forward pass."""
+        self._engine = engine
+        self._loss = loss
+        self._ranks = ranks
+        self._saving = saving
+        self._progress = progress
+        self._seed = seed
+        self._policy = policy
+        self._looking = looking
+        self._skipped_in_a_row = 0
+
+    def take(self, step: int, batches: Sequence[Batch], tokens: int, stopping: Callable[[], bool], clock: Clock) -> StepResult:
+        """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
+
+        `tokens`: the learned tokens of the whole global batch, over all ranks. Raises NonFinite, on every rank alike, before
+        an update that would not be finite, unless the policy is to leave such updates out.
+        """
+        loss = self._gradients(step, batches, tokens, clock)
+        self._progress.at("waiting for the other ranks' losses")
+        losses, (stop, busy) = exchange(loss, (stopping(), self._saving.busy), self._ranks)
+        clock.lap("wait")
+        wrong = _wrong_loss(step, losses)
+        skipped = self._skip(wrong) if wrong is not None else None
+        self._progress.at("waiting for the last save's copy")
+        self._saving.before_update()
+        clock.lap("saveWait")
+        self._progress.at("optimizer")
+        norm = self._update(step)
+        clock.lap("optimizer")
+        if not math.isfinite(norm):
+            skipped = skipped or self._left_out(step)
+        self._count(step, skipped)
+        return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, clock.seconds())
+
+    def _gradients(self, step: int, batches: Sequence[Batch], tokens: int, clock: Clock) -> torch.Tensor:
+        """This rank's summed loss; its gradients are left where DeepSpeed reduces them.
+
+        Each sum of losses is divided by `tokens` and multiplied by the number of ranks because DeepSpeed averages over them;
+        a mean of means is up to 48 % off on uneven lengths.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
+        wanted = [targets(batch.labels) for batch in batches]
+        clock.lap("data")
+        for micro, batch in enumerate(batches):
+            seed_micro_batch(self._seed, step, micro, self._ranks.rank)
+            self._progress.at(f"forward of micro-batch {micro + 1} of {len(batches)}")
+            self._looking(batch)
+            loss = self._loss(batch, wanted[micro])
+            clock.lap("forward")
+            self._progress.at(f"backward of micro-batch {micro + 1} of {len(batches)}")
+            # A loss that isn't finite must not leave finite gradients, or DeepSpeed would apply them.
+            scale = torch.where(loss.detach().isfinite(), self._ranks.world_size / tokens, math.nan)
+            self._engine.backward(loss * scale, scale_wrt_gas=False)
+            total += loss.detach()
+            if micro < len(batches) - 1:
+                self._engine.step()  # not at the accumulation boundary: only counts
+            clock.lap("backward")
+        return total
+
+    def _update(self, step: int) -> float:
+        """Apply the gradients and return their norm: infinite when DeepSpeed left the update out, which it does for a gradient that
+        isn't finite, before anything has changed."""
+        try:
+            self._engine.step()
+        except Exception as error:
+            if "loss scale already at minimum" not in str(error):
+                raise
+            raise NonFinite(f"gradients of step {step} overflow FP16 even at the smallest loss scale; train in BF16") from error
+        norm = self._engine.get_global_grad_norm()
+        if self._engine.optimizer.overflow:
+            return math.inf
+        return float(norm) if norm is not None else 0.0
+
+    def _left_out(self, step: int) -> str:
+        if self._engine.fp16_enabled():  # the loss scale seeks its height: a part of training in FP16, whatever the policy
+            return f"the gradients of step {step} overflow FP16; the loss scale is lowered to {self._engine.optimizer.loss_scale:.0f}"
+        return self._skip(f"the gradient norm of step {step} is not finite")
+
+    def _skip(self, wrong: str) -> str:
+        if self._policy is NonFinitePolicy.STOP:
+            raise NonFinite(f"{wrong}; the step was not applied and nothing of it was saved")
+        return wrong
+
+    def _count(self, step: int, skipped: str | None) -> None:
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row >= MOST_SKIPPED and not self._engine.fp16_enabled():
+            raise NonFinite(
+                f"{MOST_SKIPPED} steps in a row were left out, the last because {skipped}; lower the learning rate (step {step})"
+            )
+
+
+def _wrong_loss(step: int, losses: Sequence[float]) -> str | None:
     wrong = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
-    if wrong:
-        raise NonFinite(
-            f"the loss of step {step} is not finite on rank {', '.join(map(str, wrong))}; the step was not applied and nothing of it was saved"
-        )
-    saving.before_update()
-    engine.step()
-    norm = engine.get_global_grad_norm()
-    gradient_norm = float(norm) if norm is not None else 0.0
-    if not math.isfinite(gradient_norm):
-        raise NonFinite(f"the gradient norm of step {step} is not finite; nothing of that step was saved (seen on rank {ranks.rank})")
-    return StepResult(loss=math.fsum(losses) / tokens, gradient_norm=gradient_norm, stop=stop, saving=busy)
+    return f"the loss of step {step} is not finite on rank {', '.join(map(str, wrong))}" if wrong else None
 
 
-def exchange(loss: float, flags: Sequence[bool], ranks: Ranks) -> tuple[list[float], list[bool]]:
+def exchange(loss: torch.Tensor, flags: Sequence[bool], ranks: Ranks) -> tuple[list[float], list[bool]]:
     """Every rank's loss, and for each flag whether any rank has set it, in one all-reduce; a slot a rank, so that a NaN names its rank."""
     slots = torch.zeros(ranks.world_size + len(flags), dtype=torch.float64, device=ranks.device)
     slots[ranks.rank] = loss

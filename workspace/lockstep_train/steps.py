@@ -1,0 +1,76 @@
+"""Steps of a run, one after the other: batches, learning rate, update, report."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from lockstep_train.assemble import Run
+from lockstep_train.batches import StepBatches, step_batches
+from lockstep_train.checkpoint import zero_access
+from lockstep_train.engine.clock import Clock
+from lockstep_train.engine.schedule import learning_rate
+from lockstep_train.engine.step import Stepper, StepResult
+from lockstep_train.report.speed import measure_speed, peak_memory_bytes
+from lockstep_train.stop import StopSignal
+from lockstep_train.watch import limits
+
+MEASURED_STEPS = 50
+
+
+class Steps:
+    """Takes the run's steps and remembers how long the last ones took."""
+
+    def __init__(self, run: Run, stop: StopSignal) -> None:
+        training = run.config.training
+        self._run = run
+        self._stop = stop
+        self._stepper = Stepper(
+            run.engine,
+            run.loss,
+            run.ranks,
+            run.saver,
+            run.watch,
+            seed=training.seed,
+            policy=training.optimization.non_finite,
+            looking=run.usage.look_at if run.usage else lambda batch: None,
+        )
+        self._speed = measure_speed(run.engine.module, training, run.ranks.world_size, run.reporter)
+        self._clock = Clock(run.ranks.device)
+        self._durations: deque[float] = deque(maxlen=MEASURED_STEPS)
+
+    @property
+    def limit_seconds(self) -> float:
+        """For one step, or for one batch of an evaluation, which is less."""
+        return limits.step_seconds(self._run.config.training.limits.step_timeout_seconds, self._durations)
+
+    def take(self, step: int) -> StepResult:
+        run, plan = self._run, self._run.plan
+        run.reporter.activity("Step")
+        run.watch.begin(f"Step {step}", self.limit_seconds)
+        started = time.monotonic()
+        self._clock.start()
+        work = step_batches(run, step)
+        rate = learning_rate(run.config.training.optimization, step, plan.total_steps)
+        zero_access.set_learning_rate(run.engine, rate)
+        result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock)
+        self._durations.append(time.monotonic() - started)
+        self._report(step, rate, work, result)
+        return result
+
+    def _report(self, step: int, rate: float, work: StepBatches, result: StepResult) -> None:
+        run, seconds = self._run, self._durations[-1]
+        if result.skipped is not None:
+            line = f"Step {step} left out: {result.skipped}"
+            run.reporter.event("stepSkipped", line=line, step=step, reason=result.skipped, samples=work.sources)
+        values = {
+            "loss": result.loss,
+            "learningRate": rate,
+            "gradientNorm": result.gradient_norm,
+            **self._speed.step(seconds, work.documents),
+            "peakMemoryBytes": peak_memory_bytes(run.ranks.device.type == "cuda"),
+            **run.save_report.metrics,
+            **{f"{part}Seconds": value for part, value in result.seconds.items()},
+        }
+        remaining = self._speed.remaining_seconds(run.plan.total_steps - step)
+        run.reporter.step(step, run.plan.total_steps, work.epoch, remaining, values)

@@ -1,0 +1,24 @@
+"""How long each part of a run may go without an end (pure). Generous: a limit that fires in a healthy run costs the run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+STEP_FLOOR_SECONDS = 120.0
+MEDIANS = 3.0
+FIRST_STEP_SECONDS = 1800.0
+"""Also of the evaluation before it: communicators are made, kernels are chosen and pages are read the first time."""
+LOAD_SECONDS = 4 * 3600.0
+"""Data and model, from a slow volume or from the hub."""
+SAVE_SECONDS = 1800.0
+EXPORT_SECONDS = 3600.0
+END_SECONDS = 300.0
+
+
+def step_seconds(configured: int | None, durations: Sequence[float]) -> float:
+    """For one step or one batch of an evaluation. `durations`: of the last steps, of which 3 medians are allowed unless a limit is
+    configured; a first step has none."""
+    if configured is not None:
+        return float(configured)
+    return max(STEP_FLOOR_SECONDS, MEDIANS * statistics.median(durations)) if durations else FIRST_STEP_SECONDS

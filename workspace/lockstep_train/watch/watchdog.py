@@ -1,0 +1,233 @@
+"""The watching thread of a rank.
+
+It ends the process in three cases that the main thread can't see, because it waits inside a collective:
+- an activity takes longer than its limit: every thread's stack is written down, the others are told, exit 76;
+- another rank has marked the attempt's end: a hang (76), a failure (1), or a stop before there is anything to save (75);
+- SIGTERM comes while the run is still loading: nothing has changed on disk, so it ends at once, and so do the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+from lockstep_train.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang
+from lockstep_train.report import Reporter
+from lockstep_train.report.terminal import print_error
+from lockstep_train.stop import StopSignal
+from lockstep_train.watch import flight
+from lockstep_train.watch.beats import Beat, explain
+from lockstep_train.watch.mark import Mark, Reason, Store, make_mark, read_mark
+
+PERIOD_SECONDS = 1.0
+LOOKS_APART_SECONDS = 3.0
+JOIN_SECONDS = 10.0
+"""How long a stop during start-up waits for the store, to tell the others."""
+GRACE_SECONDS = 10.0
+"""After another rank's failure: the main thread usually gets an error of its own, which says more."""
+GOODBYE_SECONDS = 3.0
+"""How long rank 0, which keeps the store, waits for the others to have read why they end."""
+STORE_TIMEOUT_SECONDS = 5.0
+
+
+class Watch(Protocol):
+    """What the run tells whoever watches it."""
+
+    def begin(self, activity: str, limit_seconds: float) -> None:
+        """Something starts that must end, or be begun anew, within the limit."""
+
+    def at(self, place: str) -> None:
+        """A place within the activity; the limit runs on."""
+
+    def loaded(self) -> None:
+        """From here on SIGTERM is the main thread's to handle: there is a state to save."""
+
+
+class Unwatched:
+    """For those who run a part of a run."""
+
+    def begin(self, activity: str, limit_seconds: float) -> None: ...
+    def at(self, place: str) -> None: ...
+    def loaded(self) -> None: ...
+
+
+UNWATCHED = Unwatched()
+
+
+class Watchdog:
+    """Started before anything slow; `joined` gives it the store once there is one."""
+
+    def __init__(self, stop: StopSignal, reporter: Reporter, rank: int, logs: Path, leave: Callable[[int], None]) -> None:
+        """`leave` ends the process with an exit code. `logs`: the folder for the stacks of a hang."""
+        self._stop = stop
+        self._reporter = reporter
+        self._rank = rank
+        self._logs = logs
+        self._leave = leave
+        self._store: Store | None = None
+        self._ranks = 1
+        self._loading = True
+        self._closed = threading.Event()
+        self._now = ("Start", "", 0.0, float("inf"), 0)  # activity, place, since, limit, position: replaced as one
+        self._beats = 0
+        self._lost_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="lockstep-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def joined(self, store: Store, ranks: int) -> None:
+        """`store`: a connection of this thread's own; one that waits for a key lets no other thread use it."""
+        store.set_timeout(timedelta(seconds=STORE_TIMEOUT_SECONDS))
+        self._ranks = ranks
+        self._store = store
+
+    def close(self) -> None:
+        """Watch no longer: what follows is the end of the process."""
+        self._closed.set()
+
+    def begin(self, activity: str, limit_seconds: float) -> None:
+        self._now = (activity, "", time.monotonic(), limit_seconds, self._now[4] + 1)
+
+    def at(self, place: str) -> None:
+        activity, _, since, limit, position = self._now
+        self._now = (activity, place, since, limit, position + 1)
+
+    def loaded(self) -> None:
+        self._loading = False
+
+    def failed(self, error: BaseException) -> None:
+        """Called by the main thread when it ends with an error: the others should not wait for this rank."""
+        self.close()
+        if self._store is not None:
+            with contextlib.suppress(Exception):  # the store may be what failed
+                make_mark(self._store, Mark(Reason.FAILED, self._rank, f"{type(error).__name__}: {error}"[:500]))
+
+    def stopped_elsewhere(self) -> bool:
+        """Whether an error of the main thread only shows that the others have stopped before it."""
+        with contextlib.suppress(Exception):
+            mark = read_mark(self._store) if self._store is not None else None
+            return mark is not None and mark.reason is Reason.STOP
+        return False
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._stop.wait(PERIOD_SECONDS)
+            if self._closed.is_set():
+                return
+            if self._loading and self._stop.requested:
+                self._leave_early()
+            self._exchange()
+            _, _, since, limit, _ = self._now
+            if time.monotonic() - since > limit:
+                self._expire(limit)
+
+    def _exchange(self) -> None:
+        """Say where this rank is, and hear whether the attempt ends."""
+        if self._store is None:
+            return
+        try:
+            self._post(self._store)
+            mark = read_mark(self._store)
+        except Exception as error:  # whatever the store's connection does: it is gone
+            self._lose_store(error)
+            return
+        self._lost_since = None
+        if mark is not None:
+            self._obey(mark)
+
+    def _post(self, store: Store) -> None:
+        self._beats += 1
+        store.set(f"watch/beat/{self._rank}", json.dumps(self._beat().to_json()))
+
+    def _beat(self) -> Beat:
+        activity, place, since, _, position = self._now
+        return Beat(position, activity, place, round(time.monotonic() - since, 1), self._beats)
+
+    def _lose_store(self, error: Exception) -> None:
+        """Rank 0 keeps the store: without it, rank 0 has ended, and this rank can't go on."""
+        self._lost_since = self._lost_since or time.monotonic()
+        if time.monotonic() - self._lost_since > GRACE_SECONDS and not self._closed.is_set():
+            self._end(
+                EXIT_STOPPED if self._loading and self._stop.requested else EXIT_FAILED, f"rank 0 can't be reached any more ({error})"
+            )
+
+    def _obey(self, mark: Mark) -> None:
+        if self._store is not None:
+            with contextlib.suppress(Exception):
+                self._store.set(f"watch/read/{self._rank}", "")
+        if mark.reason is Reason.STOP:
+            self._end(EXIT_STOPPED, mark.message)
+        if mark.reason is Reason.HANG:
+            self._hang(mark.message)
+        if not self._closed.wait(GRACE_SECONDS):
+            self._end(EXIT_FAILED, f"rank {mark.rank} has failed ({mark.message}); this rank can't go on without it")
+
+    def _leave_early(self) -> None:
+        """Nothing is saved because nothing has changed: the next start begins where this one did."""
+        end = time.monotonic() + JOIN_SECONDS
+        while self._store is None and time.monotonic() < end:
+            time.sleep(0.05)
+        message = "asked to stop before the first step: the state is the one it started from"
+        self._tell(Mark(Reason.STOP, self._rank, message))
+        self._end(EXIT_STOPPED, message)
+
+    def _expire(self, limit: float) -> None:
+        """Two looks at all ranks tell which of them still live."""
+        before = self._read_beats()
+        time.sleep(LOOKS_APART_SECONDS)
+        self._exchange()
+        message = explain(self._beat(), limit, before, self._read_beats(), self._ranks)
+        self._tell(Mark(Reason.HANG, self._rank, message))
+        self._hang(message)
+
+    def _read_beats(self) -> dict[int, Beat]:
+        beats = {self._rank: self._beat()}
+        with contextlib.suppress(Exception):
+            for rank in range(self._ranks):
+                key = f"watch/beat/{rank}"
+                if rank != self._rank and self._store is not None and self._store.check([key]):
+                    beats[rank] = Beat.from_json(json.loads(self._store.get(key)))
+        return beats
+
+    def _hang(self, message: str) -> None:
+        self._write_stacks()
+        self._reporter.agent.send_error(Hang(message))
+        self._reporter.event("hang", message=message)
+        self._end(EXIT_HANG, message)
+
+    def _write_stacks(self) -> None:
+        """Of all threads, to standard error and to a file beside the run's logs; on a GPU also NCCL's last operations."""
+        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
+        with contextlib.suppress(OSError):
+            self._logs.mkdir(parents=True, exist_ok=True)
+            with (self._logs / f"hang-rank-{self._rank}.txt").open("w") as file:
+                faulthandler.dump_traceback(file=file, all_threads=True)
+            flight.write_record(self._logs / f"nccl-rank-{self._rank}.json")
+
+    def _tell(self, mark: Mark) -> None:
+        if self._store is not None:
+            with contextlib.suppress(Exception):
+                make_mark(self._store, mark)
+
+    def _end(self, code: int, message: str) -> None:
+        print_error(f"lockstep_train: rank {self._rank}: {message}")
+        if self._rank == 0:
+            self._wait_for_readers()
+        self._leave(code)
+
+    def _wait_for_readers(self) -> None:
+        """The store ends with this process: the others must have read why first."""
+        end = time.monotonic() + GOODBYE_SECONDS
+        keys = [f"watch/read/{rank}" for rank in range(1, self._ranks)]
+        with contextlib.suppress(Exception):
+            while self._store is not None and keys and time.monotonic() < end and not self._store.check(keys):
+                time.sleep(0.05)
