@@ -29,3 +29,14 @@ def export(
 ) -> None:
     """Make a PEFT adapter folder from a checkpoint's shards, without a GPU and without the base model."""
     run_trainer("export", [*sources, "--output", output])
+
+
+@app.command("merge")
+def merge(
+    sources: SourceArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The model's folder: a new or an empty one.")],
+    base: Annotated[Path | None, typer.Option("--base", help="The base model's folder. Default: where the run had it.")] = None,
+) -> None:
+    """Make a full model folder from a checkpoint's shards and the base model, without a GPU, tensor by tensor."""
+    stated: list[str | Path] = [] if base is None else ["--base", base]
+    run_trainer("merge", [*sources, "--output", output, *stated])

@@ -17,7 +17,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-NEEDS = {"inspect": ("lockstep_train",), "export": ("lockstep_train", "torch", "safetensors")}
+NEEDS = {"inspect": ("lockstep_train",), "export": ("lockstep_train", "torch", "safetensors"), "merge": ("lockstep_train", "torch", "peft")}
 """The trainer's modules, and the packages that each needs."""
 
 

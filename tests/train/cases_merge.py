@@ -1,0 +1,140 @@
+"""Merged models beside the live ones: adapters with random weights on tiny models of every kind, written as a commit of two ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases_models import configuration, logits_of, settings
+from safetensors.torch import load_file, save
+
+from lockstep_train import merge
+from lockstep_train.checkpoint.identity import Identity
+from lockstep_train.checkpoint.layout import MANIFEST, shard_file
+from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, encode
+from lockstep_train.config import TrainingConfig
+from lockstep_train.model.load import DTYPES, base_digest, quiet_transformers
+from lockstep_train.model.trained import describe_trained, make_trainable
+
+RANKS = 2
+
+
+def make_base(folder: Path, family: str, precision: torch.dtype, shard_size: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(configuration(family)).to(precision)
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    (folder / "tokenizer.json").write_text('{"kept": true}')
+
+
+def commit_state(folder: Path, values: dict[str, torch.Tensor], training: TrainingConfig, base: Path, adapter: dict[str, Any]) -> None:
+    """A `Full` or `Lite` commit of step 7: each parameter cut in two unequal fragments."""
+    folder.mkdir(parents=True)
+    lite = training.checkpoint.content.value == "Lite"
+    shards = []
+    for rank in range(RANKS):
+        records, parts = [], []
+        for name, value in values.items():
+            cut = value.numel() * 2 // 3
+            start, end = ((0, cut), (cut, value.numel()))[rank]
+            records.append(FragmentRecord(name, tuple(value.shape), start, end - start))
+            parts.append(value.flatten()[start:end])
+        flat = torch.cat(parts)
+        kinds = {"weights": flat.to(DTYPES[training.precision])} if lite else {"fp32": flat, "exp_avg": flat * 0, "exp_avg_sq": flat * 0}
+        content = save(kinds)
+        (folder / shard_file(rank, RANKS)).write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        shards.append(ShardRecord(shard_file(rank, RANKS), len(content), digest, tuple(records), (0,)))
+    manifest = Manifest(
+        step=7,
+        attempt=1,
+        job="merged",
+        job_uid=None,
+        world_size=RANKS,
+        zero_stage="Stage2",
+        precision=training.precision.value,
+        base_model=str(base),
+        identity=Identity(base=base_digest(base), parameters="", dataset="", seed=1, global_batch_size=1),
+        samples_consumed=7,
+        optimizer_step=7,
+        eval_loss_before=None,
+        adapter=adapter,
+        shards=tuple(shards),
+        content=training.checkpoint.content.value,
+    )
+    (folder / MANIFEST).write_bytes(encode(manifest))
+
+
+@torch.no_grad()
+def randomise(model: Any, full: bool) -> dict[str, torch.Tensor]:
+    """Trainable parameters in FP32, moved so far that any mistake shows."""
+    draw = torch.Generator().manual_seed(5)
+    values = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            noise = torch.randn(parameter.shape, generator=draw) * (0.02 if full else 0.1)
+            master = noise if "lora_A" in name or "lora_B" in name else parameter.float() + noise
+            parameter.copy_(master)
+            values[name] = master
+    return values
+
+
+def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
+    base = folder / "base"
+    training = settings(base, "Stage2", variant)
+    dtype = DTYPES[training.precision]
+    make_base(base, variant["family"], dtype, variant.get("shards", "50GB"))
+    model = make_trainable(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), training, fresh=True)
+    adapter = describe_trained(model, training)
+    values = randomise(model, adapter["config"] is None)
+    commit_state(folder / "run/checkpoints/step-7.a1", values, training, base, adapter)
+    live = logits_of(model)
+    merged_folder = folder / "merged"
+    code = merge.main([str(folder / "run/checkpoints/step-7.a1"), "--output", str(merged_folder)])
+    if code:
+        return {"code": code}
+    loaded, report = AutoModelForCausalLM.from_pretrained(merged_folder, dtype=dtype, output_loading_info=True)
+    mine = logits_of(loaded)
+    result = {
+        "code": 0,
+        "difference": ((mine - live).abs().max() / live.abs().max()).item(),
+        "moved": ((logits_of(AutoModelForCausalLM.from_pretrained(base, dtype=dtype)) - live).abs().max() / live.abs().max()).item(),
+        "missing": sorted(map(str, report["missing_keys"])),
+        "unexpected": sorted(map(str, report["unexpected_keys"])),
+        "files": sorted(path.name for path in merged_folder.iterdir()),
+        "base_files": sorted(path.name for path in base.iterdir()),
+        "tied": json.loads((merged_folder / "config.json").read_text())["tie_word_embeddings"],
+        "shapes_kept": shapes_kept(base, merged_folder),
+    }
+    if adapter["config"] is not None and not variant.get("separate"):
+        result["peft_difference"] = ((mine - logits_of(model.merge_and_unload())).abs().max() / live.abs().max()).item()
+    return result
+
+
+def shapes_kept(base: Path, merged_folder: Path) -> bool:
+    """Every tensor of the base is in the same file with the same shape and dtype."""
+    return all(
+        {(name, value.shape, value.dtype) for name, value in load_file(path).items()}
+        <= {(name, value.shape, value.dtype) for name, value in load_file(merged_folder / path.name).items()}
+        for path in base.glob("*.safetensors")
+    )
+
+
+def merge_variants(folder: str, variants: dict[str, Any], output: str) -> None:
+    quiet_transformers()
+    results = {}
+    for name, variant in variants.items():
+        place = Path(folder) / name.replace(" ", "-")
+        place.mkdir()
+        try:
+            results[name] = merge_variant(place, variant)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+    Path(output).write_text(json.dumps(results))

@@ -1,0 +1,100 @@
+"""`lockstep adapter merge`: the merged folder is the model that was live."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer
+from typer.testing import CliRunner
+
+from lockstep.cli import adapter
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "several files": {"family": "llama", "shards": "20KB"},
+    "rslora": {"family": "llama", "lora": {"rankStabilized": True}},
+    "dora": {"family": "llama", "lora": {"dora": True}},
+    "whole layers": {"family": "llama", "lora": {"modulesToSave": ["embed_tokens", "lm_head"]}},
+    "tied embedding trained apart": {"family": "tied", "lora": {"modulesToSave": ["embed_tokens"]}, "separate": True},
+    "tied head trained apart": {"family": "tied", "lora": {"modulesToSave": ["lm_head"]}, "shards": "20KB", "separate": True},
+    "tied and untouched": {"family": "tied"},
+    "glm4_moe experts": {"family": "glm4_moe", "lora": {"targetParameters": EXPERTS}, "shards": "20KB"},
+    "qwen3_moe experts": {"family": "qwen3_moe", "lora": {"targetParameters": EXPERTS[:1]}},
+    "mixtral experts": {"family": "mixtral", "lora": {"targetParameters": EXPERTS}},
+    "full": {"family": "tied", "method": "Full"},
+    "full glm4_moe": {"family": "glm4_moe", "method": "Full", "shards": "20KB"},
+}
+FP32_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("merge")
+
+
+@pytest.fixture(scope="module")
+def results(ranks: ForkServer, folder: Path) -> dict[str, dict[str, Any]]:
+    output = folder / "results.json"
+    ended = ranks.run("merge_variants", [None], arguments={"folder": str(folder), "variants": VARIANTS, "output": str(output)})
+    assert ended.codes == [0], ended.output
+    found: dict[str, dict[str, Any]] = json.loads(output.read_text())
+    assert not any("error" in result for result in found.values()), "\n".join(result.get("error", "") for result in found.values())
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_merged_model_gives_the_live_models_logits(results: dict[str, dict[str, Any]], variant: str) -> None:
+    result = results[variant]
+    assert (result["missing"], result["unexpected"]) == ([], [])
+    assert result["moved"] > 1e-2, "the adapter changes nothing: the test can't fail"
+    assert result["difference"] < FP32_TOLERANCE
+    assert result.get("peft_difference", 0) < FP32_TOLERANCE
+
+
+def test_the_merged_folder_has_the_bases_files_names_and_dtypes(results: dict[str, dict[str, Any]]) -> None:
+    for variant in VARIANTS:
+        assert results[variant]["files"] == results[variant]["base_files"], variant
+        assert results[variant]["shapes_kept"], variant
+
+
+def test_tied_embeddings_come_apart_only_where_one_of_them_was_trained_alone(results: dict[str, dict[str, Any]]) -> None:
+    assert {name: results[name]["tied"] for name in VARIANTS if VARIANTS[name]["family"] == "tied"} == {
+        "tied embedding trained apart": False,
+        "tied head trained apart": False,
+        "tied and untouched": True,
+        "full": True,
+    }
+
+
+def test_another_base_model_is_refused(
+    results: dict[str, dict[str, Any]], folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert results
+    commit = folder / "llama/run/checkpoints/step-7.a1"
+    merged = CliRunner().invoke(
+        adapter.app, ["merge", str(commit), "--output", str(tmp_path / "out"), "--base", str(folder / "tied-and-untouched/base")]
+    )
+    assert merged.exit_code == 2
+    assert "is not the model that step 7 was trained on" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_merges_shards_of_two_volumes_with_a_base_that_has_moved(
+    results: dict[str, dict[str, Any]], folder: Path, tmp_path: Path
+) -> None:
+    assert results
+    sources = []
+    for rank in (0, 1):
+        copy = tmp_path / f"volume-{rank}/run/checkpoints/step-7.a1"
+        shutil.copytree(folder / "llama/run/checkpoints/step-7.a1", copy)
+        (copy / f"shard-r0000{1 - rank}-of-00002.safetensors").unlink()
+        sources.append(str(copy))
+    shutil.copytree(folder / "llama/base", tmp_path / "moved")
+    merged = CliRunner().invoke(adapter.app, ["merge", *sources, "--output", str(tmp_path / "out"), "--base", str(tmp_path / "moved")])
+    assert merged.exit_code == 0
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (folder / "llama/merged/model.safetensors").read_bytes()
