@@ -19,8 +19,10 @@ from faults.power_cut import Subject
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.load import ShardReader
+from lockstep_train.checkpoint.replicas import local_only
 from lockstep_train.checkpoint.resume import choose_start, record_start
 from lockstep_train.checkpoint.save import Saver
+from lockstep_train.checkpoint.upkeep import Upkeep
 from lockstep_train.engine.ranks import Ranks
 
 OLD, NEW = 4, 6
@@ -90,7 +92,9 @@ class CommitSession:
             numel = torch.Size(fragment.shape).numel()
             for kind, tensor in fragment.tensors.items():
                 tensor.copy_(value(fragment.name, kind, numel, step)[fragment.start : fragment.start + fragment.numel])
-        saved = Saver(self._apart(f"save-{self._saves}"), disk / "run/checkpoints", 1, 2, self._run.describe).save(self._run.engine, step)
+        ranks, checkpoints = self._apart(f"save-{self._saves}"), disk / "run/checkpoints"
+        upkeep = Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node)
+        saved = Saver(ranks, checkpoints, 1, upkeep, self._run.describe).save(self._run.engine, step)
         assert saved.committed, saved.problem
 
     def _apart(self, what: str) -> Ranks:

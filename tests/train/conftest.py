@@ -82,7 +82,7 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
     """Make a run.json: `run_file("name", zeroStage="Stage3", optimization={"maxSteps": 4})`; the run's folder is tmp_path/name."""
 
-    def make(name: str = "run", folder: str | None = None, uid: str | None = None, **training: Any) -> Path:
+    def make(name: str = "run", folder: str | None = None, uid: str | None = None, storage: str | None = None, **training: Any) -> Path:
         settings = {
             "model": {"name": str(model)},
             "lora": {"rank": 5, "alpha": 10, "dropout": "0", "targetModules": ["q_proj", "v_proj", "down_proj"]},
@@ -108,6 +108,7 @@ def run_file(model: Path, data: Path, tmp_path: Path) -> RunFile:
             "format": "lockstep-run/1",
             "job": {"name": name, "namespace": "test", "uid": uid},
             "runDir": str(tmp_path / (folder or name)),
+            "storage": storage,
         }
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps({**document, "training": merged(settings, training)}))

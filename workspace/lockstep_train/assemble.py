@@ -11,6 +11,8 @@ from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.kinds import kinds_of
 from lockstep_train.checkpoint.restore import restore
 from lockstep_train.checkpoint.save import Saver
+from lockstep_train.checkpoint.storage import nodes_share
+from lockstep_train.checkpoint.upkeep import start_upkeep
 from lockstep_train.checkpoint.zero_restore import set_counters
 from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data import sampler
@@ -62,6 +64,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     tokeniser = load_tokeniser(folder)
     dataset = load_dataset(training.data, training.evaluation, tokeniser)
     claim = Claim(environment.attempt, config.job_uid)
+    shared = nodes_share(ranks, config.run_dir, config.storage)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
     engine, loss, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
@@ -73,9 +76,9 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     resume.record_start(ranks, checkpoints, start, claim)
     describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
     report = SaveReport(reporter)
-    saver = Saver(
-        ranks, checkpoints, start.attempt, training.checkpoint.keep, describe, kinds_of(training.checkpoint.content.value), report
-    )
+    master = (environment.master_address, environment.master_port)
+    upkeep = start_upkeep(config, ranks, start.attempt, master, folder, shared=shared, say=reporter.say)
+    saver = Saver(ranks, checkpoints, start.attempt, upkeep, describe, kinds_of(training.checkpoint.content.value), report)
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)

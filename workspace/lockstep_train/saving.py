@@ -71,3 +71,4 @@ def finishing(run: Run) -> Iterator[None]:
         run.saver.finish()
         raise
     run.saver.finish()
+    run.saver.upkeep.close()

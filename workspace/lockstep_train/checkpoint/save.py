@@ -1,4 +1,4 @@
-"""A save: the copy beside the next step, then writing, commit and rotation beside the steps after it. No collective anywhere.
+"""A save: the copy beside the next step, then writing, commit and upkeep beside the steps after it. No collective anywhere.
 
 The training thread only starts a save and, before the update, waits for what is left of the copy. One save at a time: the
 host buffer is one, and a slow volume must not pile up snapshots.
@@ -21,8 +21,8 @@ from lockstep_train.checkpoint import commit, zero_access
 from lockstep_train.checkpoint.kinds import FULL
 from lockstep_train.checkpoint.layout import CommitName
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, encode
-from lockstep_train.checkpoint.rotation import Rotation
 from lockstep_train.checkpoint.snapshot import FileImage, HostMemory, Snapshot, lay_out
+from lockstep_train.checkpoint.upkeep import Upkeep
 from lockstep_train.checkpoint.write import write_shard
 from lockstep_train.engine.ranks import Ranks
 
@@ -68,7 +68,7 @@ class Saver:
         ranks: Ranks,
         checkpoints: Path,
         attempt: int,
-        keep: int,
+        upkeep: Upkeep,
         describe: Callable[[int], Manifest],
         kinds: tuple[str, ...] = FULL,
         tell: Callable[[Saved], None] = lambda saved: None,
@@ -77,7 +77,7 @@ class Saver:
         self._ranks = replace(ranks, store=ranks.store.clone())  # a client that waits for a key lets no other thread use it
         self._checkpoints = checkpoints
         self._attempt = attempt
-        self._rotation = Rotation(checkpoints, keep)
+        self.upkeep = upkeep
         self._describe = describe
         self._kinds = kinds
         self._tell = tell
@@ -144,6 +144,7 @@ class Saver:
         seconds = time.monotonic() - job.started
         saved = Saved(job.manifest.step, job.folder, job.snapshot.image.size, seconds, self._stall_seconds, ended.committed, ended.problem)
         self._tell(saved)
+        self.upkeep.committed(job.folder)
         return saved
 
     def _write(self, job: Job) -> None:
@@ -153,7 +154,7 @@ class Saver:
         except OSError as error:
             commit.acknowledge(self._ranks, job.tag, None, f"{job.folder} can't be written: {error.strerror}")
         else:
-            commit.acknowledge(self._ranks, job.tag, shard, None)
+            commit.acknowledge(self._ranks, job.tag, self.upkeep.copy(job.folder, shard), None)
 
     def _commit(self, job: Job) -> commit.Outcome:
         def whole(shards: Sequence[ShardRecord]) -> bytes:
@@ -166,8 +167,6 @@ class Saver:
         ended = commit.outcome(self._ranks, job.tag) if self._ranks.first or job.wait else commit.Outcome(committed=False)
         if self._ranks.first:
             commit.forget(self._ranks, job.tag)
-        if self._ranks.first_of_node:
-            self._rotation.rotate()
         return ended
 
 

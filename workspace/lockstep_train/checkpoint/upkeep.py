@@ -15,10 +15,13 @@ from lockstep_train.checkpoint.chain import candidates
 from lockstep_train.checkpoint.layout import MANIFEST, TRASH
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, decode
 from lockstep_train.checkpoint.readers import reading
-from lockstep_train.checkpoint.replicas import Replicas
+from lockstep_train.checkpoint.replicas import Replicas, connect, local_only
 from lockstep_train.checkpoint.rotation import Rotation
-from lockstep_train.checkpoint.views import refresh_views
+from lockstep_train.checkpoint.views import keep_tokenizer, refresh_views
 from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
+from lockstep_train.config import Method, RunConfig
+from lockstep_train.engine.ranks import Ranks
+from lockstep_train.report import print_error
 
 EXPORT_SECONDS = 600.0
 """How long the end of a run waits for an export under way."""
@@ -27,17 +30,26 @@ Tell = Callable[[str], None]
 
 
 class Upkeep:
-    """Of one volume, on the rank that looks after it."""
+    """What a rank does for the volume it sees. One rank a volume looks after it (`mine`); the others only send copies of shards."""
 
-    def __init__(self, checkpoints: Path, keep: int, replicas: Replicas, tell: Tell, exporter: Exporter | None = None) -> None:
+    def __init__(
+        self, checkpoints: Path, keep: int, replicas: Replicas, tell: Tell, *, mine: bool = True, exporter: Exporter | None = None
+    ) -> None:
         self._checkpoints = checkpoints
+        self._mine = mine
         self._rotation = Rotation(checkpoints, keep)
         self._replicas = replicas
         self._tell = tell
         self._exporter = exporter
 
+    def copy(self, folder: Path, shard: ShardRecord) -> ShardRecord:
+        """Send a shard that is durable here where `replicas` wants it; the record says who has it."""
+        return self._replicas.copy(folder, shard)
+
     def refresh(self) -> None:
-        """Views as they should be, at a start."""
+        """Views as they should be."""
+        if not self._mine:
+            return
         try:
             chain = candidates(list_commits(self._checkpoints), read_records(self._checkpoints))
             refresh_views(self._checkpoints.parent, self._checkpoints, chain)
@@ -45,7 +57,9 @@ class Upkeep:
             self._tell(f"{self._checkpoints.parent}: the checkpoint-N views can't be kept: {error}")
 
     def committed(self, folder: Path) -> None:
-        """After the manifest is durable."""
+        """After a save. It did not come to a commit where the manifest is not there."""
+        if not self._mine or not (folder / MANIFEST).exists():
+            return
         try:
             self._rotation.rotate()
             manifest = decode((folder / MANIFEST).read_bytes())
@@ -65,6 +79,7 @@ class Upkeep:
         """Wait for an export under way."""
         if self._exporter is not None:
             self._exporter.close()
+        self._replicas.close()
 
 
 class Exporter:
@@ -111,3 +126,25 @@ class Exporter:
             return folder / shard.file
         self._replicas.fetch(folder, shard, fetched / shard.file)
         return fetched / shard.file
+
+
+def start_upkeep(config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, *, shared: bool, say: Tell) -> Upkeep:
+    """Of this rank. A collective through the store. `master`: where rank 0 is reached; `model`: the base model's folder."""
+    settings, checkpoints = config.training.checkpoint, config.run_dir / "checkpoints"
+    if shared and settings.replicas > 1:
+        say("checkpoint.replicas has no effect: all nodes save to the same volume")
+    exports = settings.export_adapter and config.training.method is Method.LORA
+    if settings.export_adapter and not exports:
+        say("checkpoint.exportAdapter has no effect: method Full trains no adapter")
+    mine = ranks.first if shared else ranks.first_of_node
+    tell = say if ranks.first else lambda line: print_error(f"lockstep_train: node {ranks.node}: {line}")
+    apart = not shared and (settings.replicas > 1 or exports)
+    replicas = connect(ranks, checkpoints, attempt, settings.replicas, master) if apart else local_only(ranks)
+    upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine, exporter=Exporter(replicas, tell) if mine and exports else None)
+    if mine:
+        try:
+            keep_tokenizer(model, config.run_dir)
+        except OSError as error:
+            tell(f"{config.run_dir}: the tokenizer's files can't be kept beside the checkpoints: {error}")
+    upkeep.refresh()
+    return upkeep
