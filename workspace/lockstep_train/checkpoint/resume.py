@@ -12,6 +12,7 @@ from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_c
 from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, record_file
 from lockstep_train.checkpoint.manifest import Manifest, decode, shapes
+from lockstep_train.checkpoint.together import refused_together
 from lockstep_train.checkpoint.volume import (
     MISSING,
     View,
@@ -61,6 +62,11 @@ def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim
 
     Raises ConfigError, on every rank, when the attempt is stale or the path in `resumeFrom` can't be used.
     """
+    with refused_together(ranks, "start"):
+        return _choose_start(ranks, checkpoints, resume_from, claim, say)
+
+
+def _choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say) -> Start:
     view = _merged_view(ranks, checkpoints, say)
     names, records = view.commits, view.records
     attempt = next_attempt(records, claim, used=[*view.damaged, *(name.attempt for name in names)])

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from lockstep_train.checkpoint.durable import make_directory
+from lockstep_train.checkpoint.together import refused_together
 from lockstep_train.config import Storage
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
@@ -40,10 +41,11 @@ def nodes_share(ranks: Ranks, run_dir: Path, storage: Storage | None, shared_sec
             mark.unlink()
     if blind and storage is Storage.SHARED:
         listed = ", ".join(map(str, blind))
-        raise ConfigError(
-            f"storage is Shared, but node {listed} does not see within {shared_seconds:.0f} s what node 0 wrote to {run_dir}: that folder is on a "
-            "volume of its own there; mount the same volume on all nodes, or set storage.mode to PerPod"
-        )
+        with refused_together(ranks, "storage"):
+            raise ConfigError(
+                f"storage is Shared, but node {listed} does not see within {shared_seconds:.0f} s what node 0 wrote to {run_dir}: that folder is on a "
+                "volume of its own there; mount the same volume on all nodes, or set storage.mode to PerPod"
+            )
     return not blind
 
 
