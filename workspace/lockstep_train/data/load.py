@@ -1,34 +1,157 @@
-"""The run's data: read, tokenised, split."""
+"""The run's data: sources read and tokenised, divided, cut, packed. All of it is kept on disk; a later start only maps it."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from lockstep_train.config import DataConfig, EvaluationConfig
-from lockstep_train.data.holdout import fixed_subset, split
-from lockstep_train.data.read import is_jsonl, read_samples
-from lockstep_train.data.tokenize import Example, Tokeniser, tokenise, tokenise_blocks
+from lockstep_train.config import DataConfig, DataFormat, EvaluationConfig, SourceConfig, TrainingConfig
+from lockstep_train.data.arrays import Damaged, open_arrays, remove
+from lockstep_train.data.cachefolder import content_digest
+from lockstep_train.data.divide import Rule, divide
+from lockstep_train.data.hub import hub_dataset
+from lockstep_train.data.sequences import CONTENT as PLAN_CONTENT
+from lockstep_train.data.sequences import Sequences, write_sequences
+from lockstep_train.data.source import CONTENT, Say, Source, file_source, looks_like_text, token_key, tokens_of
+from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
+
+VERSION = 1
+"""Raised when the same tokens would give other sequences."""
+TRAINING, EVALUATION = "training", "evaluation"
+
+Digest = Callable[[Path, Path], str]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Where everything lies on this volume, and what is to be told about it. Sent from the rank that made it to the others."""
+
+    tokens: tuple[str, ...]
+    """Folders, one a source."""
+    names: tuple[str, ...]
+    plan: str
+    notes: tuple[str, ...]
+    digest: str
 
 
 @dataclass(frozen=True)
 class Dataset:
-    training: list[Example]
-    evaluation: list[Example]
+    training: Sequences
+    evaluation: Sequences
     digest: str
-    """SHA-256 over the training examples in order: another one means that a data cursor has no meaning."""
-    cut: int
+    """SHA-256 over the training tokens, their masks and their division into sequences: another one means that a data cursor has
+    no meaning."""
+    notes: tuple[str, ...]
+    """What to tell at the start, a line each."""
 
 
-def load_dataset(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: Tokeniser) -> Dataset:
-    """Raises ConfigError when the file has broken lines or nothing is left to train on."""
-    path = Path(data.path or "")
-    samples = read_samples(path)
-    tokenised = (tokenise if is_jsonl(path) else tokenise_blocks)(samples, tokeniser, data.max_length)
-    training, held_out = split(tokenised.examples, evaluation.holdout) if evaluation else (tokenised.examples, [])
-    if not training:
-        raise ConfigError(f"training.data.path {path} leaves no sample to train on; add samples or lower training.evaluation.holdout")
-    digest = hashlib.sha256("".join(example.key for example in training).encode()).hexdigest()
-    return Dataset(training, fixed_subset(held_out, evaluation.samples) if evaluation else [], digest, tokenised.cut)
+def data_settings(training: TrainingConfig) -> dict[str, Any]:
+    """The settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
+    changed, where the digest alone could only say that something was."""
+    data = training.data
+    found: dict[str, Any] = {"data.maxLength": data.max_length}
+    default = DataConfig(max_length=data.max_length)
+    if data.overlong is not default.overlong:
+        found["data.overlong"] = data.overlong.value
+    if data.train_on is not default.train_on:
+        found["data.trainOn"] = data.train_on.value
+    if data.packing:
+        found["data.packing"] = True
+    if data.sources:
+        found["data.sources"] = [f"{source.path or source.name} × {source.weight:g}" for source in data.sources]
+    if training.evaluation is not None and training.evaluation.data is None:
+        found["evaluation.holdout"] = training.evaluation.holdout
+    return found
+
+
+def sources_of(data: DataConfig) -> Sequence[SourceConfig]:
+    return data.sources or (SourceConfig(data.path, data.name, data.split, data.revision, data.format),)
+
+
+def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> Source:
+    """Raises ConfigError when it isn't there."""
+    if source.path is None:
+        dataset = hub_dataset(source, cache, say)
+        return Source(f"{dataset.name}[{dataset.split}]", dataset.digest, False, source.weight, dataset.samples)
+    path = Path(source.path)
+    plain_text = looks_like_text(path) if source.format is DataFormat.AUTO else source.format is DataFormat.TEXT
+    return file_source(path, plain_text, source.weight, digest(path, cache))
+
+
+def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: Tokeniser, cache: Path, say: Say) -> Prepared:
+    """Make on this volume whatever isn't there yet, and check what is. Raises ConfigError."""
+    if data.max_length <= len(tokeniser.begin):
+        raise ConfigError(f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokeniser.begin)} tokens this model expects before it")
+    configs = list(sources_of(data))
+    if evaluation is not None and evaluation.data is not None:
+        configs.append(SourceConfig(evaluation.data.path, format=DataFormat.AUTO))
+    sources = [resolve_source(config, cache, say) for config in configs]
+    tokens = [tokens_of(source, tokeniser, data.train_on, cache / "tokens", say) for source in sources]
+    rule = Rule(data.max_length, data.overlong, data.packing, len(tokeniser.begin), evaluation)
+    described = [[source.name, token_key(source, tokeniser, data.train_on), source.weight] for source in sources]
+    facts = [VERSION, described, _plain(rule)]
+    plan = cache / "plans" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    if not _whole(plan, say):
+        divided = divide(sources, tokens, rule)
+        capacity = data.max_length if data.packing else None
+        write_sequences(divided.evaluation, capacity, plan / EVALUATION, {})
+        write_sequences(divided.training, capacity, plan / TRAINING, {"notes": divided.notes})
+    training = open_arrays(plan / TRAINING, verify=False)
+    contents = [training.digest(*PLAN_CONTENT), *(found.digest(*CONTENT) for found in tokens)]
+    return Prepared(
+        tokens=tuple(str(found.folder) for found in tokens),
+        names=tuple(source.name for source in sources),
+        plan=str(plan),
+        notes=(*training.facts["notes"], *packing_note(training.facts, data)),
+        digest=hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
+    )
+
+
+def _plain(rule: Rule) -> list[Any]:
+    evaluation = rule.evaluation
+    chosen = None if evaluation is None else [evaluation.data is None, evaluation.holdout, evaluation.samples]
+    return [rule.max_length, rule.overlong.value, rule.packing, rule.prefix, chosen]
+
+
+def _whole(plan: Path, say: Say) -> bool:
+    """Whether both parts of the plan are there; a damaged one is removed."""
+    found = True
+    for part in (plan / EVALUATION, plan / TRAINING):
+        try:
+            open_arrays(part, verify=True)
+        except Damaged as problem:
+            if part.exists():
+                say(f"The plan of the sequences is made again: {problem}")
+            remove(part)
+            found = False
+    return found
+
+
+def packing_note(facts: dict[str, Any], data: DataConfig) -> list[str]:
+    if not data.packing:
+        return []
+    share = facts["tokens"] / (facts["sequences"] * data.max_length)
+    return [f"Packed {facts['documents']:,} documents into {facts['sequences']:,} sequences of {data.max_length} tokens, {share:.1%} full"]
+
+
+def open_dataset(prepared: Prepared, tokeniser: Tokeniser) -> Dataset:
+    """Map what `prepare` made, on any rank of the volume."""
+    tokens = [open_arrays(Path(folder), verify=False) for folder in prepared.tokens]
+    plan = Path(prepared.plan)
+    training, evaluation = (
+        Sequences(open_arrays(plan / part, verify=False), tokens, prepared.names, tokeniser.begin) for part in (TRAINING, EVALUATION)
+    )
+    return Dataset(training, evaluation, prepared.digest, prepared.notes)
+
+
+def to_json(prepared: Prepared) -> dict[str, Any]:
+    return asdict(prepared)
+
+
+def from_json(value: dict[str, Any]) -> Prepared:
+    return Prepared(**{key: tuple(item) if isinstance(item, list) else item for key, item in value.items()})

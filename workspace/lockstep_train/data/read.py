@@ -1,81 +1,139 @@
-"""Samples from a file: JSONL with `text` or `prompt` + `completion`, or plain text.
+"""Samples from a file, one at a time: JSONL with `messages`, `prompt` + `completion` or `text`, or plain text.
 
-Every broken line is reported at once with file:line, so that a file is mended in one go; nothing is dropped silently.
+A file is never held in memory. Every broken line is counted and the first ones are told with file:line, so that a file is mended
+in one go; nothing is dropped silently.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lockstep_train.errors import ConfigError
 
 REPORTED_LINES = 5
+JSONL_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Text as it was read. With a `prompt`, only the `text` after it is learned."""
+    """Text as it was read. With a `prompt`, only the `text` after it is the answer."""
 
     text: str
     prompt: str | None
-    source: str
-    """file:line of its first line."""
+    line: int
+    """Number of its first line in the file, from 1."""
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """Samples in the file's order; a plain text file gives one sample a paragraph. Raises ConfigError."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"training.data.path {path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}:{line} is not UTF-8; convert the file to UTF-8") from error
-    samples = jsonl_samples(text, str(path)) if is_jsonl(path) else paragraphs(text, str(path))
-    if not samples:
-        raise ConfigError(f"training.data.path {path} holds no samples")
-    return samples
+@dataclass(frozen=True)
+class Conversation:
+    """Messages for the tokenizer's chat template."""
+
+    messages: tuple[dict[str, Any], ...]
+    given: int
+    """So many of them are the prompt: never learned, whoever speaks."""
+    tools: tuple[Any, ...]
+    line: int
+
+
+AnySample = Sample | Conversation
+
+
+@dataclass
+class Broken:
+    """The lines of one source that can't be used."""
+
+    name: str
+    first: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, line: int, reason: str) -> None:
+        self.count += 1
+        if len(self.first) < REPORTED_LINES:
+            self.first.append(f"{self.name}:{line}: {reason}")
+
+    def refuse(self) -> None:
+        """Raises ConfigError when there are any."""
+        if self.count:
+            more = f" (and {self.count - REPORTED_LINES} more)" if self.count > REPORTED_LINES else ""
+            raise ConfigError(f"{self.count} broken lines in the data: " + "; ".join(self.first) + more)
 
 
 def is_jsonl(path: Path) -> bool:
-    return path.suffix in {".jsonl", ".json", ".ndjson"}
+    return path.suffix in JSONL_SUFFIXES
 
 
-def jsonl_samples(text: str, name: str) -> list[Sample]:
-    """One sample a non-empty line. Raises ConfigError naming the first broken lines and how many there are."""
-    samples: list[Sample] = []
-    broken: list[str] = []
-    for number, line in enumerate(text.split("\n"), start=1):
+def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers; one that is not UTF-8 is broken. Raises ConfigError when the file can't be read."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield number, line.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError:
+                    broken.add(number, "not UTF-8; convert the file to UTF-8")
+    except OSError as error:
+        raise ConfigError(f"the data {path} can't be read: {error.strerror}") from error
+
+
+def read_jsonl(path: Path, broken: Broken) -> Iterator[AnySample]:
+    """One sample a line that is not blank."""
+    for number, line in read_lines(path, broken):
         if not line.strip():
             continue
-        source = f"{name}:{number}"
         try:
-            samples.append(_jsonl_sample(line, source))
+            yield sample_of(parse_object(line), number)
         except ValueError as error:
-            broken.append(f"{source}: {error}")
-    if broken:
-        more = f" (and {len(broken) - REPORTED_LINES} more)" if len(broken) > REPORTED_LINES else ""
-        raise ConfigError(f"{len(broken)} broken lines in the data: " + "; ".join(broken[:REPORTED_LINES]) + more)
-    return samples
+            broken.add(number, str(error))
 
 
-def _jsonl_sample(line: str, source: str) -> Sample:
+def read_text(path: Path, broken: Broken) -> Iterator[AnySample]:
+    """Paragraphs: runs of lines that are not blank, each with the number of its first line."""
+    block: list[str] = []
+    first = 1
+    for number, line in read_lines(path, broken):
+        if line.strip():
+            first = first if block else number
+            block.append(line.rstrip())
+        elif block:
+            yield Sample("\n".join(block), None, first)
+            block = []
+    if block:
+        yield Sample("\n".join(block), None, first)
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """Raises ValueError."""
     try:
         record = json.loads(line)
     except ValueError as error:
         raise ValueError(f"not valid JSON ({error})") from error
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
-    if "text" in record:
-        return Sample(_text(record, "text"), None, source)
-    if "prompt" in record and "completion" in record:
-        return Sample(_text(record, "completion"), _text(record, "prompt"), source)
-    raise ValueError("neither `text` nor `prompt` and `completion`")
+    return record
 
 
-def _text(record: dict[str, object], key: str) -> str:
+def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
+    """What a record holds; of several forms in one record the first of this order counts. Raises ValueError.
+
+    Keys without a value are as good as absent: tables fill them in.
+    """
+    if record.get("messages") is not None:
+        return Conversation(_messages(record, "messages"), 0, _tools(record), line)
+    if record.get("prompt") is not None and record.get("completion") is not None:
+        if isinstance(record["prompt"], str):
+            return Sample(_text(record, "completion"), _text(record, "prompt"), line)
+        prompt = _messages(record, "prompt")
+        return Conversation((*prompt, *_messages(record, "completion")), len(prompt), _tools(record), line)
+    if record.get("text") is not None:
+        return Sample(_text(record, "text"), None, line)
+    raise ValueError("neither `messages`, nor `prompt` and `completion`, nor `text`")
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
     value = record[key]
     if not isinstance(value, str):
         raise ValueError(f"`{key}` is not a string")
@@ -84,16 +142,22 @@ def _text(record: dict[str, object], key: str) -> str:
     return value
 
 
-def paragraphs(text: str, name: str) -> list[Sample]:
-    """Runs of non-blank lines, each with the number of its first line."""
-    samples: list[Sample] = []
-    block: list[str] = []
-    first = 1
-    for number, line in enumerate([*text.split("\n"), ""], start=1):
-        if line.strip():
-            first = first if block else number
-            block.append(line.rstrip())
-        elif block:
-            samples.append(Sample("\n".join(block), None, f"{name}:{first}"))
-            block = []
-    return samples
+def _messages(record: Mapping[str, Any], key: str) -> tuple[dict[str, Any], ...]:
+    value = record[key]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"`{key}` is not a list of messages")
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"`{key}[{number}]` is not an object with a `role`")
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            raise ValueError(f"`{key}[{number}]` has neither a `content` that is a string nor `tool_calls`")
+    return tuple({name: item for name, item in message.items() if item is not None} for message in value)
+
+
+def _tools(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    value = record.get("tools")
+    if isinstance(value, str):  # tables without nested columns hold it as JSON text
+        value = json.loads(value)
+    if value is not None and not isinstance(value, list):
+        raise ValueError("`tools` is not a list")
+    return tuple(value or ())

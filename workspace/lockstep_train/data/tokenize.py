@@ -1,15 +1,20 @@
-"""Samples to token ids and labels. A label of -100 is not learned (torch's cross-entropy ignores it)."""
+"""Samples to token ids, and which of them are learned. A label of -100 is not learned (torch's cross-entropy ignores it)."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from lockstep_train.data.read import Sample
-from lockstep_train.errors import ConfigError
+import numpy
+
+from lockstep_train.config import TrainOn
+from lockstep_train.data.chat import ChatTemplate, encode_conversation
+from lockstep_train.data.read import AnySample, Broken, Conversation, Sample
 
 IGNORED = -100
+PARAGRAPH_BREAK = "\n\n"
+NO_TEMPLATE = "`messages` need a tokenizer with a chat template and character offsets, which the model's folder doesn't have"
 
 
 @dataclass(frozen=True)
@@ -22,15 +27,25 @@ class Tokeniser:
     """What the model expects before every text (BOS of Llama, [gMASK]<sop> of GLM, nothing for Qwen)."""
     end: int | None
     pad: int
+    chat: ChatTemplate | None = None
+    encode_many: Callable[[list[str]], list[list[int]]] | None = None
+    """The same for many texts at once, which fast tokenizers do on several cores."""
+    decode: Callable[[list[int]], str] = str
+    digest: str = ""
+    """Tells one tokenizer from another."""
+
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        return self.encode_many(texts) if self.encode_many is not None else [self.encode(text) for text in texts]
 
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids and labels of equal length, at most the maximum length."""
+    """One sequence as the model gets it: token ids and labels of equal length."""
 
-    ids: tuple[int, ...]
-    labels: tuple[int, ...]
+    ids: numpy.ndarray[Any, Any]
+    labels: numpy.ndarray[Any, Any]
     source: str
+    """file:line of what it begins with."""
     documents: tuple[int, ...] = ()
     """With packing: the lengths of the documents it holds."""
 
@@ -38,73 +53,64 @@ class Example:
     def packed(self) -> bool:
         return bool(self.documents)
 
-    def unlearned(self) -> Example:
-        """The same tokens with nothing to learn: what a rank computes that has no work left."""
-        return replace(self, labels=(IGNORED,) * len(self.ids))
-
-    @property
-    def key(self) -> str:
-        """Hash of the content, so that duplicates have the same key."""
-        return hashlib.sha256(repr((self.ids, self.labels)).encode()).hexdigest()
-
     @property
     def learned_tokens(self) -> int:
         """Tokens that are predicted: the first one never is."""
-        return sum(label != IGNORED for label in self.labels[1:])
+        return int(numpy.count_nonzero(self.labels[1:] != IGNORED))
+
+    def unlearned(self) -> Example:
+        """The same tokens with nothing to learn: what a rank computes that has no work left."""
+        return Example(self.ids, numpy.full_like(self.labels, IGNORED), self.source, self.documents)
 
 
 @dataclass(frozen=True)
-class Tokenised:
-    examples: list[Example]
-    cut: int
-    """How many samples were longer than the maximum and lost their end."""
+class Encoded:
+    """A whole sample, however long."""
+
+    ids: list[int]
+    learned: bytes
+    """A byte a token: 1 where it is learned."""
+    line: int
 
 
-def tokenise(samples: Sequence[Sample], tokeniser: Tokeniser, max_length: int) -> Tokenised:
-    """One example a sample, its end token last.
-
-    Raises ConfigError naming the line of a sample that has nothing to learn within `max_length`.
-    """
-    cut = 0
-    examples: list[Example] = []
+def encode_samples(samples: Sequence[AnySample], tokeniser: Tokeniser, train_on: TrainOn, broken: Broken) -> list[Encoded]:
+    """Every sample with its end token; those in which nothing is learned are broken."""
+    plain = [sample for sample in samples if isinstance(sample, Sample)]
+    texts = iter(tokeniser.encode_all([part for sample in plain for part in (sample.prompt or "", sample.text)]))
+    found: list[Encoded] = []
     for sample in samples:
-        example = _example(sample, tokeniser)
-        cut += len(example.ids) > max_length
-        example = Example(example.ids[:max_length], example.labels[:max_length], example.source)
-        if example.learned_tokens == 0:
-            raise ConfigError(
-                f"{sample.source}: no token to learn within training.data.maxLength = {max_length}; raise it or shorten the prompt"
-            )
-        examples.append(example)
-    return Tokenised(examples, cut)
+        try:
+            encoded = _conversation(sample, tokeniser, train_on) if isinstance(sample, Conversation) else _plain(sample, next(texts), next(texts), tokeniser, train_on)
+        except ValueError as error:
+            broken.add(sample.line, str(error))
+            continue
+        if 1 in encoded.learned[1:]:
+            found.append(encoded)
+        else:
+            broken.add(sample.line, "no token of it is learned")
+    return found
 
 
-def _example(sample: Sample, tokeniser: Tokeniser) -> Example:
-    prompt = [*tokeniser.begin, *(tokeniser.encode(sample.prompt) if sample.prompt is not None else [])]
-    learned = tokeniser.encode(sample.text) + ([tokeniser.end] if tokeniser.end is not None else [])
-    return Example((*prompt, *learned), (*[IGNORED] * len(prompt), *learned), sample.source)
+def _plain(sample: Sample, prompt: list[int], text: list[int], tokeniser: Tokeniser, train_on: TrainOn) -> Encoded:
+    given = [*tokeniser.begin, *prompt]
+    answer = [*text, tokeniser.end] if tokeniser.end is not None else text
+    masked = len(tokeniser.begin) if train_on is TrainOn.ALL else len(given)
+    return Encoded([*given, *answer], bytes(masked) + b"\1" * (len(given) + len(answer) - masked), sample.line)
 
 
-def tokenise_blocks(samples: Sequence[Sample], tokeniser: Tokeniser, max_length: int) -> Tokenised:
-    """Plain text: whole paragraphs joined up to `max_length` tokens; a longer paragraph is split, so nothing is lost."""
-    separator = tokeniser.encode("\n\n")
-    room = max_length - len(tokeniser.begin)
-    blocks: list[tuple[list[int], str]] = []
-    current: list[int] = []
-    source = ""
-    for sample in samples:
-        ids = tokeniser.encode(sample.text)
-        if current and len(current) + len(separator) + len(ids) > room:
-            blocks.append((current, source))
-            current = []
-        source = source if current else sample.source
-        current = current + separator + ids if current else ids
-        while len(current) > room:
-            blocks.append((current[:room], source))
-            current = current[room:]
-    if current:
-        blocks.append((current, source))
-    begin = tokeniser.begin
-    masked = (IGNORED,) * len(begin)
-    examples = [Example((*begin, *ids), (*masked, *ids), where) for ids, where in blocks if len(ids) > 1]
-    return Tokenised(examples, cut=0)
+def _conversation(conversation: Conversation, tokeniser: Tokeniser, train_on: TrainOn) -> Encoded:
+    if tokeniser.chat is None:
+        raise ValueError(NO_TEMPLATE)
+    return Encoded(*encode_conversation(conversation, tokeniser.chat, train_on), conversation.line)
+
+
+def encode_paragraphs(samples: Sequence[AnySample], tokeniser: Tokeniser) -> list[Encoded]:
+    """Plain text: every paragraph with the break after it, so that neighbours can simply be put together."""
+    paragraphs = [sample for sample in samples if isinstance(sample, Sample)]
+    tail = tokeniser.encode(PARAGRAPH_BREAK)
+    encoded = tokeniser.encode_all([paragraph.text for paragraph in paragraphs])
+    return [
+        Encoded([*ids, *tail], b"\1" * (len(ids) + len(tail)), paragraph.line)
+        for ids, paragraph in zip(encoded, paragraphs, strict=True)
+        if ids
+    ]

@@ -1,0 +1,72 @@
+"""A test, on the model that is about to be trained, that documents in one sequence don't see each other.
+
+Whether they do depends on the model's code, the attention chosen and the libraries' versions, and a leak shows in no loss curve:
+documents that saw their neighbours' tokens moved logits by 0.3 and more, silently. So it is measured at every start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from lockstep_train.data.collate import collate
+from lockstep_train.data.tokenize import IGNORED, Example
+from lockstep_train.errors import ConfigError
+
+DOCUMENT_TOKENS = 24
+LARGEST_SHARE = 1e-3
+"""Of what a leak would do. Attention gives a masked token the weight 0 exactly, so the difference is 0 to the bit; only kernels
+that group tokens by expert may round differently when other tokens change."""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """By how much the logits of a document moved when the one before it was changed."""
+
+    apart: float
+    """Packed as in training."""
+    together: float
+    """As one document: what a leak does."""
+
+
+def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device) -> Isolation:
+    """Raises ConfigError, on every rank alike, on a leak. All ranks run the same three forward passes, as Stage3 needs.
+
+    `examples`: the packed sequences; `rows`: the micro-batch size, since what is right for one row may leak with more.
+    """
+    vocabulary = int(engine.module.config.vocab_size)
+    ids = numpy.resize(examples[0].ids[:DOCUMENT_TOKENS], 2 * DOCUMENT_TOKENS)
+    changed = ids.copy()
+    changed[:DOCUMENT_TOKENS] = (changed[:DOCUMENT_TOKENS] + 1 + numpy.arange(DOCUMENT_TOKENS)) % vocabulary
+    halves = (DOCUMENT_TOKENS, DOCUMENT_TOKENS)
+    training = engine.training
+    engine.eval()
+    with torch.no_grad():
+        found = [_second_half(engine, tokens, documents, rows, device) for documents in (halves, (2 * DOCUMENT_TOKENS,)) for tokens in (ids, changed)]
+    engine.train(training)
+    moved = torch.stack([(found[0] - found[1]).abs().max(), (found[2] - found[3]).abs().max()])
+    dist.all_reduce(moved, dist.ReduceOp.MAX)
+    isolation = Isolation(*(float(value) for value in moved))
+    refuse_leak(isolation)
+    return isolation
+
+
+def _second_half(engine: Any, ids: Any, documents: tuple[int, ...], rows: int, device: torch.device) -> torch.Tensor:
+    example = Example(ids, numpy.full_like(ids, IGNORED), "the isolation test", documents)
+    logits = engine(**collate([example] * rows, example, 0, device).inputs).logits
+    return logits[:, DOCUMENT_TOKENS:].float()
+
+
+def refuse_leak(isolation: Isolation) -> None:
+    """Raises ConfigError."""
+    if not isolation.together > 0:  # also NaN
+        raise ConfigError("training.data.packing can't be used: with this model no effect of one token on the next was seen, so it can't be shown that documents are kept apart; set packing to false")
+    if not isolation.apart <= LARGEST_SHARE * isolation.together:
+        raise ConfigError(
+            f"training.data.packing can't be used with this model: changing one document moved the logits of the next one in the same sequence by {isolation.apart:.3g} "
+            f"({isolation.together:.3g} without any separation); set packing to false"
+        )

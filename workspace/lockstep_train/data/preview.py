@@ -1,0 +1,69 @@
+"""The first samples as the model would learn them, printed: tokens in brackets (bold on a terminal) are learned.
+
+python -m lockstep_train --run run.json --preview 3
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from lockstep_train.config import DataConfig, RunConfig
+from lockstep_train.data.cachefolder import cache_folder
+from lockstep_train.data.load import resolve_source, sources_of
+from lockstep_train.data.read import Broken
+from lockstep_train.data.source import Source
+from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
+from lockstep_train.data.tokeniser import load_tokeniser
+from lockstep_train.errors import ConfigError
+
+LEARNED, PLAIN = "\x1b[1;32m", "\x1b[0m"
+
+
+def preview(config: RunConfig, count: int, output: TextIO = sys.stdout) -> None:
+    """Print the first `count` samples of every source. Reads no more than it prints, and no model. Raises ConfigError."""
+    folder = Path(config.training.model.name)
+    if not folder.is_dir():
+        raise ConfigError(f"training.model.name {folder} is no folder; it must be the model's, with its tokenizer")
+    tokeniser = load_tokeniser(folder)
+    data = config.training.data
+    for source in sources_of(data):
+        resolved = resolve_source(source, cache_folder(config.run_dir), lambda line: print(line, file=output), unhashed)
+        for encoded in first_samples(resolved, data, tokeniser, count):
+            print(describe(encoded, resolved, data, tokeniser, output.isatty()), file=output)
+
+
+def unhashed(path: Path, cache: Path) -> str:
+    """Nothing is cached, so a file needn't be read to its end."""
+    return ""
+
+
+def first_samples(source: Source, data: DataConfig, tokeniser: Tokeniser, count: int) -> list[Encoded]:
+    """Raises ConfigError when one of them is broken."""
+    broken = Broken(source.name)
+    samples = list(itertools.islice(source.samples(broken), count))
+    found = encode_paragraphs(samples, tokeniser) if source.plain_text else encode_samples(samples, tokeniser, data.train_on, broken)
+    broken.refuse()
+    return found
+
+
+def describe(encoded: Encoded, source: Source, data: DataConfig, tokeniser: Tokeniser, colour: bool) -> str:
+    total, learned = len(encoded.ids), sum(encoded.learned[1:])
+    heading = f"{source.name}:{encoded.line}: {total} tokens, {learned} learned"
+    if total > data.max_length and not source.plain_text:
+        heading += f"; longer than maxLength = {data.max_length}: {data.overlong.value}"
+    return f"{heading}\n{marked_text(encoded, tokeniser, colour)}\n"
+
+
+def marked_text(encoded: Encoded, tokeniser: Tokeniser, colour: bool) -> str:
+    begin, end = (LEARNED, PLAIN) if colour else ("[", "]")
+    return "".join(f"{begin}{tokeniser.decode(ids)}{end}" if learned else tokeniser.decode(ids) for learned, ids in runs(encoded))
+
+
+def runs(encoded: Encoded) -> Iterator[tuple[bool, list[int]]]:
+    """Neighbouring tokens of one kind, together: a character may be made of several."""
+    for learned, group in itertools.groupby(zip(encoded.learned, encoded.ids, strict=True), key=lambda pair: pair[0]):
+        yield bool(learned), [token for _, token in group]

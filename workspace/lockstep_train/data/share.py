@@ -1,0 +1,104 @@
+"""The data prepared once on every volume: by the first rank of the first node that sees it, while all others wait.
+
+Who shares a volume is found out by trying: every node puts a file of a random name into the cache folder and looks for those of
+the others. The ranks talk through the store, not by collectives, so nobody waits inside one while gigabytes are tokenised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistStoreError  # type: ignore[attr-defined]
+
+from lockstep_train.checkpoint.durable import make_directory
+from lockstep_train.config import RunConfig
+from lockstep_train.data.cachefolder import cache_folder
+from lockstep_train.data.load import Dataset, Say, from_json, open_dataset, prepare, to_json
+from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.engine.ranks import Ranks
+from lockstep_train.errors import ConfigError
+
+PATIENCE = timedelta(seconds=30)
+
+
+def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say) -> Dataset:
+    """The same dataset on every rank. Raises ConfigError, on all of them alike, when it can't be used or differs between volumes."""
+    cache = cache_folder(config.run_dir)
+    builder = find_builder(ranks, cache)
+    if ranks.first_of_node and ranks.node == builder:
+        ranks.store.set(f"data/made/{ranks.node}", json.dumps(attempt(config, tokeniser, cache, say)))
+    made = await_json(ranks, f"data/made/{builder}")
+    problem = agree(ranks, builder, made)
+    if problem is not None:
+        raise ConfigError(problem)
+    return open_dataset(from_json(made["prepared"]), tokeniser)
+
+
+def attempt(config: RunConfig, tokeniser: Tokeniser, cache: Path, say: Say) -> dict[str, Any]:
+    """What was prepared, or why it can't be."""
+    try:
+        return {"prepared": to_json(prepare(config.training.data, config.training.evaluation, tokeniser, cache, say))}
+    except ConfigError as error:
+        return {"problem": str(error)}
+    except OSError as error:
+        return {"problem": f"the data can't be prepared in {cache}: {error}; the folder must be writable and have room for 5 bytes a token"}
+
+
+def find_builder(ranks: Ranks, cache: Path) -> int:
+    """The lowest node that has the same volume as this one."""
+    marks = cache / "volume"
+    mine = marks / f"{ranks.node}.{secrets.token_hex(8)}"
+    if ranks.first_of_node:
+        make_directory(marks)
+        mine.touch()
+    names = ranks.gather("data/marks", mine.name if ranks.first_of_node else None)
+    seen = ranks.publish("data/seen", [name for name in names if name is not None] if names is not None else None)
+    builder = min((int(name.split(".")[0]) for name in seen if (marks / name).exists()), default=ranks.node)
+    if ranks.first_of_node:
+        ranks.store.set(f"data/builder/{ranks.node}", str(builder))
+    builder = int(ranks.store.get(f"data/builder/{ranks.node}"))
+    everyone_looked(ranks)
+    if ranks.first_of_node:
+        with contextlib.suppress(OSError):
+            mine.unlink()
+    return builder
+
+
+def everyone_looked(ranks: Ranks) -> None:
+    ranks.gather("data/looked", True)
+    ranks.publish("data/all-looked", True)
+
+
+def agree(ranks: Ranks, builder: int, made: dict[str, Any]) -> str | None:
+    """The first problem of any volume, the same on every rank; None when all volumes hold the same data."""
+    answers = ranks.gather("data/outcome", {"builder": builder, "problem": made.get("problem"), "digest": digest_of(made)})
+    return None if (problem := ranks.publish("data/problem", first_problem(answers) if answers is not None else None)) is None else str(problem)
+
+
+def digest_of(made: dict[str, Any]) -> str | None:
+    return str(made["prepared"]["digest"]) if "prepared" in made else None
+
+
+def first_problem(answers: list[dict[str, Any]]) -> str | None:
+    problems = [str(answer["problem"]) for answer in answers if answer["problem"] is not None]
+    if problems:
+        return problems[0]
+    nodes = {answer["digest"]: answer["builder"] for answer in reversed(answers)}
+    if len(nodes) > 1:
+        return f"the data differs between the volumes of nodes {', '.join(map(str, sorted(nodes.values())))}; copy the same files to all of them"
+    return None
+
+
+def await_json(ranks: Ranks, key: str) -> Any:
+    """The value of a key that may take hours to come. A builder that dies ends all ranks: that is the agent's to see."""
+    while True:
+        try:
+            ranks.store.wait([key], PATIENCE)
+            return json.loads(ranks.store.get(key))
+        except DistStoreError:
+            continue

@@ -1,0 +1,129 @@
+"""The sources of a run's data, and the tokenised form of each, made once and kept on disk.
+
+A source's tokens are kept whole: not cut to maxLength, not packed, not divided into training and evaluation. So those settings
+can be changed without tokenising again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from lockstep_train.config import TrainOn
+from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays, remove
+from lockstep_train.data.read import AnySample, Broken, is_jsonl, read_jsonl, read_text
+from lockstep_train.data.tokenize import PARAGRAPH_BREAK, Encoded, Tokeniser, encode_paragraphs, encode_samples
+from lockstep_train.errors import ConfigError
+
+VERSION = 1
+"""Raised when the same text would give other tokens."""
+BATCH = 2000
+TOLD_EVERY_SECONDS = 15.0
+TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
+CONTENT = ("ids", "learned", "offsets")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of samples."""
+
+    name: str
+    """As messages call it: the file, or the hub dataset with its split."""
+    digest: str
+    """Of the content."""
+    plain_text: bool
+    """Paragraphs that may be joined; else every sample stands for itself."""
+    weight: float
+    samples: Callable[[Broken], Iterator[AnySample]]
+
+
+def file_source(path: Path, plain_text: bool, weight: float, digest: str) -> Source:
+    reader = read_text if plain_text else read_jsonl
+    return Source(str(path), digest, plain_text, weight, lambda broken: reader(path, broken))
+
+
+def looks_like_text(path: Path) -> bool:
+    return not is_jsonl(path)
+
+
+def token_key(source: Source, tokeniser: Tokeniser, train_on: TrainOn) -> str:
+    """The name of the source's token folder: a hash of everything that the tokens follow from."""
+    facts = [VERSION, source.digest, source.plain_text, tokeniser.digest, list(tokeniser.begin), tokeniser.end, train_on.value]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def tokens_of(source: Source, tokeniser: Tokeniser, train_on: TrainOn, folder: Path, say: Say) -> Arrays:
+    """The source's tokens: checked, or made now. Raises ConfigError when the source has broken lines."""
+    place = folder / token_key(source, tokeniser, train_on)
+    if place.exists():
+        try:
+            return open_arrays(place, verify=True)
+        except Damaged as problem:
+            say(f"The token cache of {source.name} is made again: {problem}")
+            remove(place)
+    write_tokens(source, tokeniser, train_on, place, say)
+    return open_arrays(place, verify=False)
+
+
+def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place: Path, say: Say) -> None:
+    """Read, tokenise and write the source in batches, so that memory doesn't grow with it."""
+    broken = Broken(source.name)
+    writer = ArrayWriter(place, TYPES)
+    tokens = samples = 0
+    told = time.monotonic()
+    try:
+        writer.append("offsets", numpy.zeros(1, numpy.int64))
+        for batch in batches(source.samples(broken)):
+            encoded = encode_paragraphs(batch, tokeniser) if source.plain_text else encode_samples(batch, tokeniser, train_on, broken)
+            if not broken.count and encoded:
+                tokens += append(writer, encoded, tokens)
+                samples += len(encoded)
+            if time.monotonic() - told > TOLD_EVERY_SECONDS:
+                told = time.monotonic()
+                say(f"Tokenising {source.name}: {samples:,} samples, {tokens:,} tokens")
+        broken.refuse()
+        if not samples:
+            raise ConfigError(f"the data {source.name} holds no samples")
+        writer.commit({"source": source.name, "samples": samples, "tokens": tokens, "separator": len(tokeniser.encode(PARAGRAPH_BREAK))})
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
+    while batch := list(itertools.islice(samples, BATCH)):
+        yield batch
+
+
+def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> int:
+    """Add these samples after `before` tokens; how many tokens they have."""
+    lengths = numpy.array([len(item.ids) for item in encoded])
+    ids = numpy.fromiter(itertools.chain.from_iterable(item.ids for item in encoded), numpy.int32, int(lengths.sum()))
+    learned = numpy.frombuffer(b"".join(item.learned for item in encoded), numpy.uint8)
+    starts = numpy.concatenate([[0], numpy.cumsum(lengths)])
+    predicted = learned.copy()
+    predicted[starts[:-1]] = 0  # a first token is never predicted
+    content = ids.tobytes()
+    writer.append("ids", ids)
+    writer.append("learned", learned)
+    writer.append("offsets", starts[1:] + before)
+    writer.append("keys", numpy.array([content_key(content[4 * start : 4 * end]) for start, end in itertools.pairwise(starts.tolist())], numpy.uint64))
+    writer.append("lines", numpy.array([item.line for item in encoded]))
+    writer.append("counts", numpy.add.reduceat(predicted, starts[:-1], dtype=numpy.int32))
+    positions = numpy.where(predicted, numpy.arange(len(ids)), numpy.iinfo(numpy.int64).max)
+    writer.append("first", numpy.minimum(numpy.minimum.reduceat(positions, starts[:-1]) - starts[:-1], numpy.iinfo(numpy.int32).max))
+    return len(ids)
+
+
+def content_key(ids: bytes) -> int:
+    """A hash of a sample's tokens, masks aside: duplicates have the same one, also where one has a prompt and the other hasn't."""
+    return int.from_bytes(hashlib.sha256(ids).digest()[:8], "big")

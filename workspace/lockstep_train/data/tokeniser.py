@@ -1,0 +1,93 @@
+"""The tokenizer of the model's folder, offline, reduced to what the data needs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep_train.data.chat import ChatTemplate, Message, Span
+from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.errors import ConfigError
+
+FILES = re.compile(r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)")
+MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def load_tokeniser(folder: Path) -> Tokeniser:
+    """Raises ConfigError when the folder has no tokenizer."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ConfigError(f"training.model.name {folder} holds no tokenizer that transformers can load: {reason}") from error
+    tokenizer.model_max_length = int(1e30)  # a sample longer than the model's context is counted and told by us, not warned of
+    end = tokenizer.eos_token_id
+    begin = [token for token in tokenizer.encode("") if token != end]
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end if end is not None else 0)
+    return Tokeniser(
+        encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+        begin=tuple(begin),
+        end=end,
+        pad=pad,
+        chat=chat_template(tokenizer),
+        encode_many=lambda texts: encode_many(tokenizer, texts),
+        decode=lambda ids: str(tokenizer.decode(ids)),
+        digest=tokeniser_digest(folder),
+    )
+
+
+def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """On all cores: only the process that builds the token cache comes here, and it starts no others meanwhile."""
+    if not texts:
+        return []
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
+    finally:
+        os.environ["TOKENIZERS_PARALLELISM"] = before or "false"
+    return encoded
+
+
+def chat_template(tokenizer: Any) -> ChatTemplate | None:
+    """None without a template, or without the offsets that only fast tokenizers know."""
+    template = tokenizer.chat_template
+    if not tokenizer.is_fast or template is None:
+        return None
+    if isinstance(template, dict):
+        template = template.get("default", next(iter(template.values())))
+
+    def render(messages: Sequence[Message], tools: Sequence[Any], generation_prompt: bool) -> str:
+        return str(tokenizer.apply_chat_template(list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt))
+
+    def marked(messages: Sequence[Message], tools: Sequence[Any]) -> list[Span]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        _, spans = render_jinja_template(
+            conversations=[list(messages)], tools=list(tools) or None, chat_template=template, return_assistant_tokens_mask=True, **tokenizer.special_tokens_map
+        )
+        return [(start, end) for start, end in spans[0]]
+
+    def encode(text: str) -> tuple[list[int], list[Span]]:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(found["input_ids"]), [(start, end) for start, end in found["offset_mapping"]]
+
+    return ChatTemplate(render, marked if MARKS.search(template) else None, encode)
+
+
+def tokeniser_digest(folder: Path) -> str:
+    """Over the tokenizer's files and the versions of the libraries that read them: another one means other tokens."""
+    import tokenizers
+    import transformers
+
+    digest = hashlib.sha256(f"{tokenizers.__version__} {transformers.__version__}".encode())
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and FILES.fullmatch(path.name)):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
