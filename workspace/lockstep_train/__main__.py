@@ -2,6 +2,7 @@
 
 LOCKSTEP_RUN=run.json python -m lockstep_train           started by the agent, with torchrun's environment
 python -m lockstep_train --run run.json                  one process by hand
+python -m lockstep_train --run run.json --preview 3      show what would be learned of the first samples, and train nothing
 """
 
 from __future__ import annotations
@@ -22,10 +23,17 @@ from lockstep_train.stop import StopSignal
 from lockstep_train.watch import Watchdog, flight, limits
 
 
-def run_file(arguments: list[str] | None = None) -> Path:
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lockstep_train", description="Train a LoRA adapter: one rank of a run.")
     parser.add_argument("--run", type=Path, help="the run's file, run.json (default: $LOCKSTEP_RUN)")
-    chosen: Path | None = parser.parse_args(arguments).run
+    parser.add_argument(
+        "--preview", type=int, metavar="N", help="print the first N samples of the data with what is learned marked, and train nothing"
+    )
+    return parser.parse_args(arguments)
+
+
+def run_file(arguments: list[str] | None = None) -> Path:
+    chosen: Path | None = parse_options(arguments).run
     if chosen is None and "LOCKSTEP_RUN" not in os.environ:
         raise ConfigError("no run to train: give its file with --run or LOCKSTEP_RUN")
     return chosen or Path(os.environ["LOCKSTEP_RUN"])
@@ -84,10 +92,20 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     leave()
 
 
+def show_data(config: RunConfig, count: int) -> int:
+    from lockstep_train.data.preview import preview
+
+    preview(config, count)
+    return EXIT_DONE
+
+
 def main(arguments: list[str] | None = None) -> int:
     reporter: Reporter | None = None
     rank = 0
     try:
+        count = parse_options(arguments).preview
+        if count is not None:
+            return show_data(read_run(run_file(arguments)), count)
         environment = rank_environment()
         rank = environment.rank
         reporter = Reporter(environment.report_socket, rank)

@@ -16,7 +16,10 @@ from lockstep_train.checkpoint.upkeep import start_upkeep
 from lockstep_train.checkpoint.zero_restore import set_counters
 from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data import sampler
-from lockstep_train.data.load import Dataset, load_dataset
+from lockstep_train.data.isolation import check_isolation
+from lockstep_train.data.load import Dataset
+from lockstep_train.data.share import load_dataset
+from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.describe import Description, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
@@ -26,7 +29,7 @@ from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.model.experts import ExpertUsage, count_experts
-from lockstep_train.model.load import base_digest, load_tokeniser, model_folder
+from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.saving import SaveReport
 from lockstep_train.watch import UNWATCHED, Watch
@@ -62,12 +65,14 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     folder = model_folder(training.model)
     memory = agree_on_memory(training, folder, ranks, reporter)
     tokeniser = load_tokeniser(folder)
-    dataset = load_dataset(training.data, training.evaluation, tokeniser)
+    dataset = load_dataset(config, tokeniser, ranks, reporter.say)
     claim = Claim(environment.attempt, config.job_uid)
     shared = nodes_share(ranks, config.run_dir, config.storage)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
     engine, loss, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
+    if training.data.packing:
+        check_isolation(engine, dataset.training, training.optimization.micro_batch_size, ranks.device)
     identity = run_identity(training, base_digest(folder), dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
@@ -114,10 +119,10 @@ def _announce(run: Run, start: resume.Start) -> None:
     training, dataset, plan, ranks = run.config.training, run.dataset, run.plan, run.ranks
     run.reporter.say(
         f"Training {Path(training.model.name).name} | {training.zero_stage.value} {training.precision.value} | {ranks.world_size} ranks on {ranks.nodes} nodes | "
-        f"{len(dataset.training)} samples, {len(dataset.evaluation)} for evaluation | global batch {plan.global_batch_size} "
+        f"{len(dataset.training)} {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {plan.global_batch_size} "
         f"(accumulation {plan.accumulation}) | {plan.total_steps} steps"
     )
-    if dataset.cut:
-        run.reporter.say(f"{dataset.cut} samples are longer than maxLength = {training.data.max_length} tokens and lose their end")
+    for note in dataset.notes:
+        run.reporter.say(note)
     if start.source is not None:
         run.reporter.say(f"Resuming from {start.source.folder} (step {start.source.manifest.step})")

@@ -35,8 +35,8 @@ def step_batches(run: Run, step: int) -> StepBatches:
     ghost = examples[indices[0]]
     return StepBatches(
         batches=[collate([examples[index] for index in micro], ghost, run.tokeniser.pad, ranks.device) for micro in mine],
-        tokens=sum(examples[index].learned_tokens for index in indices),
-        documents=[length for index in indices for length in examples[index].documents or (len(examples[index].ids),)],
+        tokens=examples.learned_tokens(indices),
+        documents=examples.documents(indices),
         epoch=plan.cursor(step + 1) / len(examples),
-        sources=[examples[index].source for index in indices],
+        sources=[examples.source(index) for index in indices],
     )

@@ -11,7 +11,7 @@ from lockstep_train.checkpoint.identity import Identity, parameters_digest, trai
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data import sampler
-from lockstep_train.data.load import Dataset
+from lockstep_train.data.load import Dataset, data_settings
 from lockstep_train.engine.ranks import Ranks
 
 
@@ -49,7 +49,7 @@ def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: sa
         dataset=dataset.digest,
         seed=training.seed,
         global_batch_size=plan.global_batch_size,
-        settings=training_settings(training),
+        settings=training_settings(training) | data_settings(training),
     )
 
 

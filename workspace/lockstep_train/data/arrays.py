@@ -78,7 +78,9 @@ class ArrayWriter:
             file.flush()
             os.fsync(file.fileno())
             file.close()
-        arrays = {name: {"type": self._types[name], "length": self._lengths[name], "sha256": self._sums[name].hexdigest()} for name in self._types}
+        arrays = {
+            name: {"type": self._types[name], "length": self._lengths[name], "sha256": self._sums[name].hexdigest()} for name in self._types
+        }
         write_durably(self._temporary / INDEX, json.dumps({"format": FORMAT, "facts": dict(facts), "arrays": arrays}, indent=1).encode())
         try:
             self._temporary.rename(self._folder)

@@ -117,5 +117,7 @@ def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, rule: Rule) -> lis
         trained = numpy.concatenate([found["keys"] for found in tokens[:-1]])
         both = int(numpy.isin(tokens[-1]["keys"][sides.evaluation[-1]], trained).sum())
         if both:
-            notes.append(f"{both:,} of the {chosen:,} samples for evaluation are trained on as well, so their loss tells less than it seems")
+            notes.append(
+                f"{both:,} of the {chosen:,} samples for evaluation are trained on as well, so their loss tells less than it seems"
+            )
     return notes

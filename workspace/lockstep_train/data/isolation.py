@@ -46,7 +46,11 @@ def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device)
     training = engine.training
     engine.eval()
     with torch.no_grad():
-        found = [_second_half(engine, tokens, documents, rows, device) for documents in (halves, (2 * DOCUMENT_TOKENS,)) for tokens in (ids, changed)]
+        found = [
+            _second_half(engine, tokens, documents, rows, device)
+            for documents in (halves, (2 * DOCUMENT_TOKENS,))
+            for tokens in (ids, changed)
+        ]
     engine.train(training)
     moved = torch.stack([(found[0] - found[1]).abs().max(), (found[2] - found[3]).abs().max()])
     dist.all_reduce(moved, dist.ReduceOp.MAX)
@@ -57,14 +61,16 @@ def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device)
 
 def _second_half(engine: Any, ids: Any, documents: tuple[int, ...], rows: int, device: torch.device) -> torch.Tensor:
     example = Example(ids, numpy.full_like(ids, IGNORED), "the isolation test", documents)
-    logits = engine(**collate([example] * rows, example, 0, device).inputs).logits
+    logits: torch.Tensor = engine(**collate([example] * rows, example, 0, device).inputs).logits
     return logits[:, DOCUMENT_TOKENS:].float()
 
 
 def refuse_leak(isolation: Isolation) -> None:
     """Raises ConfigError."""
     if not isolation.together > 0:  # also NaN
-        raise ConfigError("training.data.packing can't be used: with this model no effect of one token on the next was seen, so it can't be shown that documents are kept apart; set packing to false")
+        raise ConfigError(
+            "training.data.packing can't be used: with this model no effect of one token on the next was seen, so it can't be shown that documents are kept apart; set packing to false"
+        )
     if not isolation.apart <= LARGEST_SHARE * isolation.together:
         raise ConfigError(
             f"training.data.packing can't be used with this model: changing one document moved the logits of the next one in the same sequence by {isolation.apart:.3g} "

@@ -51,9 +51,12 @@ class Dataset:
 
 
 def data_settings(training: TrainingConfig) -> dict[str, Any]:
+    return settings_of(training.data, training.evaluation)
+
+
+def settings_of(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[str, Any]:
     """The settings that decide what a sequence is; those at their defaults are left out. With these a refusal can say what was
     changed, where the digest alone could only say that something was."""
-    data = training.data
     found: dict[str, Any] = {"data.maxLength": data.max_length}
     default = DataConfig(max_length=data.max_length)
     if data.overlong is not default.overlong:
@@ -64,8 +67,8 @@ def data_settings(training: TrainingConfig) -> dict[str, Any]:
         found["data.packing"] = True
     if data.sources:
         found["data.sources"] = [f"{source.path or source.name} × {source.weight:g}" for source in data.sources]
-    if training.evaluation is not None and training.evaluation.data is None:
-        found["evaluation.holdout"] = training.evaluation.holdout
+    if evaluation is not None and evaluation.data is None:
+        found["evaluation.holdout"] = evaluation.holdout
     return found
 
 
@@ -86,7 +89,9 @@ def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest =
 def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: Tokeniser, cache: Path, say: Say) -> Prepared:
     """Make on this volume whatever isn't there yet, and check what is. Raises ConfigError."""
     if data.max_length <= len(tokeniser.begin):
-        raise ConfigError(f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokeniser.begin)} tokens this model expects before it")
+        raise ConfigError(
+            f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokeniser.begin)} tokens this model expects before it"
+        )
     configs = list(sources_of(data))
     if evaluation is not None and evaluation.data is not None:
         configs.append(SourceConfig(evaluation.data.path, format=DataFormat.AUTO))
@@ -154,4 +159,4 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Prepared:
-    return Prepared(**{key: tuple(item) if isinstance(item, list) else item for key, item in value.items()})
+    return Prepared(tuple(value["tokens"]), tuple(value["names"]), value["plan"], tuple(value["notes"]), value["digest"])

@@ -16,8 +16,8 @@ from lockstep_train.data.cachefolder import cache_folder
 from lockstep_train.data.load import resolve_source, sources_of
 from lockstep_train.data.read import Broken
 from lockstep_train.data.source import Source
-from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
 from lockstep_train.data.tokeniser import load_tokeniser
+from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
 from lockstep_train.errors import ConfigError
 
 LEARNED, PLAIN = "\x1b[1;32m", "\x1b[0m"

@@ -6,23 +6,29 @@ of it, whatever the number of ranks; so no sample is lost or repeated when that 
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy
+
+from lockstep_train.data.arrays import Array
+from lockstep_train.data.holdout import mix
+
 
 @lru_cache(maxsize=2)
-def epoch_order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The permutation of range(count) for one epoch."""
-    order = list(range(count))
-    random.Random(f"lockstep-order:{seed}:{epoch}").shuffle(order)  # noqa: S311 (an order, not a secret)
-    return tuple(order)
+def epoch_order(count: int, seed: int, epoch: int) -> Array:
+    """The permutation of range(count) for one epoch: sorted by a hash of our own, since a library's shuffle may change with it."""
+    start = int.from_bytes(hashlib.sha256(f"lockstep-order:{seed}:{epoch}".encode()).digest()[:8], "big")
+    with numpy.errstate(over="ignore"):
+        numbers = numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(start)
+    return numpy.argsort(mix(numbers), kind="stable")
 
 
 def global_batch(count: int, seed: int, cursor: int, size: int, end: int) -> list[int]:
     """Indices of the next samples at `cursor` (samples consumed so far): `size` of them, fewer at the `end` of the run."""
-    return [epoch_order(count, seed, position // count)[position % count] for position in range(cursor, min(cursor + size, end))]
+    return [int(epoch_order(count, seed, position // count)[position % count]) for position in range(cursor, min(cursor + size, end))]
 
 
 def rank_micro_batches(batch: Sequence[int], rank: int, world_size: int, micro: int, accumulation: int) -> list[list[int]]:

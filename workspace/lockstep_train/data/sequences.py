@@ -36,7 +36,15 @@ def write_sequences(documents: Documents, capacity: int | None, folder: Path, fa
         writer.append("lengths", documents.lengths)
         writer.append("sequences", starts)
         writer.append("learned", numpy.add.reduceat(documents.learned, starts[:-1]) if len(documents) else documents.learned)
-        writer.commit({**facts, "documents": len(documents), "sequences": len(starts) - 1, "tokens": int(documents.lengths.sum()), "packed": capacity is not None})
+        writer.commit(
+            {
+                **facts,
+                "documents": len(documents),
+                "sequences": len(starts) - 1,
+                "tokens": int(documents.lengths.sum()),
+                "packed": capacity is not None,
+            }
+        )
     except BaseException:
         writer.discard()
         raise
@@ -94,6 +102,11 @@ class Sequences(Sequence[Example]):
     def learned_tokens(self, indices: Sequence[int]) -> int:
         """Tokens that are predicted in these sequences, all together."""
         return int(self._plan["learned"][list(indices)].sum(dtype=numpy.int64)) if indices else 0
+
+    def documents(self, indices: Sequence[int]) -> list[int]:
+        """The lengths of all documents in these sequences."""
+        bounds = self._plan["sequences"]
+        return [length for index in indices for length in self._plan["lengths"][bounds[index] : bounds[index + 1]].tolist()]
 
     def source(self, index: int) -> str:
         """file:line of what a sequence begins with."""

@@ -13,12 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistStoreError  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError
 
 from lockstep_train.checkpoint.durable import make_directory
 from lockstep_train.config import RunConfig
 from lockstep_train.data.cachefolder import cache_folder
-from lockstep_train.data.load import Dataset, Say, from_json, open_dataset, prepare, to_json
+from lockstep_train.data.load import Dataset, from_json, open_dataset, prepare, to_json
+from lockstep_train.data.source import Say
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
@@ -77,7 +78,11 @@ def everyone_looked(ranks: Ranks) -> None:
 def agree(ranks: Ranks, builder: int, made: dict[str, Any]) -> str | None:
     """The first problem of any volume, the same on every rank; None when all volumes hold the same data."""
     answers = ranks.gather("data/outcome", {"builder": builder, "problem": made.get("problem"), "digest": digest_of(made)})
-    return None if (problem := ranks.publish("data/problem", first_problem(answers) if answers is not None else None)) is None else str(problem)
+    return (
+        None
+        if (problem := ranks.publish("data/problem", first_problem(answers) if answers is not None else None)) is None
+        else str(problem)
+    )
 
 
 def digest_of(made: dict[str, Any]) -> str | None:

@@ -116,7 +116,9 @@ def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> int:
     writer.append("ids", ids)
     writer.append("learned", learned)
     writer.append("offsets", starts[1:] + before)
-    writer.append("keys", numpy.array([content_key(content[4 * start : 4 * end]) for start, end in itertools.pairwise(starts.tolist())], numpy.uint64))
+    writer.append(
+        "keys", numpy.array([content_key(content[4 * start : 4 * end]) for start, end in itertools.pairwise(starts.tolist())], numpy.uint64)
+    )
     writer.append("lines", numpy.array([item.line for item in encoded]))
     writer.append("counts", numpy.add.reduceat(predicted, starts[:-1], dtype=numpy.int32))
     positions = numpy.where(predicted, numpy.arange(len(ids)), numpy.iinfo(numpy.int64).max)

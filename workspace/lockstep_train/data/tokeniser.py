@@ -13,7 +13,9 @@ from lockstep_train.data.chat import ChatTemplate, Message, Span
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
 
-FILES = re.compile(r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)")
+FILES = re.compile(
+    r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)"
+)
 MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -50,7 +52,9 @@ def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     try:
-        encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)["input_ids"]
+        encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)[
+            "input_ids"
+        ]
     finally:
         os.environ["TOKENIZERS_PARALLELISM"] = before or "false"
     return encoded
@@ -65,13 +69,21 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
         template = template.get("default", next(iter(template.values())))
 
     def render(messages: Sequence[Message], tools: Sequence[Any], generation_prompt: bool) -> str:
-        return str(tokenizer.apply_chat_template(list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt))
+        return str(
+            tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt
+            )
+        )
 
     def marked(messages: Sequence[Message], tools: Sequence[Any]) -> list[Span]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         _, spans = render_jinja_template(
-            conversations=[list(messages)], tools=list(tools) or None, chat_template=template, return_assistant_tokens_mask=True, **tokenizer.special_tokens_map
+            conversations=[list(messages)],
+            tools=list(tools) or None,
+            chat_template=template,
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
         )
         return [(start, end) for start, end in spans[0]]
 

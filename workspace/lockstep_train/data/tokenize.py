@@ -80,7 +80,11 @@ def encode_samples(samples: Sequence[AnySample], tokeniser: Tokeniser, train_on:
     found: list[Encoded] = []
     for sample in samples:
         try:
-            encoded = _conversation(sample, tokeniser, train_on) if isinstance(sample, Conversation) else _plain(sample, next(texts), next(texts), tokeniser, train_on)
+            encoded = (
+                _conversation(sample, tokeniser, train_on)
+                if isinstance(sample, Conversation)
+                else _plain(sample, next(texts), next(texts), tokeniser, train_on)
+            )
         except ValueError as error:
             broken.add(sample.line, str(error))
             continue

@@ -8,6 +8,7 @@ from typing import Any
 from lockstep_train.checkpoint.self_test import self_test
 from lockstep_train.config import TrainingConfig
 from lockstep_train.data import sampler
+from lockstep_train.data.attention import choose_attention
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.secondary import check_secondary_shards
@@ -28,6 +29,7 @@ def start_model(
     prepare_deepspeed()
     refuse_invalid(settings)
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
+    choose_attention(base, training, ranks.device, reporter.say)
     if training.optimization.gradient_checkpointing:
         recompute_activations(base)
     model = make_trainable(base, training, fresh=plan.done.steps == 0)

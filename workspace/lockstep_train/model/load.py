@@ -1,9 +1,8 @@
-"""The base model and tokenizer from a folder, offline."""
+"""The base model from a folder, offline."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any, cast
 import torch
 
 from lockstep_train.config import ModelConfig, Precision, Quantization, ZeroStage
-from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import loading_options
@@ -46,21 +44,6 @@ def base_digest(folder: Path) -> str:
             file.seek(max(0, size - SAMPLED_BYTES))
             digest.update(f"{path.name}:{size}:".encode() + start + file.read(SAMPLED_BYTES))
     return digest.hexdigest()
-
-
-def load_tokeniser(folder: Path) -> Tokeniser:
-    """Raises ConfigError when the folder has no tokenizer."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"training.model.name {folder} holds no tokenizer that transformers can load: {first_line(error)}") from error
-    end = tokenizer.eos_token_id
-    begin = [token for token in tokenizer.encode("") if token != end]
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end if end is not None else 0)
-    return Tokeniser(lambda text: list(tokenizer.encode(text, add_special_tokens=False)), tuple(begin), end, pad)
 
 
 def refuse_missing_weights(folder: Path) -> None:

@@ -1,0 +1,239 @@
+"""What is kept on disk of the data: made once, found again, checked, made again when it is damaged; and what identifies a run's data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from lockstep_train.checkpoint.identity import Identity
+from lockstep_train.config import DataConfig, EvaluationConfig, Overlong, SourceConfig, TrainOn
+from lockstep_train.data import arrays, cachefolder
+from lockstep_train.data.arrays import ArrayWriter, Damaged, open_arrays
+from lockstep_train.data.cachefolder import cache_folder, content_digest
+from lockstep_train.data.hub import HubDataset, hub_dataset
+from lockstep_train.data.load import Dataset, settings_of
+from lockstep_train.data.read import Broken, Sample
+from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.errors import ConfigError
+from unit.data_cases import BYTES, dataset_of, text_of, write_jsonl
+
+RECORDS = [{"text": "x" * (number % 7) + str(number)} for number in range(50)]
+
+
+def counting(calls: list[str]) -> Tokeniser:
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return list(text.encode())
+
+    return dataclasses.replace(BYTES, encode=encode)
+
+
+def content(dataset: Dataset) -> list[tuple[list[int], list[int]]]:
+    return [(example.ids.tolist(), example.labels.tolist()) for example in dataset.training]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return str(write_jsonl(tmp_path / "x.jsonl", RECORDS))
+
+
+def test_tokens_are_made_once_also_for_other_lengths_and_packing(tmp_path: Path, data: str) -> None:
+    calls: list[str] = []
+    first = dataset_of(tmp_path / "cache", counting(calls), path=data)
+    tokenised = sum(text in calls for text in (record["text"] for record in RECORDS))
+    assert tokenised == 50
+    del calls[:]
+    again = dataset_of(tmp_path / "cache", counting(calls), path=data)
+    dataset_of(tmp_path / "cache", counting(calls), path=data, max_length=8)
+    dataset_of(tmp_path / "cache", counting(calls), path=data, packing=True)
+    assert calls == []
+    assert (content(again), again.digest) == (content(first), first.digest)
+
+
+def test_changed_data_is_tokenised_anew(tmp_path: Path, data: str) -> None:
+    first = dataset_of(tmp_path / "cache", path=data)
+    write_jsonl(Path(data), [{"text": "other"}])
+    changed = dataset_of(tmp_path / "cache", path=data)
+    assert [text_of(example.ids) for example in changed.training] == ["other"]
+    assert changed.digest != first.digest
+
+
+def test_another_tokenizer_has_tokens_of_its_own(tmp_path: Path, data: str) -> None:
+    first = dataset_of(tmp_path / "cache", path=data)
+    shifted = dataclasses.replace(BYTES, encode=lambda text: [byte + 1 for byte in text.encode()], digest="other")
+    assert dataset_of(tmp_path / "cache", shifted, path=data).training[0].ids.tolist() != first.training[0].ids.tolist()
+
+
+@pytest.mark.parametrize("part", ["tokens", "plans"])
+@pytest.mark.parametrize("damage", ["a flipped bit", "a missing end", "no index", "a garbled index"])
+def test_a_damaged_cache_is_made_again_and_told(tmp_path: Path, data: str, part: str, damage: str) -> None:
+    first = dataset_of(tmp_path / "cache", path=data)
+    before = content(first)
+    name = {"tokens": "ids", "plans": "spans"}[part]
+    victim = next(path for path in sorted((tmp_path / "cache" / part).rglob(name)) if path.stat().st_size)
+    if damage == "a flipped bit":
+        whole = bytearray(victim.read_bytes())
+        whole[len(whole) // 2] ^= 1
+        victim.write_bytes(whole)
+    elif damage == "a missing end":
+        os.truncate(victim, victim.stat().st_size - 4)
+    elif damage == "no index":
+        (victim.parent / "index.json").unlink()
+    else:
+        (victim.parent / "index.json").write_text("{")
+    told: list[str] = []
+    again = dataset_of(tmp_path / "cache", path=data, told=told)
+    assert (content(again), again.digest) == (before, first.digest)
+    assert any("made again" in line for line in told)
+    told.clear()
+    dataset_of(tmp_path / "cache", path=data, told=told)
+    assert told == []
+
+
+def test_a_folder_of_arrays_has_no_name_before_it_is_whole(tmp_path: Path) -> None:
+    writer = ArrayWriter(tmp_path / "key", {"a": "<i4"})
+    writer.append("a", numpy.arange(3))
+    assert not (tmp_path / "key").exists()
+    with pytest.raises(Damaged):
+        open_arrays(tmp_path / "key", verify=True)
+    writer.commit({"rows": 3})
+    assert open_arrays(tmp_path / "key", verify=True)["a"].tolist() == [0, 1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_of_two_builders_of_one_folder_both_are_served(tmp_path: Path) -> None:
+    writers = [ArrayWriter(tmp_path / "key", {"a": "<i4"}) for _ in range(2)]
+    for writer in writers:
+        writer.append("a", numpy.arange(3))
+        writer.commit({})
+    assert open_arrays(tmp_path / "key", verify=True)["a"].tolist() == [0, 1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_what_a_killed_builder_left_is_removed_when_nobody_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    abandoned = ArrayWriter(tmp_path / "key", {"a": "<i4"})
+    abandoned.append("a", numpy.arange(3))
+    ArrayWriter(tmp_path / "key", {"a": "<i4"}).discard()
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(arrays, "ABANDONED_SECONDS", -1)
+    ArrayWriter(tmp_path / "key", {"a": "<i4"}).discard()
+    assert list(tmp_path.iterdir()) == []
+    abandoned.discard()
+
+
+def test_broken_data_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{\n')
+    with pytest.raises(ConfigError, match=r"x\.jsonl:2"):
+        dataset_of(tmp_path / "cache", path=str(tmp_path / "x.jsonl"))
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def test_a_file_is_hashed_once_while_it_doesnt_change(tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Path] = []
+    real = arrays.file_digest
+    monkeypatch.setattr(cachefolder, "file_digest", lambda path: (reads.append(path), real(path))[1])
+    first = content_digest(Path(data), tmp_path / "cache")
+    assert content_digest(Path(data), tmp_path / "cache") == first
+    assert len(reads) == 1
+    os.utime(data, (1, 1))
+    assert content_digest(Path(data), tmp_path / "cache") == first
+    assert len(reads) == 2
+
+
+def test_a_change_of_the_same_length_is_seen_though_the_time_of_change_was_put_back(tmp_path: Path, data: str) -> None:
+    first = content_digest(Path(data), tmp_path / "cache")
+    times = Path(data).stat()
+    whole = bytearray(Path(data).read_bytes())
+    whole[len(whole) // 2] ^= 1
+    Path(data).write_bytes(whole)
+    os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert content_digest(Path(data), tmp_path / "cache") != first
+
+
+def test_runs_beside_each_other_share_the_workspaces_cache() -> None:
+    assert cache_folder(Path("/workspace/runs/demo")) == Path("/workspace/cache")
+    assert cache_folder(Path("/elsewhere/demo")) == Path("/elsewhere/demo/cache")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"max_length": 8}, "data.maxLength is 64, not 8"),
+        ({"packing": True}, "data.packing is the default, not true"),
+        ({"overlong": Overlong.DROP, "max_length": 6}, "data.overlong is the default, not Drop"),
+        ({"train_on": TrainOn.ALL}, "data.trainOn is the default, not All"),
+    ],
+)
+def test_other_settings_are_another_dataset_and_are_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    path = str(write_jsonl(tmp_path / "x.jsonl", [*RECORDS, {"prompt": "ab", "completion": "cd"}]))
+    mine, theirs = DataConfig(**{"max_length": 64, "path": path}), DataConfig(**{"max_length": 64, "path": path, **change})
+    digests = [dataset_of(tmp_path / "cache", path=path, **settings).digest for settings in ({}, change)]
+    assert digests[0] != digests[1]
+    first, second = (
+        Identity("base", "shapes", digest, 1, 1, settings_of(data, None)) for digest, data in zip(digests, (mine, theirs), strict=True)
+    )
+    assert named in first.differences(second)
+    assert any(line.startswith("the dataset is ") for line in first.differences(second))
+
+
+def test_other_masks_another_order_and_another_holdout_are_another_dataset(tmp_path: Path) -> None:
+    def digest(records: list[dict[str, str]], evaluation: EvaluationConfig | None = None) -> str:
+        return dataset_of(tmp_path / "cache", path=str(write_jsonl(tmp_path / "x.jsonl", records)), evaluation=evaluation).digest
+
+    half = [{"prompt": "x", "completion": "yz"}]
+    digests = {
+        digest(RECORDS),
+        digest(RECORDS[::-1]),
+        digest([*RECORDS, {"text": "xyz"}]),
+        digest([*RECORDS, *half]),
+        digest(RECORDS, EvaluationConfig(1, 0.1, 5)),
+        digest(RECORDS, EvaluationConfig(1, 0.4, 5)),
+    }
+    assert len(digests) == 6
+    assert digest(RECORDS, EvaluationConfig(1, 0.1, 9)) in digests  # how many are evaluated changes nothing of the training
+
+
+def rows_saved(folder: Path) -> str:
+    import datasets
+
+    datasets.Dataset.from_list([{"text": "one", "messages": None}, {"text": "two", "messages": None}]).save_to_disk(str(folder / "rows"))
+    return "0123abcd"
+
+
+def test_a_hub_dataset_is_fetched_once_and_its_revision_kept(tmp_path: Path) -> None:
+    asked: list[tuple[str, str, str | None]] = []
+
+    def fetch(name: str, split: str, revision: str | None, folder: Path) -> str:
+        asked.append((name, split, revision))
+        return rows_saved(folder)
+
+    told: list[str] = []
+    source = SourceConfig(name="org/set", split="train[:2]")
+    found = [hub_dataset(source, tmp_path, told.append, fetch) for _ in range(2)]
+    assert asked == [("org/set", "train[:2]", None)]
+    assert found[0] == found[1]
+    assert found[0].revision == "0123abcd"
+    assert list(found[0].samples(Broken("x"))) == [Sample("one", None, 1), Sample("two", None, 2)]
+    assert told[0].startswith("Downloading the dataset org/set") and told[2].endswith("revision 0123abcd")
+
+
+def test_a_hub_dataset_that_cant_be_fetched_says_what_to_do_and_leaves_nothing(tmp_path: Path) -> None:
+    def fetch(name: str, split: str, revision: str | None, folder: Path) -> str:
+        (folder / "half").touch()
+        raise ConnectionError("no route to host\nmore")
+
+    with pytest.raises(
+        ConfigError, match=r"dataset org/set .* is not on this volume yet and can't be fetched from the hub: no route to host; check"
+    ):
+        hub_dataset(SourceConfig(name="org/set"), tmp_path, print, fetch)
+    assert list((tmp_path / "hub").iterdir()) == []
+
+
+def test_revisions_and_splits_of_a_hub_dataset_are_different_content(tmp_path: Path) -> None:
+    sets = [HubDataset("org/set", split, revision, tmp_path) for split in ("train", "test") for revision in ("a", "b")]
+    assert len({dataset.digest for dataset in sets}) == 4

@@ -1,0 +1,167 @@
+"""What of a conversation is learned, with chat templates of the kinds that models come with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import pytest
+
+from lockstep_train.config import TrainOn
+from lockstep_train.data.chat import ChatTemplate, Span, encode_conversation
+from lockstep_train.data.read import Broken, Conversation, Sample
+from lockstep_train.data.tokenize import Tokeniser, encode_samples
+from lockstep_train.errors import ConfigError
+
+CHATML = """{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+# Where there was no thought an empty one is put before the answer; the thoughts of all turns but the last are left out.
+QWEN_LIKE = """{%- set ns = namespace(last=0) %}{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' and loop.index0 > ns.last %}<think>
+{{ message.reasoning_content or '' }}
+</think>
+
+{% endif %}{{ message.content }}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+GLM_LIKE = """[gMASK]<sop>{%- if tools %}<|system|>
+{{ tools | tojson }}{% endif %}{%- for message in messages %}<|{{ message.role }}|>
+{%- if message.role == 'assistant' %}
+<think>{{ message.reasoning_content or '' }}</think>
+{% else %}
+{% endif %}{{ message.content }}{%- endfor %}{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+# The generation prompt begins a thought, also where the answer in the data has none.
+THINKING = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+
+# Says first how many messages there are, so that no beginning of a conversation is rendered like the whole.
+COUNTING = "{{ messages | length }}:{% for message in messages %}({{ message.role }}) {{ message.content }}{% endfor %}{% if add_generation_prompt %}(assistant) {% endif %}"
+
+WORDS = re.compile(r"<[^>\s]*>|\[gMASK\]|\w+|\n+|\s|.")
+
+
+def encode(text: str) -> tuple[list[int], list[Span]]:
+    """Special tokens, words and runs of line breaks are tokens."""
+    matches = list(WORDS.finditer(text))
+    return [sum(match.group().encode()) for match in matches], [match.span() for match in matches]
+
+
+def template(source: str, marked: Any = None) -> ChatTemplate:
+    compiled = jinja2.Environment(undefined=jinja2.ChainableUndefined).from_string(source)  # noqa: S701 (chats are no HTML)
+
+    def render(messages: Sequence[Any], tools: Sequence[Any], generation_prompt: bool) -> str:
+        return compiled.render(messages=list(messages), tools=list(tools), add_generation_prompt=generation_prompt)
+
+    return ChatTemplate(render, marked, encode)
+
+
+def learned(
+    source: str, messages: list[dict[str, Any]], train_on: TrainOn = TrainOn.ASSISTANT, given: int = 0, **options: Any
+) -> list[str]:
+    """The runs of text that are learned."""
+    chat = template(source, options.get("marked"))
+    conversation = Conversation(tuple(messages), given, tuple(options.get("tools", ())), 1)
+    ids, mask = encode_conversation(conversation, chat, train_on)
+    text = chat.render(messages, conversation.tools, False)
+    places = encode(text)[1]
+    assert len(ids) == len(mask) == len(places)
+    runs: list[str] = []
+    for number, (begin, end) in enumerate(places):
+        if mask[number]:
+            runs = [*runs[:-1], runs[-1] + text[begin:end]] if number and mask[number - 1] else [*runs, text[begin:end]]
+    return runs
+
+
+def says(*contents: str) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)]
+
+
+def test_only_the_assistants_turns_are_learned_with_the_token_that_ends_them() -> None:
+    messages = [{"role": "system", "content": "be brief"}, *says("one", "two", "three", "four")]
+    assert learned(CHATML, messages) == ["two<|im_end|>\n", "four<|im_end|>\n"]
+
+
+def test_the_last_turn_or_everything_can_be_learned_instead() -> None:
+    assert learned(CHATML, says("one", "two", "three", "four"), TrainOn.LAST_TURN) == ["four<|im_end|>\n"]
+    assert learned(CHATML, says("one", "two"), TrainOn.ALL) == ["<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"]
+
+
+def test_messages_given_as_the_prompt_are_not_learned_whoever_speaks() -> None:
+    assert learned(CHATML, says("one", "two", "three", "four"), given=3) == ["four<|im_end|>\n"]
+
+
+@pytest.mark.parametrize("source", [QWEN_LIKE, GLM_LIKE])
+def test_an_empty_thought_that_the_template_puts_in_is_not_learned(source: str) -> None:
+    end = "<|im_end|>\n" if source is QWEN_LIKE else ""
+    assert learned(source, says("one", "two", "three", "four")) == [f"two{end}", f"four{end}"]
+
+
+def test_a_thought_in_the_data_is_learned_where_the_template_keeps_it() -> None:
+    messages = says("one", "two", "three", "four")
+    for message in messages[1::2]:
+        message["reasoning_content"] = "because"
+    assert learned(QWEN_LIKE, messages) == ["two<|im_end|>\n", "<think>\nbecause\n</think>\n\nfour<|im_end|>\n"]
+    assert learned(GLM_LIKE, messages) == ["\n<think>because</think>\ntwo", "\n<think>because</think>\nfour"]
+
+
+def test_a_generation_prompt_that_begins_a_thought_is_understood() -> None:
+    assert learned(THINKING, says("one", "two")) == ["two<|im_end|>\n"]
+
+
+def test_tools_reach_the_template_and_their_answers_are_not_learned() -> None:
+    messages = [*says("one", "call"), {"role": "tool", "content": "42"}, {"role": "assistant", "content": "done"}]
+    assert learned(GLM_LIKE, messages, tools=[{"name": "f"}]) == ["call", "done"]
+
+
+def test_a_template_without_stable_beginnings_is_refused_saying_why() -> None:
+    with pytest.raises(
+        ValueError, match=r"the messages before messages\[1\], rendered to be answered, are no beginning .* no generation marks"
+    ):
+        learned(COUNTING, says("one", "two"))
+
+
+def test_marks_of_the_template_are_used_where_comparing_fails() -> None:
+    def marked(messages: Sequence[Any], tools: Sequence[Any]) -> list[Span]:
+        text = template(COUNTING).render(messages, tools, False)
+        return [(text.index(message["content"]), text.index(message["content"]) + len(message["content"])) for message in messages[1::2]]
+
+    assert learned(COUNTING, says("one", "two", "three", "four"), marked=marked) == ["two", "four"]
+    assert learned(COUNTING, says("one", "two", "three", "four"), TrainOn.LAST_TURN, marked=marked) == ["four"]
+    assert learned(COUNTING, says("one", "two", "three", "four"), given=2, marked=marked) == ["four"]
+
+
+def test_a_token_across_the_border_of_a_turn_is_refused() -> None:
+    with pytest.raises(ValueError, match="a token lies across the border of the assistant's turn"):
+        learned(CHATML, says("one", "\ntwo"))
+
+
+def test_what_the_template_raises_is_told() -> None:
+    with pytest.raises(ValueError, match="the chat template refuses it: "):
+        learned("{{ 1 // (messages | length - 2) }}", says("one", "two"))
+
+
+def tokeniser(chat: ChatTemplate | None) -> Tokeniser:
+    return Tokeniser(encode=lambda text: encode(text)[0], begin=(), end=None, pad=0, chat=chat)
+
+
+def test_a_sample_in_which_nothing_is_learned_is_an_error_that_names_its_line() -> None:
+    broken = Broken("x.jsonl")
+    samples = [Sample("one two", None, 1), Conversation(({"role": "user", "content": "hello"},), 0, (), 2)]
+    encoded = encode_samples(samples, tokeniser(template(CHATML)), TrainOn.ASSISTANT, broken)
+    assert [item.line for item in encoded] == [1]
+    with pytest.raises(ConfigError, match=r"1 broken lines in the data: x\.jsonl:2: no token of it is learned"):
+        broken.refuse()
+
+
+def test_messages_without_a_chat_template_are_an_error_that_names_the_line() -> None:
+    broken = Broken("x.jsonl")
+    assert encode_samples([Conversation(tuple(says("one", "two")), 0, (), 7)], tokeniser(None), TrainOn.ASSISTANT, broken) == []
+    with pytest.raises(ConfigError, match=r"x\.jsonl:7: `messages` need a tokenizer with a chat template"):
+        broken.refuse()
