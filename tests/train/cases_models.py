@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import rank_cases
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.config import NonFinitePolicy, TrainingConfig, parse_training
@@ -61,11 +61,14 @@ def configuration(family: str) -> Any:
     return families[family]()
 
 
-def make_family(folder: Path, family: str) -> None:
+def make_family(folder: Path, family: str, **changes: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(configuration(family))
+    settled = configuration(family)
+    for name, value in changes.items():
+        setattr(settled, name, value)
+    model = AutoModelForCausalLM.from_config(settled)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.1)
@@ -144,7 +147,6 @@ def logits_of(model: Any) -> torch.Tensor:
 def start(folder: Path, stage: str, variant: dict[str, Any], ranks: Any) -> tuple[Any, Any, dict[str, Any]]:
     plan: Any = SimpleNamespace(accumulation=1, done=SimpleNamespace(steps=0))
     engine, loss, trained = start_model(settings(folder, stage, variant), folder, plan, ranks, Reporter(None, ranks.rank))
-    engine.train()
     return engine, loss, trained
 
 
@@ -176,7 +178,6 @@ def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], 
         result["names"] = trained["names"]
     dist.barrier()
     engine.destroy()
-    unset_hf_deepspeed_config()  # what stays alive of the engine must not shard the next model
     if ranks.first and trained["config"] is not None:
         result |= compared(model, output, live, variant)
     dist.barrier()
@@ -233,3 +234,23 @@ def model_variants(folder: str, stage: str, variants: dict[str, Any], output: st
     if ranks.first:
         Path(output).write_text(json.dumps(results))
     engine_ranks.leave()
+
+
+def make_whole_family(folder: str, family: str, forced: str | None = None, **changes: Any) -> None:
+    """With a tokenizer, so that a run can use it. `forced`: config.json asks for this experts_implementation."""
+    rank_cases.make_model(folder)
+    Path(folder, "model.safetensors").unlink()
+    make_family(Path(folder), family, vocab_size=258, **changes)
+    if forced is not None:
+        path = Path(folder, "config.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "experts_implementation": forced}))
+
+
+def compare_model(folder: str, logits: str) -> None:
+    """The folder as transformers loads it gives exactly the live model's logits."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    mine = logits_of(AutoModelForCausalLM.from_pretrained(folder))
+    live = load_file(logits)["logits"]
+    assert torch.equal(mine, live), (mine - live).abs().max()
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "</s>"

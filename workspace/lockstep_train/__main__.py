@@ -79,9 +79,8 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     try:
         with finishing(run):
             result = train(run, stop)
-        reporter.say(
-            f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | Adapter: {result['adapter']}"
-        )
+        left = f"Adapter: {result['adapter']}" if result["adapter"] else f"Model: {result['model']}"
+        reporter.say(f"Done | Eval Loss before: {result['evalLossBefore']} | after: {result['evalLossAfter']} | {left}")
         if ranks.first:
             reporter.end(result)
     except Stopped:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lockstep_train.assemble import Run
-from lockstep_train.checkpoint import zero_access
 from lockstep_train.engine.ranks import vote
 from lockstep_train.errors import Stopped
 from lockstep_train.evaluate import Leaving, evaluate
-from lockstep_train.export import write_adapter
 from lockstep_train.model.experts import usage_fields
+from lockstep_train.outcome import export_outcome
 from lockstep_train.saving import save_at_border
 from lockstep_train.steps import Steps
 from lockstep_train.stop import StopSignal
@@ -20,7 +17,7 @@ NOTHING_TO_SAVE = "asked to stop before the first step: the state is the one it 
 
 
 def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
-    """Train to the end and return the result: the adapter's folder and the evaluation losses before and after.
+    """Train to the end and return the result: the adapter's or the model's folder, and the evaluation losses before and after.
 
     Raises Stopped when the ranks were asked to stop (the state is committed), NonFinite, or TrainerError when a stop's save failed.
     """
@@ -53,7 +50,7 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         after = _evaluate(run, run.plan.total_steps, stop, steps)
         if after is None:
             raise Stopped("asked to stop after the last step, which is saved already")
-    return {"adapter": str(_export(run)), "evalLossBefore": before, "evalLossAfter": after}
+    return {**export_outcome(run), "evalLossBefore": before, "evalLossAfter": after}
 
 
 def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None:
@@ -81,15 +78,3 @@ def _report_experts(run: Run, step: int) -> None:
     if run.usage is not None:
         layers = run.usage.collect()
         run.reporter.experts(step, {str(item.layer): item.counts for item in layers}, **usage_fields(layers))
-
-
-def _export(run: Run) -> Path:
-    """The adapter in runDir/adapter, on each node's volume. A collective: masters are gathered, which is fine at the end."""
-    run.reporter.activity("Export")
-    run.watch.begin("Export of the adapter", limits.EXPORT_SECONDS)
-    folder = run.config.run_dir / "adapter"
-    masters = {name: value.cpu() for name, value in zero_access.gather_masters(run.engine)}
-    if run.ranks.first_of_node:
-        write_adapter(folder, masters, run.adapter, run.config.training.precision.value)
-    run.reporter.say(f"Adapter: {folder}")
-    return folder

@@ -170,10 +170,12 @@ class RunStatus(Model):
 
 
 class ResultStatus(Model):
-    """Where a finished job left its adapter, and what it brought."""
+    """Where a finished job left its adapter or its model, and what it brought."""
 
     adapter: Text | None = None
     """The PEFT folder on the workspace volume."""
+    model: Text | None = None
+    """With method Full: the model's folder on the workspace volume."""
     eval_loss_before: Annotated[str, Field(max_length=64)] | None = None
     """Loss on the held-out samples before training."""
     eval_loss_after: Annotated[str, Field(max_length=64)] | None = None

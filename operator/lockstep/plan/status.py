@@ -15,7 +15,7 @@ PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
 LAST_LINES, METRICS = 20, 32
 _PROGRESS = ("trainer", "checkpoint")
-RESULT_FIELDS = {"adapter": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
+RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
 
 
 def job_status(view: View, running: Frozen | None, profile: Object | None, pending: bool) -> Object:

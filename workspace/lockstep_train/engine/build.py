@@ -36,6 +36,7 @@ def start_model(
     trained = describe_trained(model, training)
     head, note = tile_head(model)
     engine = start_engine(model, training.optimization, settings)
+    engine.train()  # transformers hands out models for evaluation: without dropout or gradient checkpointing
     self_test(engine)
     if partition > 1:
         check_secondary_shards(engine.module)

@@ -17,8 +17,12 @@ def make_trainable(model: torch.nn.Module, training: TrainingConfig, *, fresh: b
 
     Raises ConfigError for a target or a folder that doesn't fit this model.
     """
-    if training.method is Method.FULL:
-        return model.requires_grad_(True)
+    trainable = model.requires_grad_(True) if training.method is Method.FULL else _with_adapter(model, training, fresh)
+    model.__dict__.pop("sharding", None)  # from here on, a model that transformers makes beside this one is not to be sharded
+    return trainable
+
+
+def _with_adapter(model: torch.nn.Module, training: TrainingConfig, fresh: bool) -> torch.nn.Module:
     wrapped = add_lora(model, training.lora, training.seed)
     if fresh and training.lora.init_from is not None:
         start_from_adapter(wrapped, Path(training.lora.init_from))

@@ -1,0 +1,147 @@
+"""A whole model's folder after full fine-tuning: what transformers loads, written layer by layer.
+
+The tensors get the names and the layout of the base model's own files, by transformers' rules, so that whatever reads the base
+(other trainers, inference servers) reads this too. What the training has no part in is copied: buffers, tensors that
+transformers leaves alone, the tokenizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
+from lockstep_train.errors import ConfigError
+
+SHARD_BYTES = 5 * 10**9
+DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
+CONFIG = "config.json"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+LAYER = re.compile(r"^(.*?\.\d+)\.")
+
+
+def write_model(
+    folder: Path, base: Path, tensors: Iterable[tuple[str, torch.Tensor]], precision: str, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write the model to `folder`. `tensors`: each parameter's name and FP32 values, in the model's order; one layer at a time
+    is held, and one file. Raises ConfigError when the base model's folder is gone."""
+    dtype = DTYPES[precision]
+    skeleton = empty_model(base)
+    make_directory(folder)
+    files = WeightFiles(folder, shard_bytes)
+    for layer in by_layer(tensors):
+        for name, tensor in stored_tensors(skeleton, {name: value.to(dtype) for name, value in layer}).items():
+            files.add(name, tensor)
+    for name, tensor in untrained_tensors(base, files.written | set(skeleton.all_tied_weights_keys)):
+        files.add(name, tensor)
+    copy_rest(base, folder, str(dtype).removeprefix("torch."))
+    files.finish()
+
+
+def empty_model(base: Path) -> Any:
+    """The model without memory: transformers' rules hang on it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{base} is the base model of this run, but can't be read ({error}); its {CONFIG} and tokenizer are needed"
+        ) from error
+
+
+def by_layer(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Neighbours of one layer together, because some layouts join several of its tensors."""
+
+    def layer(item: tuple[str, torch.Tensor]) -> str:
+        found = LAYER.match(item[0])
+        return found.group(1) if found else item[0]
+
+    for _, group in itertools.groupby(tensors, layer):
+        yield list(group)
+
+
+def stored_tensors(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as the base model's files have them: fused experts one by one, older names."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored: dict[str, torch.Tensor] = revert_weight_conversion(skeleton, tensors)
+    return stored
+
+
+def untrained_tensors(base: Path, written: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the base that are not in `written`, as they are."""
+    from safetensors import safe_open
+
+    for path in sorted(base.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in sorted(set(file.keys()) - written):
+                yield name, file.get_tensor(name)
+
+
+def copy_rest(base: Path, folder: Path, dtype: str) -> None:
+    """config.json with the new number format, and every file that holds no weights."""
+    for path in sorted(base.iterdir()):
+        if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHTS) and path.name != CONFIG:
+            write_durably(folder / path.name, path.read_bytes())
+    config: dict[str, Any] = json.loads((base / CONFIG).read_text(encoding="utf-8"))
+    config = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": dtype}
+    write_durably(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())
+
+
+class WeightFiles:
+    """Collects tensors and writes a file whenever one is full. Their final names say how many there are, so they come last."""
+
+    def __init__(self, folder: Path, shard_bytes: int) -> None:
+        self.written: set[str] = set()
+        self._folder = folder
+        self._limit = shard_bytes
+        self._pending: dict[str, torch.Tensor] = {}
+        self._files: list[tuple[Path, list[str]]] = []
+        self._total = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        size = tensor.numel() * tensor.element_size()
+        held = sum(value.numel() * value.element_size() for value in self._pending.values())
+        if self._pending and held + size > self._limit:
+            self._write()
+        self._pending[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)  # a view would keep its whole stack
+        self.written.add(name)
+        self._total += size
+
+    def _write(self) -> None:
+        from safetensors.torch import save_file
+
+        path = self._folder / f".model.{secrets.token_hex(8)}.tmp"
+        save_file(self._pending, path, metadata={"format": "pt"})
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._files.append((path, list(self._pending)))
+        self._pending = {}
+
+    def finish(self) -> None:
+        """Give the files their names and write the index; what an earlier export left goes."""
+        self._write()
+        count = len(self._files)
+        names = [f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors" for number in range(1, count + 1)]
+        weight_map: Mapping[str, str] = {tensor: name for name, (_, held) in zip(names, self._files, strict=True) for tensor in held}
+        for name, (path, _) in zip(names, self._files, strict=True):
+            path.replace(self._folder / name)
+        if count > 1:
+            index = {"metadata": {"total_size": self._total}, "weight_map": dict(sorted(weight_map.items()))}
+            write_durably(self._folder / "model.safetensors.index.json", json.dumps(index, indent=2).encode())
+        for stale in self._folder.glob("model*.safetensors*"):
+            if stale.name not in {*names, "model.safetensors.index.json"} or (count == 1 and stale.name.endswith(".json")):
+                stale.unlink(missing_ok=True)
+        sync_directory(self._folder)

@@ -1,0 +1,42 @@
+"""What a finished run leaves: an adapter's folder, or a whole model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep_train.assemble import Run
+from lockstep_train.checkpoint import zero_access
+from lockstep_train.config import Method
+from lockstep_train.export import write_adapter
+from lockstep_train.export_model import write_model
+from lockstep_train.watch import limits
+
+
+def export_outcome(run: Run) -> dict[str, str | None]:
+    """Write it on each node's volume and say where. A collective: masters are gathered, which is fine at the end."""
+    run.reporter.activity("Export")
+    full = run.config.training.method is Method.FULL
+    run.watch.begin(f"Export of the {'model' if full else 'adapter'}", limits.EXPORT_SECONDS)
+    folder = run.config.run_dir / ("model" if full else "adapter")
+    if full:
+        _export_model(run, folder)
+    else:
+        _export_adapter(run, folder)
+    run.reporter.say(f"{'Model' if full else 'Adapter'}: {folder}")
+    return {"adapter": None if full else str(folder), "model": str(folder) if full else None}
+
+
+def _export_adapter(run: Run, folder: Path) -> None:
+    masters = {name: value.cpu() for name, value in zero_access.gather_masters(run.engine)}
+    if run.ranks.first_of_node:
+        write_adapter(folder, masters, run.adapter, run.config.training.precision.value)
+
+
+def _export_model(run: Run, folder: Path) -> None:
+    """One parameter at a time: only one rank of a node needs the memory of a layer and of a file."""
+    masters = zero_access.gather_masters(run.engine)
+    if run.ranks.first_of_node:
+        write_model(folder, Path(run.config.training.model.name), masters, run.config.training.precision.value)
+    else:
+        for _ in masters:
+            pass
