@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from lockstep.api.clusterkeys import KEYS
 from lockstep.api.jobfile import parse_job_file
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.shared import StorageMode
+from lockstep.api.training import Training
 from lockstep.cli.clusters import cluster_names, load_cluster
 from lockstep.plan.resolve import Transport, resolve
 
@@ -72,3 +75,42 @@ def test_the_rdma_sample_gets_rdma_and_the_demo_tcp() -> None:
     by_name = {path.stem: parse_job_file(path.read_text(), path.name) for path in SAMPLES}
     found = {name: resolve(by_name[name], cluster(str(by_name[name].spec.cluster_profile_name)).profile).transport for name in by_name}
     assert (found["trainingjob-rdma"], found["trainingjob"]) == (Transport.RDMA, Transport.TCP)
+
+
+def test_the_sample_of_a_config_yaml_has_its_values_and_fits_nodes_of_eight_gpus() -> None:
+    """docs/how-to/from-config-yaml.md promises them key by key."""
+    path = ROOT / "manifests/samples/glm-4.5-air.yaml"
+    job = parse_job_file(path.read_text(), path.name)
+    resolved = resolve(job, load_cluster(str(CLUSTERS / "template.yaml"), CLUSTERS).profile)
+    assert (resolved.nodes, job.spec.gpus_per_node) == (2, 8)
+    training = job.spec.training
+    assert training is not None
+    assert training.evaluation is not None
+    optimization, checkpoint = training.optimization, training.checkpoint
+    assert (training.data.max_length, optimization.epochs, optimization.learning_rate) == (16384, 3, "2e-5")
+    assert (optimization.micro_batch_size, optimization.global_batch_size) == (1, 1 * 2 * 16)
+    assert (training.evaluation.samples, training.evaluation.every_steps) == (200, 50)
+    assert (checkpoint.content.value, checkpoint.every_steps, checkpoint.keep) == ("Lite", 100, 10)
+    assert (training.lora.rank, training.lora.alpha, training.lora.target_modules) == (16, 32, ["q_proj", "k_proj", "v_proj", "o_proj"])
+    assert f"{float(optimization.learning_rate) / optimization.warmup_steps:.2e}" == "1.33e-07"
+
+
+def test_every_field_that_the_table_of_a_config_yaml_names_is_there() -> None:
+    """In both tables the field stands in the second column, in backquotes; a later one of a row leaves out its section."""
+    text = (ROOT / "docs/how-to/from-config-yaml.md").read_text()
+    cells = [line.split("|")[2] for line in text.splitlines() if line.startswith("| ") and "`" in line.split("|")[2]]
+    named = {word.split(":")[0].strip() for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+    schema = Training.model_json_schema(by_alias=True)
+    sections = {name: _section(schema, name) for name in schema["properties"]}
+    known = (
+        set(sections)
+        | {f"{name}.{key}" for name, keys in sections.items() for key in keys}
+        | {key for keys in sections.values() for key in keys}
+    )
+    assert len(named) > 35
+    assert sorted(name for name in named if name not in known and name != "spec.training") == []
+
+
+def _section(schema: dict[str, Any], name: str) -> set[str]:
+    found = re.search(r"#/\$defs/(\w+)", str(schema["properties"][name]))
+    return set(schema["$defs"][found[1]].get("properties", {})) if found else set()
