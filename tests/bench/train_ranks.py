@@ -59,15 +59,15 @@ def time_computing(gate: Gate) -> None:
 def lockstep(gate: Gate, inputs: dict[str, Any]) -> None:
     """Lockstep's trainer as it is started on a node, but for the gate."""
     from lockstep_train import __main__ as trainer
-    from lockstep_train import loop
+    from lockstep_train.steps import Steps
 
-    train_step = loop.train_step
+    take = Steps.take
 
-    def gated(*arguments: Any, **options: Any) -> Any:
+    def gated(self: Steps, step: int) -> Any:
         gate.step()
-        return train_step(*arguments, **options)
+        return take(self, step)
 
-    loop.train_step = gated
+    Steps.take = gated
     time_computing(gate)
     code = trainer.main(["--run", inputs["run"]])
     assert code == 0, code
