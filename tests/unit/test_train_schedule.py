@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.adapter import export_command
+from lockstep.cli.trainer import trainer_command
 from lockstep_train.config import OptimizationConfig, Schedule
 from lockstep_train.demo import text
 from lockstep_train.engine.schedule import learning_rate
@@ -51,11 +51,11 @@ def test_the_demo_has_two_styles_of_real_text_in_every_installation() -> None:
 
 
 def test_the_exporter_runs_as_a_process_of_its_own() -> None:
-    command = export_command(Path("runs/x"), Path("out"))
+    command = trainer_command("export", [Path("runs/x"), "--output", Path("out")])
     assert command == [sys.executable, "-m", "lockstep_train.export", "runs/x", "--output", "out"]
 
 
 def test_without_the_trainer_the_export_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install lockstep\[train\]"):
-        export_command(Path("runs/x"), Path("out"))
+        trainer_command("export", [Path("runs/x"), "--output", Path("out")])
