@@ -21,9 +21,9 @@ def preload() -> None:
     from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
-    from lockstep_train.engine.start import import_muon_uncompiled
+    from lockstep_train.imports import import_muon
 
-    import_muon_uncompiled()
+    import_muon()
     rank_cases.case_modules()  # the tests' own functions, and with them the trainer
 
 

@@ -71,11 +71,14 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     from lockstep_train.loop import train
     from lockstep_train.saving import finishing
 
+    reporter.startup.done("imports")
     ranks = join(environment, config.training.limits.collective_timeout_seconds)
     watch.joined(ranks.store.clone(), ranks.world_size)
+    reporter.startup.done("join")
     reporter.activity("Load")
     watch.begin("Load", limits.LOAD_SECONDS)
     run = assemble(config, environment, ranks, reporter, watch)
+    reporter.startup.done("logs")
     try:
         with finishing(run):
             result = train(run, stop)

@@ -64,12 +64,14 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     checkpoints = config.run_dir / "checkpoints"
     folder = model_folder(training.model)
     memory = agree_on_memory(training, folder, ranks, reporter)
+    reporter.startup.done("memoryPlan")
     tokeniser = load_tokeniser(folder)
     dataset = load_dataset(config, tokeniser, ranks, reporter.say)
     claim = Claim(environment.attempt, config.job_uid)
     shared = nodes_share(ranks, config.run_dir, config.storage)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
+    reporter.startup.done("data")
     engine, loss, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
     if training.data.packing:
         check_isolation(engine, dataset.training, training.optimization.micro_batch_size, ranks.device)
@@ -79,6 +81,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
         restore(engine, start.source, ranks, reporter.say)
         set_counters(engine, plan.done.steps, plan.accumulation, plan.global_batch_size)
     resume.record_start(ranks, checkpoints, start, claim)
+    reporter.startup.done("restore")
     describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
     report = SaveReport(reporter)
     master = (environment.master_address, environment.master_port)

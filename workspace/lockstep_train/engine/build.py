@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.checkpoint.self_test import self_test
-from lockstep_train.config import TrainingConfig
+from lockstep_train.config import Method, Quantization, TrainingConfig
 from lockstep_train.data import sampler
 from lockstep_train.data.attention import choose_attention
 from lockstep_train.engine.loss import TokenLoss, tile_head
@@ -14,6 +14,7 @@ from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import prepare_deepspeed, recompute_activations, refuse_invalid, start_engine
+from lockstep_train.imports import import_bitsandbytes, import_peft
 from lockstep_train.model.load import load_base
 from lockstep_train.model.quantize import check_quantization
 from lockstep_train.model.trained import describe_trained, make_trainable
@@ -27,9 +28,15 @@ def start_model(
     check_quantization(training)
     settings = deepspeed_settings(training, plan.accumulation, partition)
     prepare_deepspeed()
+    if training.model.quantization is not Quantization.NONE:
+        import_bitsandbytes()
+    if training.method is Method.LORA:
+        import_peft()
+    reporter.startup.done("imports")
     refuse_invalid(settings)
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
     choose_attention(base, training, ranks.device, reporter.say)
+    reporter.startup.done("load")
     if training.optimization.gradient_checkpointing:
         recompute_activations(base)
     model = make_trainable(base, training, fresh=plan.done.steps == 0)
@@ -37,9 +44,11 @@ def start_model(
     head, note = tile_head(model)
     engine = start_engine(model, training.optimization, settings)
     engine.train()  # transformers hands out models for evaluation: without dropout or gradient checkpointing
+    reporter.startup.done("engine")
     self_test(engine)
     if partition > 1:
         check_secondary_shards(engine.module)
+    reporter.startup.done("selfTest")
     if note is not None:
         reporter.say(f"The loss is computed from whole logits, which takes more memory: of this model, {note}")
     return engine, TokenLoss(engine, head), trained

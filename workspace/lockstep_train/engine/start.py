@@ -13,6 +13,7 @@ import torch
 from lockstep_train.config import Offload, OptimizationConfig
 from lockstep_train.config import Optimizer as OptimizerName
 from lockstep_train.errors import ConfigError
+from lockstep_train.imports import import_deepspeed, import_muon
 
 
 def prepare_deepspeed() -> Any:
@@ -23,29 +24,14 @@ def prepare_deepspeed() -> Any:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside DeepSpeed are for its authors
-        import deepspeed
-        import deepspeed.ops
+        deepspeed = import_deepspeed()
+        importlib.import_module("deepspeed.ops")
 
-    import_muon_uncompiled()
+    import_muon()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
     return deepspeed
-
-
-def import_muon_uncompiled() -> None:
-    """Import DeepSpeed's Muon optimizer, which `initialize` looks up and we never use, without torch's compiler.
-
-    Its functions are decorated with torch.compile, and that decorator alone imports inductor: 2 s of every start and restart.
-    """
-    from deepspeed.runtime import compiler
-
-    real = compiler.compile
-    compiler.compile = lambda *arguments, **options: lambda function: function
-    try:
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    finally:
-        compiler.compile = real
 
 
 def torch_optimizer(parameters: Sequence[torch.nn.Parameter], optimization: OptimizationConfig) -> torch.optim.Optimizer:

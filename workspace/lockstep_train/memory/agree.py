@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ class Agreed:
 
 def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter) -> Agreed:
     """Print the plan, by the smallest device of all ranks. Raises ConfigError, on every rank, for what can't fit or be shared."""
+    importlib.import_module("transformers.modeling_utils")
+    reporter.startup.done("imports")
     facts = _smallest(ranks)
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
     if not facts["equal"]:

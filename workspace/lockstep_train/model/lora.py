@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lockstep_train.config import LoraConfig
+from lockstep_train.imports import import_peft
 from lockstep_train.model.targets import check_targets
 
 TIED_WARNING = "Model has `tie_word_embeddings=True`"
@@ -19,8 +20,7 @@ def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.
     Under Stage3 the object that load_base keeps alive must still be: by it peft knows that weights have to be gathered where
     it reads them (DoRA's first magnitudes, layers trained whole). Raises ConfigError naming what is available.
     """
-    import peft
-
+    peft = import_peft()
     check_targets(model, config)
     torch.manual_seed(seed)
     with warnings.catch_warnings():
@@ -33,8 +33,7 @@ def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.
 
 
 def peft_config(config: LoraConfig) -> Any:
-    import peft
-
+    peft = import_peft()
     return peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,

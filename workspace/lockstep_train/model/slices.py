@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lockstep_train.errors import ConfigError
+from lockstep_train.imports import replaced
 from lockstep_train.model.layouts import Unfitting, model_layouts
 from lockstep_train.model.pieces import Layout
 from lockstep_train.model.weight_files import WeightReader, read_headers
@@ -51,17 +52,6 @@ def reading_slices(load: SliceLoad) -> Iterator[None]:
 
     with replaced(PreTrainedModel, "_load_pretrained_model", staticmethod(load_slices)), replaced(Init, "_zero_init_param", _shard_empty):
         yield
-
-
-@contextlib.contextmanager
-def replaced(owner: type, name: str, value: Any) -> Iterator[None]:
-    """A class's attribute, replaced for a while."""
-    before = owner.__dict__[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _shard_empty(init: Any, parameter: Any) -> None:

@@ -16,6 +16,7 @@ from lockstep_train.report.jsonl import JsonLog
 from lockstep_train.report.sinks.choose import open_sinks
 from lockstep_train.report.sinks.sink import Point, Sink
 from lockstep_train.report.terminal import Terminal
+from lockstep_train.startup import StartUp, startup_line
 
 MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
 DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
@@ -35,6 +36,7 @@ class Reporter:
         self._sinks: list[Sink] = []
         self._early: list[dict[str, Any]] = []
         self._step = 0
+        self.startup = StartUp()
         self.out_of_memory_advice: list[str] = []
         """Lines for a rank whose device runs out of memory, once there is a plan."""
 
@@ -121,9 +123,13 @@ class Reporter:
         self._write("train_log", record)
         self._measure("train", step, {**values, "epoch": epoch})
         self._terminal.progress(step, total, lines.step_line(step, total, remaining_seconds, {**values, "epoch": epoch}))
+        seconds = self.startup.finish("firstStep")
+        if seconds is not None:
+            self.event("startUp", line=startup_line(seconds), seconds=seconds)
 
     def evaluation(self, step: int, loss: float, **fields: Any) -> None:
         """The evaluation loss at `step`, with its perplexity; `fields` go into eval_log.jsonl as they are."""
+        self.startup.done("evaluation")
         perplexity = math.exp(loss) if loss < 700 else None
         texts = {"evalLoss": lines.number(loss)} | ({} if perplexity is None else {"perplexity": f"{perplexity:.4g}"})
         self.agent.send("evaluate", step=step, metrics=texts)

@@ -1,0 +1,73 @@
+"""Heavy packages without what they import and we never use: a restart costs what a start costs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def hidden(*names: str) -> Iterator[None]:
+    """Packages that can't be found meanwhile, unless they are imported already: for importers that take them only where they are there."""
+    absent = [name for name in names if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]  # the import system's own mark for "not there"
+    try:
+        yield
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
+
+
+def import_peft() -> Any:
+    """peft without bitsandbytes, which it imports where it is there, though only packed weights need it; with them it is imported already."""
+    with hidden("bitsandbytes"):
+        peft = importlib.import_module("peft")
+        available = importlib.import_module("peft.import_utils")
+        available.is_bnb_available()  # both remember their first answer: peft asks again when it wraps a layer
+        available.is_bnb_4bit_available()
+    return peft
+
+
+def import_bitsandbytes() -> Any:
+    """bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at first use."""
+    import torch
+
+    with replaced(torch, "compile", uncompiled):
+        return importlib.import_module("bitsandbytes")
+
+
+def import_deepspeed() -> Any:
+    """DeepSpeed without mlflow, which its auto-tuner imports where it is there."""
+    with hidden("mlflow"):
+        return importlib.import_module("deepspeed")
+
+
+def import_muon() -> None:
+    """DeepSpeed's Muon optimizer, which `initialize` looks up and we never use, without torch's compiler.
+
+    Its functions are decorated with torch.compile, and that decorator alone imports inductor: 2 s of every start and restart.
+    """
+    from deepspeed.runtime import compiler
+
+    with replaced(compiler, "compile", uncompiled):
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+
+
+def uncompiled(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    """In place of torch.compile: the function as it is, also as `@compile(…)`."""
+    return function if function is not None else lambda wrapped: wrapped
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """A module's or a class's attribute, replaced for a while."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
