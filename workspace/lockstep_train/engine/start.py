@@ -47,7 +47,8 @@ def recompute_activations(base: Any) -> None:
 
 
 def refuse_invalid(settings: dict[str, Any]) -> None:
-    """Raises ConfigError for what DeepSpeed's own reader refuses, before minutes go into loading a model."""
+    """Raises ConfigError for what DeepSpeed refuses, before minutes go into loading a model."""
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.precision_config import get_float16_config
     from deepspeed.runtime.zero.config import get_zero_config
     from pydantic import ValidationError
@@ -57,6 +58,8 @@ def refuse_invalid(settings: dict[str, Any]) -> None:
         get_float16_config(settings)
     except ValidationError as error:
         raise ConfigError(f"training.deepspeed: DeepSpeed refuses it: {' '.join(str(error).split())}") from error
+    if settings["fp16"]["enabled"] and not get_accelerator().is_fp16_supported():
+        raise ConfigError("training.precision is FP16, which this device can't compute in; BF16 and FP32 can be used")
 
 
 def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, settings: dict[str, Any]) -> Any:

@@ -1,0 +1,146 @@
+"""The loss, the precisions, what an update needs, and steps that are left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer, RunFile
+
+
+def records(folder: Path, log: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "logs" / f"{log}.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in records(folder, "train_log")]
+
+
+def test_the_loss_is_computed_without_whole_logits_and_gathers_the_last_layer_once(ranks: ForkServer, run_file: RunFile) -> None:
+    """Nothing is kept gathered between forward and backward, as with a model that is large."""
+    large = ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")
+    path = run_file("tiles", zeroStage="Stage3", deepspeed={"zero_optimization": {f"stage3_{name}": 0 for name in large}})
+    ended = ranks.run("tiled_loss_of_a_run", [path] * 2)
+    assert ended.codes == [0, 0], ended.output
+
+
+def test_the_tiled_loss_and_its_gradients_are_the_plain_ones(ranks: ForkServer) -> None:
+    ended = ranks.run("tiled_loss_beside_plain_one", [None])
+    assert ended.codes == [0], ended.output
+
+
+def test_a_model_that_caps_or_scales_its_logits_is_told_apart(ranks: ForkServer) -> None:
+    ended = ranks.run("models_that_change_their_logits", [None])
+    assert ended.codes == [0], ended.output
+
+
+def test_the_last_layer_with_an_adapter_trains_from_whole_logits_and_says_so(ranks: ForkServer, run_file: RunFile) -> None:
+    path = run_file("head", lora={"targetModules": ["q_proj", "lm_head"]}, optimization={"maxSteps": 1}, evaluation=None)
+    ended = ranks.run("main", [path])
+    assert ended.codes == [0], ended.output
+    assert "The loss is computed from whole logits, which takes more memory: of this model, its last layer is a Linear" in ended.output
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Any]:
+    """How each variant ended; filled by the first test that needs it."""
+    return {}
+
+
+SHORT = {"maxSteps": 3, "globalBatchSize": 4, "warmupSteps": 0, "weightDecay": "0"}
+SKIP = {**SHORT, "nonFinite": "Skip"}
+SMALL = {"evaluation": None, "checkpoint": {"everySteps": 50}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "reference": {"optimization": SHORT},
+    "adam": {"optimization": {**SHORT, "optimizer": "Adam"}},
+    "adam-decay": {"optimization": {**SHORT, "optimizer": "Adam", "weightDecay": "0.5"}},
+    "offload-2": {"optimization": {**SHORT, "offload": "CPU"}},
+    "offload-3": {"optimization": {**SHORT, "offload": "CPU"}, "zeroStage": "Stage3"},
+    "recompute-2": {"optimization": {**SHORT, "gradientCheckpointing": True}},
+    "recompute-3": {"optimization": {**SHORT, "gradientCheckpointing": True}, "zeroStage": "Stage3"},
+    "fp16-2": {"optimization": SHORT, "precision": "FP16", "deepspeed": {"fp16": {"initial_scale_power": 30, "hysteresis": 1}}},
+    "fp16-3": {"optimization": SHORT, "precision": "FP16", "zeroStage": "Stage3", "deepspeed": {"fp16": {"initial_scale_power": 4}}},
+    "skip-loss-2": {"optimization": SKIP},
+    "skip-loss-3": {"optimization": SKIP, "zeroStage": "Stage3"},
+    "skip-gradient-1": {"optimization": SKIP, "zeroStage": "Stage1", "precision": "BF16"},
+    "skip-gradient-2": {"optimization": SKIP},
+    "stop-gradient-2": {"optimization": SHORT, "precision": "BF16"},
+}
+
+
+def ends(ranks: ForkServer, run_file: RunFile, tmp_path_factory: pytest.TempPathFactory, trained: dict[str, Any]) -> dict[str, Any]:
+    """All variants in one group of two ranks."""
+    if not trained:
+        folder = tmp_path_factory.mktemp("variants")
+        runs = {name: str(run_file(name, folder=str(folder / name), **{**SMALL, **change})) for name, change in VARIANTS.items()}
+        poison = {name: name.split("-")[1] for name in VARIANTS if name.startswith(("skip", "stop"))}
+        output = folder / "ended.json"
+        ended = ranks.run("train_each", [None] * 2, arguments={"runs": runs, "poison": poison, "output": str(output)})
+        assert ended.codes == [0, 0], ended.output
+        trained |= {"ends": json.loads(output.read_text()), "folder": folder, "output": ended.outputs[0]}
+    return trained
+
+
+@pytest.fixture
+def variants(ranks: ForkServer, run_file: RunFile, tmp_path_factory: pytest.TempPathFactory, trained: dict[str, Any]) -> dict[str, Any]:
+    return ends(ranks, run_file, tmp_path_factory, trained)
+
+
+@pytest.mark.parametrize("name", ["adam", "offload-2", "offload-3", "recompute-2", "recompute-3"])
+def test_what_changes_only_memory_or_nothing_gives_the_same_losses(variants: dict[str, Any], name: str) -> None:
+    """Adam, too, is AdamW when no weight decays."""
+    expected = losses(variants["folder"] / "reference")
+    assert len(expected) == 3
+    assert losses(variants["folder"] / name) == pytest.approx(expected, rel=1e-6)
+    assert variants["ends"][name]["updates"] == 3
+
+
+def test_adam_adds_weight_decay_to_the_gradient(variants: dict[str, Any]) -> None:
+    assert losses(variants["folder"] / "adam-decay")[-1] != pytest.approx(losses(variants["folder"] / "reference")[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fp16-2", "fp16-3"])
+def test_fp16_trains_and_a_step_whose_gradients_overflow_is_left_out_and_counted(variants: dict[str, Any], name: str) -> None:
+    skipped = [event for event in records(variants["folder"] / name, "events") if event["kind"] == "stepSkipped"]
+    assert len(skipped) == (3 if name == "fp16-2" else 0), skipped
+    assert variants["ends"][name]["updates"] == 3 - len(skipped)
+    assert variants["ends"][name]["error"] is None
+    assert losses(variants["folder"] / name)[0] == pytest.approx(losses(variants["folder"] / "reference")[0], rel=1e-2)
+    assert all("overflow FP16; the loss scale is lowered to" in event["reason"] for event in skipped)
+
+
+@pytest.mark.parametrize("name", ["skip-loss-2", "skip-loss-3", "skip-gradient-1", "skip-gradient-2"])
+def test_a_step_that_is_not_finite_is_left_out_on_all_ranks_and_recorded_with_its_samples(variants: dict[str, Any], name: str) -> None:
+    [event] = [event for event in records(variants["folder"] / name, "events") if event["kind"] == "stepSkipped"]
+    assert event["step"] == 2
+    assert len(event["samples"]) == 4
+    assert all(sample.rsplit(":", 1)[1].isdigit() for sample in event["samples"])
+    assert ("of step 2 is not finite on rank 1" if "loss" in name else "the gradient norm of step 2 is not finite") in event["reason"]
+    assert variants["ends"][name]["updates"] == 2
+    assert variants["ends"][name]["finite"]
+    assert variants["ends"][name]["error"] is None
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_applied(variants: dict[str, Any]) -> None:
+    end = variants["ends"]["stop-gradient-2"]
+    assert end["error"] == "NonFinite: the gradient norm of step 2 is not finite; the step was not applied and nothing of it was saved"
+    assert end["updates"] == 1
+    assert end["finite"]
+
+
+def test_an_evaluation_gives_the_same_loss_for_any_number_of_ranks_and_samples(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path
+) -> None:
+    """Fewer samples than ranks, and numbers that ranks don't divide."""
+    counts = [1, 2, 5, 8]
+    expected: list[float] = []
+    for world_size, stage in ((1, "Stage2"), (2, "Stage2"), (3, "Stage3"), (4, "Stage3")):
+        output = tmp_path / f"{world_size}.json"
+        path = run_file(f"eval-{world_size}", zeroStage=stage)
+        ended = ranks.run("evaluate_subsets", [path] * world_size, arguments={"counts": counts, "output": str(output)})
+        assert ended.codes == [0] * world_size, ended.output
+        found = json.loads(output.read_text())
+        expected = expected or found
+        assert found == pytest.approx(expected, rel=1e-6)
