@@ -43,6 +43,10 @@ def state(commit: Path) -> dict[tuple[str, str], bytes]:
     return {key: values.tobytes() for key, values in whole.items()}
 
 
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "logs/train_log.jsonl").read_text().splitlines()]
+
+
 def start_of(source: Path, target: Path, keep: str) -> None:
     """A folder as the run at `source` had left it when `keep` was its newest commit."""
     (target / "checkpoints").mkdir(parents=True)
@@ -50,11 +54,11 @@ def start_of(source: Path, target: Path, keep: str) -> None:
     shutil.copytree(source / "checkpoints" / keep, target / "checkpoints" / keep)
 
 
-@pytest.mark.parametrize(("stage", "precision"), [("Stage2", "FP32"), ("Stage3", "BF16")])
+@pytest.mark.parametrize(("stage", "precision"), [("Stage2", "FP32"), ("Stage3", "BF16"), ("Stage2", "FP16")])
 def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_ends(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, stage: str, precision: str
 ) -> None:
-    """Mid-epoch, inside the warm-up, with accumulation and clipping, dropout on."""
+    """Mid-epoch, inside the warm-up, with accumulation and clipping, dropout on; in FP16 while the loss scale still seeks its height."""
     settings: dict[str, Any] = {"zeroStage": stage, "precision": precision, "lora": {"dropout": "0.1"}}
     assert ranks.run("main", [run_file("whole", **settings)] * 2).codes == [0, 0]
     start_of(tmp_path / "whole", tmp_path / "resumed", "step-2.a1")
@@ -80,7 +84,7 @@ def saved_commit(ranks: ForkServer, run_file: RunFile, saved: dict[str, Path], t
 
 @pytest.mark.parametrize(
     ("saved_stage", "stage", "world_size"),
-    [("Stage2", "Stage2", 1), ("Stage2", "Stage3", 2), ("Stage3", "Stage2", 2), ("Stage3", "Stage3", 3), ("Stage2", "Stage1", 2)],
+    [("Stage3", "Stage2", 2), ("Stage2", "Stage1", 2), ("Stage2", "Stage3", 4)],
 )
 def test_another_size_or_stage_loads_the_same_state_bitwise(
     ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path], saved_stage: str, stage: str, world_size: int
@@ -95,15 +99,81 @@ def test_another_size_or_stage_loads_the_same_state_bitwise(
     assert manifest(again).samples_consumed == manifest(commit).samples_consumed == 28
 
 
-def test_a_run_goes_on_with_other_ranks_as_it_would_have_with_the_same(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    def losses(name: str) -> list[float]:
-        return [json.loads(line)["loss"] for line in (tmp_path / name / "logs/train_log.jsonl").read_text().splitlines()]
+def test_from_one_rank_to_two_three_and_back_the_state_stays_bitwise(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    """In one folder, each attempt from the commit of the one before it, the stage changing as well."""
+    assert ranks.run("main", [run_file("sizes", optimization={"maxSteps": 2})]).codes == [0]
+    checkpoints = tmp_path / "sizes/checkpoints"
+    whole = state(checkpoints / "step-2.a1")
+    for attempt, (world_size, stage) in enumerate([(2, "Stage3"), (3, "Stage2"), (2, "Stage3")], start=2):
+        ended = ranks.run("resave", [run_file("sizes", zeroStage=stage)] * world_size)
+        assert ended.codes == [0] * world_size, ended.output
+        again = checkpoints / f"step-2.a{attempt}"
+        assert (manifest(again).world_size, manifest(again).zero_stage) == (world_size, stage)
+        assert state(again) == whole
 
-    assert ranks.run("main", [run_file("whole")] * 2).codes == [0, 0]
-    start_of(tmp_path / "whole", tmp_path / "fewer", "step-2.a1")
-    ended = ranks.run("main", [run_file("fewer", zeroStage="Stage3", optimization={"globalBatchSize": None})])
-    assert ended.codes == [0], ended.output
-    assert losses("fewer") == pytest.approx(losses("whole")[2:], rel=1e-6)
+
+@pytest.mark.parametrize("hierarchical", ["Node", "None"])
+def test_a_second_copy_of_the_weights_on_each_node_changes_nothing_in_a_commit(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, hierarchical: str
+) -> None:
+    """ZeRO++ hpZ on 2 nodes of 2 ranks, from and to a run without it. The first loss after the load is that of the state."""
+    settings: dict[str, Any] = {"zeroStage": "Stage3", "optimization": {"maxSteps": 4}}
+    first, second = ({"hierarchicalPartition": value} for value in (hierarchical, "None" if hierarchical == "Node" else "Node"))
+    ended = ranks.run("main", [run_file("first", **settings, **first)] * 4, nodes=2)
+    assert ended.codes == [0] * 4, ended.output
+    start_of(tmp_path / "first", tmp_path / "second", "step-2.a1")
+    ended = ranks.run("main", [run_file("second", **settings, **second)] * 4, nodes=2)
+    assert ended.codes == [0] * 4, ended.output
+    assert losses(tmp_path / "second") == pytest.approx(losses(tmp_path / "first")[2:], rel=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "world_size", "stage", "tolerance"), [("FP32", 1, "Stage3", 1e-6), ("BF16", 3, "Stage2", 1e-4)])
+def test_a_run_goes_on_with_other_ranks_as_it_would_have_with_the_same(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, precision: str, world_size: int, stage: str, tolerance: float
+) -> None:
+    settings: dict[str, Any] = {"precision": precision, "optimization": {"maxSteps": 5, "globalBatchSize": 14}}
+    assert ranks.run("main", [run_file("whole", **settings)] * 2).codes == [0, 0]
+    start_of(tmp_path / "whole", tmp_path / "other", "step-2.a1")
+    settings["optimization"]["globalBatchSize"] = None  # the commit's counts
+    ended = ranks.run("main", [run_file("other", **settings, zeroStage=stage)] * world_size)
+    assert ended.codes == [0] * world_size, ended.output
+    assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "whole")[2:], abs=tolerance)
+
+
+def test_no_sample_is_lost_or_repeated_over_a_crash_and_another_size(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    def trained(folder: str, steps: range) -> dict[int, list[int]]:
+        """Step → the samples of all ranks, in the order of their numbers."""
+        found: dict[int, list[int]] = {}
+        for path in (tmp_path / folder).iterdir():
+            for step, samples in map(json.loads, path.read_text().splitlines()):
+                found[step] = sorted([*found.get(step, []), *samples])
+        return {step: samples for step, samples in found.items() if step in steps}
+
+    for folder in ("all", "before", "after"):
+        (tmp_path / folder).mkdir()
+    settings = {"evaluation": None}
+    uninterrupted = ranks.run("record_samples", [run_file("whole", **settings)], arguments={"output": str(tmp_path / "all"), "kill": None})
+    assert uninterrupted.codes == [0], uninterrupted.output
+    path = run_file("crashed", **settings)
+    died = ranks.run("record_samples", [path] * 2, arguments={"output": str(tmp_path / "before"), "kill": 5}, kill_rest_after_first=True)
+    assert died.codes[1] == -9, died.output
+    ended = ranks.run("record_samples", [path] * 3, arguments={"output": str(tmp_path / "after"), "kill": None})
+    assert ended.codes == [0] * 3, ended.output
+    start = min(trained("after", range(99)))
+    assert start > 1, "the crash left no commit"
+    assert trained("before", range(1, start)) | trained("after", range(start, 99)) == trained("all", range(99))
+
+
+def test_a_lite_commit_gives_its_weights_and_an_optimizer_that_starts_afresh(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"precision": "BF16", "checkpoint": {"content": "Lite"}}
+    assert ranks.run("main", [run_file("lite", **settings)] * 2).codes == [0, 0]
+    commit = tmp_path / "lite/checkpoints/step-2.a1"
+    for name, stage, world_size in (("one", "Stage2", 1), ("three", "Stage3", 3)):
+        start_of(tmp_path / "lite", tmp_path / name, "step-2.a1")
+        runs = [run_file(name, zeroStage=stage, **settings)] * world_size
+        ended = ranks.run("started_from_lite", runs, arguments={"commit": str(commit)})
+        assert ended.codes == [0] * world_size, ended.output
+        assert "step-2.a1 is Lite: its weights are loaded, the optimizer's moments begin afresh" in ended.outputs[0]
 
 
 def test_volumes_of_their_own_hold_a_part_each_and_resume_together(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
@@ -128,6 +198,11 @@ def test_volumes_of_their_own_hold_a_part_each_and_resume_together(ranks: ForkSe
     [
         ({"lora": {"rank": 4}}, "lora.rank is 5, not 4"),
         ({"lora": {"targetModules": ["q_proj"]}}, "lora.targetModules is down_proj, q_proj, v_proj, not q_proj"),
+        (
+            {"lora": {"dora": True, "rankStabilized": True}},
+            "lora.rankStabilized is the default, not true, and lora.dora is the default, not true",
+        ),
+        ({"method": "Full"}, "method is the default, not Full"),
         ({"seed": 7}, "the seed is 42, not 7"),
         ({"optimization": {"globalBatchSize": 10}}, "globalBatchSize is 10, but the commit"),
     ],
