@@ -12,7 +12,7 @@ import torch
 from rank_cases import assembled
 
 from lockstep_train import __main__ as trainer
-from lockstep_train import batches, loop
+from lockstep_train import batches, steps
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.checkpoint.load import ShardReader
 from lockstep_train.checkpoint.manifest import decode
@@ -21,7 +21,7 @@ from lockstep_train.engine import ranks as engine_ranks
 
 def record_samples(output: str, kill: int | None) -> int:
     """Train, and note which samples this rank takes in which step; be killed at the start of step `kill` on rank 1."""
-    real_step, real_share = loop.step_batches, batches.rank_micro_batches
+    real_step, real_share = steps.step_batches, batches.rank_micro_batches
     at = {"step": 0}
 
     def share(*arguments: Any) -> list[list[int]]:
@@ -36,7 +36,7 @@ def record_samples(output: str, kill: int | None) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         return real_step(run, step)
 
-    loop.step_batches, batches.rank_micro_batches = step_batches, share
+    steps.step_batches, batches.rank_micro_batches = step_batches, share
     return trainer.main([])
 
 
@@ -57,3 +57,12 @@ def started_from_lite(commit: str) -> None:
     assert zero_access.optimizer_step(run.engine) == 0
     assert run.plan.done.steps == manifest.step == 2
     engine_ranks.leave()
+
+
+def train_in_fp16() -> int:
+    """The trainer on CPU ranks in FP16, which DeepSpeed refuses there though gloo and torch compute in it; loss scale from 2^20, so
+    that the first steps overflow and are skipped, or not, by what the scaler remembers."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: True
+    return trainer.main([])
