@@ -51,6 +51,12 @@ def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
     train = records(folder, "train_log")
     assert [(record["step"], record["attempt"]) for record in train] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2), (6, 2)]
     assert [record["step"] for record in records(folder, "eval_log")] == [0, 4, 6]
+    assert [record["slowestRank"] is None for record in train] == [True, False, True, False, False, False]  # first steps of attempts
+    parts = ("dataSeconds", "forwardSeconds", "backwardSeconds", "waitSeconds", "saveWaitSeconds", "optimizerSeconds")
+    assert all(0 < sum(record[part] for part in parts) <= record["stepSeconds"] for record in train)
+    assert all(record["tokens"] > 0 and record["mfu"] is None and 1e8 < record["peakMemoryBytes"] < 1e11 for record in train)
+    (speed, _) = [event for event in records(folder, "events") if event["kind"] == "speed"]
+    assert speed["noMfuBecause"] == "FP32 has no tensor cores to be utilised"
     commits = [(event["step"], "undone" in event) for event in records(folder, "events") if event["kind"] == "checkpoint"]
     assert commits == [(2, False), (4, False), (6, False)]
 

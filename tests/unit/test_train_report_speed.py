@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep_train.report.flops import PEAKS, FlopCount, Matrix, count, peak_flops
-from lockstep_train.report.speed import Speed, peak_memory_bytes
+from lockstep_train.report.speed import Speed, across_ranks, peak_memory_bytes
 
 LLAMA_8B = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
 """Weights of Llama 3.1 8B without its embedding and norms."""
@@ -90,3 +90,17 @@ def test_the_time_that_is_left_goes_by_the_median_of_the_last_fifty_steps() -> N
 
 def test_memory_is_the_most_that_was_held() -> None:
     assert 10e6 < peak_memory_bytes(on_gpu=False) < 1e12
+
+
+def test_the_fullest_and_the_slowest_rank_are_told() -> None:
+    assert across_ranks([(5.0, 1.0), (9.0, 1.5), (7.0, 4.0)]) == {
+        "peakMemoryBytes": 9.0,
+        "slowestRank": 2,
+        "slowestRankSeconds": 4.0,
+        "medianRankSeconds": 1.5,
+    }
+
+
+def test_before_the_first_step_nobody_is_slowest() -> None:
+    found = across_ranks([(5.0, 0.0), (9.0, 0.0)])
+    assert (found["peakMemoryBytes"], found["slowestRank"], found["medianRankSeconds"]) == (9.0, None, None)

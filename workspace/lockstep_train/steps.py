@@ -11,7 +11,7 @@ from lockstep_train.checkpoint import zero_access
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.schedule import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
-from lockstep_train.report.speed import measure_speed, peak_memory_bytes
+from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes
 from lockstep_train.stop import StopSignal
 from lockstep_train.watch import limits
 
@@ -38,6 +38,9 @@ class Steps:
         self._speed = measure_speed(run.engine.module, training, run.ranks.world_size, run.reporter)
         self._clock = Clock(run.ranks.device)
         self._durations: deque[float] = deque(maxlen=MEASURED_STEPS)
+        self._computing = 0.0
+        """Seconds of the last step's forward and backward passes; each rank tells the others in the next one."""
+        self._skipped = 0
 
     @property
     def limit_seconds(self) -> float:
@@ -53,7 +56,9 @@ class Steps:
         work = step_batches(run, step)
         rate = learning_rate(run.config.training.optimization, step, plan.total_steps)
         zero_access.set_learning_rate(run.engine, rate)
-        result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock)
+        told = (peak_memory_bytes(run.ranks.device.type == "cuda"), self._computing)
+        result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, told)
+        self._computing = result.seconds["forward"] + result.seconds["backward"]
         self._durations.append(time.monotonic() - started)
         self._report(step, rate, work, result)
         return result
@@ -61,6 +66,7 @@ class Steps:
     def _report(self, step: int, rate: float, work: StepBatches, result: StepResult) -> None:
         run, seconds = self._run, self._durations[-1]
         if result.skipped is not None:
+            self._skipped += 1
             line = f"Step {step} left out: {result.skipped}"
             run.reporter.event("stepSkipped", line=line, step=step, reason=result.skipped, samples=work.sources)
         values = {
@@ -68,7 +74,8 @@ class Steps:
             "learningRate": rate,
             "gradientNorm": result.gradient_norm,
             **self._speed.step(seconds, work.documents),
-            "peakMemoryBytes": peak_memory_bytes(run.ranks.device.type == "cuda"),
+            **across_ranks(result.told),
+            "skippedSteps": self._skipped,
             **run.save_report.metrics,
             **{f"{part}Seconds": value for part, value in result.seconds.items()},
         }

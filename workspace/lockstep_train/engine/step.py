@@ -36,6 +36,8 @@ class StepResult:
     """Why the update was left out, on all ranks alike; None when it was applied."""
     seconds: Mapping[str, float]
     """Of each part of the step on this rank (clock.PARTS)."""
+    told: list[list[float]]
+    """What each rank told of itself, in rank order."""
 
 
 class Saving(Protocol):
@@ -85,15 +87,17 @@ class Stepper:
         self._looking = looking
         self._skipped_in_a_row = 0
 
-    def take(self, step: int, batches: Sequence[Batch], tokens: int, stopping: Callable[[], bool], clock: Clock) -> StepResult:
+    def take(
+        self, step: int, batches: Sequence[Batch], tokens: int, stopping: Callable[[], bool], clock: Clock, told: Sequence[float] = ()
+    ) -> StepResult:
         """Forward and backward over this rank's micro-batches, one small all-reduce, one update.
 
-        `tokens`: the learned tokens of the whole global batch, over all ranks. Raises NonFinite, on every rank alike, before
+        `tokens`: the learned tokens of the whole global batch, over all ranks. `told`: what the other ranks shall know of this one. Raises NonFinite, on every rank alike, before
         an update that would not be finite, unless the policy is to leave such updates out.
         """
         loss = self._gradients(step, batches, tokens, clock)
         self._progress.at("waiting for the other ranks' losses")
-        losses, (stop, busy) = exchange(loss, (stopping(), self._saving.busy), self._ranks)
+        losses, told_by_rank, (stop, busy) = exchange(loss, told, (stopping(), self._saving.busy), self._ranks)
         clock.lap("wait")
         wrong = _wrong_loss(step, losses)
         skipped = self._skip(wrong) if wrong is not None else None
@@ -106,7 +110,7 @@ class Stepper:
         if not math.isfinite(norm):
             skipped = skipped or self._left_out(step)
         self._count(step, skipped)
-        return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, clock.seconds())
+        return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, clock.seconds(), told_by_rank)
 
     def _gradients(self, step: int, batches: Sequence[Batch], tokens: int, clock: Clock) -> torch.Tensor:
         """This rank's summed loss; its gradients are left where DeepSpeed reduces them.
@@ -170,11 +174,20 @@ def _wrong_loss(step: int, losses: Sequence[float]) -> str | None:
     return f"the loss of step {step} is not finite on rank {', '.join(map(str, wrong))}" if wrong else None
 
 
-def exchange(loss: torch.Tensor, flags: Sequence[bool], ranks: Ranks) -> tuple[list[float], list[bool]]:
-    """Every rank's loss, and for each flag whether any rank has set it, in one all-reduce; a slot a rank, so that a NaN names its rank."""
-    slots = torch.zeros(ranks.world_size + len(flags), dtype=torch.float64, device=ranks.device)
-    slots[ranks.rank] = loss
-    slots[ranks.world_size :] = torch.tensor(flags, dtype=torch.float64)
+def exchange(
+    loss: torch.Tensor, told: Sequence[float], flags: Sequence[bool], ranks: Ranks
+) -> tuple[list[float], list[list[float]], list[bool]]:
+    """Every rank's loss, what each tells of itself, and for each flag whether any rank has set it, in one all-reduce.
+
+    Every rank has slots of its own, so that a NaN names its rank.
+    """
+    each, world = 1 + len(told), ranks.world_size
+    values = torch.zeros(each * world + len(flags), dtype=torch.float64)
+    values[each * ranks.rank + 1 : each * (ranks.rank + 1)] = torch.tensor(told, dtype=torch.float64)
+    values[each * world :] = torch.tensor(flags, dtype=torch.float64)
+    slots = values.to(ranks.device)
+    slots[each * ranks.rank] = loss
     dist.all_reduce(slots)
-    values: list[float] = slots.tolist()
-    return values[: ranks.world_size], [value > 0 for value in values[ranks.world_size :]]
+    summed: list[float] = slots.tolist()
+    rows = [summed[start : start + each] for start in range(0, each * world, each)]
+    return [row[0] for row in rows], [row[1:] for row in rows], [value > 0 for value in summed[each * world :]]

@@ -21,6 +21,8 @@ from lockstep_train.startup import StartUp, startup_line
 MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
 DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
 """How long the end of a run waits for its metrics to arrive, all destinations together."""
+STATUS_METRICS = ("loss", "learningRate", "gradientNorm", "tokensPerSecond", "mfu", "stepSeconds", "peakMemoryBytes", "skippedSteps")
+"""Of a step's values, what the job's status shows."""
 EVENTS_KEPT = 200
 """Events of the start-up, before the files are open."""
 
@@ -116,7 +118,7 @@ class Reporter:
         if not self._first:
             return
         remaining = None if remaining_seconds is None else round(remaining_seconds)
-        known = {name: value for name, value in values.items() if value is not None}
+        known = {name: value for name in STATUS_METRICS if (value := values.get(name)) is not None}
         texts = {name: lines.metric_text(name, value) for name, value in known.items()}
         self.agent.send("step", step=step, totalSteps=total, epoch=int(epoch), estimatedRemainingSeconds=remaining, metrics=texts)
         record = {"step": step, "totalSteps": total, "epoch": round(epoch, 4), **values, "remainingSeconds": remaining}

@@ -75,3 +75,16 @@ def peak_memory_bytes(on_gpu: bool) -> int:
 
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def across_ranks(told: Sequence[Sequence[float]]) -> dict[str, float | None]:
+    """`told`: by each rank, its peak memory in bytes, and the seconds it computed in the step before; 0 when there was none."""
+    seconds = [row[1] for row in told]
+    slowest = seconds.index(max(seconds))
+    known = seconds[slowest] > 0
+    return {
+        "peakMemoryBytes": max(row[0] for row in told),
+        "slowestRank": slowest if known else None,
+        "slowestRankSeconds": seconds[slowest] if known else None,
+        "medianRankSeconds": statistics.median(seconds) if known else None,
+    }
