@@ -194,8 +194,11 @@ def test_volumes_of_their_own_hold_a_part_each_and_resume_together(ranks: ForkSe
         assert (tmp_path / f"node-{node}" / "adapter" / "adapter_model.safetensors").exists()
         shutil.rmtree(commit)
         shutil.rmtree(tmp_path / f"node-{node}" / "checkpoints" / "step-4.a1")
+    torn = tmp_path / "node-0/checkpoints/step-2.a1/manifest.json"
+    torn.write_bytes(torn.read_bytes()[:-9])  # the other volume's copy counts, and mends it
     ended = ranks.run("main", runs, nodes=2)
     assert ended.codes == [0, 0], ended.output
+    assert torn.read_bytes() == (tmp_path / "node-1/checkpoints/step-2.a1/manifest.json").read_bytes()
     assert checksums(tmp_path / "node-1/checkpoints/step-6.a2") == checksums(tmp_path / "whole/checkpoints/step-6.a1")
 
 

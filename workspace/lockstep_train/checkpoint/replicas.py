@@ -20,12 +20,11 @@ from lockstep_train.report import print_error
 class Replicas:
     """This rank's way to the other nodes' volumes; the node's first rank serves them. One copy where nothing is shared, or all is."""
 
-    def __init__(self, ranks: Ranks, copies: int, token: bytes, places: list[Place], server: Server | None) -> None:
+    def __init__(self, ranks: Ranks, copies: int, token: bytes, places: list[Place]) -> None:
         self._ranks = ranks
         self._copies = copies
         self._token = token
         self._places = places
-        self._server = server
 
     def copy(self, folder: Path, shard: ShardRecord) -> ShardRecord:
         """Put a shard that is durable here on the neighbours' volumes; the record says who has it."""
@@ -54,10 +53,6 @@ class Replicas:
         """Shards with fewer copies than asked for."""
         return [shard.file for shard in manifest.shards if len(shard.nodes) < self._copies]
 
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
 
 def _named(commit: str, shard: ShardRecord) -> Shard:
     return Shard(commit, shard.file, shard.bytes, shard.sha256)
@@ -65,15 +60,15 @@ def _named(commit: str, shard: ShardRecord) -> Shard:
 
 def local_only(ranks: Ranks) -> Replicas:
     """For one volume: nothing travels."""
-    return Replicas(ranks, 1, b"", [], None)
+    return Replicas(ranks, 1, b"", [])
 
 
 def connect(ranks: Ranks, checkpoints: Path, attempt: int, copies: int, master: tuple[str, int]) -> Replicas:
-    """Start this node's server and learn of the others'. `master`: where rank 0 is reached, to choose the address others see."""
+    """Start this node's server, which serves until the process ends, and learn of the others'. `master`: where rank 0 is reached, to choose the address others see."""
     token = bytes.fromhex(ranks.publish("replicas/token", secrets.token_hex(32) if ranks.first else None))
     server = Server(checkpoints, attempt, token, own_address(*master)) if ranks.first_of_node else None
     mine = [ranks.node, server.place.host, server.place.port] if server is not None else None
     answers = ranks.gather("replicas/place", mine)
     listed = ranks.publish("replicas/places", sorted(answer for answer in answers or [] if answer is not None))
     places = [Place(host, port) for _, host, port in listed]
-    return Replicas(ranks, min(copies, ranks.nodes), token, places, server)
+    return Replicas(ranks, min(copies, ranks.nodes), token, places)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep_train.checkpoint.chain import Claim, Record, candidates, follows_chain, next_attempt
+from lockstep_train.checkpoint.durable import write_durably
 from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, record_file
-from lockstep_train.checkpoint.manifest import Manifest, decode, shapes
+from lockstep_train.checkpoint.manifest import Manifest, decode, encode, shapes
 from lockstep_train.checkpoint.together import refused_together
 from lockstep_train.checkpoint.volume import (
     MISSING,
@@ -94,6 +94,7 @@ def record_start(ranks: Ranks, checkpoints: Path, start: Start, claim: Claim) ->
     """
     if ranks.first_of_node:
         sweep(checkpoints, start.view.commits)
+        _heal(checkpoints, start.source)
         present = read_view(checkpoints).records
         for record in [*start.view.records, Record(start.attempt, claim, _start_name(start.source, checkpoints))]:
             if record not in present:
@@ -189,23 +190,30 @@ def _verdict(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:
 
 
 def _agreed_manifest(ranks: Ranks, folder: Path, key: str) -> tuple[Manifest | None, str | None]:
-    """The manifest from whichever node has it; one node's copy is enough, since it was written only when all shards were."""
-    text = _read_text(folder / MANIFEST) if ranks.first_of_node else None
-    texts = ranks.gather(f"{key}/manifest", text)
-    chosen = next((item for item in texts if item is not None), None) if texts is not None else None
-    chosen = ranks.publish(f"{key}/chosen", chosen)
-    if chosen is None:
-        return None, f"{folder / MANIFEST} can't be read"
-    try:
-        manifest = decode(chosen)
-        shapes(manifest.shards)
-    except (ValueError, json.JSONDecodeError) as error:
-        return None, f"{folder / MANIFEST}: {error}"
-    return manifest, None
+    """The manifest from the first node whose copy is whole; one is enough, since it was written only when all shards were."""
+    text, problem = _read_manifest(folder / MANIFEST) if ranks.first_of_node else (None, None)
+    answers = ranks.gather(f"{key}/manifest", [text, problem]) or []
+    texts = [text for text, _ in answers if text is not None]
+    problems = [problem for _, problem in answers if problem is not None]
+    chosen, told = ranks.publish(f"{key}/chosen", [texts[0] if texts else None, problems[0] if problems else None])
+    return (decode(chosen), None) if chosen is not None else (None, told)
 
 
-def _read_text(path: Path) -> str | None:
+def _read_manifest(path: Path) -> tuple[str | None, str | None]:
+    """The text of a whole manifest; or what is wrong with it."""
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
+        text = path.read_text()
+        shapes(decode(text).shards)
+    except OSError as error:
+        return None, f"{path} can't be read: {error.strerror}"
+    except ValueError as error:
+        return None, f"{path}: {error}"
+    return text, None
+
+
+def _heal(checkpoints: Path, source: Source | None) -> None:
+    """Write the manifest of the start where this volume has shards of it, but no whole manifest."""
+    if source is not None and source.folder.parent == checkpoints and source.folder.is_dir():
+        text, _ = _read_manifest(source.folder / MANIFEST)
+        if text is None:
+            write_durably(source.folder / MANIFEST, encode(source.manifest))

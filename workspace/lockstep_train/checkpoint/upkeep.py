@@ -18,13 +18,13 @@ from lockstep_train.checkpoint.readers import reading
 from lockstep_train.checkpoint.replicas import Replicas, connect, local_only
 from lockstep_train.checkpoint.rotation import Rotation
 from lockstep_train.checkpoint.views import keep_tokenizer, refresh_views
-from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
+from lockstep_train.checkpoint.volume import list_commits, read_records
 from lockstep_train.config import Method, RunConfig
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.report import print_error
 
-EXPORT_SECONDS = 600.0
-"""How long the end of a run waits for an export under way."""
+EXPORT_SECONDS = 300.0
+"""How long the end of a run waits for an export under way; less where the other ranks wait less."""
 
 Tell = Callable[[str], None]
 
@@ -78,16 +78,16 @@ class Upkeep:
     def close(self) -> None:
         """Wait for an export under way."""
         if self._exporter is not None:
-            self._exporter.close()
-        self._replicas.close()
+            self._exporter.close()  # the server stays: other nodes may still be fetching, until all ranks leave
 
 
 class Exporter:
     """Adapter folders, one after the other; a commit that comes while two are waiting takes the place of the waiting one."""
 
-    def __init__(self, replicas: Replicas, tell: Tell) -> None:
+    def __init__(self, replicas: Replicas, tell: Tell, patience_seconds: float = EXPORT_SECONDS) -> None:
         self._replicas = replicas
         self._tell = tell
+        self._patience = patience_seconds
         self._waiting: queue.Queue[tuple[Path, Manifest] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="lockstep-export", daemon=True)
         self._thread.start()
@@ -97,7 +97,11 @@ class Exporter:
 
     def close(self) -> None:
         self._waiting.put(None)
-        self._thread.join(EXPORT_SECONDS)
+        self._thread.join(self._patience)
+        if self._thread.is_alive():
+            self._tell(
+                f"an adapter beside the checkpoints is not exported: it takes longer than {self._patience:.0f} s, and the run is over"
+            )
 
     def _run(self) -> None:
         while (item := self._waiting.get()) is not None:
@@ -122,7 +126,7 @@ class Exporter:
             export_shards(folder, manifest, paths)
 
     def _here(self, folder: Path, shard: ShardRecord, fetched: Path) -> Path:
-        if shard_problem(folder, shard) is None:
+        if (folder / shard.file).is_file():  # written by this run just now
             return folder / shard.file
         self._replicas.fetch(folder, shard, fetched / shard.file)
         return fetched / shard.file
@@ -140,7 +144,9 @@ def start_upkeep(config: RunConfig, ranks: Ranks, attempt: int, master: tuple[st
     tell = say if ranks.first else lambda line: print_error(f"lockstep_train: node {ranks.node}: {line}")
     apart = not shared and (settings.replicas > 1 or exports)
     replicas = connect(ranks, checkpoints, attempt, settings.replicas, master) if apart else local_only(ranks)
-    upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine, exporter=Exporter(replicas, tell) if mine and exports else None)
+    patience = min(EXPORT_SECONDS, config.training.limits.collective_timeout_seconds / 2)
+    exporter = Exporter(replicas, tell, patience) if mine and exports else None
+    upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine, exporter=exporter)
     if mine:
         try:
             keep_tokenizer(model, config.run_dir)
