@@ -26,6 +26,7 @@ HIDDEN, LAYER_ELEMENTS = 512, 4 * 512 * 512 + 3 * 512 * 1536
 
 def make_model(folder: Path, megabytes: int) -> None:
     """A Llama of so many megabytes in BF16, beside the tokenizer of the tiny model that is there, in files of a quarter of that."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed, which transformers imports, prints that it found no other
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
