@@ -50,9 +50,10 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
     except Stopped:
         raise
     except Exception as error:
-        if watch.stopped_elsewhere():
-            raise Stopped("the other ranks have stopped before the first step") from error
+        others = watch.end_of_others()
         watch.failed(error)
+        if others is not None:
+            raise others from error
         raise
     finally:
         watch.close()

@@ -122,8 +122,8 @@ class Stepper:
         wanted = [targets(batch.labels) for batch in batches]
         clock.lap("data")
         for micro, batch in enumerate(batches):
-            seed_micro_batch(self._seed, step, micro, self._ranks.rank)
             self._progress.at(f"forward of micro-batch {micro + 1} of {len(batches)}")
+            seed_micro_batch(self._seed, step, micro, self._ranks.rank)
             self._looking(batch)
             loss = self._loss(batch, wanted[micro])
             clock.lap("forward")

@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
-from lockstep_train.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang
+from lockstep_train.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang, Stopped, TrainerError
 from lockstep_train.report import Reporter
 from lockstep_train.report.terminal import print_error
 from lockstep_train.stop import StopSignal
@@ -111,12 +111,13 @@ class Watchdog:
             with contextlib.suppress(Exception):  # the store may be what failed
                 make_mark(self._store, Mark(Reason.FAILED, self._rank, f"{type(error).__name__}: {error}"[:500]))
 
-    def stopped_elsewhere(self) -> bool:
-        """Whether an error of the main thread only shows that the others have stopped before it."""
+    def end_of_others(self) -> TrainerError | None:
+        """Why the others have ended, where an error of the main thread only shows that they have: a connection that is gone."""
         with contextlib.suppress(Exception):
             mark = read_mark(self._store) if self._store is not None else None
-            return mark is not None and mark.reason is Reason.STOP
-        return False
+            if mark is not None and mark.reason is not Reason.FAILED:
+                return {Reason.STOP: Stopped, Reason.HANG: Hang}[mark.reason](mark.message)
+        return None
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -181,10 +182,13 @@ class Watchdog:
         self._end(EXIT_STOPPED, message)
 
     def _expire(self, limit: float) -> None:
-        """Two looks at all ranks tell which of them still live."""
-        before = self._read_beats()
-        time.sleep(LOOKS_APART_SECONDS)
+        """Two looks at all ranks tell which of them still live. All of them may be looking: so this one goes on to beat meanwhile."""
         self._exchange()
+        before = self._read_beats()
+        end = time.monotonic() + LOOKS_APART_SECONDS
+        while time.monotonic() < end:
+            self._stop.wait(PERIOD_SECONDS)
+            self._exchange()
         message = explain(self._beat(), limit, before, self._read_beats(), self._ranks)
         self._tell(Mark(Reason.HANG, self._rank, message))
         self._hang(message)
