@@ -13,7 +13,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.plan.resolve import Resolved, resolve
 from lockstep.platforms.local.placement import check_inputs, local_defaults, local_run
-from lockstep_gang.contract import Run, WhenDone
+from lockstep_gang.contract import Run, Storage, WhenDone
 
 TRAINING = {"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/all.jsonl"}}
 
@@ -46,6 +46,7 @@ def test_volumes_are_folders_and_nodes_are_on_loopback(tmp_path: Path) -> None:
     run = made(tmp_path)
     assert (run.run_dir, run.working_directory) == (str(tmp_path / "workspace/runs/x"), str(tmp_path / "workspace"))
     assert (run.addresses, run.coordinator_port, run.master_port) == (("127.0.0.1", "127.0.0.1"), 4000, 5000)
+    assert run.storage is Storage.SHARED
     assert run.training is not None
     assert (run.training["model"]["name"], run.training["data"]["path"]) == (
         str(tmp_path / "workspace/models/tiny"),

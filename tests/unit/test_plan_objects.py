@@ -10,7 +10,7 @@ import pytest
 from golden.plan_cases import CONTEXT, TRAINING, cluster, job, of_kind, profile
 from lockstep.plan.objects import PLAIN, RenderContext, children, claims, freeze, render, thaw
 from lockstep.plan.resolve import MADE_BY_OPERATOR, PlatformDefaults, Refused, resolve
-from lockstep_gang.contract import WhenDone, parse_run
+from lockstep_gang.contract import Storage, WhenDone, parse_run
 
 
 def names(objects: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -84,6 +84,11 @@ def test_claims_are_kept_when_pods_and_job_go() -> None:
 def test_a_suspended_job_has_no_pods() -> None:
     (stateful_set,) = of_kind(render(resolve(job(suspend=True), profile()), CONTEXT), "StatefulSet")
     assert stateful_set["spec"]["replicas"] == 0
+
+
+def test_the_run_says_whether_the_nodes_share_their_volume() -> None:
+    modes = [parse_run(freeze(resolve(job(storage={"mode": mode}), profile()), CONTEXT).run).storage for mode in ("Shared", "PerPod")]
+    assert modes == [Storage.SHARED, Storage.PER_POD]
 
 
 def test_the_run_is_what_the_agents_parse() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.config import Precision, Schedule, ZeroStage, parse_run, parse_training, read_run
+from lockstep_train.config import Precision, Schedule, Storage, ZeroStage, parse_run, parse_training, read_run
 from lockstep_train.environment import rank_environment
 from lockstep_train.errors import ConfigError
 
@@ -101,6 +101,14 @@ def test_the_rest_of_the_run_file_is_the_agents() -> None:
         {"format": "lockstep-run/1", "nodes": 2, "job": {"name": "x", "uid": ""}, "runDir": "/w/runs/x", "training": TRAINING}, "run.json"
     )
     assert (run.job_name, run.job_uid, run.run_dir) == ("x", None, Path("/w/runs/x"))
+
+
+@pytest.mark.parametrize(("stated", "storage"), [("Shared", Storage.SHARED), ("PerPod", Storage.PER_POD), (None, None)])
+def test_the_run_file_says_what_the_nodes_see_at_its_folder(stated: str | None, storage: Storage | None) -> None:
+    document = {"job": {"name": "x"}, "runDir": "/r", "training": TRAINING, "storage": stated}
+    assert parse_run(document, "run.json").storage is storage
+    with pytest.raises(ConfigError, match=r"run\.json: storage is \"Local\", but must be one of Shared, PerPod"):
+        parse_run({**document, "storage": "Local"}, "run.json")
 
 
 def test_a_script_job_is_refused() -> None:

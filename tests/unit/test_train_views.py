@@ -65,7 +65,7 @@ def test_a_view_follows_the_chain_and_goes_with_its_commit(run_dir: Path) -> Non
 def test_what_somebody_else_put_there_is_left_alone(run_dir: Path) -> None:
     (run_dir / "checkpoint-10").mkdir()
     (run_dir / "checkpoint-20").write_text("mine")
-    (run_dir / "checkpoint-30").symlink_to("elsewhere")
+    (run_dir / "checkpoint-30").symlink_to("backup/step-7.a1")
     refresh(run_dir, "step-10.a1")
     assert (views(run_dir), list((run_dir / "checkpoint-10").iterdir())) == (["checkpoint-10", "checkpoint-20", "checkpoint-30"], [])
 
