@@ -107,7 +107,8 @@ class Saver:
         return self._ending
 
     def before_update(self) -> None:
-        """Returns when masters and moments may change: the snapshot has them."""
+        """Returns when masters and moments may change: the snapshot has them. Raises what the background thread did not expect."""
+        self.raise_unexpected()
         if self._job is not None and not self._job.copied.is_set():
             waiting = time.monotonic()
             self._job.copied.wait()

@@ -1,0 +1,83 @@
+"""A save costs training nothing it could notice, in every mode, whatever its volume does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer, RunFile
+
+from lockstep_train.checkpoint.chain import candidates
+from lockstep_train.checkpoint.manifest import decode
+from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
+
+
+def test_every_mode_saves_without_a_collective_and_loads_what_it_saved(ranks: ForkServer, tmp_path: Path) -> None:
+    ended = ranks.run("every_mode", [None] * 4, nodes=2, arguments={"folder": str(tmp_path)})
+    assert ended.codes == [0] * 4, ended.outputs[0]
+
+
+def test_the_copy_beside_the_next_step_is_of_the_step_that_was_saved(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("copy_beside_a_step", [run_file("beside")] * 2)
+    assert ended.codes == [0, 0], ended.output
+
+
+def test_a_rank_writes_its_shard_while_all_others_stand_still(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("save_while_others_are_stopped", [run_file("stopped", zeroStage="Stage3")] * 3)
+    assert ended.codes == [0, 0, 0], ended.output
+
+
+def test_waiting_for_a_commit_leaves_the_store_free_for_training(ranks: ForkServer) -> None:
+    ended = ranks.run("wait_beside_the_training", [None])
+    assert ended.codes == [0], ended.output
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_volume_that_is_too_slow_costs_saves_on_all_ranks_alike_and_no_step(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
+    """Rank 0 writes step 2 while steps 3 and 4 are computed and step 3 is evaluated; rank 1 has long finished."""
+    settings = {"optimization": {"maxSteps": 5}, "evaluation": {"everySteps": 3}, "checkpoint": {"everySteps": 1, "keep": 9}}
+    ended = ranks.run("slow_volume", [run_file("slow", **settings)] * 2, arguments={"rank": 0, "step": 2, "until": 4})
+    assert ended.codes == [0, 0], ended.output
+    assert "CHECKPOINT step 3 SKIPPED: step 2 is still being written" in ended.outputs[0]
+    checkpoints = tmp_path / "slow/checkpoints"
+    assert not (checkpoints / "step-3.a1").exists()
+    assert {name.step for name in list_commits(checkpoints)} >= {1, 2, 5}
+    events = [record for record in records(tmp_path / "slow/logs/events.jsonl") if record["kind"] == "saveSkipped"]
+    assert events[0]["step"] == 3
+    assert records(tmp_path / "slow/logs/train_log.jsonl")[-1]["savesSkipped"] == len(events)
+
+
+def test_a_defect_in_the_background_ends_the_run_and_is_told(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("fail_unexpectedly", [run_file("broken")] * 2, arguments={"step": 2, "rank": 1}, kill_rest_after_first=True)
+    assert ended.codes[1] == 1
+    assert "RuntimeError: a defect of the writer" in ended.outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("point", "rank", "newest"),
+    [
+        ("before the shard", 1, 2),
+        ("in the shard", 0, 2),
+        ("after the shard", 1, 2),
+        ("before the manifest", 0, 2),
+        ("in the manifest", 0, 2),
+        ("after the manifest", 0, 4),
+        ("before rotation", 0, 4),
+    ],
+)
+def test_a_rank_killed_at_any_point_of_a_save_leaves_a_whole_commit(
+    ranks: ForkServer, tmp_path: Path, point: str, rank: int, newest: int
+) -> None:
+    arguments = {"folder": str(tmp_path), "point": point, "rank": rank}
+    ended = ranks.run("die_saving", [None] * 2, arguments=arguments, kill_rest_after_first=True)
+    assert ended.codes[rank] == -9, ended.output
+    chain = candidates(list_commits(tmp_path), read_records(tmp_path))
+    assert chain[0].step == newest
+    for name in chain:
+        manifest = decode((tmp_path / str(name) / "manifest.json").read_bytes())
+        assert [shard_problem(tmp_path / str(name), shard) for shard in manifest.shards] == [None, None]
