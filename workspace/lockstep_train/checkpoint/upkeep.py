@@ -72,6 +72,11 @@ class Upkeep:
             self._tell(
                 f"CHECKPOINT step {manifest.step} | {', '.join(lacking)} of {folder} has one copy only: its neighbour could not keep the other"
             )
+        newest = max((record.attempt for record in read_records(self._checkpoints)), default=0)
+        if newest > manifest.attempt:
+            self._tell(
+                f"CHECKPOINT step {manifest.step} | attempt {newest} has started in {self._checkpoints}: commits of this attempt don't count any more"
+            )
         if self._exporter is not None:
             self._exporter.begin(folder, manifest)
 
