@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from faults.disk import NoLoopDisk, hide_mounts
-from faults.power_cut import print_json, try_every_point
+from faults.power_cut import Subject, print_json, try_every_point
 
 EXIT_NO_DISK = 3
 
@@ -26,6 +26,12 @@ def main() -> int:
     except NoLoopDisk as error:
         say(f"the power can't be cut here: {error}")
         return EXIT_NO_DISK
+    print_json([try_every_point(subject, folder, say) for subject in lockstep_subjects(folder)])
+    return 0
+
+
+def lockstep_subjects(folder: Path) -> list[Subject]:
+    """A save and a restart, with a model and data made in `folder`."""
     import rank_cases
     import rank_server
 
@@ -36,9 +42,7 @@ def main() -> int:
     apart.mkdir()
     rank_cases.make_model(str(model))
     data.write_text("".join(json.dumps({"text": f"sample {index}"}) + "\n" for index in range(20)))
-    subjects = [lockstep_saves.commits(model, data, apart, "Stage2"), lockstep_saves.starts(apart)]
-    print_json([try_every_point(subject, folder, say) for subject in subjects])
-    return 0
+    return [lockstep_saves.commits(model, data, apart, "Stage2"), lockstep_saves.starts(apart)]
 
 
 if __name__ == "__main__":

@@ -51,12 +51,12 @@ class Disk:
     """One image, mounted at `mount`; `pristine` is what `reset` goes back to. Only after hide_mounts()."""
 
     def __init__(self, folder: Path) -> None:
-        memory = folder / "images"  # in memory: a thousand copies and mounts cost no real disk anything
-        memory.mkdir()
-        _run("mount", "-t", "tmpfs", "tmpfs", str(memory))
+        self._memory = folder / "images"  # in memory: a thousand copies and mounts cost no real disk anything
+        self._memory.mkdir()
+        _run("mount", "-t", "tmpfs", "tmpfs", str(self._memory))
         self.mount = folder / "mount"
         self.mount.mkdir()
-        self._image, self._pristine = memory / "image", memory / "pristine"
+        self._image, self._pristine = self._memory / "image", self._memory / "pristine"
         with self._image.open("wb") as file:
             file.truncate(SIZE_BYTES)
         _run("mkfs.ext4", "-q", "-b", "1024", "-J", "size=1", str(self._image))
@@ -68,6 +68,10 @@ class Disk:
 
     def detach(self) -> None:
         _insist("umount", str(self.mount))
+
+    def close(self) -> None:
+        self.detach()
+        _insist("umount", str(self._memory))
 
     def keep_as_pristine(self) -> None:
         self.detach()

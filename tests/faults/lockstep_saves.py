@@ -55,9 +55,9 @@ def judge_commits(disk: Path) -> str:
         for kind in zero_access.KINDS:
             numel = torch.Size(shape).numel()
             if not torch.equal(reader.read(name, kind).view(torch.int32), value(name, kind, numel, manifest.step).view(torch.int32)):
-                return f"a mix: {name} {kind} is not that of step {manifest.step}"
+                return f"mix: {name} {kind} is not that of step {manifest.step}"
     if said:
-        return f"a commit that can't be loaded: {said}"
+        return f"unloadable: {said}"
     return {OLD: "old", NEW: "new"}.get(manifest.step, f"step {manifest.step}")
 
 
@@ -66,7 +66,7 @@ class CommitSession:
 
     def __init__(self, rank: int, folder: Path, run_file: Path, ranks: int) -> None:
         self._keep_in = run_file.parent
-        os.environ.update(_environment(rank, ranks, _port(rank, folder)))
+        os.environ.update(rank_variables(rank, ranks, rendezvous_port(rank, folder)))
         os.environ["LOCKSTEP_RUN"] = str(run_file)
         import rank_cases
 
@@ -155,7 +155,7 @@ def _run_file(model: Path, data: Path, folder: Path, stage: str) -> Path:
     return path
 
 
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -168,7 +168,7 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _port(rank: int, folder: Path) -> int:
+def rendezvous_port(rank: int, folder: Path) -> int:
     """A free one that rank 0 finds, through the folder that all ranks see."""
     path = folder / "port"
     if rank == 0:

@@ -25,6 +25,8 @@ from faults import syscalls
 from faults.disk import Disk
 
 PATIENCE_SECONDS = 60
+OTHERWISE = ("mix", "unloadable", "nothing")
+"""What a start would find that is neither the old state nor the new one: parts of both; a newest one that it chooses and can't load; none."""
 
 
 class Session(Protocol):
@@ -42,7 +44,7 @@ class Subject:
     start: Callable[[int, Path], Session]
     """In a rank's process: from the rank and an empty folder that all ranks see."""
     judge: Callable[[Path], str]
-    """In a process of its own, from the disk: `old`, `new`, or in words what a start would find instead."""
+    """In a process of its own, from the disk: `old`, `new`, or one of OTHERWISE, a colon, and the reason."""
     ranks: int = 2
     replaces: bool = True
     """Whether what it saves is a newer state."""
@@ -88,6 +90,8 @@ class Group:
             self._selector.register(mine, selectors.EVENT_READ, rank)
             self._ranks.append((pid, mine))
         self.broken = False
+        self.ended = False
+        self._last = ""  # a second write to the same file makes nothing durable that the first didn't
 
     def do(self, order: str, disk: Disk, before_call: Callable[[syscalls.Call], None]) -> list[str]:
         """Every rank's answer to `order`; `before_call` runs while a call on the disk waits."""
@@ -118,11 +122,15 @@ class Group:
         call = syscalls.receive(listener)
         if call is None:
             return
-        if call.path.startswith(f"{mount}/") and _changes(call):
+        if call.path.startswith(f"{mount}/") and _changes(call) and str(call) != self._last:
+            self._last = str(call)
             before_call(call)
         syscalls.let_go(listener, call)
 
     def end(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
         for pid, link in self._ranks:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -187,24 +195,23 @@ def try_every_point(subject: Subject, folder: Path, say: Callable[[str], None] =
     group = started()
     try:
         answers = group.do("old", disk, lambda call: None)
-        assert set(answers) == {"done"}, f"{answers}: see {folder}/group-1"
+        assert set(answers) == {"done"}, f"{answers}: {(folder / 'group-1/rank-0.log').read_text()}"
         disk.keep_as_pristine()
         assert (verdict := _judge(subject, disk)) == "old", verdict
         for variant in ("alone", "a neighbour syncs"):
             findings.verdicts[variant] = Counter()
             point, more = 0, True
             while more:
+                if group.ended:
+                    group = started()
                 disk.reset()
                 more = _try_point(subject, group, disk, variant, point, findings)
                 point += 1
-                if more and not (subject.survives and not group.broken):
-                    group.end()
-                    group = started()
             findings.points += point
             say(f"{subject.name}, {variant}: {point} points, {dict(findings.verdicts[variant])}")
     finally:
         group.end()
-    disk.detach()
+        disk.close()
     return findings
 
 
@@ -231,7 +238,7 @@ def _try_point(subject: Subject, group: Group, disk: Disk, variant: str, point: 
         group.end()  # its open files would hold the disk
     disk.power_on()
     verdict = _judge(subject, disk)
-    findings.verdicts[variant][verdict] += 1
+    findings.verdicts[variant][verdict.partition(":")[0]] += 1
     call = seen[point].replace(str(disk.mount), "") if reached else "after the save returned"
     if verdict not in {"old", "new"} or (verdict == "old" and not reached and subject.replaces):
         findings.notes.append(f"{variant}, before {call}: {verdict}" if reached else f"{variant}, {call}: {verdict}")
