@@ -14,15 +14,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from faults.power_cut import Subject
+from lockstep_train import inspect
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.checkpoint.chain import Claim
+from lockstep_train.checkpoint.kinds import MASTER
+from lockstep_train.checkpoint.layout import MANIFEST, parse_commit
 from lockstep_train.checkpoint.load import ShardReader
+from lockstep_train.checkpoint.manifest import decode
 from lockstep_train.checkpoint.replicas import local_only
 from lockstep_train.checkpoint.resume import choose_start, record_start
 from lockstep_train.checkpoint.save import Saver
-from lockstep_train.checkpoint.upkeep import Upkeep
+from lockstep_train.checkpoint.upkeep import Exporter, Upkeep
+from lockstep_train.collected import collect
 from lockstep_train.engine.ranks import Ranks
 
 OLD, NEW = 4, 6
@@ -58,7 +64,28 @@ def judge_commits(disk: Path) -> str:
                 return f"mix: {name} {kind} is not that of step {manifest.step}"
     if said:
         return f"unloadable: {said}"
+    wrong = wrong_beside(disk / "run")
+    if wrong is not None:
+        return wrong
     return {OLD: "old", NEW: "new"}.get(manifest.step, f"step {manifest.step}")
+
+
+def wrong_beside(run: Path) -> str | None:
+    """What a view or an exported adapter shows that isn't so."""
+    for view in run.glob("checkpoint-*"):
+        if view.exists() and any(
+            inspect.verify_commits([commit])["commits"][0]["problems"] for commit in collect([view.resolve()]).chain()
+        ):
+            return f"mix: {view.name} shows a commit that isn't whole"
+    for file in run.glob("checkpoints/step-*/adapter_model.safetensors"):
+        commit = parse_commit(file.parent.name)
+        assert commit is not None
+        names = decode((file.parent / MANIFEST).read_bytes()).adapter["names"]
+        tensors = load_file(file)
+        for name, exported in names.items():
+            if not torch.equal(tensors[exported].flatten(), value(name, MASTER, tensors[exported].numel(), commit.step)):
+                return f"mix: {file} is not the adapter of its commit"
+    return None
 
 
 class CommitSession:
@@ -93,8 +120,10 @@ class CommitSession:
             for kind, tensor in fragment.tensors.items():
                 tensor.copy_(value(fragment.name, kind, numel, step)[fragment.start : fragment.start + fragment.numel])
         ranks, checkpoints = self._apart(f"save-{self._saves}"), disk / "run/checkpoints"
-        upkeep = Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node)
+        exporter = Exporter(local_only(ranks), print) if ranks.first_of_node else None
+        upkeep = Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node, exporter=exporter)
         saved = Saver(ranks, checkpoints, 1, upkeep, self._run.describe).save(self._run.engine, step)
+        upkeep.close()
         assert saved.committed, saved.problem
 
     def _apart(self, what: str) -> Ranks:
