@@ -25,11 +25,13 @@ from faults.power_cut import OTHERWISE, Findings, print_json, try_every_point  #
 def table(found: list[Findings]) -> str:
     """Markdown; a row for each saver and variant."""
     columns = ("old", "new", *OTHERWISE)
-    lines = [f"| saver | variant | points | {' | '.join(columns)} |", f"|---|---|---{'|---' * len(columns)}|"]
+    lines = [f"| saver | variant | points | {' | '.join(columns)} | after the save returned |", f"|---|---|---{'|---' * len(columns)}|---|"]
     for findings in found:
         for variant, counts in findings.verdicts.items():
             cells = " | ".join(str(counts.get(column, 0)) for column in columns)
-            lines.append(f"| {findings.name} | {variant} | {sum(counts.values())} | {cells} |")
+            lines.append(
+                f"| {findings.name} | {variant} | {sum(counts.values())} | {cells} | {findings.returned[variant].partition(':')[0]} |"
+            )
     return "\n".join(lines)
 
 

@@ -59,6 +59,8 @@ class Findings:
     name: str
     points: int = 0
     verdicts: dict[str, Counter[str]] = field(default_factory=dict)
+    returned: dict[str, str] = field(default_factory=dict)
+    """What is found when the power goes right after the save has returned, by variant."""
     notes: list[str] = field(default_factory=list)
     """Every point where a start would find neither old nor new, or old after the save had returned, or where the ranks did not go on."""
 
@@ -67,6 +69,7 @@ class Findings:
             "name": self.name,
             "points": self.points,
             "verdicts": {name: dict(found) for name, found in self.verdicts.items()},
+            "returned": self.returned,
             "notes": self.notes,
         }
 
@@ -239,6 +242,8 @@ def _try_point(subject: Subject, group: Group, disk: Disk, variant: str, point: 
     disk.power_on()
     verdict = _judge(subject, disk)
     findings.verdicts[variant][verdict.partition(":")[0]] += 1
+    if not reached:
+        findings.returned[variant] = verdict
     call = seen[point].replace(str(disk.mount), "") if reached else "after the save returned"
     if verdict not in {"old", "new"} or (verdict == "old" and not reached and subject.replaces):
         findings.notes.append(f"{variant}, before {call}: {verdict}" if reached else f"{variant}, {call}: {verdict}")
