@@ -75,6 +75,10 @@ def make_family(folder: Path, family: str, **changes: Any) -> None:
     model.save_pretrained(folder)
 
 
+NOTHING_RESIDENT = {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 0}
+"""Else Stage3 would never let go of parameters as small as these, and what forgets to gather one would go unseen."""
+
+
 def settings(model: Path, stage: str, variant: dict[str, Any]) -> TrainingConfig:
     lora = {"rank": 3, "alpha": 6, "dropout": "0", "targetModules": ["q_proj", "v_proj"], **variant.get("lora", {})}
     return parse_training(
@@ -91,10 +95,11 @@ def settings(model: Path, stage: str, variant: dict[str, Any]) -> TrainingConfig
                 "learningRate": variant.get("learningRate", "2e-2"),
                 "microBatchSize": 2,
                 "maxGradientNorm": "1.0",
-                "gradientCheckpointing": True,
+                "gradientCheckpointing": variant.get("gc", True),
             },
             "evaluation": None,
             "checkpoint": {"everySteps": 1, "keep": 2, "resumeFrom": "Auto"},
+            "deepspeed": {"zero_optimization": NOTHING_RESIDENT} if stage == "Stage3" else None,
         }
     )
 

@@ -28,8 +28,25 @@ def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.
         warnings.filterwarnings("ignore", message=TIED_WARNING)
         # autocast_adapter_dtype would keep the adapter in FP32 under Stage3 but not under Stage2; masters are FP32 in both anyway.
         wrapped: torch.nn.Module = peft.get_peft_model(model, peft_config(config), autocast_adapter_dtype=False)
-    gather_for_magnitudes(wrapped)
+    gather_whole_experts(wrapped)
     return wrapped
+
+
+def gather_whole_experts(model: torch.nn.Module) -> None:
+    """Let Stage3 gather a stack of experts and its adapters as one.
+
+    peft nests a wrapper for each adapted parameter and swaps the parameters of the innermost module in every forward pass;
+    DeepSpeed, which follows the modules one by one, then meets them in an order that it didn't record, and ends the run.
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+
+    wrappers = [(name, module) for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
+    for name, wrapper in wrappers:
+        nested = any(name.startswith(f"{other}.") for other, _ in wrappers)
+        if not nested and any(hasattr(parameter, "ds_id") for parameter in wrapper.parameters()):
+            from deepspeed.utils import set_z3_leaf_module
+
+            set_z3_leaf_module(wrapper, True)
 
 
 def peft_config(config: LoraConfig) -> Any:
@@ -45,18 +62,6 @@ def peft_config(config: LoraConfig) -> Any:
         use_dora=config.dora,
         task_type="CAUSAL_LM",
     )
-
-
-def gather_for_magnitudes(model: torch.nn.Module) -> None:
-    """Let Stage3 gather a base weight for DoRA, which reads it again after the base layer has run and given it back."""
-    module: Any
-    for module in model.modules():
-        for magnitude in getattr(module, "lora_magnitude_vector", {}).values():
-            weight = module.get_base_layer().weight
-            if hasattr(weight, "ds_id"):
-                from deepspeed.runtime.zero import register_external_parameter
-
-                register_external_parameter(magnitude, weight)
 
 
 def adapter_description(model: torch.nn.Module) -> dict[str, Any]:
