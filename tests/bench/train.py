@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -212,7 +213,7 @@ def measure(name: str, precision: str, ranks: int, device: str, rounds: int, blo
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shape", choices=list(SHAPES), help="default: 75m in FP32 and 4m in BF16")
+    parser.add_argument("--shape", choices=list(SHAPES), help="default: 75m in FP32 and 1m in BF16")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ranks", type=int, help="default: 2, or as many as there are GPUs")
     parser.add_argument("--rounds", type=int, default=2, help="turns of A B B A")
@@ -220,12 +221,13 @@ def main() -> int:
     parser.add_argument("--precision", choices=["BF16", "FP32"], help="of --shape; default: all it has")
     parser.add_argument("--json", action="store_true", help='print {"results": [...]}')
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the ranks and removes the folder, too
     ranks = options.ranks or 2
     if options.device == "cuda":
         import torch
 
         ranks = options.ranks or torch.cuda.device_count()
-    wanted = [(options.shape, each) for each in SHAPES[options.shape].precisions] if options.shape else [("75m", "FP32"), ("4m", "BF16")]
+    wanted = [(options.shape, each) for each in SHAPES[options.shape].precisions] if options.shape else [("75m", "FP32"), ("1m", "BF16")]
     results = []
     for name, precision in wanted:
         if options.precision in {None, precision}:

@@ -30,12 +30,12 @@ class Shape:
 _LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
 SHAPES = {
     # for BF16 on CPUs that have no instructions for it: a backward matrix product runs at 1 GFLOP/s there, FP32 at 80
-    "4m": Shape(
+    "1m": Shape(
         {
             "model_type": "llama",
-            "vocab_size": 2048,
-            "hidden_size": 256,
-            "intermediate_size": 688,
+            "vocab_size": 1024,
+            "hidden_size": 128,
+            "intermediate_size": 344,
             "num_hidden_layers": 4,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
