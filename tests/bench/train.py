@@ -29,7 +29,7 @@ from train_inputs import LEARNING_RATE, LORA, SEED, SHAPES, Shape, lockstep_run,
 HERE = Path(__file__).resolve().parent
 TRAINERS = ("lockstep", "hugging-face")
 WARM_STEPS = 1
-TOLERANCE = {"FP32": 2e-5, "BF16": 5e-3}
+TOLERANCE = {"FP32": 5e-6, "BF16": 1e-3}
 """Of a step's loss, relative. FP32 differs by the order of sums; BF16 keeps 8 bits of each value, and here the trainers round apart."""
 
 
@@ -121,6 +121,7 @@ def write_inputs(folder: Path, shape: Shape, precision: str, ranks: int, steps: 
         "per_device_train_batch_size": shape.micro,
         "gradient_accumulation_steps": shape.accumulation,
         "gradient_checkpointing": shape.gradient_checkpointing,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "learning_rate": LEARNING_RATE,
         "lr_scheduler_type": "cosine",
         "weight_decay": 0.0,
@@ -183,6 +184,7 @@ def judge(
     losses = [found[trainer]["losses"] for trainer in TRAINERS]
     pairs = list(zip(*losses, strict=True))
     rates = {trainer: tokens / statistics.median(groups[trainer].blocks) for trainer in TRAINERS}
+    shares = {trainer: round(statistics.median(groups[trainer].shares), 4) for trainer in TRAINERS}
     difference = max(abs(mine - other) / other for mine, other in pairs)
     return {
         "name": f"{precision} on {ranks} {device} ranks",
@@ -190,7 +192,7 @@ def judge(
         "hugging_face_tokens_per_second": round(rates["hugging-face"], 1),
         "ratio": round(rates["lockstep"] / rates["hugging-face"], 4),
         "block_seconds": {trainer: [round(seconds, 3) for seconds in groups[trainer].blocks] for trainer in TRAINERS},
-        "compute_share": {trainer: round(statistics.median(groups[trainer].shares), 4) for trainer in TRAINERS},
+        "compute_share": shares if device == "cpu" else None,  # a host's clock sees a GPU's work only when it waits
         "losses_first_last": [losses[0][0], losses[0][-1]],
         "largest_loss_difference": difference,
         "loss_tolerance": TOLERANCE[precision],
@@ -231,7 +233,8 @@ def main() -> int:
     results = []
     for name, precision in wanted:
         if options.precision in {None, precision}:
-            results.append(measure(name, precision, ranks, options.device, options.rounds, options.block))
+            with contextlib.redirect_stdout(sys.stderr):  # libraries greet on import, and standard output is for results
+                results.append(measure(name, precision, ranks, options.device, options.rounds, options.block))
             if not options.json:
                 print("\n".join(f"{key}: {value}" for key, value in results[-1].items()) + "\n", flush=True)
     if options.json:

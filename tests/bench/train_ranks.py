@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 class Gate:
     """`step` returns when the next step may begin. Between two gates lies all that a step costs: data, compute, update, log line."""
@@ -25,6 +27,8 @@ class Gate:
 
     def step(self) -> None:
         if self._left == 0:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             self._reports.write(json.dumps({"computing": self.computing}) + "\n")
             self.computing = 0.0
             order = self._orders.readline()
@@ -80,7 +84,6 @@ def hugging_face(gate: Gate, inputs: dict[str, Any]) -> None:
     """Trainer with DeepSpeed and PEFT: the same samples in the same order, from the same first adapter."""
     import deepspeed.ops
     import peft
-    import torch
     import transformers
 
     from lockstep_train.data.sampler import epoch_order
