@@ -168,6 +168,15 @@ def test_what_may_run_is_never_refused_but_called_tight() -> None:
     assert replace(roomy, capacity_bytes=int(roomy.least_bytes) - 1).refusal() is not None
 
 
+def test_weights_that_a_lone_cpu_rank_maps_from_the_file_are_not_certainly_needed() -> None:
+    certain = {
+        (ranks, gpu): next(item for item in plan(9.0, Place(ranks, 1, gpu)).items if item.name == "weights").certain
+        for ranks in (1, 2)
+        for gpu in (False, True)
+    }
+    assert certain == {(1, False): False, (1, True): True, (2, False): True, (2, True): True}
+
+
 def test_the_lines_name_every_item_and_the_total() -> None:
     lines = plan(80.0).lines()
     assert lines[0].startswith("Memory plan per GPU: about ")

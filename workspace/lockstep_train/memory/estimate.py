@@ -52,8 +52,9 @@ def _states(shape: ModelShape, training: TrainingConfig, place: Place) -> list[I
     stage3 = stage is ZeroStage.STAGE3
     gradients = trained * element // (1 if stage is ZeroStage.STAGE1 else ranks)
     offloaded = training.optimization.offload is Offload.CPU
+    mapped = ranks == 1 and not stage3 and not place.gpu  # from the file: the kernel may drop what it can read again
     return [
-        Item(f"weights{of_ranks if stage3 else ''}", weights // (ranks if stage3 else 1), True),
+        Item(f"weights{of_ranks if stage3 else ''}", weights // (ranks if stage3 else 1), not mapped),
         Item(f"second copy / {place.partition} ranks of a node", weights // place.partition if place.partition > 1 else 0, True),
         Item("adapter", 0 if full else trained * element // (ranks if stage3 else 1), True),
         Item(f"gradients{'' if stage is ZeroStage.STAGE1 else of_ranks}", gradients, True),
