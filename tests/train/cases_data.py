@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -15,8 +16,9 @@ import torch
 from torch.distributed import PrefixStore
 
 from lockstep_train import __main__ as trainer
-from lockstep_train.config import TrainOn, read_run
+from lockstep_train.config import Precision, TrainOn, read_run
 from lockstep_train.data import isolation, share, source
+from lockstep_train.data.attention import choose_attention
 from lockstep_train.data.collate import collate
 from lockstep_train.data.load import Dataset
 from lockstep_train.data.read import Conversation
@@ -151,6 +153,92 @@ def forgetting_positions(module: Any) -> Any:
     whole = module.forward
     module.forward = lambda position_ids=None, **inputs: whole(**inputs)
     return module
+
+
+def isolation_of_families() -> None:
+    """Models with experts are accepted; one with recurrent layers, which see all that came before, is refused."""
+    import transformers
+    from cases_models import MOE, SHARED, configuration
+
+    engine_ranks.join(rank_environment())
+    documents = [dataclasses.replace(document, ids=document.ids % 90) for document in draw([30, 30], seed=2)]
+    for family in ("glm4_moe", "qwen3_moe", "mixtral"):
+        torch.manual_seed(0)
+        engine = Engine(transformers.AutoModelForCausalLM.from_config(configuration(family)))
+        isolation.check_isolation(engine, [pack(documents)], 2, torch.device("cpu"))
+    recurrent = transformers.Qwen3NextConfig(
+        **SHARED | MOE,
+        num_experts=6,
+        shared_expert_intermediate_size=20,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+    )
+    engine = Engine(transformers.AutoModelForCausalLM.from_config(recurrent))
+    try:
+        isolation.check_isolation(engine, [pack(documents)], 1, torch.device("cpu"))
+    except ConfigError as error:
+        assert "training.data.packing can't be used with this model: " in str(error), error
+    else:
+        raise AssertionError("a leak was not seen")
+    engine_ranks.leave()
+
+
+def boundaries() -> None:
+    """Where documents begin and end is told to flash attention as transformers itself would find it in one flat row."""
+    from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
+
+    rows = [pack(draw([4, 1, 7], seed=1)), pack(draw([9], seed=2))]
+    for chosen in ([rows[0]], rows):
+        inputs = collate(chosen, rows[0], 0, torch.device("cpu")).inputs
+        (query, key), (longest, _) = prepare_fa_kwargs_from_position_ids(inputs["position_ids"].reshape(1, -1))
+        assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == query.tolist() == key.tolist()
+        assert inputs["max_length_q"] == inputs["max_length_k"] == int(longest)
+        assert inputs["cu_seq_lens_q"].dtype == torch.int32
+        assert "attention_mask" not in inputs
+        assert inputs["use_cache"] is False
+    assert inputs["cu_seq_lens_q"].tolist() == [0, 4, 5, 12, 21, 24]  # the padding of the second row is a document
+
+
+class Settable:
+    """A model whose attention can be set."""
+
+    _supports_flash_attn = True
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(_attn_implementation="sdpa")
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.config._attn_implementation = name
+
+
+def attention_choice() -> None:
+    """Flash attention where it can be had, and a line that says what is used."""
+    import transformers.utils
+
+    training = read_run(Path(os.environ["LOCKSTEP_RUN"])).training
+
+    def chosen(device: str, precision: Precision, installed: set[int], packing: bool = True) -> tuple[str, str]:
+        for version in (2, 3):
+            setattr(transformers.utils, f"is_flash_attn_{version}_available", lambda version=version: version in installed)
+        model, told = Settable(), [""]
+        data = dataclasses.replace(training.data, packing=packing)
+        choose_attention(model, dataclasses.replace(training, precision=precision, data=data), torch.device(device), told.append)
+        return model.config._attn_implementation, told[-1]
+
+    assert chosen("cuda", Precision.BF16, {2, 3}) == (
+        "flash_attention_3",
+        "Packing: documents are kept apart by the varlen kernel of flash_attention_3",
+    )
+    assert chosen("cuda", Precision.FP16, {2})[0] == "flash_attention_2"
+    assert chosen("cuda", Precision.FP32, {2, 3})[0] == "sdpa"
+    name, told = chosen("cuda", Precision.BF16, set())
+    assert name == "sdpa"
+    assert "flash attention, which needs no mask, is not installed" in told
+    assert chosen("cpu", Precision.BF16, {2, 3}) == ("sdpa", "Packing: documents are kept apart by a block mask for sdpa attention")
+    assert chosen("cuda", Precision.BF16, {2, 3}, packing=False) == ("sdpa", "")
 
 
 def train_leaking() -> int:

@@ -32,6 +32,21 @@ def test_isolation_is_bitwise_and_a_model_that_forgets_positions_is_refused(rank
     assert ended.codes == [0], ended.output
 
 
+def test_isolation_holds_for_experts_and_refuses_recurrent_layers(ranks: ForkServer) -> None:
+    ended = ranks.run("isolation_of_families", [None])
+    assert ended.codes == [0], ended.output
+
+
+def test_flash_attention_is_told_where_documents_begin_and_end(ranks: ForkServer) -> None:
+    ended = ranks.run("boundaries", [None])
+    assert ended.codes == [0], ended.output
+
+
+def test_flash_attention_is_chosen_where_it_can_be_had(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("attention_choice", [run_file("choice")])
+    assert ended.codes == [0], ended.output
+
+
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """Losses of one process with packing; filled by the first test that needs them."""

@@ -25,7 +25,7 @@ from lockstep_train.errors import ConfigError
 VERSION = 1
 """Raised when the same text would give other tokens."""
 BATCH = 2000
-TOLD_EVERY_SECONDS = 15.0
+TOLD_EVERY_SECONDS = 30.0
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
 CONTENT = ("ids", "learned", "offsets")
 
