@@ -213,7 +213,7 @@ class Optimization(Model):
     micro_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
     """Samples a rank takes at once."""
     global_batch_size: Annotated[int | None, Field(ge=1, le=1048576)] = None
-    """Samples an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start."""
+    """Samples, or packed sequences, that an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000000)] = 0
     """Steps in which the learning rate rises from 0."""
     schedule: Schedule = Schedule.COSINE
