@@ -89,10 +89,10 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
             reporter.end(result)
     except Stopped:
         watch.begin("End", limits.END_SECONDS)
-        leave()
+        leave(watch.close)
         raise
     watch.begin("End", limits.END_SECONDS)
-    leave()
+    leave(watch.close)
 
 
 def show_data(config: RunConfig, count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -110,7 +111,11 @@ def vote(asked: bool, ranks: Ranks) -> bool:
     return bool(asking.item())
 
 
-def leave() -> None:
-    """Tear the group down after everyone has arrived: a rank that just exits can abort its peers while they clean up."""
+def leave(all_arrived: Callable[[], None] = lambda: None) -> None:
+    """Tear the group down after everyone has arrived: a rank that just exits can abort its peers while they clean up.
+
+    `all_arrived` is called once they have: from then on rank 0, and the store with it, may be gone at any moment.
+    """
     dist.barrier()
+    all_arrived()
     dist.destroy_process_group()
