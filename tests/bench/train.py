@@ -45,6 +45,8 @@ class Group:
     def __init__(self, trainer: str, inputs: Path, ranks: int, device: str, log: Path) -> None:
         self.blocks: list[float] = []
         self.shares: list[float] = []
+        self.cpu: list[float] = []
+        """Processor seconds of all ranks since they began, at the end of each turn."""
         self._log = log
         self._gates: list[tuple[Any, Any]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -77,8 +79,10 @@ class Group:
         started = time.perf_counter()
         for orders, _ in self._gates:
             orders.write(f"{steps}\n")
-        computing = max(report["computing"] for report in self.arrived())
+        reports = self.arrived()
         seconds = time.perf_counter() - started
+        computing = max(report["computing"] for report in reports)
+        self.cpu.append(sum(report["cpu"] for report in reports))
         self.shares.append(computing / seconds)
         return seconds
 
@@ -184,6 +188,7 @@ def judge(
     losses = [found[trainer]["losses"] for trainer in TRAINERS]
     pairs = list(zip(*losses, strict=True))
     rates = {trainer: tokens / statistics.median(groups[trainer].blocks) for trainer in TRAINERS}
+    cpu = {trainer: groups[trainer].cpu[-1] - groups[trainer].cpu[0] for trainer in TRAINERS}
     shares = {trainer: round(statistics.median(groups[trainer].shares), 4) for trainer in TRAINERS}
     difference = max(abs(mine - other) / other for mine, other in pairs)
     return {
@@ -191,6 +196,7 @@ def judge(
         "lockstep_tokens_per_second": round(rates["lockstep"], 1),
         "hugging_face_tokens_per_second": round(rates["hugging-face"], 1),
         "ratio": round(rates["lockstep"] / rates["hugging-face"], 4),
+        "processor_time_ratio": round(cpu["hugging-face"] / cpu["lockstep"], 4),
         "block_seconds": {trainer: [round(seconds, 3) for seconds in groups[trainer].blocks] for trainer in TRAINERS},
         "compute_share": shares if device == "cpu" else None,  # a host's clock sees a GPU's work only when it waits
         "losses_first_last": [losses[0][0], losses[0][-1]],

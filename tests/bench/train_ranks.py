@@ -29,7 +29,7 @@ class Gate:
         if self._left == 0:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            self._reports.write(json.dumps({"computing": self.computing}) + "\n")
+            self._reports.write(json.dumps({"computing": self.computing, "cpu": time.process_time()}) + "\n")
             self.computing = 0.0
             order = self._orders.readline()
             if not order:

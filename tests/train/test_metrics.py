@@ -37,7 +37,7 @@ def test_a_killed_and_resumed_run_is_one_run_without_a_step_twice_everywhere(
 ) -> None:
     """Committed at step 2, killed after step 3: step 3 is measured by both attempts."""
     file = run_file("run", metrics=destinations, uid="uid-1")
-    offline = {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true", "WANDB_API_KEY": "not-to-be-written"}
+    offline = {"WANDB_MODE": "offline", "WANDB_API_KEY": "not-to-be-written"}
     folder = tmp_path / "run"
     first = ranks.run("die_after", [file] * 2, arguments={"step": 3}, kill_rest_after_first=True, **offline)
     assert first.codes == [-9, -9], first.output

@@ -17,6 +17,7 @@ STATUS = {"Done": "FINISHED", "Stopped": "KILLED", "Failed": "FAILED"}
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",  # of 120 s: the sink tries again by itself
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # whoever writes file: wants it
     "MLFLOW_DISABLE_TELEMETRY": "true",  # a run on a private cluster tells nobody else of itself
 }
 
