@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import loop
-from lockstep_train.checkpoint import storage, transfer
+from lockstep_train.checkpoint import line, storage
 from lockstep_train.engine import step as engine_step
 
 
@@ -25,7 +25,7 @@ def keep_no_copies(node: int) -> int:
         raise OSError(28, "No space left on device")
 
     if os.environ["GROUP_RANK"] == str(node):
-        transfer.Line.receive_file = full
+        line.Line.receive_file = full
     return trainer.main([])
 
 

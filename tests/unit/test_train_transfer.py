@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep_train.checkpoint import transfer
-from lockstep_train.checkpoint.transfer import Place, Server, Shard, TransferError, get, put
+from lockstep_train.checkpoint.line import CHALLENGE_BYTES, SIGNATURE_BYTES, Line, TransferError
+from lockstep_train.checkpoint.transfer import Place, Server, Shard, get, put
 
 TOKEN = b"t" * 32
 CONTENT = bytes(range(256)) * 9000  # more than two chunks
@@ -102,11 +102,11 @@ def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path)
         def pretend() -> None:
             connection, _ = listening.accept()
             with connection:
-                line = transfer.Line(connection, b"x" * 32, 5)
+                line = Line(connection, b"x" * 32, 5)
                 line.challenge = b"c" * 32
                 line.write(line.challenge)
                 size = int.from_bytes(line.read(4), "big")
-                line.read(size + transfer.SIGNATURE_BYTES + len(CONTENT))
+                line.read(size + SIGNATURE_BYTES + len(CONTENT))
                 line.send("server", {"problem": None})
 
         thread = threading.Thread(target=pretend)
@@ -119,20 +119,20 @@ def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path)
 def test_a_signature_counts_on_one_connection_only(server: Server, path: Path, tmp_path: Path) -> None:
     """What was heard of a put is replayed on a new connection, whose challenge is another one."""
     heard: list[bytes] = []
-    write = transfer.Line.write
+    write = Line.write
 
-    class Heard(transfer.Line):
+    class Heard(Line):
         def write(self, content: bytes) -> None:
             heard.append(content)
             write(self, content)
 
     with socket.create_connection((server.place.host, server.place.port)) as connection:
         line = Heard(connection, TOKEN, 5)
-        line.challenge = line.read(transfer.CHALLENGE_BYTES)
+        line.challenge = line.read(CHALLENGE_BYTES)
         line.send("client", {"do": "get", "commit": "step-1.a1", "file": FILE, "bytes": 1, "sha256": ""})
     with socket.create_connection((server.place.host, server.place.port)) as connection:
-        line = transfer.Line(connection, TOKEN, 5)
-        line.challenge = line.read(transfer.CHALLENGE_BYTES)
+        line = Line(connection, TOKEN, 5)
+        line.challenge = line.read(CHALLENGE_BYTES)
         line.write(heard[0])
         with pytest.raises(OSError, match=r"closed|reset"):
             line.receive("server")

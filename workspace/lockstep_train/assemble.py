@@ -63,12 +63,12 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     training = config.training
     checkpoints = config.run_dir / "checkpoints"
     folder = model_folder(training.model)
+    shared = nodes_share(ranks, config.run_dir, config.storage)
     memory = agree_on_memory(training, folder, ranks, reporter)
     reporter.startup.done("memoryPlan")
     tokeniser = load_tokeniser(folder)
     dataset = load_dataset(config, tokeniser, ranks, reporter.say)
     claim = Claim(environment.attempt, config.job_uid)
-    shared = nodes_share(ranks, config.run_dir, config.storage)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)
     reporter.startup.done("data")
