@@ -143,13 +143,14 @@ def test_an_adapter_of_another_kind_is_refused_by_its_difference(
         ({}, {"model": {"quantization": "NF4"}}, "bitsandbytes packs linear layers only"),
         ({}, {"lora": {"targetParameters": ["experts.up_proj"]}}, "available: mlp.experts.down_proj, mlp.experts.gate_up_proj"),
         ({}, {"lora": {"modulesToSave": ["embeddings"]}}, "training.lora.modulesToSave: no module named embeddings in this model"),
+        ({}, {"model": {"quantization": "Int8"}, "zeroStage": "Stage3"}, "Int8 can't be used with zeroStage Stage3"),
         ({}, {"lora": {"targetParameters": EXPERTS, "dropout": "0.1"}}, 'targetParameters needs dropout "0" and dora false'),
     ],
 )
 def test_what_a_model_cannot_do_is_refused_before_the_first_step(
-    ranks: ForkServer, run_file: RunFile, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], said: str
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, glm: Path, options: dict[str, Any], settings: dict[str, Any], said: str
 ) -> None:
-    folder = make(ranks, tmp_path / "glm4_moe", "glm4_moe", **options)
+    folder = make(ranks, tmp_path / "glm4_moe", "glm4_moe", **options) if options else glm
     settings = {**settings, "lora": {"targetModules": ["q_proj"], **settings.get("lora", {})}}
     settings["model"] = {"name": str(folder), **settings.get("model", {})}
     ended = ranks.run("main", [run_file("refused", **settings)])

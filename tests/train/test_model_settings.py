@@ -1,0 +1,95 @@
+"""What is decided of a model's settings without any rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep_train.config import Method, Quantization, ZeroStage
+from lockstep_train.errors import ConfigError
+from lockstep_train.model.experts import LayerUsage, chosen_experts, layer_number, usage_fields
+from lockstep_train.model.initial import description_differences, tensor_differences
+from lockstep_train.model.quantize import check_quantization, loading_options
+from lockstep_train.model.targets import unmatched_targets
+
+MINE: dict[str, Any] = {
+    "r": 8,
+    "target_modules": ["q_proj", "v_proj"],
+    "modules_to_save": None,
+    "base_model_name_or_path": "/models/Base-8B",
+}
+
+
+def test_a_target_is_a_whole_part_of_a_dotted_name() -> None:
+    names = ["model.layers.0.self_attn.q_proj", "lm_head"]
+    assert unmatched_targets(["q_proj", "self_attn.q_proj", "lm_head"], names) == []
+    assert unmatched_targets(["proj", "head", "layers"], names) == ["proj", "head", "layers"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, []),
+        ({"target_modules": ["v_proj", "q_proj"], "modules_to_save": []}, []),
+        ({"target_modules": ".*_proj"}, []),
+        ({"base_model_name_or_path": "org/Base-8B"}, []),
+        ({"base_model_name_or_path": None}, []),
+        ({"r": 16}, ["its rank is 16, not 8"]),
+        ({"target_modules": ["q_proj"]}, ["its targetModules is q_proj, not q_proj, v_proj"]),
+        ({"base_model_name_or_path": "Other"}, ["its base model is Other, not Base-8B (base_model_name_or_path in adapter_config.json)"]),
+    ],
+)
+def test_an_adapters_differences_are_told_in_the_words_of_the_job_file(change: dict[str, Any], said: list[str]) -> None:
+    assert description_differences(MINE | change, MINE) == said
+
+
+def test_of_the_tensors_the_first_difference_is_told() -> None:
+    mine = {"a": (2, 3), "b": (4,)}
+    assert tensor_differences(mine, mine) == []
+    assert tensor_differences({"a": (2, 3)}, mine) == ["it has no tensor b"]
+    assert tensor_differences(mine | {"c": (1,)}, mine) == ["its tensor c belongs to no trained layer"]
+    assert tensor_differences(mine | {"a": (3, 2)}, mine) == ["its tensor a has the shape [3, 2], not [2, 3]"]
+
+
+def test_an_even_load_has_entropy_one_and_a_single_expert_has_none() -> None:
+    assert LayerUsage(3, (5, 5, 5, 5)).entropy == pytest.approx(1)
+    assert LayerUsage(3, (20, 0, 0, 0)).entropy == 0
+    assert LayerUsage(3, (0, 0)).shares == (0.0, 0.0)
+    fields = usage_fields([LayerUsage(3, (3, 1))])
+    assert fields["share"] == {"3": [0.75, 0.25]}
+    assert fields["maxShare"] == {"3": 0.75}
+    assert fields["entropy"] == {"3": pytest.approx(0.811278)}
+
+
+def test_a_routers_choice_is_its_only_output_of_whole_numbers() -> None:
+    chosen = torch.tensor([[1, 0]])
+    assert chosen_experts((torch.zeros(1, 2), torch.zeros(1, 2), chosen)) is chosen
+    assert layer_number("base_model.model.model.layers.12.mlp.gate") == 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    zero_stage: ZeroStage
+    method: Method
+    model: Any
+
+
+@pytest.mark.parametrize("quantization", [Quantization.NF4, Quantization.INT8])
+def test_packed_weights_need_an_adapter_and_no_stage3(quantization: Quantization) -> None:
+    model = SimpleNamespace(quantization=quantization)
+    check_quantization(Settings(ZeroStage.STAGE2, Method.LORA, model))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cut the packed weights into shards"):
+        check_quantization(Settings(ZeroStage.STAGE3, Method.LORA, model))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="packed weights have no gradient"):
+        check_quantization(Settings(ZeroStage.STAGE1, Method.FULL, model))  # type: ignore[arg-type]
+
+
+def test_each_quantization_asks_bitsandbytes_for_its_own_format() -> None:
+    assert loading_options(Quantization.NONE, torch.bfloat16) == {}
+    four = loading_options(Quantization.NF4, torch.bfloat16)["quantization_config"]
+    assert (four.load_in_4bit, four.bnb_4bit_quant_type, four.bnb_4bit_compute_dtype) == (True, "nf4", torch.bfloat16)
+    assert loading_options(Quantization.INT8, torch.bfloat16)["quantization_config"].load_in_8bit is True
