@@ -64,7 +64,7 @@ def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_lo
         "checkpoint": {"everySteps": 1},
         "evaluation": None,
     }
-    whole = ranks.run("main", [run_file("whole", zeroStage="Stage2", **settings)] * 2)
+    whole = ranks.run("main", [run_file("whole", zeroStage="Stage2", **settings)] * 2, nodes=2)
     assert whole.codes == [0, 0], whole.output
     assert f"Model: {tmp_path / 'whole/model'}" in whole.output
     shutil.copytree(tmp_path / "whole/checkpoints", tmp_path / "live/checkpoints")

@@ -56,6 +56,8 @@ class Run:
     usage: ExpertUsage | None
     """Counts the tokens that each expert gets; None for a model without experts."""
     watch: Watch
+    shared: bool
+    """All nodes see the same run folder."""
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:
@@ -91,7 +93,9 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)
     usage = count_experts(engine.module, ranks.device)
-    run = Run(config, ranks, reporter, dataset, tokeniser, plan, engine, loss, saver, report, before, adapter, describe, usage, watch)
+    run = Run(
+        config, ranks, reporter, dataset, tokeniser, plan, engine, loss, saver, report, before, adapter, describe, usage, watch, shared
+    )
     _announce(run, start)
     return run
 

@@ -13,7 +13,7 @@ from lockstep_train.watch import limits
 
 
 def export_outcome(run: Run) -> dict[str, str | None]:
-    """Write it on each node's volume and say where. A collective: masters are gathered, which is fine at the end."""
+    """Write it on every volume and say where. A collective: masters are gathered, which is fine at the end."""
     run.reporter.activity("Export")
     full = run.config.training.method is Method.FULL
     run.watch.begin(f"Export of the {'model' if full else 'adapter'}", limits.EXPORT_SECONDS)
@@ -26,16 +26,21 @@ def export_outcome(run: Run) -> dict[str, str | None]:
     return {"adapter": None if full else str(folder), "model": str(folder) if full else None}
 
 
+def _writes(run: Run) -> bool:
+    """One rank for each volume."""
+    return run.ranks.first if run.shared else run.ranks.first_of_node
+
+
 def _export_adapter(run: Run, folder: Path) -> None:
     masters = {name: value.cpu() for name, value in zero_access.gather_masters(run.engine)}
-    if run.ranks.first_of_node:
+    if _writes(run):
         write_adapter(folder, masters, run.adapter, run.config.training.precision.value)
 
 
 def _export_model(run: Run, folder: Path) -> None:
     """One parameter at a time: only one rank of a node needs the memory of a layer and of a file."""
     masters = zero_access.gather_masters(run.engine)
-    if run.ranks.first_of_node:
+    if _writes(run):
         write_model(folder, Path(run.config.training.model.name), masters, run.config.training.precision.value)
     else:
         for _ in masters:
