@@ -47,7 +47,7 @@ def main() -> int:
         return EXIT_NO_DISK
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        subjects = lockstep_subjects(folder)[:1]
+        subjects = lockstep_subjects(folder)
         from faults import peer_saves
 
         chosen = [subject for subject in [*subjects, *peer_saves.peers()] if options.only in subject.name]

@@ -42,7 +42,7 @@ def lockstep_subjects(folder: Path) -> list[Subject]:
     apart.mkdir()
     rank_cases.make_model(str(model))
     data.write_text("".join(json.dumps({"text": f"sample {index}"}) + "\n" for index in range(20)))
-    return [lockstep_saves.commits(model, data, apart, "Stage2"), lockstep_saves.starts(apart)]
+    return [lockstep_saves.commits(model, data, apart, "Stage2"), lockstep_saves.starts(apart), lockstep_saves.volumes(model, data, apart)]
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.kinds import MASTER
 from lockstep_train.checkpoint.layout import MANIFEST, parse_commit
 from lockstep_train.checkpoint.load import ShardReader
-from lockstep_train.checkpoint.manifest import decode
-from lockstep_train.checkpoint.replicas import local_only
+from lockstep_train.checkpoint.manifest import Manifest, decode
+from lockstep_train.checkpoint.replicas import connect, local_only
 from lockstep_train.checkpoint.resume import choose_start, record_start
 from lockstep_train.checkpoint.save import Saver
 from lockstep_train.checkpoint.upkeep import Exporter, Upkeep
-from lockstep_train.collected import collect
+from lockstep_train.collected import collect, newest_whole
 from lockstep_train.engine.ranks import Ranks
+from lockstep_train.errors import ConfigError
 
 OLD, NEW = 4, 6
 """Steps of the two newest commits; one of step 2 is there too, and rotated away by the save of step 6."""
@@ -56,18 +57,41 @@ def judge_commits(disk: Path) -> str:
     if start.source is None:
         return "nothing"
     manifest = start.source.manifest
-    reader = ShardReader(start.source.folder, manifest)
-    for name, shape in reader.shapes.items():
-        for kind in zero_access.KINDS:
-            numel = torch.Size(shape).numel()
-            if not torch.equal(reader.read(name, kind).view(torch.int32), value(name, kind, numel, manifest.step).view(torch.int32)):
-                return f"mix: {name} {kind} is not that of step {manifest.step}"
+    wrong = wrong_values(manifest, ShardReader(start.source.folder, manifest))
+    if wrong is not None:
+        return wrong
     if said:
         return f"unloadable: {said}"
     wrong = wrong_beside(disk / "run")
     if wrong is not None:
         return wrong
     return {OLD: "old", NEW: "new"}.get(manifest.step, f"step {manifest.step}")
+
+
+def wrong_values(manifest: Manifest, reader: ShardReader) -> str | None:
+    """The first parameter that is not, bit by bit, what it was at the commit's step."""
+    for name in reader.shapes:
+        for kind in zero_access.KINDS:
+            expected = value(name, kind, reader.numel(name), manifest.step)
+            if not torch.equal(reader.read(name, kind).view(torch.int32), expected.view(torch.int32)):
+                return f"mix: {name} {kind} is not that of step {manifest.step}"
+    return None
+
+
+def judge_volumes(disk: Path) -> str:
+    """What both volumes together hold, and each of them where the other is lost."""
+    volumes = [disk / f"volume-{rank}" for rank in range(2)]
+    found = []
+    for paths in ([volumes[0]], [volumes[1]], volumes):
+        try:
+            _, manifest, shards = newest_whole(paths, "start from")
+        except ConfigError as error:
+            return f"nothing: on {len(paths)} volumes: {error}"
+        wrong = wrong_values(manifest, ShardReader(shards[0].parent, manifest, shards))
+        if wrong is not None or manifest.step not in {OLD, NEW}:
+            return wrong or f"mix: step {manifest.step}"
+        found.append(manifest.step)
+    return "new" if found[-1] == NEW else "old"
 
 
 def wrong_beside(run: Path) -> str | None:
@@ -119,17 +143,44 @@ class CommitSession:
             numel = torch.Size(fragment.shape).numel()
             for kind, tensor in fragment.tensors.items():
                 tensor.copy_(value(fragment.name, kind, numel, step)[fragment.start : fragment.start + fragment.numel])
-        ranks, checkpoints = self._apart(f"save-{self._saves}"), disk / "run/checkpoints"
-        exporter = Exporter(local_only(ranks), print) if ranks.first_of_node else None
-        upkeep = Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node, exporter=exporter)
+        ranks, checkpoints = self._apart(f"save-{self._saves}"), self._checkpoints(disk)
+        upkeep = self._upkeep(checkpoints, ranks)
         saved = Saver(ranks, checkpoints, 1, upkeep, self._run.describe).save(self._run.engine, step)
         upkeep.close()
         assert saved.committed, saved.problem
+
+    def _checkpoints(self, disk: Path) -> Path:
+        return disk / "run/checkpoints"
+
+    def _upkeep(self, checkpoints: Path, ranks: Ranks) -> Upkeep:
+        exporter = Exporter(local_only(ranks), print) if ranks.first_of_node else None
+        return Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node, exporter=exporter)
 
     def _apart(self, what: str) -> Ranks:
         """The ranks with keys of their own, since some are used once."""
         store = dist.PrefixStore(what, self._run.ranks.store)  # type: ignore[attr-defined,arg-type]
         return dataclasses.replace(self._run.ranks, store=store)
+
+
+class VolumesSession(CommitSession):
+    """A rank of two nodes with a volume each, which keep each other's shards."""
+
+    def save_old(self, disk: Path) -> None:
+        checkpoints, ranks = self._checkpoints(disk), self._apart("start")
+        record_start(ranks, checkpoints, choose_start(ranks, checkpoints, "Auto", CLAIM, print), CLAIM)
+        for step in (2, OLD):
+            self._save(disk, step)
+
+    def _checkpoints(self, disk: Path) -> Path:
+        return disk / f"volume-{self._run.ranks.rank}/checkpoints"
+
+    def _upkeep(self, checkpoints: Path, ranks: Ranks) -> Upkeep:
+        replicas = connect(ranks, checkpoints, 1, 2, ("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        return Upkeep(checkpoints, 2, replicas, print, mine=True)
+
+    def _apart(self, what: str) -> Ranks:
+        ranks = super()._apart(what)
+        return dataclasses.replace(ranks, local_rank=0, local_world_size=1, node=ranks.rank, nodes=2)
 
 
 class StartSession:
@@ -159,6 +210,14 @@ def commits(model: Path, data: Path, folder: Path, stage: str) -> Subject:
     """Two ranks save a third commit, which rotates the first away."""
     run_file = _run_file(model, data, folder, stage)
     return Subject("a save", lambda rank, apart: CommitSession(rank, apart, run_file, 2), judge_commits, survives=True)
+
+
+def volumes(model: Path, data: Path, folder: Path) -> Subject:
+    """Two nodes with a volume each save a third commit, and lose power together."""
+    run_file = _run_file(model, data, folder, "Stage3")
+    start = lambda rank, apart: VolumesSession(rank, apart, run_file, 2)  # noqa: E731
+    # One variant, for the time it takes: the harder one.
+    return Subject("a save on two volumes", start, judge_volumes, survives=True, variants=("a neighbour syncs",))
 
 
 def _run_file(model: Path, data: Path, folder: Path, stage: str) -> Path:

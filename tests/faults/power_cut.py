@@ -25,6 +25,7 @@ from faults import syscalls
 from faults.disk import Disk
 
 PATIENCE_SECONDS = 60
+VARIANTS = ("alone", "a neighbour syncs")
 OTHERWISE = ("mix", "unloadable", "nothing")
 """What a start would find that is neither the old state nor the new one: parts of both; a newest one that it chooses and can't load; none."""
 
@@ -50,6 +51,7 @@ class Subject:
     """Whether what it saves is a newer state."""
     survives: bool = False
     """Whether its ranks go on after a failed save; those of others are started anew for every point."""
+    variants: tuple[str, ...] = VARIANTS
 
 
 @dataclass
@@ -201,7 +203,7 @@ def try_every_point(subject: Subject, folder: Path, say: Callable[[str], None] =
         assert set(answers) == {"done"}, f"{answers}: {(folder / 'group-1/rank-0.log').read_text()}"
         disk.keep_as_pristine()
         assert (verdict := _judge(subject, disk)) == "old", verdict
-        for variant in ("alone", "a neighbour syncs"):
+        for variant in subject.variants:
             findings.verdicts[variant] = Counter()
             point, more = 0, True
             while more:

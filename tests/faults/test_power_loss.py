@@ -45,3 +45,9 @@ def test_a_power_loss_at_any_call_of_a_restart_leaves_the_commit_it_started_from
     for variant in VARIANTS:
         assert set(found["verdicts"][variant]) == {"old"}
         assert found["verdicts"][variant]["old"] >= 6
+
+
+def test_after_a_power_loss_of_two_nodes_either_volume_alone_has_the_old_commit_or_the_new_one(findings: dict[str, dict[str, Any]]) -> None:
+    found = findings["a save on two volumes"]
+    assert found["notes"] == []
+    assert set(found["verdicts"]["a neighbour syncs"]) == {"old", "new"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lockstep_train import merge
 from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, encode
-from lockstep_train.config import TrainingConfig
+from lockstep_train.config import Content, TrainingConfig
 from lockstep_train.model.load import DTYPES, base_digest, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable
 
@@ -89,6 +90,7 @@ def merge_variant(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
 
     base = folder / "base"
     training = settings(base, "Stage2", variant)
+    training = replace(training, checkpoint=replace(training.checkpoint, content=Content(variant.get("content", "Full"))))
     dtype = DTYPES[training.precision]
     make_base(base, variant["family"], dtype, variant.get("shards", "50GB"))
     model = make_trainable(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), training, fresh=True)

@@ -23,6 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied embedding trained apart": {"family": "tied", "lora": {"modulesToSave": ["embed_tokens"]}, "separate": True},
     "tied head trained apart": {"family": "tied", "lora": {"modulesToSave": ["lm_head"]}, "shards": "20KB", "separate": True},
     "tied and untouched": {"family": "tied"},
+    "from a Lite commit": {"family": "llama", "content": "Lite"},
     "glm4_moe experts": {"family": "glm4_moe", "lora": {"targetParameters": EXPERTS}, "shards": "20KB"},
     "qwen3_moe experts": {"family": "qwen3_moe", "lora": {"targetParameters": EXPERTS[:1]}},
     "mixtral experts": {"family": "mixtral", "lora": {"targetParameters": EXPERTS}},
