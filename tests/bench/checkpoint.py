@@ -73,7 +73,8 @@ def measure(size: str, rounds: int, folder: Path) -> None:
     """As one rank."""
     from checkpoint_ways import all_ways, collective_bytes, make_engine, train_step
 
-    from lockstep_train.engine.ranks import join, leave, leave_process
+    from lockstep_train.ending import leave_process
+    from lockstep_train.engine.ranks import join, leave
     from lockstep_train.environment import rank_environment
 
     ranks = join(rank_environment())

@@ -103,18 +103,24 @@ def copy_beside_a_step() -> None:
     run = assembled()
     train_a_step(run, 1)
     before = {item.name: item.tensors["fp32"].clone() for item in zero_access.fragments(run.engine)}
-    near_update = threading.Event()
-    copy, wait = snapshot.Snapshot.copy, run.saver.before_update
+    near_update, updated = threading.Event(), threading.Event()
+    copy, wait, update = snapshot.Snapshot.copy, run.saver.before_update, run.engine.step
 
     def late(self: snapshot.Snapshot) -> None:
         near_update.wait()
+        updated.wait(0.5)  # an update that does not wait for the copy is done by then; one that does waits for this
         copy(self)
+
+    def updating() -> None:
+        update()
+        if near_update.is_set():
+            updated.set()
 
     def waiting() -> None:
         near_update.set()
         wait()
 
-    snapshot.Snapshot.copy, run.saver.before_update = late, waiting
+    snapshot.Snapshot.copy, run.saver.before_update, run.engine.step = late, waiting, updating
     saving = run.saver.start(run.engine, 1, wait=True)
     train_a_step(run, 2)
     saved = saving.result()
