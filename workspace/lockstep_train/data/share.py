@@ -30,14 +30,14 @@ PATIENCE = timedelta(seconds=30)
 def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say) -> Dataset:
     """The same dataset on every rank. Raises ConfigError, on all of them alike, when it can't be used or differs between volumes."""
     cache = cache_folder(config.run_dir)
-    builder = find_builder(ranks, cache)
-    if ranks.first_of_node and ranks.node == builder:
+    builders = find_builders(ranks, cache)
+    if ranks.first_of_node and ranks.node == builders[ranks.node]:
         ranks.store.set(f"data/made/{ranks.node}", json.dumps(attempt(config, tokeniser, cache, say)))
-    made = await_json(ranks, f"data/made/{builder}")
-    problem = agree(ranks, builder, made)
+    made = {builder: await_json(ranks, f"data/made/{builder}") for builder in sorted(set(builders))}
+    problem = first_problem(made)
     if problem is not None:
         raise ConfigError(problem)
-    return open_dataset(from_json(made["prepared"]), tokeniser)
+    return open_dataset(from_json(made[builders[ranks.node]]["prepared"]), tokeniser)
 
 
 def attempt(config: RunConfig, tokeniser: Tokeniser, cache: Path, say: Say) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def attempt(config: RunConfig, tokeniser: Tokeniser, cache: Path, say: Say) -> d
         return {"problem": f"the data can't be prepared in {cache}: {error}; the folder must be writable and have room for 5 bytes a token"}
 
 
-def find_builder(ranks: Ranks, cache: Path) -> int:
-    """The lowest node that has the same volume as this one."""
+def find_builders(ranks: Ranks, cache: Path) -> list[int]:
+    """For every node the lowest node that has the same volume."""
     marks = cache / "volume"
     mine = marks / f"{ranks.node}.{secrets.token_hex(8)}"
     if ranks.first_of_node:
@@ -62,12 +62,12 @@ def find_builder(ranks: Ranks, cache: Path) -> int:
     builder = min((int(name.split(".")[0]) for name in seen if (marks / name).exists()), default=ranks.node)
     if ranks.first_of_node:
         ranks.store.set(f"data/builder/{ranks.node}", str(builder))
-    builder = int(ranks.store.get(f"data/builder/{ranks.node}"))
+    builders = [int(ranks.store.get(f"data/builder/{node}")) for node in range(ranks.nodes)]
     everyone_looked(ranks)
     if ranks.first_of_node:
         with contextlib.suppress(OSError):
             mine.unlink()
-    return builder
+    return builders
 
 
 def everyone_looked(ranks: Ranks) -> None:
@@ -75,27 +75,13 @@ def everyone_looked(ranks: Ranks) -> None:
     ranks.publish("data/all-looked", True)
 
 
-def agree(ranks: Ranks, builder: int, made: dict[str, Any]) -> str | None:
-    """The first problem of any volume, the same on every rank; None when all volumes hold the same data."""
-    answers = ranks.gather("data/outcome", {"builder": builder, "problem": made.get("problem"), "digest": digest_of(made)})
-    return (
-        None
-        if (problem := ranks.publish("data/problem", first_problem(answers) if answers is not None else None)) is None
-        else str(problem)
-    )
-
-
-def digest_of(made: dict[str, Any]) -> str | None:
-    return str(made["prepared"]["digest"]) if "prepared" in made else None
-
-
-def first_problem(answers: list[dict[str, Any]]) -> str | None:
-    problems = [str(answer["problem"]) for answer in answers if answer["problem"] is not None]
+def first_problem(made: dict[int, dict[str, Any]]) -> str | None:
+    """The first problem of any volume; None when all volumes hold the same data."""
+    problems = [str(outcome["problem"]) for outcome in made.values() if "problem" in outcome]
     if problems:
         return problems[0]
-    nodes = {answer["digest"]: answer["builder"] for answer in reversed(answers)}
-    if len(nodes) > 1:
-        return f"the data differs between the volumes of nodes {', '.join(map(str, sorted(nodes.values())))}; copy the same files to all of them"
+    if len({outcome["prepared"]["digest"] for outcome in made.values()}) > 1:
+        return f"the data differs between the volumes of nodes {', '.join(map(str, made))}; copy the same files to all of them"
     return None
 
 
