@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lockstep_train.imports import hidden
 from lockstep_train.startup import StartUp, process_start, startup_line
 
@@ -27,7 +29,8 @@ def test_the_start_of_a_process_is_read_behind_a_name_with_spaces_and_parenthese
     assert process_start(stat) == 42.0
 
 
-def test_a_hidden_package_is_not_there_for_who_looks_and_is_there_afterwards() -> None:
+def test_a_hidden_package_is_not_there_for_who_looks_and_is_there_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with hidden("colorsys"):
         assert "colorsys" in sys.modules
         assert sys.modules["colorsys"] is None

@@ -142,7 +142,8 @@ class Snapshot:
         if self.begun is None:
             self._copy_pieces()
             return
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        device = next(piece.source.device for piece in self.image.pieces if piece.source.is_cuda)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # a new thread's own device is always the first one
         stream.wait_event(self.begun)
         with torch.cuda.stream(stream):
             self._copy_pieces()
