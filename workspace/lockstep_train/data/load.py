@@ -86,6 +86,15 @@ def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest =
     return file_source(path, plain_text, source.weight, digest(path, cache))
 
 
+def refuse_unreadable(field: str, path: str | None) -> None:
+    """Raises ConfigError naming the setting whose file can't be opened."""
+    try:
+        if path is not None:
+            Path(path).open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"{field} {path} can't be read: {error.strerror}; every node must see the file there") from error
+
+
 def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: Tokeniser, cache: Path, say: Say) -> Prepared:
     """Make on this volume whatever isn't there yet, and check what is. Raises ConfigError."""
     if data.max_length <= len(tokeniser.begin):
@@ -93,8 +102,12 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: To
             f"training.data.maxLength = {data.max_length} leaves no room for text after the {len(tokeniser.begin)} tokens this model expects before it"
         )
     configs = list(sources_of(data))
+    fields = [f"training.data.sources[{index}].path" for index in range(len(configs))] if data.sources else ["training.data.path"]
     if evaluation is not None and evaluation.data is not None:
         configs.append(SourceConfig(evaluation.data.path, format=DataFormat.AUTO))
+        fields.append("training.evaluation.data.path")
+    for field, config in zip(fields, configs, strict=True):
+        refuse_unreadable(field, config.path)
     sources = [resolve_source(config, cache, say) for config in configs]
     tokens = [tokens_of(source, tokeniser, data.train_on, cache / "tokens", say) for source in sources]
     rule = Rule(data.max_length, data.overlong, data.packing, len(tokeniser.begin), evaluation)
