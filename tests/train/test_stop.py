@@ -10,7 +10,7 @@ from rank_harness import ForkServer, RunFile
 
 
 def test_a_rank_that_hangs_is_named_and_all_end_with_76(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
-    path = run_file("hang", evaluation=None, limits={"stepTimeoutSeconds": 10})
+    path = run_file("hang", evaluation=None, limits={"stepTimeoutSeconds": 5})
     ended = ranks.run("hang", [path] * 2, arguments={"step": 2, "rank": 1})
     assert ended.codes == [76, 76], ended.output
     for output in ended.outputs:

@@ -13,7 +13,7 @@ from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
-from lockstep_train.engine.start import prepare_deepspeed, recompute_activations, refuse_invalid, start_engine
+from lockstep_train.engine.start import precision_note, prepare_deepspeed, recompute_activations, refuse_invalid, start_engine
 from lockstep_train.imports import import_bitsandbytes, import_peft
 from lockstep_train.model.load import load_base
 from lockstep_train.model.quantize import check_quantization
@@ -26,6 +26,9 @@ def start_model(
 ) -> tuple[Any, TokenLoss, dict[str, Any]]:
     """The engine, tested to keep its state where we look for it, its loss, and what a manifest says of what is trained."""
     check_quantization(training)
+    slow = precision_note(training.precision, ranks.device)
+    if slow is not None:
+        reporter.say(slow)
     settings = deepspeed_settings(training, plan.accumulation, partition)
     prepare_deepspeed()
     if training.model.quantization is not Quantization.NONE:
