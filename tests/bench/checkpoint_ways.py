@@ -30,6 +30,8 @@ from lockstep_train.engine.start import prepare_deepspeed
 
 STEPS = 2
 TOKENS = 64
+BF16 = torch.cpu._is_avx512_bf16_supported()
+"""Without instructions for it a step would take tens of seconds; masters and moments are FP32 either way."""
 VOCABULARY = 512
 
 
@@ -50,13 +52,13 @@ def make_engine(lora_rank: int) -> Any:
     )
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     lora = peft.LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules=targets, task_type="CAUSAL_LM")
-    model = peft.get_peft_model(LlamaForCausalLM(config).bfloat16(), lora, autocast_adapter_dtype=False)
+    model = peft.get_peft_model(LlamaForCausalLM(config).to(torch.bfloat16 if BF16 else torch.float32), lora, autocast_adapter_dtype=False)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": BF16},
         "zero_optimization": {"stage": 3, "overlap_comm": False, "stage3_gather_16bit_weights_on_model_save": True},
         "steps_per_print": 1_000_000_000,
     }
@@ -142,7 +144,7 @@ class Lockstep(Way):
                 job_uid=None,
                 world_size=ranks.world_size,
                 zero_stage="Stage3",
-                precision="BF16",
+                precision="BF16" if BF16 else "FP32",
                 base_model="",
                 identity=identity,
                 samples_consumed=step,
