@@ -51,18 +51,18 @@ def test_a_shard_that_was_put_is_there_and_can_be_got(server: Server, path: Path
 @pytest.mark.parametrize(
     ("asked", "token", "told"),
     [
-        (shard(), b"x" * 32, "closed|reset"),
-        (shard(commit="step-10.a2"), TOKEN, "another attempt"),
-        (shard(commit="../../step-10.a3"), TOKEN, "closed|reset"),
-        (shard(file="../shard-r00000-of-00002.safetensors"), TOKEN, "closed|reset"),
-        (shard(file="manifest.json"), TOKEN, "closed|reset"),
-        (shard(content=CONTENT[:-1] + b"x"), TOKEN, "closed|reset"),
+        (shard(), b"x" * 32, "closed|reset|broken pipe"),
+        (shard(commit="step-10.a2"), TOKEN, "^it is of another attempt$"),
+        (shard(commit="../../step-10.a3"), TOKEN, "closed|reset|broken pipe"),
+        (shard(file="../shard-r00000-of-00002.safetensors"), TOKEN, "closed|reset|broken pipe"),
+        (shard(file="manifest.json"), TOKEN, "closed|reset|broken pipe"),
+        (shard(content=CONTENT[:-1] + b"x"), TOKEN, "closed|reset|broken pipe"),
     ],
 )
 def test_what_is_not_a_shard_of_this_attempt_from_a_rank_of_this_run_is_not_kept(
     server: Server, path: Path, tmp_path: Path, asked: Shard, token: bytes, told: str
 ) -> None:
-    with pytest.raises(OSError, match=f"(?i){told}|broken pipe"):
+    with pytest.raises(OSError, match=f"(?i){told}"):
         put(server.place, token, asked, path)
     put(server.place, TOKEN, shard(commit="step-11.a3"), path)  # it still serves
     assert files(tmp_path / "there") == [f"step-11.a3/{FILE}"]
@@ -134,5 +134,5 @@ def test_a_signature_counts_on_one_connection_only(server: Server, path: Path, t
         line = Line(connection, TOKEN, 5)
         line.challenge = line.read(CHALLENGE_BYTES)
         line.write(heard[0])
-        with pytest.raises(OSError, match=r"closed|reset"):
+        with pytest.raises(OSError, match=r"closed|reset|broken pipe"):
             line.receive("server")

@@ -57,6 +57,11 @@ class Line:
     def write(self, content: bytes) -> None:
         self._wait().sendall(content)
 
+    def drain(self) -> None:
+        """Read what the other side still sends, until it closes. A connection closed before that is reset, and what was said last is lost."""
+        while self._wait().recv(CHUNK_BYTES):
+            pass
+
     def send(self, role: str, value: dict[str, Any]) -> None:
         body = json.dumps(value).encode()
         self.write(len(body).to_bytes(4, "big") + body + self._signature(role, body))

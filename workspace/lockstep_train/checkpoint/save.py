@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_train.checkpoint import commit, zero_access
-from lockstep_train.checkpoint.kinds import FULL
+from lockstep_train.checkpoint.kinds import FULL, WEIGHTS
 from lockstep_train.checkpoint.layout import CommitName
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, encode
 from lockstep_train.checkpoint.snapshot import FileImage, HostMemory, Snapshot, lay_out
@@ -176,14 +176,15 @@ class Source:
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self._kinds = kinds
-        self._parameters: list[torch.nn.Parameter] | None = None
+        self._weights_of: list[torch.nn.Parameter] | None = None
         self._image: FileImage | None = None
         self._key: tuple[int, ...] | None = None
 
     def image(self, engine: Any) -> FileImage:
-        if self._parameters is None:
-            self._parameters = [parameter for _, parameter in zero_access.trainable(engine)]
-        if self._image is None or self._key != zero_access.storage_key(engine, self._parameters):
-            self._image = lay_out(zero_access.fragments(engine, self._kinds))
-            self._key = zero_access.storage_key(engine, self._parameters)
+        if self._weights_of is None:
+            read = zero_access.trainable(engine) if WEIGHTS in self._kinds else []
+            self._weights_of = [parameter for _, parameter in read]
+        key = zero_access.storage_key(engine, self._weights_of)
+        if self._image is None or self._key != key:
+            self._image, self._key = lay_out(zero_access.fragments(engine, self._kinds)), key
         return self._image

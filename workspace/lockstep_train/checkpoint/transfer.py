@@ -99,7 +99,10 @@ class Server:
             line.send("server", {"problem": None if path.is_file() else f"{path} is not there"})
             line.send_file(path, shard.bytes)
         elif asked["do"] == "put":
-            line.send("server", {"problem": self._keep(line, path, shard) if name.attempt == self._attempt else "it is of another attempt"})
+            problem = self._keep(line, path, shard) if name.attempt == self._attempt else "it is of another attempt"
+            line.send("server", {"problem": problem})
+            if problem is not None:
+                line.drain()
 
     def _keep(self, line: Line, path: Path, shard: Shard) -> str | None:
         try:

@@ -72,15 +72,15 @@ def _even_weights(engine: Any) -> Iterator[Fragment]:
         yield Fragment(name, tuple(parameter.shape), start, numel, {WEIGHTS: weights})
 
 
-def storage_key(engine: Any, parameters: Sequence[torch.nn.Parameter]) -> tuple[int, ...]:
+def storage_key(engine: Any, weights_of: Sequence[torch.nn.Parameter]) -> tuple[int, ...]:
     """Where the state lies. While this stays the same, views taken earlier are views of the state of now.
 
-    `parameters`: the trainable ones, listed by the caller once, since listing them takes longer than all else here.
+    `weights_of`: the trainable parameters where their weights are read, too; masters and moments are parts of a few large tensors.
     """
     state = engine.optimizer.optimizer.state
     flats = _flat_masters(engine.optimizer)
     moments = [state[flat][moment] for flat in flats for moment in MOMENTS if moment in state.get(flat, {})]
-    weights = [parameter.ds_tensor if is_stage3(parameter) else parameter for parameter in parameters]  # type: ignore[attr-defined]
+    weights = [parameter.ds_tensor if is_stage3(parameter) else parameter for parameter in weights_of]  # type: ignore[attr-defined]
     return tuple(tensor.data_ptr() for tensor in (*flats, *moments, *weights))
 
 

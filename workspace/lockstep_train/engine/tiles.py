@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-TILE_ELEMENTS = 1 << 26
-"""Logits of a tile: 256 MB in FP32, which is still hundreds of tokens for the largest vocabularies."""
+from lockstep_train.memory.estimate import TILE_ELEMENTS
 
 FP16_SCALE = 1024.0
 """Gradients of single logits are softmax probabilities: in FP16 those below 6e-8 would be lost, which over 150k words adds up."""
@@ -48,11 +47,10 @@ def tiled_loss(rows: torch.Tensor, layer: Layer, classes: torch.Tensor, gradient
     total = torch.zeros((), dtype=torch.float32, device=rows.device)
     for start in range(0, len(rows), size):
         tile = slice(start, start + size)
-        logits = linear(rows[tile], layer.weight, layer.bias).float()
-        normaliser = logits.logsumexp(-1, keepdim=True)
-        total += (normaliser - logits.gather(-1, classes[tile, None])).sum()
+        logarithms = linear(rows[tile], layer.weight, layer.bias).log_softmax(-1, dtype=torch.float32)
+        total -= logarithms.gather(-1, classes[tile, None]).sum()
         if found is not None:
-            _add_gradients(found, logits, normaliser, rows, classes, layer, tile)
+            _add_gradients(found, logarithms, rows, classes, layer, tile)
     return total, found
 
 
@@ -65,17 +63,18 @@ def _room(rows: torch.Tensor, layer: Layer) -> Gradients:
 
 def _add_gradients(
     found: Gradients,
-    logits: torch.Tensor,
-    normaliser: torch.Tensor,
+    logarithms: torch.Tensor,
     rows: torch.Tensor,
     classes: torch.Tensor,
     layer: Layer,
     tile: slice,
 ) -> None:
-    """softmax(logits) − onehot(class), in the memory of the logits, through the layer to its input and its weight."""
-    change = logits.sub_(normaliser).exp_()
-    change.scatter_add_(-1, classes[tile, None], torch.full_like(normaliser, -1.0))
-    low = change.mul_(found.scale).to(rows.dtype)
+    """softmax(logits) − onehot(class), in the memory of the softmax's logarithms, through the layer to its input and its weight."""
+    change, wanted = logarithms.exp_(), classes[tile, None]
+    change.scatter_add_(-1, wanted, torch.full_like(wanted, -1.0, dtype=change.dtype))
+    if found.scale != 1:
+        change.mul_(found.scale)
+    low = change.to(rows.dtype)
     found.rows[tile] = low @ layer.weight
     if found.weight is not None:
         found.weight += low.T @ rows[tile]

@@ -11,7 +11,7 @@ GIB = 1 << 30
 QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
 """Bytes an element of a quantised weight: 4 bits and a doubly quantised scale for 64 of them (QLoRA, arXiv 2305.14314), or 8 bits."""
 TILE_ELEMENTS = 1 << 26
-"""Logits that exist at a time; see engine/tiles.py."""
+"""Logits of a tile (engine/tiles.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
 RUNTIME_BYTES = {True: 1 * GIB, False: 9 * GIB // 10}
 """A GPU's context, kernels and NCCL's buffers; on CPUs a process that has torch, DeepSpeed and transformers imported."""
 
