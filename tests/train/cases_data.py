@@ -94,7 +94,8 @@ def packed_like_unpacked(model: str) -> None:
         for batches in ([together], [collate([row], row, 0, device) for row in rows], [collate(rows, rows[0], 0, device)]):
             loss, gradient = loss_and_gradient(module, loss_of, batches)
             assert abs(loss - expected[0]) < 2e-6 * expected[0], (attention, loss, expected[0])
-            assert (gradient - expected[1]).abs().max() < 2e-6 * expected[1].abs().max(), attention
+            error = float((gradient - expected[1]).abs().max() / expected[1].abs().max())
+            assert error < 1e-5, (attention, error)  # FP32 rounds to about 2e-6 of the largest
         masked = collate(rows, rows[0], 0, device)
         leaking = module(input_ids=masked.ids, attention_mask=masked.real.long(), use_cache=False).logits
         kept = module(**masked.inputs).logits
