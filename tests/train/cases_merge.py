@@ -18,7 +18,8 @@ from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, encode
 from lockstep_train.config import Content, TrainingConfig
-from lockstep_train.model.load import DTYPES, base_digest, quiet_transformers
+from lockstep_train.model.dtypes import DTYPES
+from lockstep_train.model.load import base_digest, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable
 
 RANKS = 2

@@ -46,3 +46,8 @@ class NonFinite(TrainerError):
     """Names the rank and the step; nothing of that step was applied or saved."""
 
     exit_code = EXIT_NON_FINITE
+
+
+def first_line(error: BaseException) -> str:
+    """Of a library's error, which may go on with advice for others."""
+    return str(error).strip().split("\n", 1)[0]

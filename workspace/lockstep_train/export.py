@@ -19,12 +19,13 @@ from lockstep_train.checkpoint.kinds import MASTER
 from lockstep_train.checkpoint.load import ShardReader
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.collected import newest_whole
+from lockstep_train.config import Precision
 from lockstep_train.errors import ConfigError, TrainerError
+from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.weight_writer import NAMES, NewTensor, library_order, write_tensors
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
-DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 
 
 def write_adapter(folder: Path, masters: Mapping[str, torch.Tensor], adapter: Mapping[str, Any], precision: str) -> None:
@@ -40,7 +41,7 @@ def write_streaming(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor], adapter: Mapping[str, Any], precision: str
 ) -> None:
     """As `write_adapter`, one parameter after the other: `read` gives its FP32 values when its turn has come."""
-    dtype = DTYPES[precision]
+    dtype = DTYPES[Precision(precision)]
     parameters = {adapter["names"][name]: name for name in shapes}
     tensors = library_order(NewTensor(adapter["names"][name], NAMES[dtype], shape) for name, shape in shapes.items())
     make_directory(folder)

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
+from lockstep_train.config import Precision
 from lockstep_train.errors import ConfigError
+from lockstep_train.model.dtypes import DTYPES
 
 SHARD_BYTES = 5 * 10**9
-DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 CONFIG = "config.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 LAYER = re.compile(r"^(.*?\.\d+)\.")
@@ -34,7 +35,7 @@ def write_model(
 ) -> None:
     """Write the model to `folder`. `tensors`: each parameter's name and FP32 values, in the model's order; one layer at a time
     is held, and one file. Raises ConfigError when the base model's folder is gone."""
-    dtype = DTYPES[precision]
+    dtype = DTYPES[Precision(precision)]
     skeleton = empty_model(base)
     make_directory(folder)
     files = WeightFiles(folder, shard_bytes)

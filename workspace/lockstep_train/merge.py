@@ -24,8 +24,9 @@ from lockstep_train.checkpoint.kinds import MASTER
 from lockstep_train.checkpoint.load import Need, ShardReader, direct
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.collected import newest_whole
+from lockstep_train.config import Precision
 from lockstep_train.errors import ConfigError, TrainerError
-from lockstep_train.export import DTYPES as PRECISIONS
+from lockstep_train.model.dtypes import DTYPES as PRECISIONS
 from lockstep_train.model.load import base_digest
 from lockstep_train.model.merged import Skeleton, skeleton, trained_updates
 from lockstep_train.model.pieces import Layout
@@ -155,7 +156,7 @@ def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardRe
     if not tensors:
         raise ConfigError(f"{folder} has no safetensors weights; convert the base model to safetensors first")
     model = skeleton(folder, tensors)
-    updates = trained_updates(model, manifest.adapter, *_readers(shards, PRECISIONS[manifest.precision]))
+    updates = trained_updates(model, manifest.adapter, *_readers(shards, PRECISIONS[Precision(manifest.precision)]))
     untied = untie(model, updates, manifest.adapter)
     make_directory(output)
     with WeightReader(tensors) as stored:

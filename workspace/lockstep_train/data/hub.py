@@ -15,7 +15,7 @@ from typing import Any
 from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
 from lockstep_train.config import SourceConfig
 from lockstep_train.data.read import AnySample, Broken, sample_of
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, first_line
 
 RECORD = "lockstep.json"
 ROWS = "rows"
@@ -96,7 +96,7 @@ def _fetch(source: SourceConfig, folder: Path, fetch: Download) -> str:
     except ConfigError:
         raise
     except Exception as error:  # the libraries raise a dozen kinds for a network, a name, a split and a token
-        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise ConfigError(
             f"the dataset {source.name} (split {source.split}) is not on this volume yet and can't be fetched from the hub: {reason}; "
             "check the name, and HF_TOKEN if it is private; without a network put its rows into a JSONL file and set training.data.path"

@@ -14,9 +14,10 @@ from lockstep_train.data.arrays import Damaged, open_arrays, remove
 from lockstep_train.data.cachefolder import content_digest
 from lockstep_train.data.divide import Rule, divide
 from lockstep_train.data.hub import hub_dataset
+from lockstep_train.data.read import is_jsonl
 from lockstep_train.data.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences import Sequences, write_sequences
-from lockstep_train.data.source import CONTENT, Say, Source, file_source, looks_like_text, token_key, tokens_of
+from lockstep_train.data.source import CONTENT, Say, Source, file_source, token_key, tokens_of
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
 
@@ -82,7 +83,7 @@ def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest =
         dataset = hub_dataset(source, cache, say)
         return Source(f"{dataset.name}[{dataset.split}]", dataset.digest, False, source.weight, dataset.samples)
     path = Path(source.path)
-    plain_text = looks_like_text(path) if source.format is DataFormat.AUTO else source.format is DataFormat.TEXT
+    plain_text = not is_jsonl(path) if source.format is DataFormat.AUTO else source.format is DataFormat.TEXT
     return file_source(path, plain_text, source.weight, digest(path, cache))
 
 

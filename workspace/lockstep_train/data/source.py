@@ -18,7 +18,7 @@ import numpy
 
 from lockstep_train.config import TrainOn
 from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays, remove
-from lockstep_train.data.read import AnySample, Broken, is_jsonl, read_jsonl, read_text
+from lockstep_train.data.read import AnySample, Broken, read_jsonl, read_text
 from lockstep_train.data.tokenize import PARAGRAPH_BREAK, Encoded, Tokeniser, encode_paragraphs, encode_samples
 from lockstep_train.errors import ConfigError
 
@@ -49,10 +49,6 @@ class Source:
 def file_source(path: Path, plain_text: bool, weight: float, digest: str) -> Source:
     reader = read_text if plain_text else read_jsonl
     return Source(str(path), digest, plain_text, weight, lambda broken: reader(path, broken))
-
-
-def looks_like_text(path: Path) -> bool:
-    return not is_jsonl(path)
 
 
 def token_key(source: Source, tokeniser: Tokeniser, train_on: TrainOn) -> str:

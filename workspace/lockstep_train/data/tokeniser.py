@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep_train.data.chat import ChatTemplate, Message, Span
 from lockstep_train.data.tokenize import Tokeniser
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, first_line
 
 FILES = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)"
@@ -27,8 +27,7 @@ def load_tokeniser(folder: Path) -> Tokeniser:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ConfigError(f"training.model.name {folder} holds no tokenizer that transformers can load: {reason}") from error
+        raise ConfigError(f"training.model.name {folder} holds no tokenizer that transformers can load: {first_line(error)}") from error
     tokenizer.model_max_length = int(1e30)  # a sample longer than the model's context is counted and told by us, not warned of
     end = tokenizer.eos_token_id
     begin = [token for token in tokenizer.encode("") if token != end]

@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 
 from lockstep_train.config import ModelConfig, Precision, Quantization, ZeroStage
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import loading_options
 from lockstep_train.model.slices import SliceLoad, reading_slices, say_fallback
 from lockstep_train.model.weight_files import INDEX, SINGLE, read_headers, weight_paths
 
 SAMPLED_BYTES = 1 << 16
-DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16, Precision.FP32: torch.float32}
 
 
 def model_folder(config: ModelConfig) -> Path:
@@ -121,7 +121,3 @@ def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"training.model.name {folder} can't be loaded as a causal language model: {first_line(error)}") from error
     return model
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]

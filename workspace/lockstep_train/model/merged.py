@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, first_line
 from lockstep_train.model.layouts import Unfitting, model_layouts
-from lockstep_train.model.load import first_line, quiet_transformers
+from lockstep_train.model.load import quiet_transformers
 from lockstep_train.model.pieces import Layout
 from lockstep_train.model.updates import Decomposed, Experts, LowRank, Read, ReadRange, Replaced, Update
 from lockstep_train.model.weight_files import StoredTensor

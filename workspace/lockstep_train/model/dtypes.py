@@ -1,0 +1,9 @@
+"""The dtype that each training.precision computes in."""
+
+from __future__ import annotations
+
+import torch
+
+from lockstep_train.config import Precision
+
+DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16, Precision.FP32: torch.float32}
