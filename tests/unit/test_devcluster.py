@@ -19,7 +19,7 @@ from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.cluster import Wanted
 from lockstep.devcluster.controlplane import commands
 from lockstep.devcluster.kubeconfig import client_kubeconfig
-from lockstep.devcluster.layout import Layout
+from lockstep.devcluster.layout import Layout, default_layout
 from lockstep.devcluster.needs import PACKAGES, Facts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.resources import parse
@@ -243,3 +243,18 @@ def test_a_build_that_fails_says_why_and_where_its_log_is(tmp_path: Path, monkey
     with pytest.raises(binary.BuildError, match=rf"ended with 1: .*no space left on device \(see {tmp_path}/.*\.log\)"):
         binary.build(tmp_path, lambda text: None)
     assert not binary.is_built(tmp_path)
+
+
+def test_a_variable_tells_the_clusters_of_one_machine_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCKSTEP_DEVCLUSTER", raising=False)
+    first = default_layout()
+    monkeypatch.setenv("LOCKSTEP_DEVCLUSTER", "2")
+    other = default_layout()
+    assert (first.name, first.index, other.name, other.index) == ("lockstep", 0, "lockstep2", 2)
+
+
+@pytest.mark.parametrize("given", ["", "10", "-1", "two"])
+def test_a_number_of_a_cluster_that_can_not_be_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("LOCKSTEP_DEVCLUSTER", given)
+    with pytest.raises(ConfigError, match="must be a number from 0 to 9"):
+        default_layout()

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.api.errors import ConfigError
+
 RUN_ROOT = Path("/run/lockstep")
 
 
@@ -162,7 +164,16 @@ class NodeLayout:
 
 
 DEFAULT_NAME = "lockstep"
+NUMBER = "LOCKSTEP_DEVCLUSTER"
+NUMBERS_MAX = 9
 
 
 def default_layout() -> Layout:
-    return Layout(name=DEFAULT_NAME, index=0, root=cache_root())
+    """The embedded cluster that $LOCKSTEP_DEVCLUSTER numbers, 0 to 9; unset: 0. Raises ConfigError."""
+    given = os.environ.get(NUMBER, "0")
+    if not given.isdecimal() or int(given) > NUMBERS_MAX:
+        raise ConfigError(
+            f"{NUMBER} is {given!r}, must be a number from 0 to {NUMBERS_MAX}: it tells the embedded clusters of one machine apart"
+        )
+    index = int(given)
+    return Layout(name=f"{DEFAULT_NAME}{index or ''}", index=index, root=cache_root())

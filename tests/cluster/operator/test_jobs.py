@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, prepare, until
 from counting_proxy import CountingProxy
@@ -194,7 +195,8 @@ def test_an_image_that_cant_be_pulled_is_named(jobs: Jobs) -> None:
 def test_nodes_that_lack_a_resource_are_named(jobs: Jobs) -> None:
     jobs.start("gpus", gpusPerNode=7)
     told = jobs.until_condition("gpus", "PodsScheduled", "False", "Unschedulable", 20)
-    assert told["message"] == "0 of 2 pods scheduled: nodes lockstep-0, lockstep-1 lack nvidia.com/gpu"
+    nodes = ", ".join(sorted(node.metadata.name for node in client.CoreV1Api(jobs.api.client).list_node().items))
+    assert told["message"] == f"0 of 2 pods scheduled: nodes {nodes} lack nvidia.com/gpu"
     jobs.change("gpus", suspend=True)
     jobs.until_condition("gpus", "Suspended", "True", "Suspended")
     jobs.end("gpus")
