@@ -22,6 +22,7 @@ class ConditionType(StrEnum):
     RESTARTING = "Restarting"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    HELD = "Held"  # pods of a failed job stay for a look
 
 
 class ConditionStatus(StrEnum):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from lockstep.api.names import pod_name
 from lockstep.api.status import ConditionStatus, ConditionType
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, ReceivedReport
@@ -63,6 +64,8 @@ class Reason(StrEnum):
     FAILED = "Failed"
     NOT_FINISHED = "NotFinished"
     NOT_FAILED = "NotFailed"
+    HOLDING = "HoldOnFailure"
+    NOT_HELD = "NotHeld"
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class View:
     failed: bool
     failure_message: str
     now: float
+    held_until: float | None = None
+    """The job has failed and its pods stay until then."""
 
     @property
     def finished(self) -> bool:
@@ -113,6 +118,7 @@ def facts(view: View) -> dict[ConditionType, Fact]:
         ConditionType.RESTARTING: restarting,
         ConditionType.COMPLETE: _complete(view),
         ConditionType.FAILED: _failed(view),
+        ConditionType.HELD: _held(view),
     }
 
 
@@ -131,7 +137,7 @@ def _suspended(view: View) -> Fact:
 
 
 def _no_pods(view: View) -> Fact | None:
-    if view.finished:
+    if view.finished and view.held_until is None:
         return Fact(FALSE, Reason.FINISHED, "the job has finished and needs no pods")
     if view.suspend:
         return Fact(FALSE, Reason.SUSPENDED, "the job is suspended")
@@ -160,6 +166,8 @@ def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table 
     absent = _no_pods(view)
     if absent is not None:
         return absent
+    if view.held_until is not None:
+        return Fact(FALSE, Reason.FINISHED, "the job has failed; condition Held says how long its pods stay")
     trouble = why_not_started(view.observed)
     if trouble is not None:
         return Fact(FALSE, trouble.reason, trouble.message)
@@ -237,6 +245,16 @@ def _failed(view: View) -> Fact:
     if view.failed:
         return Fact(TRUE, Reason.RANKS_FAILED, view.failure_message)
     return Fact(FALSE, Reason.NOT_FAILED, "the job has not failed")
+
+
+def _held(view: View) -> Fact:
+    if view.held_until is None:
+        return Fact(FALSE, Reason.NOT_HELD, "no pods are kept after a failure")
+    observed = view.observed
+    sooner = f'kubectl patch tj {observed.name} -n {observed.namespace} --type merge -p \'{{"spec":{{"restart":{{"holdOnFailureSeconds":0}}}}}}\''
+    stay = f"{len(observed.pods)} pods and their GPUs stay until {timestamp(view.held_until)}"
+    look = f"kubectl exec -it {pod_name(observed.name, 0)} -n {observed.namespace} -- sh"
+    return Fact(TRUE, Reason.HOLDING, f"{stay} for a look ({look}); end it sooner: {sooner}")
 
 
 def with_times(observed: Observed, found: dict[ConditionType, Fact], now: float) -> list[Object]:

@@ -8,11 +8,12 @@ The rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.api.names import ANNOTATION_RUN_HASH, run_name
 from lockstep.plan.accept import Accepted, accept, missing_service_account
 from lockstep.plan.conditions import SILENT_SECONDS, Reason, View
+from lockstep.plan.hold import held_until
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
@@ -52,11 +53,12 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         return Plan()
     received = _newest(observed, received)
     complete, failed = _ended(observed, received)
-    decision = _decide(observed, context, finished=complete or failed)
+    held = held_until(observed, received, now)
+    decision = _decide(observed, context, finished=complete or failed, held=held is not None)
     create, apply, delete = object_writes(observed, decision, context)
     if complete or failed:
         create, apply = with_log(observed, received, create, apply)
-    view = _view(observed, received, decision, (complete, failed), now)
+    view = replace(_view(observed, received, decision, (complete, failed), now), held_until=held)
     status = _status(view, decision)
     write, again = due(observed.status, status, now)
     return Plan(
@@ -84,7 +86,7 @@ def _ended(observed: Observed, received: ReceivedReport | None) -> tuple[bool, b
     return complete, failed
 
 
-def _decide(observed: Observed, context: RenderContext, *, finished: bool) -> Decision:
+def _decide(observed: Observed, context: RenderContext, *, finished: bool, held: bool) -> Decision:
     found = accept(observed, context)
     accepted = found if isinstance(found, Accepted) else None
     refusal = found if isinstance(found, Notice) else None
@@ -98,7 +100,7 @@ def _decide(observed: Observed, context: RenderContext, *, finished: bool) -> De
         return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
     running = _thawed(observed)
     remains = _foreign(observed) or _previous(observed) if running is None else None
-    replicas = 0 if finished or suspended or running is None else running.nodes
+    replicas = 0 if (finished and not held) or suspended or running is None else running.nodes
     return Decision(accepted, refusal or remains or _obstacle(observed, finished), running, replicas, starts=False)
 
 
@@ -177,7 +179,9 @@ def _status(view: View, decision: Decision) -> Object:
 
 
 def _next_look(view: View) -> float | None:
-    """A silence is noticed without anything happening."""
+    """A silence, and the end of a hold, are noticed without anything happening."""
+    if view.held_until is not None:
+        return view.held_until - view.now + 0.1
     if view.received is None or view.finished:
         return None
     left = view.received.received + SILENT_SECONDS - view.now

@@ -58,7 +58,7 @@ def test_a_script_job_completes_on_two_pods_and_leaves_its_claims_and_last_lines
     assert status["ranks"] == {"desired": 2, "ready": 0}
     assert (status["profile"]["name"], status["profile"]["transport"]) == ("local", "TCP")
     assert {c["observedGeneration"] for c in status["conditions"]} == {1}
-    assert len(status["conditions"]) == 9
+    assert len(status["conditions"]) == 10
     stateful_set = jobs.get("StatefulSet", "done", "apps/v1")
     assert stateful_set is not None
     assert stateful_set["spec"]["replicas"] == 0
