@@ -72,6 +72,9 @@ def volume(**fields: Any) -> Object:
 
 SECRET_KEY = {"secretKeyRef": {"name": "s", "key": "k"}}
 LABEL_KEYS = "keys must be label keys such as rack or example.com/rack"
+KEY_PREFIX = "the part of a label key before / must have at most 253 characters"
+LONGEST_PREFIX = ".".join(["a" * 63] * 3 + ["a" * 61])
+TOO_LONG_PREFIX = f"b.{LONGEST_PREFIX}"
 
 JOB_CASES = {
     ("", "metadata.name must be at most 52 characters: lower-case letters, digits and '-', starting with a letter (pods, Services and labels are named after it)"): Case(
@@ -143,12 +146,17 @@ JOB_CASES = {
         job(podTemplate={"labels": {"example.com/a_b.C": "x"}}), job(podTemplate={"labels": {"a b": "x"}}), "spec.podTemplate.labels"
     ),
     ("spec.podTemplate.annotations", LABEL_KEYS): Case(
-        job(podTemplate={"annotations": {"example.com/a": "any text\n"}}),
-        job(podTemplate={"annotations": {"/a": "x"}}),
+        job(podTemplate={"annotations": {f"{LONGEST_PREFIX}/a": "any text\n"}}),
+        job(podTemplate={"annotations": {f"{TOO_LONG_PREFIX}/a": "x"}}),
         "spec.podTemplate.annotations",
     ),
     ("spec.podTemplate.nodeSelector", LABEL_KEYS): Case(
         job(podTemplate={"nodeSelector": {"rack": "1"}}), job(podTemplate={"nodeSelector": {"rack-": "1"}}), "spec.podTemplate.nodeSelector"
+    ),
+    ("spec.podTemplate.tolerations[].key", KEY_PREFIX): Case(
+        job(podTemplate={"tolerations": [{"key": f"{LONGEST_PREFIX}/a", "operator": "Exists"}]}),
+        job(podTemplate={"tolerations": [{"key": f"{TOO_LONG_PREFIX}/a", "operator": "Exists"}]}),
+        "spec.podTemplate.tolerations[0].key",
     ),
     ("spec.podTemplate.volumes[]", "must have exactly one of configMap, secret, persistentVolumeClaim and emptyDir"): Case(
         volume(emptyDir={}), volume(emptyDir={}, configMap={"name": "c"}), "spec.podTemplate.volumes[0]"
@@ -174,6 +182,11 @@ PROFILE_CASES = {
     ),
     ("spec.nodes.selector", LABEL_KEYS): Case(
         profile(nodes={"selector": {"nvidia.com/gpu.present": "true"}}), profile(nodes={"selector": {"a/b/c": "true"}}), "spec.nodes.selector"
+    ),
+    ("spec.nodes.rackLabel", KEY_PREFIX): Case(
+        profile(nodes={"rackLabel": f"{LONGEST_PREFIX}/rack"}),
+        profile(nodes={"rackLabel": f"{TOO_LONG_PREFIX}/rack"}),
+        "spec.nodes.rackLabel",
     ),
     ("spec.storage", "workspaceClaim and datasetsClaim may not be set when mode is PerPod: every pod has claims of its own"): Case(
         profile(storage={"mode": "Shared", "workspaceClaim": "w"}),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal as Number
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 
@@ -98,7 +98,8 @@ DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DnsLabel = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]
 DNS_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*"  # [.]: a CEL string takes no \.
 DNS_NAME_PATTERN = rf"^{DNS_SUBDOMAIN}$"
-DnsName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=253)]
+DNS_NAME_MAX = 253
+DnsName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=DNS_NAME_MAX)]
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 EnvName = Annotated[str, Field(pattern=ENV_NAME_PATTERN, max_length=128)]
 ABSOLUTE_PATH_PATTERN = r"^/[^\x00]*$"
@@ -107,7 +108,16 @@ IMAGE_PATTERN = r"^[^\s]+$"
 Image = Annotated[str, Field(pattern=IMAGE_PATTERN, max_length=512)]
 QUALIFIED_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LABEL_KEY_PATTERN = rf"^({DNS_SUBDOMAIN}/)?{QUALIFIED_PART}$"
-LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317)]
+LABEL_KEY_PREFIX = "the part of a label key before / must have at most 253 characters"
+
+
+def _prefix_fits(key: str) -> str:
+    if key.find("/") > DNS_NAME_MAX:
+        raise ValueError(LABEL_KEY_PREFIX)
+    return key
+
+
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317), AfterValidator(_prefix_fits)]
 LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=63)]
 

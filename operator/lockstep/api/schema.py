@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lockstep.api.model import LABEL_KEY_PATTERN, Model, Rule
+from lockstep.api.model import DNS_NAME_MAX, LABEL_KEY_PATTERN, LABEL_KEY_PREFIX, Model, Rule
 
 Schema = dict[str, Any]
 
@@ -21,9 +21,10 @@ KEPT = (
 )  # fmt: skip
 
 LABEL_KEY_RULE = {
-    "rule": f"self.all(k, k.size() <= 317 && k.matches('{LABEL_KEY_PATTERN}'))",
+    "rule": f"self.all(k, k.size() <= 317 && k.indexOf('/') <= {DNS_NAME_MAX} && k.matches('{LABEL_KEY_PATTERN}'))",
     "message": "keys must be label keys such as rack or example.com/rack",
 }
+PREFIX_RULE = {"rule": f"self.indexOf('/') <= {DNS_NAME_MAX}", "message": LABEL_KEY_PREFIX}
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
@@ -51,6 +52,8 @@ def _structural(raw: Schema, definitions: dict[str, Schema], rules: dict[str, tu
     kept: Schema = {key: merged[key] for key in KEPT if key in merged}
     if "const" in merged:
         kept |= {"type": "string", "enum": [merged["const"]]}
+    if merged.get("pattern") == LABEL_KEY_PATTERN:
+        kept["x-kubernetes-validations"] = [PREFIX_RULE]
     if "items" in merged:
         kept["items"] = _structural(merged["items"], definitions, rules)
     if merged.get("type") == "object":
