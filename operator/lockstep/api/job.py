@@ -8,6 +8,7 @@ from pydantic import Field
 
 from lockstep.api.model import DnsLabel, DnsName, Image, Model, Rule, immutable, list_map
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
+from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
 from lockstep.api.training import Training
@@ -96,6 +97,7 @@ class TrainingJobSpec(Model):
     restart: Restart = Restart()
     suspend: bool = False
     """true: no pods. The trainer is told to save and stop first."""
+    notify: Notify | None = None
     pod_template: PodTemplate = PodTemplate()
 
     RULES = (

@@ -7,7 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from lockstep.api.goodput import GoodputStatus
 from lockstep.api.model import Model, list_map
+from lockstep.api.notify import NotificationStatus
 
 
 class ConditionType(StrEnum):
@@ -215,3 +217,5 @@ class TrainingJobStatus(Model):
     checkpoint: CheckpointStatus | None = None
     failure: FailureStatus | None = None
     result: ResultStatus | None = None
+    goodput: GoodputStatus | None = None
+    notification: NotificationStatus | None = None

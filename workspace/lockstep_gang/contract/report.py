@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.run import JobIdentity
 
 REPORT_FORMAT = "lockstep-report/1"
@@ -132,6 +133,8 @@ class Report:
     history: tuple[Restart, ...] = ()
     """The newest at the end, at most 10, without their last lines."""
     result: dict[str, str | None] | None = None
+    goodput: Goodput | None = None
+    """What the job's time was spent on."""
     log: tuple[str, ...] = ()
     """The last lines of node 0's output, at most 100, with changes of `state` only."""
     format: str = REPORT_FORMAT

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.messages import Error, Order, RankExit, Start, StopMode
 from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, TrainerReport
 from lockstep_gang.contract.run import Run
@@ -91,6 +92,7 @@ class Gang:
     trainer: TrainerReport | None = None
     checkpoint: CheckpointReport | None = None
     result: dict[str, str | None] | None = None
+    goodput: Goodput = field(default_factory=Goodput)
 
     def with_node(self, index: int, node: Node) -> Gang:
         return replace(self, nodes=(*self.nodes[:index], node, *self.nodes[index + 1 :]))

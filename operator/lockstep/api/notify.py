@@ -1,0 +1,39 @@
+"""spec.notify and status.notification: who is told of a job's end, and whether it was heard."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from lockstep.api.model import DnsName, Model
+from lockstep.api.shared import KEY_PATTERN
+
+
+class SecretKey(Model):
+    """One key of a Secret in the job's namespace."""
+
+    name: DnsName
+    """The Secret's name."""
+    key: Annotated[str, Field(pattern=KEY_PATTERN, max_length=253)]
+    """The key in it."""
+
+
+class Notify(Model):
+    """Who is told when the job completes or fails."""
+
+    webhook_secret_ref: SecretKey
+    """Where the URL stands that the operator sends one POST with a small JSON object to. https, or a Service of the cluster."""
+
+
+class NotificationStatus(Model):
+    """What became of the message about the job's end."""
+
+    id: Annotated[str, Field(max_length=128)]
+    """Stands in the message too: one that comes twice has the same id."""
+    delivered: bool
+    """Whether the receiver answered with 2xx."""
+    attempts: Annotated[int, Field(ge=0)]
+    """How often the operator has tried."""
+    message: Annotated[str, Field(max_length=1024)]
+    """How it went; never the URL."""

@@ -1,0 +1,44 @@
+"""What a job's time was spent on, since the first start of its coordinator: in the volume's records and in every report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Spent(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    """Every moment is of exactly one kind, so that the kinds add up to the time that has passed."""
+
+    QUEUED = "queued"  # waiting for nodes, with no failure to blame
+    PREFLIGHT = "preflight"  # checks before an attempt
+    LOAD = "load"  # from the start of the ranks to their first step
+    TRAIN = "train"  # steps that were never done before; of a script that tells no steps: its ranks run
+    EVALUATE = "evaluate"
+    SAVE = "save"  # steps wait for a save, or the results are written
+    LOST = "lost"  # steps that a failure undid, done again
+    DOWN = "down"  # from a failure to the next step
+    STOPPED = "stopped"  # from a stop that was asked for to the next start
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the failures of one cause cost: time down and time of steps done again, and the same times the job's GPUs."""
+
+    milliseconds: int = 0
+    gpu_milliseconds: int = 0
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Milliseconds by kind; together they are `until` - `began`."""
+
+    began: int = 0
+    """When the job's first coordinator began, milliseconds since 1970; 0: nothing is accounted yet."""
+    until: int = 0
+    """Accounted up to here."""
+    spent: dict[str, int] = field(default_factory=dict)
+    """By the values of `Spent`."""
+    causes: dict[str, Loss] = field(default_factory=dict)
+    """By the values of `Cause`."""
+    furthest_step: int = 0
+    """The largest step ever reported: smaller ones are done again."""
