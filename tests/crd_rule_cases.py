@@ -89,6 +89,9 @@ JOB_CASES = {
     ("spec", "clusterProfileName may not be changed after creation: delete the job and create it again; its checkpoints are found under its name"): Case(
         job(clusterProfileName="a", nodes=3), job(clusterProfileName="b"), "spec.clusterProfileName", before=job(clusterProfileName="a")
     ),
+    ("spec.restart", "retry may only be raised"): Case(
+        job(restart={"retry": 2}), job(restart={"retry": 0}), "spec.restart.retry", before=job(restart={"retry": 1})
+    ),
     ("spec", "storage may not be changed after creation: volumes are not moved under a job"): Case(
         job(storage={"mode": "PerPod"}, suspend=True), job(), "spec.storage", before=job(storage={"mode": "PerPod"})
     ),

@@ -46,7 +46,7 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.contract.proof import Handshake, Opener, Sealer, require_proof
-from lockstep_gang.contract.report import parse_reply
+from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
 from unit.gang_cases import KEY, make_run
 
 REPORT = Report(
@@ -131,6 +131,19 @@ def test_a_report_signature_fits_its_key_and_its_body_only() -> None:
 
 def test_a_reply_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     assert parse_reply(b'{"orders": [{"type": "Stop"}, {"type": "Fly", "to": 1}], "facts": [1], "more": {}}').orders == ("Stop", "Fly")
+
+
+def test_facts_come_back_as_they_were_told_and_unknown_ones_are_left_out() -> None:
+    fact = Fact(FactType.NODE_LOST, 1, "x-1", "NotReady", "node b is NotReady", "uid-1", "b", "2026-01-01T00:00:00Z")
+    sent = reply_json(Reply(("Stop",), (fact,)))
+    sent["facts"] += [{"type": "Levitated", "node": 0}, {"type": "Evicted", "node": "0"}, {**sent["facts"][0], "more": {}}]
+    assert parse_reply(json.dumps(sent).encode()) == Reply(("Stop",), (fact, fact))
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"orders": 1}', b'{"orders": [], "facts": 1}', b'{"orders": [{}]}'])
+def test_what_is_no_reply_is_refused(body: bytes) -> None:
+    with pytest.raises(ContractError):
+        parse_reply(body)
 
 
 @pytest.mark.parametrize(

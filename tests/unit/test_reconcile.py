@@ -213,6 +213,7 @@ def test_failures_that_were_overcome_are_remembered_with_what_each_cost() -> Non
             "node": 1,
             "lostSteps": 7,
             "downtimeSeconds": 13,
+            "counts": True,
         }
     ]
 

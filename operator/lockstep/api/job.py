@@ -59,6 +59,12 @@ class Restart(Model):
     """Wait before the first restart; doubled for each further one without a new checkpoint, up to 300."""
     hold_on_failure_seconds: Annotated[int, Field(ge=0, le=604800)] = 0
     """How long the pods, and their GPUs, stay after the final failure, for `kubectl exec`; 0: they go at once. Condition Held says until when. May be changed at any time. Has no effect without the operator."""
+    lost_node_seconds: Annotated[int | None, Field(ge=0, le=86400)] = None
+    """Replace the pod of a node that has been NotReady for so long, elsewhere: it is force-deleted, though nobody can say whether its processes have ended. Default: never, and condition NodesHealthy says what to do. May be changed at any time. Has no effect without the operator."""
+    retry: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Raise it to start a Failed job again from its last checkpoint with a full budget of restarts: `lockstep retry` does."""
+
+    RULES = (Rule("self.retry >= oldSelf.retry", "retry may only be raised", holds=None, field="retry"),)
 
 
 def _one_work(spec: TrainingJobSpec) -> bool:

@@ -133,7 +133,7 @@ class FailureStatus(Model):
     exception: Text | None = None
     """The Python exception's type."""
     cause: Text | None = None
-    """Its kind: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Hang, NonFinite, Setup or Internal."""
+    """Its kind: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup or Internal."""
     step: Count | None = None
     """The last optimizer step that was reported before it."""
     message: Annotated[str, Field(max_length=4096)] = ""
@@ -161,6 +161,8 @@ class RestartStatus(Model):
     """Steps done since the newest commit, which are done again."""
     downtime_seconds: Count | None = None
     """From the failure to the first step after it."""
+    counts: bool = True
+    """Whether it counts toward restart.maxRestarts: not when the node was lost or the pod preempted or evicted."""
 
 
 class RunStatus(Model):
@@ -208,6 +210,8 @@ class TrainingJobStatus(Model):
     """Starts of all ranks after a failure."""
     restarts_count_towards_max: Count | None = None
     """Failures since the last new checkpoint that count toward restart.maxRestarts; a new checkpoint sets it to 0 at the next failure."""
+    retry: Count | None = None
+    """restart.retry of the last start: what status says of an end is of that one."""
     restart_history: Annotated[list[RestartStatus], Field(max_length=10)] = []
     """The last failures and what each cost, the newest at the end."""
     ranks: Ranks | None = None

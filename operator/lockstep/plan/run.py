@@ -59,7 +59,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         key_file=placement.key_file,
         command=resolved.command,
         working_directory=resolved.platform.workspace,
-        restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds),
+        restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds, restart.retry),
         when_done=placement.when_done,
         storage=placement.storage,
         report=placement.report,

@@ -117,6 +117,7 @@ def _restart(restart: Restart) -> Object:
         "node": failure.node,
         "lostSteps": restart.lost_steps,
         "downtimeSeconds": restart.downtime_seconds,
+        "counts": restart.counts,
     }
     return {key: value for key, value in fields.items() if value is not None}
 

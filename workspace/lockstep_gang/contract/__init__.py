@@ -3,8 +3,8 @@
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.goodput import Goodput, Loss, Spent
 from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
+from lockstep_gang.contract.reply import ORDER_STOP, Fact, FactType, Reply, parse_reply, reply_json
 from lockstep_gang.contract.report import (
-    ORDER_STOP,
     REPORT_BYTES_MAX,
     REPORT_FORMAT,
     Cause,
@@ -23,8 +23,8 @@ from lockstep_gang.contract.report import (
 from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
 
 __all__ = [
-    "ORDER_STOP", "REPORT_BYTES_MAX", "REPORT_FORMAT", "RUN_FORMAT", "Cause", "CheckpointReport", "ContractError", "Failure", "Goodput", "JobIdentity",
-    "Loss", "Metric", "NodeReport", "ProofError", "RankCount", "Report", "ReportTarget", "Restart", "RestartPolicy", "Run", "Spent", "State", "Storage",
-    "TrainerReport", "WhenDone", "from_json", "is_report_signature", "parse_key", "parse_report", "parse_run", "report_body", "report_signature",
-    "run_text", "to_json",
+    "Cause", "CheckpointReport", "ContractError", "Fact", "FactType", "Failure", "Goodput", "JobIdentity", "Loss", "Metric", "NodeReport",
+    "ORDER_STOP", "ProofError", "REPORT_BYTES_MAX", "REPORT_FORMAT", "RUN_FORMAT", "RankCount", "Reply", "Report", "ReportTarget", "Restart",
+    "RestartPolicy", "Run", "Spent", "State", "Storage", "TrainerReport", "WhenDone", "from_json", "is_report_signature", "parse_key", "parse_reply",
+    "parse_report", "parse_run", "reply_json", "report_body", "report_signature", "run_text", "to_json",
 ]  # fmt: skip

@@ -72,6 +72,7 @@ class Cause(str, Enum):  # noqa: UP042
     FABRIC = "Fabric"  # ranks lost each other without a cause of their own
     STORAGE = "Storage"
     NODE_LOST = "NodeLost"
+    PREEMPTED = "Preempted"
     HANG = "Hang"
     NON_FINITE = "NonFinite"
     SETUP = "Setup"  # a package, file or driver is missing
@@ -107,6 +108,10 @@ class Restart:
     """Steps done since the newest commit, to be done again."""
     downtime_seconds: int | None = None
     """From the failure to the first step of the next attempt; null: not there yet."""
+    counts: bool = True
+    """Toward restart.maxRestarts: not when the cluster took a node away."""
+    explained_by: str | None = None
+    """The uid of the pod whose loss the operator explained."""
 
 
 HISTORY = 10
@@ -137,6 +142,8 @@ class Report:
     """What the job's time was spent on."""
     log: tuple[str, ...] = ()
     """The last lines of node 0's output, at most 100, with changes of `state` only."""
+    retry: int = 0
+    """restart.retry of the run that reports: what it says of the end is of that retry."""
     format: str = REPORT_FORMAT
 
 
@@ -156,22 +163,3 @@ def parse_report(body: bytes) -> Report:
 
 def report_body(report: Report) -> bytes:
     return json.dumps(to_json(report), ensure_ascii=False).encode("utf-8", "backslashreplace")
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The operator's answer. `orders` holds types of orders; one that this agent doesn't know is for a newer agent and left alone."""
-
-    orders: tuple[str, ...]
-
-
-ORDER_STOP = "Stop"
-
-
-def parse_reply(body: bytes) -> Reply:
-    """Read with tolerance: the operator may be newer than a running gang. Raises ContractError when it is no reply at all."""
-    try:
-        value = json.loads(body)
-        return Reply(tuple(str(order["type"]) for order in value["orders"]))
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ContractError(f'the reply is not {{"orders": [{{"type": …}}], …}}: {error!r}') from None

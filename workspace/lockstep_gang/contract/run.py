@@ -39,6 +39,8 @@ class RestartPolicy:
 
     max_restarts: int
     backoff_seconds: int
+    retry: int = 0
+    """Raised by `lockstep retry`: an end recorded under a lower one doesn't count any more."""
 
 
 @dataclass(frozen=True)

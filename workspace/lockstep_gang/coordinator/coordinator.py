@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.exits import PING_SECONDS
 from lockstep_gang.contract.messages import AgentMessage, Order, Ping, Start, StopMode, message_to_json
-from lockstep_gang.contract.report import ORDER_STOP, Reply, State
+from lockstep_gang.contract.reply import ORDER_STOP, Reply
+from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.ports import free_port
@@ -97,6 +98,8 @@ class Coordinator:
         return self.gang.phase is Phase.WAITING
 
     def _replied(self, reply: Reply) -> None:
+        if reply.facts != self.gang.facts.told:
+            self._become(replace(self.gang, facts=replace(self.gang.facts, told=reply.facts)))
         for order in reply.orders:
             if order == ORDER_STOP:
                 self._become(replace(self.gang, held=True))

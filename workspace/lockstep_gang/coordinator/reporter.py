@@ -11,7 +11,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.report import Reply, Report, parse_reply, report_body
+from lockstep_gang.contract.reply import Reply, parse_reply
+from lockstep_gang.contract.report import Report, report_body
 from lockstep_gang.contract.run import ReportTarget
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.messages import Error, Order, RankExit, Start, StopMode
 from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, TrainerReport
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.facts import Facts
 
 
 class Phase(Enum):
@@ -93,6 +94,8 @@ class Gang:
     checkpoint: CheckpointReport | None = None
     result: dict[str, str | None] | None = None
     goodput: Goodput = field(default_factory=Goodput)
+    facts: Facts = field(default_factory=Facts)
+    """What the operator says of the cluster."""
 
     def with_node(self, index: int, node: Node) -> Gang:
         return replace(self, nodes=(*self.nodes[:index], node, *self.nodes[index + 1 :]))

@@ -1,0 +1,79 @@
+"""The operator's answer to a report: orders, and what only the cluster knows of the job's nodes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from lockstep_gang.contract.codec import ContractError, camel, to_json
+
+ORDER_STOP = "Stop"
+FACT_CHARACTERS = 256
+
+
+class FactType(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    """What the cluster says of a pod of the job. The first three take it away, and say why."""
+
+    NODE_LOST = "NodeLost"  # its Node is not Ready, or gone
+    PREEMPTED = "Preempted"  # for a pod of higher priority, or by the queue
+    EVICTED = "Evicted"  # by its Node's pressure, a taint, a drain
+    WAITING = "Waiting"  # it doesn't run yet: `reason` says why
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact about one pod of the job."""
+
+    type: FactType
+    node: int
+    """Its index in the job, which is the pod's."""
+    pod: str
+    reason: str
+    """One word, as Kubernetes has it: NotReady, PreemptionByScheduler, ImagePullBackOff, Unschedulable …"""
+    message: str = ""
+    """One sentence for a person, at most 256 characters."""
+    pod_uid: str = ""
+    """Tells the fact from one about an earlier pod of this name; empty: there is no pod."""
+    node_name: str = ""
+    """The Node that it is or was on."""
+    since: str | None = None
+    """RFC 3339."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """`orders` holds types of orders; one that this agent doesn't know is for a newer agent and left alone."""
+
+    orders: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+
+def reply_json(reply: Reply) -> dict[str, Any]:
+    """The reply's body as plain JSON values."""
+    return {"orders": [{"type": order} for order in reply.orders], "facts": [to_json(fact) for fact in reply.facts]}
+
+
+def parse_reply(body: bytes) -> Reply:
+    """Read with tolerance: the operator may be newer than a running gang. Raises ContractError when it is no reply at all."""
+    try:
+        value = json.loads(body)
+        orders = tuple(str(order["type"]) for order in value["orders"])
+        found = [_fact(item) for item in value.get("facts", [])]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ContractError(f'the reply is not {{"orders": [{{"type": …}}], …}}: {error!r}') from None
+    return Reply(orders, tuple(fact for fact in found if fact is not None))
+
+
+_TEXTS = ("pod", "reason", "message", "pod_uid", "node_name")
+
+
+def _fact(value: Any) -> Fact | None:
+    """None for a type that this version doesn't know, and for what is no fact."""
+    types = {member.value: member for member in FactType}
+    if not isinstance(value, dict) or value.get("type") not in types or type(value.get("node")) is not int:
+        return None
+    texts = {name: str(value.get(camel(name), ""))[:FACT_CHARACTERS] for name in _TEXTS}
+    since = value.get("since")
+    return Fact(type=types[value["type"]], node=value["node"], since=since if isinstance(since, str) else None, **texts)
