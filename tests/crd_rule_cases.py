@@ -70,6 +70,10 @@ def volume(**fields: Any) -> Object:
     return job(podTemplate={"volumes": [{"name": "v", "mountPath": "/v"} | fields]})
 
 
+def spread(**fields: Any) -> Object:
+    return job(podTemplate={"topologySpreadConstraints": [{"topologyKey": "rack", "maxSkew": 1} | fields]})
+
+
 SECRET_KEY = {"secretKeyRef": {"name": "s", "key": "k"}}
 LABEL_KEYS = "keys must be label keys such as rack or example.com/rack"
 KEY_PREFIX = "the part of a label key before / must have at most 253 characters"
@@ -160,6 +164,16 @@ JOB_CASES = {
         job(podTemplate={"tolerations": [{"key": f"{LONGEST_PREFIX}/a", "operator": "Exists"}]}),
         job(podTemplate={"tolerations": [{"key": f"{TOO_LONG_PREFIX}/a", "operator": "Exists"}]}),
         "spec.podTemplate.tolerations[0].key",
+    ),
+    ("spec.podTemplate.topologySpreadConstraints[].topologyKey", KEY_PREFIX): Case(
+        spread(topologyKey=f"{LONGEST_PREFIX}/a", whenUnsatisfiable="DoNotSchedule"),
+        spread(topologyKey=f"{TOO_LONG_PREFIX}/a", whenUnsatisfiable="DoNotSchedule"),
+        "spec.podTemplate.topologySpreadConstraints[0].topologyKey",
+    ),
+    ("spec.podTemplate.topologySpreadConstraints[]", "minDomains may only be set when whenUnsatisfiable is DoNotSchedule"): Case(
+        spread(whenUnsatisfiable="DoNotSchedule", minDomains=2),
+        spread(whenUnsatisfiable="ScheduleAnyway", minDomains=2),
+        "spec.podTemplate.topologySpreadConstraints[0].minDomains",
     ),
     ("spec.podTemplate.volumes[]", "must have exactly one of configMap, secret, persistentVolumeClaim and emptyDir"): Case(
         volume(emptyDir={}), volume(emptyDir={}, configMap={"name": "c"}), "spec.podTemplate.volumes[0]"

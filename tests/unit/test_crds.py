@@ -116,6 +116,7 @@ def test_lists_of_named_things_are_maps_for_merging() -> None:
     assert keys == {
         ".spec.env": ["name"],
         ".spec.fabric.ncclEnv": ["name"],
+        ".spec.podTemplate.topologySpreadConstraints": ["topologyKey"],
         ".spec.podTemplate.volumes": ["name"],
         ".status.conditions": ["type"],
         ".spec.nccl.env": ["name"],

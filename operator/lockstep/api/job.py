@@ -6,12 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.api.model import DnsLabel, DnsName, Image, Model, Rule, immutable, list_map
+from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
 from lockstep.api.training import Training
+
+LONGEST_SECONDS = 10 * 366 * 86400
+QueueName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=63)]
+"""A LocalQueue's name, as far as a label can hold it."""
 
 
 class Fabric(Model):
@@ -104,6 +108,12 @@ class TrainingJobSpec(Model):
     suspend: bool = False
     """true: no pods. The trainer is told to save and stop first."""
     notify: Notify | None = None
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=LONGEST_SECONDS)] | None = None
+    """The job fails, with DeadlineExceeded, when pods of it have been on nodes for so long in all, restarts included and suspended time not. It saves first."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=LONGEST_SECONDS)] | None = None
+    """The job is deleted so long after it completed or failed; claims and what is on them stay. Unset: it stays."""
+    queue_name: QueueName | None = None
+    """The Kueue LocalQueue of the namespace that admits the job's pods. Takes effect at the next start from zero pods."""
     pod_template: PodTemplate = PodTemplate()
 
     RULES = (

@@ -70,7 +70,7 @@ def _repeated(model: Model) -> list[tuple[str, str]]:
         keys = schema.get("x-kubernetes-list-map-keys")
         seen: list[Any] = list(getattr(model, name) or []) if "x-kubernetes-list-type" in schema else []
         if isinstance(keys, list):
-            seen = [getattr(item, str(keys[0])) for item in seen]
+            seen = [item.to_dict()[str(keys[0])] for item in seen]
         field = info.alias or name
         found += [(field, f"{field} holds {text!r} twice") for text in dict.fromkeys(x for x in seen if seen.count(x) > 1)]
     return found

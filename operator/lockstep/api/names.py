@@ -12,6 +12,7 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_JOB = f"{GROUP}/job"
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 LABEL_HOSTNAME = "kubernetes.io/hostname"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # read by Kueue on the StatefulSet
 APP = "lockstep"
 
 # Annotations.

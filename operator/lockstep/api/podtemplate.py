@@ -41,6 +41,35 @@ class Toleration(Model):
     """How long a NoExecute taint is tolerated; left out: for ever."""
 
 
+class WhenUnsatisfiable(StrEnum):
+    """What the scheduler does with a pod that would break a spread."""
+
+    DO_NOT_SCHEDULE = "DoNotSchedule"
+    SCHEDULE_ANYWAY = "ScheduleAnyway"
+
+
+class TopologySpread(Model):
+    """How evenly the job's pods are spread over the values of a node label, written as in a pod. It counts this job's pods."""
+
+    topology_key: LabelKey
+    """The node label whose values are the domains."""
+    max_skew: Annotated[int, Field(ge=1, le=1024)]
+    """The most pods that one domain may have more than another."""
+    when_unsatisfiable: WhenUnsatisfiable
+    """DoNotSchedule: the pod waits. ScheduleAnyway: it is only preferred."""
+    min_domains: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """The least domains, with DoNotSchedule."""
+
+    RULES = (
+        Rule(
+            cel="!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
+            message="minDomains may only be set when whenUnsatisfiable is DoNotSchedule",
+            holds=lambda t: t.min_domains is None or t.when_unsatisfiable is WhenUnsatisfiable.DO_NOT_SCHEDULE,
+            field="minDomains",
+        ),
+    )
+
+
 class ClaimVolume(Model):
     """A claim of the job's namespace. All pods mount it, so it must be ReadWriteMany or ReadOnlyMany."""
 
@@ -108,6 +137,10 @@ class ExtraVolume(Model):
     )
 
 
+GRACE_SECONDS = 180
+"""How long a pod may take to stop when the job doesn't say."""
+
+
 class PodTemplate(Model):
     """What is added to every pod of the job."""
 
@@ -121,8 +154,18 @@ class PodTemplate(Model):
     """Taints that the pods tolerate."""
     priority_class_name: DnsName | None = None
     """The pods' PriorityClass."""
+    scheduler_name: DnsName | None = None
+    """The scheduler that places the pods. Default: the cluster's."""
+    topology_spread_constraints: Annotated[list[TopologySpread], Field(max_length=8, json_schema_extra=list_map("topologyKey"))] = []
+    """How evenly the pods are spread, over racks or zones for example."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=60, le=7200)] | None = None
+    """How long a pod that is asked to stop may take before it is killed. Its ranks have 30 seconds less to save; the rest is for the last report. Default: 180."""
     volumes: Annotated[list[ExtraVolume], Field(max_length=16, json_schema_extra=list_map())] = []
     """More volumes of every pod."""
+
+    @property
+    def grace_seconds(self) -> int:
+        return self.termination_grace_period_seconds or GRACE_SECONDS
 
     RULES = (
         Rule(

@@ -187,6 +187,32 @@ class ResultStatus(Model):
     """Loss on the same samples after training."""
 
 
+class StopStatus(Model):
+    """The last stop that was asked for (suspend, resize, deadline, a drained node), and what became of the work until then."""
+
+    time: Time
+    """When the last rank had stopped."""
+    attempt: Count
+    """The attempt that was stopped."""
+    save: Text
+    """Saved, NotSaved, NothingToSave, or Unknown: the last report did not arrive, or a script doesn't say."""
+    step: Count | None = None
+    """The optimizer step of the newest commit."""
+    lost_steps: Count | None = None
+    """Steps done since that commit, to be done again."""
+    message: Text = ""
+    """The same for a person, with the reason."""
+
+
+class ActiveTime(Model):
+    """For how long pods of the job have been on nodes; compared with spec.activeDeadlineSeconds."""
+
+    since: Time | None = None
+    """Since when pods are on nodes; unset: none is."""
+    earlier_seconds: Count = 0
+    """The sum of all times before."""
+
+
 class TrainingJobStatus(Model):
     """Observed state of a TrainingJob."""
 
@@ -220,6 +246,8 @@ class TrainingJobStatus(Model):
     trainer: TrainerStatus | None = None
     checkpoint: CheckpointStatus | None = None
     failure: FailureStatus | None = None
+    stop: StopStatus | None = None
+    active: ActiveTime | None = None
     result: ResultStatus | None = None
     goodput: GoodputStatus | None = None
     notification: NotificationStatus | None = None

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
+from lockstep.api.names import LABEL_QUEUE
+
 Object = dict[str, Any]
 
 
@@ -50,14 +52,18 @@ def needs_recreation(desired: Object, observed: Object) -> bool:
     """Whether a StatefulSet differs in a field that the API server lets nobody change.
 
     Fields of spec are immutable there but for a few, of which Lockstep sets replicas, template, updateStrategy and the
-    retention policy. Such a StatefulSet is deleted and created again, at zero pods.
+    retention policy; Kueue lets nobody change its queue. Such a StatefulSet is deleted and created again, at zero pods.
     """
     if desired.get("kind") != "StatefulSet":
         return False
     fixed = {field: value for field, value in desired["spec"].items() if field not in _MUTABLE_SPEC}
     claims = desired["spec"].get("volumeClaimTemplates", [])
     surplus = len(observed.get("spec", {}).get("volumeClaimTemplates") or []) > len(claims)
-    return surplus or bool(changes({"spec": fixed}, {"spec": observed.get("spec", {})}))
+    return surplus or _queue(desired) != _queue(observed) or bool(changes({"spec": fixed}, {"spec": observed.get("spec", {})}))
+
+
+def _queue(stateful_set: Object) -> object:
+    return (stateful_set["metadata"].get("labels") or {}).get(LABEL_QUEUE)
 
 
 def _changes(path: str, desired: Any, observed: Any, *, quantity: bool) -> Iterator[Change]:

@@ -51,7 +51,7 @@ class Frozen:
     run: str
     """The text of run.json."""
     template: str
-    """JSON: the pod template and the claims of every pod, without the mention of this frozen run's name."""
+    """JSON: the pod template, the claims of every pod and Kueue's queue, without the mention of this frozen run's name."""
 
     @property
     def hash(self) -> str:
@@ -67,10 +67,12 @@ class Frozen:
 def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     """What the job would run with if it started from zero pods now. Raises Refused when that is too large to keep."""
     reports = context.report is not None
-    template = {
+    template: Object = {
         "pod": pod_template(resolved, context.agent_image, reports=reports),
         "claims": [_claim_template(claim) for claim in pod_claims(resolved)],
     }
+    if resolved.job.spec.queue_name is not None:
+        template["queue"] = resolved.job.spec.queue_name
     run = run_text(build_run(resolved, pod_placement(resolved, context.report)))
     frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, _text(template))
     size = len(frozen.run.encode()) + len(frozen.template.encode())
@@ -158,9 +160,12 @@ def _stateful_set(frozen: Frozen, owner: Object | None, replicas: int) -> Object
     pod = template["pod"]
     pod["metadata"]["annotations"] = {**pod["metadata"].get("annotations", {}), **mark}
     pod["spec"]["volumes"].append(run_volume(frozen.name))
+    metadata = _metadata(frozen, frozen.job, owner, mark)
+    if "queue" in template:
+        metadata["labels"] |= {names.LABEL_QUEUE: template["queue"]}
     return fill(
         "statefulset",
-        metadata=_metadata(frozen, frozen.job, owner, mark),
+        metadata=metadata,
         replicas=replicas,
         service=names.service_name(frozen.job),
         labels=names.job_labels(frozen.job),

@@ -10,13 +10,12 @@ from lockstep.api import names
 from lockstep.plan.fabric import GPU_RESOURCE, Transport, rail_resources
 from lockstep.plan.metadata import pod_annotations, pod_labels
 from lockstep.plan.resolve import Resolved
-from lockstep.plan.scheduling import affinity, tolerations
+from lockstep.plan.scheduling import affinity, tolerations, topology_spread
 from lockstep.plan.security import container_security_context, pod_security_context, trainer_security_context
 from lockstep.plan.storage import agent_mounts, mounts, pod_volumes
 from lockstep.plan.template import fill
 from lockstep.plan.variables import pod_variables, profile_variables
 
-GRACE_SECONDS = 180  # SIGTERM means save and stop, for which the agent gives ranks 120 s; the rest is for the last report
 AGENT_COMMAND = ["python3", "-m", "lockstep_gang.package", names.AGENT_PATH]
 # Stated for namespaces with a quota; free, because a pod counts the larger of its init and main containers.
 AGENT_RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
@@ -31,12 +30,14 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
         labels=pod_labels(resolved),
         annotations=pod_annotations(resolved),
         service_account=profile.security.service_account,
-        grace_seconds=GRACE_SECONDS,
+        grace_seconds=extra.grace_seconds,
         pod_security=pod_security_context(profile),
         affinity=affinity(resolved.name, profile.nodes),
         tolerations=tolerations(extra, resolved.gpus_per_node),
         node_selector=dict(ChainMap(extra.node_selector, profile.nodes.selector)),
         priority_class=extra.priority_class_name,
+        scheduler=extra.scheduler_name,
+        spread=topology_spread(resolved.name, extra),
         image_pull_secrets=[secret.to_dict() for secret in spec.image_pull_secrets],
         agent_name=names.AGENT_CONTAINER,
         agent_image=agent_image,

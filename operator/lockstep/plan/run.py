@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
 
+LAST_REPORT_SECONDS = 30
+"""What of a pod's grace is kept for the agent: to kill ranks that took too long, and to tell how the stop went."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where a platform has what run.json names: node addresses, the job's folder, the key's file, where to report."""
@@ -63,5 +67,6 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         when_done=placement.when_done,
         storage=placement.storage,
         report=placement.report,
+        save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
         training=resolved.training,
     )

@@ -71,6 +71,12 @@ def tolerations(template: PodTemplate, gpus_per_node: int) -> list[dict[str, Any
     return [*own, gpu] if gpus_per_node and gpu not in own else own
 
 
+def topology_spread(job: str, template: PodTemplate) -> list[dict[str, Any]]:
+    """The job's constraints, each over the job's own pods."""
+    own = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
+    return [constraint.to_dict() | own for constraint in template.topology_spread_constraints]
+
+
 def affinity(job: str, nodes: Nodes) -> dict[str, Any]:
     """One pod a node, always; the profile's host names, when it lists them; one rack, preferably, when it labels them."""
     pods_of_job = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}

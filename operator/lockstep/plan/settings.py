@@ -13,7 +13,9 @@ from lockstep.plan.fabric import Variables
 from lockstep.plan.layers import Layer, Layered, Setting, written
 
 _PROFILE_SECTIONS = ("platform", "nodes", "storage", "security", "resources", "shm_size", "pod")
-_JOB_SECTIONS = ("restart", "suspend", "training", "script", "env", "env_from", "image_pull_secrets", "pod_template")
+_JOB_SECTIONS = (
+    "restart", "suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "queue_name", "training", "script", "env", "env_from", "image_pull_secrets", "pod_template",
+)  # fmt: skip
 
 
 def explain_settings(

@@ -14,7 +14,7 @@ from lockstep_gang.agent.processes import become_subreaper, ended_children
 from lockstep_gang.agent.ranks import Node, Ranks
 from lockstep_gang.agent.reports import ReportSocket
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import DONE, FAILED, SAVE_GRACE_SECONDS, SAVED, SILENCE_SECONDS
+from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.messages import (
     Error,
     Exited,
@@ -145,7 +145,7 @@ class Agent:
     def _save(self) -> None:
         if self._ranks is not None and self._running:
             self._ranks.save()
-            asyncio.get_running_loop().call_later(SAVE_GRACE_SECONDS, self._kill_attempt, self._known_attempt)
+            asyncio.get_running_loop().call_later(self._run.save_grace_seconds, self._kill_attempt, self._known_attempt)
 
     def _kill_attempt(self, attempt: int) -> None:
         if attempt == self._known_attempt:

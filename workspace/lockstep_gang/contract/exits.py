@@ -28,6 +28,3 @@ SILENCE_SECONDS = 30.0
 
 RECONNECT_SECONDS = 5.0
 """A connection that was closed, not just silent, may come back within this; a dead process closes its connections at once."""
-
-SAVE_GRACE_SECONDS = 120.0
-"""How long ranks that were asked to save and stop may take before they are killed (in a pod the kubelet's own limit may be shorter)."""

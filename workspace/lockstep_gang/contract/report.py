@@ -9,6 +9,7 @@ from enum import Enum
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.run import JobIdentity
+from lockstep_gang.contract.stop import StopReport
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
@@ -137,6 +138,8 @@ class Report:
     """Restarts since the last new commit that count toward restart.maxRestarts."""
     history: tuple[Restart, ...] = ()
     """The newest at the end, at most 10, without their last lines."""
+    stop: StopReport | None = None
+    """The newest stop that was asked for; it stays when a later attempt runs."""
     result: dict[str, str | None] | None = None
     goodput: Goodput | None = None
     """What the job's time was spent on."""

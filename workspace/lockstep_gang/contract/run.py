@@ -76,6 +76,8 @@ class Run:
     storage: Storage | None = None
     """Null: nobody says."""
     report: ReportTarget | None = None
+    save_grace_seconds: int = 120
+    """How long ranks that were asked to save and stop may take before they are killed."""
     training: dict[str, Any] | None = None
     """Read by Lockstep's trainer only; null for a user's script."""
     format: str = RUN_FORMAT
@@ -84,6 +86,7 @@ class Run:
         _require(self.format == RUN_FORMAT, "format", self.format, f"{RUN_FORMAT}: use an agent of the version that wrote this file")
         for name in ("nodes", "ranks_per_node"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.save_grace_seconds >= 0, "saveGraceSeconds", self.save_grace_seconds, "0 or more")
         _require(self.gpus_per_node >= 0, "gpusPerNode", self.gpus_per_node, "0 or more")
         _require(len(self.addresses) == self.nodes, "addresses", len(self.addresses), f"a list of {self.nodes}, one for every node")
         _require(bool(self.command), "command", "empty", "the argument list of a rank")

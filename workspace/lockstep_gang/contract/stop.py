@@ -1,0 +1,30 @@
+"""What came of a stop that was asked for: by the operator, a drained node or a deleted pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Save(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    """Whether the work until the stop is durable."""
+
+    SAVED = "Saved"
+    NOT_SAVED = "NotSaved"
+    NOTHING_TO_SAVE = "NothingToSave"  # no step was done since the newest commit
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """The end of the newest stop."""
+
+    attempt: int
+    time: str
+    """When no rank ran any more, RFC 3339."""
+    save: Save
+    message: str
+    step: int | None = None
+    """The newest commit."""
+    lost_steps: int | None = None
+    """Steps done since; null: not known."""
