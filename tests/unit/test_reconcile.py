@@ -382,7 +382,9 @@ def test_a_volume_that_cant_be_mounted_is_told_until_the_pod_runs() -> None:
     )
     observed = replace(running(), warnings=(event,))
     plan = reconcile(replace(observed, pods=(stuck, pod(1))), None, CONTEXT, NOW)
-    assert condition(plan, "RanksReady") == ("False", "VolumeNotMounted", 'pod x-0: configmap "scripts" not found')
+    status, reason, message = condition(plan, "RanksReady")
+    assert (status, reason) == ("False", "VolumeNotMounted")
+    assert message.startswith('1 of 2 pods run: pod x-0: configmap "scripts" not found; make it')
     assert condition(reconcile(observed, report(), CONTEXT, NOW), "RanksReady")[0] == "True"
 
 

@@ -11,7 +11,9 @@ from lockstep.api.names import pod_name
 from lockstep.api.status import ConditionStatus, ConditionType
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, ReceivedReport
-from lockstep.plan.pods import is_running, is_scheduled, why_not_created, why_not_started, why_unscheduled
+from lockstep.plan.pods import is_running, is_scheduled, why_not_started
+from lockstep.plan.refused import why_not_created
+from lockstep.plan.unscheduled import why_unscheduled
 from lockstep_gang.contract import Report, State
 
 MESSAGE_CHARACTERS = 4096
@@ -48,6 +50,7 @@ class Reason(StrEnum):
     CONTAINER_FAILED = "ContainerFailed"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     VOLUME_NOT_MOUNTED = "VolumeNotMounted"
+    NETWORK_NOT_READY = "NetworkNotReady"
     POD_FAILED = "PodFailed"
     STARTING = "Starting"
     WAITING_FOR_REPORT = "WaitingForReport"
@@ -66,6 +69,9 @@ class Reason(StrEnum):
     NOT_FAILED = "NotFailed"
     HOLDING = "HoldOnFailure"
     NOT_HELD = "NotHeld"
+
+
+_ON_ITS_WAY = (Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS)
 
 
 @dataclass(frozen=True)
@@ -168,12 +174,12 @@ def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table 
         return absent
     if view.held_until is not None:
         return Fact(FALSE, Reason.FINISHED, "the job has failed; condition Held says how long its pods stay")
+    running = sum(is_running(pod) for pod in view.observed.pods)
     trouble = why_not_started(view.observed)
     if trouble is not None:
-        return Fact(FALSE, trouble.reason, trouble.message)
+        return Fact(FALSE, trouble.reason, f"{running} of {view.wanted_pods} pods run: {trouble.message}")
     if scheduled.status is not TRUE:
         return Fact(FALSE, Reason.PODS_NOT_SCHEDULED, "condition PodsScheduled says what is missing")
-    running = sum(is_running(pod) for pod in view.observed.pods)
     if running < view.wanted_pods:
         return Fact(FALSE, Reason.STARTING, f"{running} of {view.wanted_pods} pods run")
     if view.report is None:
@@ -205,12 +211,12 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
     if view.refusal is not None and not view.observed.pods:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
     if scheduled.status is not TRUE:
-        return Fact(FALSE, scheduled.reason, scheduled.message)
+        also = f"; {ready.message}" if ready.reason not in (Reason.PODS_NOT_SCHEDULED, *_ON_ITS_WAY) else ""
+        return Fact(FALSE, scheduled.reason, scheduled.message + also)
     if restarting.status is TRUE:
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
     if ready.status is not TRUE:
-        starting = ready.reason in (Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS)
-        return Fact(TRUE, Reason.STARTING, ready.message) if starting else Fact(FALSE, ready.reason, ready.message)
+        return Fact(TRUE, Reason.STARTING, ready.message) if ready.reason in _ON_ITS_WAY else Fact(FALSE, ready.reason, ready.message)
     if view.received is not None and view.now - view.received.received > SILENT_SECONDS:
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs")
     return Fact(TRUE, Reason.RUNNING, "all ranks run")

@@ -36,6 +36,8 @@ class Observed:
     service_accounts: frozenset[str] = frozenset()
     warnings: tuple[Object, ...] = ()
     """Events of type Warning in the namespace."""
+    others: tuple[Object, ...] = ()
+    """Pods of anybody else that have a node, looked at while a pod of this job has none: they may hold what it waits for."""
     obstacle: Notice | None = None
     """Why the last attempt to write an object of the job failed."""
 

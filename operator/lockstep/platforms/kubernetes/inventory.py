@@ -13,6 +13,7 @@ from typing import Any
 from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY, key_secret_name
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.queue import Key
 
 OF_JOBS = f"{LABEL_JOB},{LABEL_MANAGED_BY}={APP}"
@@ -45,7 +46,11 @@ WATCHED = (
     Watched("Node"),
     Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node"),
 )
-EVENT_REASONS = frozenset({"FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding"})
+EVENT_REASONS = frozenset(
+    {
+        "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox",
+    }
+)  # fmt: skip
 _METADATA = (
     "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences", "deletionTimestamp",
     "creationTimestamp",
@@ -53,7 +58,8 @@ _METADATA = (
 
 
 def _node(item: Object) -> Object:
-    return {"status": {"allocatable": item.get("status", {}).get("allocatable", {})}}
+    spec = {key: item["spec"][key] for key in ("taints", "unschedulable") if item.get("spec", {}).get(key)}
+    return {"spec": spec, "status": {"allocatable": item.get("status", {}).get("allocatable", {})}}
 
 
 def _event(item: Object) -> Object:
@@ -142,17 +148,23 @@ class Inventory:
             return None
         namespace = key[0]
         children = self._by_job.get(key, {})
+        pods = tuple(sorted((i for c, i in children.items() if c[0] == "Pod"), key=lambda pod: str(pod["metadata"]["name"])))
         return Observed(
             job=job,
             profiles=tuple(self._objects["ClusterProfile"].values()),
             objects={child: item for child, item in children.items() if child[0] != "Pod"},
-            pods=tuple(sorted((i for c, i in children.items() if c[0] == "Pod"), key=lambda pod: str(pod["metadata"]["name"]))),
+            pods=pods,
             nodes=tuple(self._objects["Node"].values()),
             claims={name: item for (place, name), item in self._objects["PersistentVolumeClaim"].items() if place == namespace},
             service_accounts=frozenset(name for place, name in self._objects["ServiceAccount"] if place == namespace),
             warnings=tuple(item for (place, _), item in self._objects["Event"].items() if place == namespace),
+            others=self._pods_of_others(key) if any(map(scheduler_message, pods)) else (),
             obstacle=self._obstacles.get(key),
         )
+
+    def _pods_of_others(self, job: Key) -> tuple[Object, ...]:
+        found = self._objects["Pod"].values()
+        return tuple(pod for pod in found if is_scheduled(pod) and (pod["metadata"].get("namespace", ""), _job_of(pod)) != job)
 
     def pod(self, namespace: str, name: str) -> Object | None:
         return self._objects["Pod"].get((namespace, name))

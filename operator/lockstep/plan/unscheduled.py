@@ -1,0 +1,61 @@
+"""Why pods of a job have no node, in one sentence for all of them (pure)."""
+
+from __future__ import annotations
+
+import re
+
+from lockstep.plan.layers import Notice
+from lockstep.plan.nodes import named, why_no_node_fits
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.pods import is_scheduled, scheduler_message
+
+_INSUFFICIENT = re.compile(r"Insufficient ([^\s,.]+(?:\.[^\s,.]+)*)")
+_OF_VOLUMES = re.compile(r"\d+ node\(s\) [^,.]*volume[^,.]*")
+_NO_CLASS = re.compile(r'storageclass\.storage\.k8s\.io "([^"]*)" not found')
+
+
+def why_unscheduled(observed: Observed) -> Notice:
+    """One sentence for all pods that have no node."""
+    waiting = [pod for pod in observed.pods if not is_scheduled(pod)]
+    unbound = [text for pod in waiting for text in _claims_not_bound(observed, pod)]
+    if unbound:
+        return Notice("ClaimNotBound", "; ".join(dict.fromkeys(unbound)))
+    told = [(pod, message) for pod in waiting if (message := scheduler_message(pod))]
+    if not told:
+        return Notice("Scheduling", "the scheduler has not decided yet")
+    messages = list(dict.fromkeys(message for _, message in told))
+    return Notice("Unschedulable", "; ".join(_explained(observed, told[0][0], messages)) or messages[0])
+
+
+def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str]:
+    """Pods of a job are alike, so that what keeps one off a node keeps all off it."""
+    text = " ".join(messages)
+    taken = {other["spec"].get("nodeName") for other in observed.pods if is_scheduled(other)}
+    left = [node for node in observed.nodes if node["metadata"]["name"] not in taken]
+    if not left and observed.nodes:
+        return [f"the job wants one node a pod, and {named(sorted(taken))} already {'has' if len(taken) == 1 else 'have'} one of its pods"]
+    parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), observed.others)
+    return parts + list(dict.fromkeys(f"the scheduler says: {said}" for said in _OF_VOLUMES.findall(text)))
+
+
+def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
+    names = [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v]
+    # A class that binds late leaves claims Pending until the pod has a node: only the scheduler knows whether it waits for the claim.
+    blamed = "persistentvolumeclaim" in scheduler_message(pod).lower()
+    return [text for name in names if (text := _why_unbound(observed, name, blamed=blamed))]
+
+
+def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
+    claim = observed.claims.get(name)
+    if claim is None:
+        return f"claim {name} does not exist in namespace {observed.namespace}: create it, or let the profile name one that exists"
+    phase = claim.get("status", {}).get("phase", "Pending")
+    events = observed.events_of(claim["metadata"]["uid"])
+    if phase == "Bound" or not (blamed or events):
+        return None
+    class_name = claim.get("spec", {}).get("storageClassName")
+    stated = f"its storage class is {class_name}" if class_name else "it has no storage class and the cluster has no default one"
+    said = events[0]["message"] if events else stated
+    missing = _NO_CLASS.search(said)
+    hint = f": there is no storage class {missing[1]} (kubectl get storageclass lists those there are)" if missing else f": {said}"
+    return f"claim {name} is {phase}{hint}"
