@@ -12,6 +12,7 @@ from lockstep_gang.contract.messages import AgentMessage, Order, Ping, Start, St
 from lockstep_gang.contract.reply import ORDER_STOP, Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.ports import free_port
 from lockstep_gang.coordinator.records import Records
@@ -20,6 +21,7 @@ from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.history import begun_records, closed_records, end_record, resumed
 from lockstep_gang.lifecycle.observe import closed, observe
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
@@ -47,7 +49,8 @@ class Coordinator:
         self._records = Records(run.run_dir)
         self._attempts = self._records.attempts()
         self._clock = time.time() - time.monotonic()
-        self.gang = resumed(run, self._attempts, self._records.end(), self._now())
+        self._account = Account(self._records, run, output.say)
+        self.gang = self._account.opened(resumed(run, self._attempts, self._records.end(), self._now()), self._now())
         self._channels: dict[int, Channel] = {}
         self._ports: dict[int, int] = {}
         self._wake = asyncio.Event()
@@ -59,7 +62,7 @@ class Coordinator:
 
     async def run(self) -> None:
         """Until cancelled: wake-ups, pings, the waiting line and the reports."""
-        tasks = [self._decide_in_time(), self._ping(), self._say_what_is_missing()]
+        tasks = [self._decide_in_time(), self._ping(), self._say_what_is_missing(), self._keep_account()]
         if self._reporter is not None:
             tasks.append(self._reporter.run())
         await asyncio.gather(*tasks)
@@ -133,6 +136,8 @@ class Coordinator:
                 self._records.write_end(end_record(decision.gang, self._run, stamp(self._now())))
             if decision.close is not None:
                 self._close_record(decision.close, decision.gang)
+            if decision.begin or decision.end or decision.close is not None:
+                self._account.keep(decision.gang)
         except OSError as error:
             trouble = f"cannot write the job's record under {self._run.run_dir}/gang ({error.strerror}): is the volume full or read-only?"
             if trouble != self.gang.trouble:
@@ -196,6 +201,15 @@ class Coordinator:
             await asyncio.sleep(WAITING_LINE_SECONDS)
             if state_of(self.gang) is State.WAITING and not self.gang.held:
                 self._output.say(message_of(self.gang, self._run))
+
+    async def _keep_account(self) -> None:
+        """Also when nothing happens for long: what the time was spent on stays true in reports and on the volume."""
+        while True:
+            await asyncio.sleep(ACCOUNT_SECONDS)
+            self.gang = accounted(self.gang, self._run, self._now())
+            self._account.keep(self.gang)
+            if self._reporter is not None:
+                self._reporter.refresh(summarise(self.gang, self._run))
 
     def _now(self) -> float:
         """Unix time that never jumps: read once, then counted on."""

@@ -1,4 +1,4 @@
-"""The durable record on node 0's volume: `gang/attempts.jsonl` and `gang/end.json` in the run's folder.
+"""The durable record on node 0's volume: `gang/attempts.jsonl`, `gang/end.json` and `gang/goodput.json` in the run's folder.
 
 Every write replaces the whole file by rename after fsync, so that a reader sees the old or the new one, never half.
 """
@@ -8,13 +8,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GoodputRecord:
+    """The account of one job; another job of the same name begins its own."""
+
+    job_uid: str
+    goodput: Goodput
 
 
 class Records:
@@ -24,6 +34,7 @@ class Records:
         self._folder = Path(run_dir) / "gang"
         self._attempts_path = self._folder / "attempts.jsonl"
         self._end_path = self._folder / "end.json"
+        self._goodput_path = self._folder / "goodput.json"
 
     def attempts(self) -> list[AttemptRecord]:
         """All attempts ever started here, oldest first, of earlier jobs of this name too."""
@@ -44,6 +55,17 @@ class Records:
     def write_end(self, end: EndRecord) -> None:
         """Durable when it returns."""
         self._replace(self._end_path, json.dumps(to_json(end), indent=1) + "\n")
+
+    def goodput(self, job_uid: str) -> Goodput:
+        """What this job's time was spent on, as far as an earlier coordinator wrote it down."""
+        if not self._goodput_path.exists():
+            return Goodput()
+        found = _parsed(GoodputRecord, self._goodput_path.read_text(encoding="utf-8"), str(self._goodput_path))
+        return found.goodput if found.job_uid == job_uid else Goodput()
+
+    def write_goodput(self, job_uid: str, goodput: Goodput) -> None:
+        """Durable when it returns."""
+        self._replace(self._goodput_path, json.dumps(to_json(GoodputRecord(job_uid, goodput))) + "\n")
 
     def _replace(self, path: Path, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import backoff_seconds, charged, is_repeated, is_spent
 from lockstep_gang.lifecycle.failures import first_failure, is_final
 from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
+from lockstep_gang.lifecycle.goodput import accounted
 
 PORTS = 64
 """Attempts take turns over so many ports, so that a rank of an old one that nobody could stop doesn't meet the new one."""
@@ -38,7 +39,7 @@ class Decision:
 
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
-    step = _next_step(gang, run, now)
+    step = _next_step(accounted(gang, run, now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, now))
 

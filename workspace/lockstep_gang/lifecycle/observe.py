@@ -27,10 +27,12 @@ from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerRepor
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of, told_to_start
+from lockstep_gang.lifecycle.goodput import accounted, stepped
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
     """The gang after `message` of `node`. What belongs to another attempt changes nothing. Raises ContractError for a malformed report."""
+    gang = accounted(gang, run, now)
     if isinstance(message, Hello):
         return _hello(gang, run, node, message)
     if isinstance(message, Leaving):
@@ -119,7 +121,7 @@ def _told_by_rank_zero(gang: Gang, report: RankReport, now: float) -> Gang:
         return replace(gang, trainer=replace(trainer, activity=report.activity))
     if isinstance(report, Step):
         step = replace(trainer, step=report.step, total_steps=report.total_steps, metrics=_merged(trainer.metrics, report.metrics))
-        gang = training_again(gang, now)
+        gang = stepped(training_again(gang, now), report)
         return replace(gang, trainer=replace(step, estimated_remaining_seconds=report.estimated_remaining_seconds))
     if isinstance(report, Evaluate):
         return replace(gang, trainer=replace(trainer, metrics=_merged(trainer.metrics, report.metrics)))

@@ -28,6 +28,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         restarts_counted=gang.budget.counted,
         history=gang.history,
         result=gang.result if state is State.COMPLETE else None,
+        goodput=gang.goodput,
         log=log,
     )
 

@@ -22,7 +22,8 @@ MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
 DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}
 """How long the end of a run waits for its metrics to arrive, all destinations together."""
 STATUS_METRICS = (
-    "loss", "learningRate", "gradientNorm", "tokensPerSecond", "mfu", "stepSeconds", "peakMemoryBytes", "skippedSteps", "saveFailures", "savesSkipped",
+    "loss", "learningRate", "gradientNorm", "tokensPerSecond", "mfu", "stepSeconds", "peakMemoryBytes", "skippedSteps", "saveWaitSeconds", "saveSeconds",
+    "saveFailures", "savesSkipped",
 )  # fmt: skip
 """Of a step's values, what the job's status shows."""
 EVENTS_KEPT = 200

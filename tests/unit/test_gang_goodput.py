@@ -1,0 +1,178 @@
+"""What a gang's time is spent on: every moment of exactly one kind, whatever happens, over restarts of gang and coordinator alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep_gang.contract import Goodput, Loss, RestartPolicy, Run, Spent
+from lockstep_gang.contract.messages import Activity, Leaving, Started, Step
+from lockstep_gang.coordinator.account import Account
+from lockstep_gang.coordinator.records import Records
+from lockstep_gang.lifecycle.gang import new_gang
+from lockstep_gang.lifecycle.goodput import absent, accounted
+from unit.gang_cases import make_run
+from unit.gang_story import Story, all_stopped, hello, started
+
+TRAINER = {"training": {}, "restart": RestartPolicy(3, 10), "gpus_per_node": 4}
+
+
+def seconds(story: Story) -> dict[str, float]:
+    """By kind, up to now, without those that nothing was spent on."""
+    book = accounted(story.gang, story.run, story.now).goodput
+    assert sum(book.spent.values()) == book.until - book.began
+    return {kind: value / 1000 for kind, value in book.spent.items() if value}
+
+
+def again(story: Story) -> Story:
+    """The next attempt, once its backoff is over."""
+    for node in range(story.run.nodes):
+        story.hears(node, hello(node, known=story.gang.attempt))
+    return story
+
+
+def test_waiting_for_nodes_is_queued_and_the_time_until_the_first_step_is_load() -> None:
+    story = Story(make_run(**TRAINER))
+    story.hears(0, hello(0)).waits(7).hears(1, hello(1)).waits(3)
+    story.reports(0, Activity(0, "Load")).waits(2).reports(0, Activity(0, "Step")).waits(1).reports(0, Step(0, 1)).waits(4)
+    assert seconds(story) == {"queued": 7, "load": 6, "train": 4}
+
+
+def test_evaluations_and_saves_are_their_own_kinds() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(2).reports(0, Activity(0, "Evaluate")).waits(5)
+    story.reports(0, Activity(0, "Save")).waits(1).reports(0, Activity(0, "Step")).waits(2).reports(0, Activity(0, "Export")).waits(3)
+    assert seconds(story) == {"train": 4, "evaluate": 5, "save": 4}
+
+
+def test_what_a_step_waited_for_a_save_is_not_training() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(10).reports(0, Step(0, 2, metrics={"saveWaitSeconds": "4.5"}))
+    assert seconds(story) == {"train": 5.5, "save": 4.5}
+
+
+@pytest.mark.parametrize("wait", ["nan", "inf", "-3", "soon", "1e9"])
+def test_a_wait_that_cannot_be_brings_nothing_that_has_not_passed(wait: str) -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(2).reports(0, Step(0, 2, metrics={"saveWaitSeconds": wait}))
+    assert sum(seconds(story).values()) == 2
+
+
+def test_after_a_failure_the_job_is_down_until_a_step_and_does_undone_steps_again() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 8)).waits(5).exits(1, 77).waits(1)
+    all_stopped(story).waits(10)
+    assert story.gang.attempt == 2
+    story.waits(4).reports(0, Step(0, 5)).waits(3).reports(0, Step(0, 8)).waits(2)
+    assert seconds(story) == {"train": 7, "down": 15, "lost": 3}
+    assert accounted(story.gang, story.run, story.now).goodput.causes == {"OutOfMemory": Loss(18_000, 18_000 * 8)}
+
+
+def test_a_script_that_tells_no_steps_trains_while_its_ranks_run() -> None:
+    story = started(restart=RestartPolicy(3, 10)).waits(5).exits(1, 1).waits(1)
+    all_stopped(story).waits(10)
+    for node in range(2):
+        story.hears(node, hello(node, attempt=2))
+    story.hears(0, Started(2)).hears(1, Started(2)).waits(6)
+    assert seconds(story) == {"train": 11, "down": 11}
+
+
+def test_a_stop_that_was_asked_for_saves_and_is_then_stopped_not_down() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(2)
+    story.gang = replace(story.gang, held=True)
+    story.decide().waits(3).exits(0, 75).exits(1, 75)
+    all_stopped(story).waits(50)
+    assert seconds(story) == {"train": 2, "save": 3, "stopped": 50}
+
+
+def test_a_drained_node_s_absence_is_queued() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).hears(1, Leaving()).waits(2).exits(0, 75).exits(1, 75)
+    all_stopped(story).waits(9)
+    assert seconds(story) == {"save": 2, "queued": 9}
+
+
+def test_the_account_ends_with_the_job() -> None:
+    story = started().waits(2).exits(0).exits(1).waits(100)
+    assert seconds(story) == {"train": 2}
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["wait", "step", "evaluate", "save", "load", "fail", "stopped", "hello", "leave", "hold", "crash", "lose", "done"]),
+        st.integers(0, 1),
+        st.integers(0, 40_000),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(EVENTS)
+def test_the_kinds_add_up_to_the_time_since_the_coordinator_first_began(events: list[tuple[str, int, int]]) -> None:
+    run = make_run(**TRAINER)
+    story = Story(run, accounted(new_gang(run), run, 1000.0))
+    for kind, node, milliseconds in events:
+        story.now += milliseconds / 1000
+        happen(story, run, kind, node, milliseconds)
+        before = story.gang.goodput
+        story.gang = accounted(story.gang, run, story.now)
+        book = story.gang.goodput
+        assert sum(book.spent.values()) == book.until - book.began
+        assert all(value >= before.spent.get(name, 0) for name, value in book.spent.items())
+        assert set(book.spent) <= {kind.value for kind in Spent}
+        if story.gang.ending is None:
+            assert (book.began, book.until) == (1_000_000, int(story.now * 1000))
+
+
+def happen(story: Story, run: Run, kind: str, node: int, number: int) -> None:
+    if kind == "step":
+        story.reports(0, Step(0, number % 50, metrics={"saveWaitSeconds": str(number / 9000)}))
+    elif kind in ("evaluate", "save", "load"):
+        story.reports(0, Activity(0, kind.capitalize()))
+    elif kind == "fail":
+        story.exits(node, 77)
+    elif kind == "done":
+        story.exits(node, 0)
+    elif kind == "stopped":
+        all_stopped(story)
+    elif kind == "hello":
+        story.hears(node, hello(node, known=story.gang.attempt, instance=f"{node}/{number}"))
+    elif kind == "leave":
+        story.hears(node, Leaving())
+    elif kind == "hold":
+        story.gang = replace(story.gang, held=not story.gang.held)
+        story.decide()
+    elif kind == "lose":
+        story.loses(node)
+    elif kind == "crash" and story.gang.ending is None:
+        fresh = replace(new_gang(run), attempt=story.gang.attempt, failure=story.gang.failure, history=story.gang.history)
+        story.gang = absent(replace(fresh, goodput=story.gang.goodput), run, story.now)
+
+
+def test_another_coordinator_goes_on_with_the_account_and_books_the_gap(tmp_path: Path) -> None:
+    run, said = make_run(**TRAINER, run_dir=str(tmp_path)), list[str]()
+    first = Account(Records(run.run_dir), run, said.append)
+    gang = first.opened(new_gang(run), 100.0)
+    first.keep(accounted(gang, run, 130.0))
+    after = Account(Records(run.run_dir), run, said.append).opened(new_gang(run), 142.5)
+    assert (after.goodput.began, after.goodput.until, after.goodput.spent) == (100_000, 142_500, {"queued": 42_500})
+    other = replace(run, job=replace(run.job, uid="another"))
+    assert Account(Records(run.run_dir), other, said.append).opened(new_gang(other), 150.0).goodput == Goodput(150_000, 150_000)
+    assert said == []
+
+
+def test_an_account_that_cannot_be_read_or_written_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+    run, said = make_run(**TRAINER, run_dir=str(tmp_path)), list[str]()
+    (tmp_path / "gang").mkdir()
+    (tmp_path / "gang" / "goodput.json").write_text("{")
+    account = Account(Records(run.run_dir), run, said.append)
+    gang = account.opened(new_gang(run), 5.0)
+    assert gang.goodput == Goodput(5000, 5000)
+    assert "begins anew" in said[0]
+    blocked = replace(run, run_dir=str(tmp_path / "file" / "x"))
+    (tmp_path / "file").touch()
+    account = Account(Records(blocked.run_dir), blocked, said.append)
+    account.keep(gang)
+    account.keep(accounted(gang, run, 9.0))
+    assert [line for line in said if line.startswith("cannot write down")] == said[1:]
+    assert len(said) == 2

@@ -1,0 +1,49 @@
+"""The account of what a job's time is spent on, kept on node 0's volume. Nothing here ever stops a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.goodput import Goodput
+from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.records import Records
+from lockstep_gang.lifecycle.gang import Gang
+from lockstep_gang.lifecycle.goodput import absent, accounted
+
+ACCOUNT_SECONDS = 15.0
+"""At most so much of what an ended coordinator knew is booked as absence by the next one."""
+
+
+class Account:
+    """Reads and writes gang/goodput.json; what stands in the way is said once."""
+
+    def __init__(self, records: Records, run: Run, say: Callable[[str], None]) -> None:
+        self._records = records
+        self._run = run
+        self._say = say
+        self._kept: Goodput | None = None
+        self._trouble = False
+
+    def opened(self, gang: Gang, now: float) -> Gang:
+        """The gang of a coordinator that begins, with the account of those before it."""
+        try:
+            known = self._records.goodput(self._run.job.uid)
+        except (ContractError, OSError, UnicodeDecodeError) as error:
+            self._say(f"the account of the job's time begins anew: {error}")
+            known = Goodput()
+        return accounted(absent(replace(gang, goodput=known), self._run, now), self._run, now)
+
+    def keep(self, gang: Gang) -> None:
+        """Write it down, if it has changed."""
+        if gang.goodput == self._kept:
+            return
+        try:
+            self._records.write_goodput(self._run.job.uid, gang.goodput)
+        except OSError as error:
+            if not self._trouble:
+                self._say(f"cannot write down what the job's time was spent on ({error.strerror}); the job goes on")
+            self._trouble = True
+        else:
+            self._kept, self._trouble = gang.goodput, False

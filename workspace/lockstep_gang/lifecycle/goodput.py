@@ -1,0 +1,118 @@
+"""What the gang's time is spent on (pure). Every moment goes to exactly one kind, so the kinds add up to the time that has passed.
+
+The account is kept by whoever changes the gang: before a change, the time since the last one goes to what the gang was doing until now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lockstep_gang.contract.goodput import Goodput, Loss, Spent
+from lockstep_gang.contract.messages import Step, StopMode
+from lockstep_gang.contract.report import Cause
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.failures import first_failure
+from lockstep_gang.lifecycle.gang import Gang, Phase
+
+SAVE_WAIT = "saveWaitSeconds"
+"""The trainer's metric of how long a step waited for the save before."""
+_ACTIVITIES = {"Evaluate": Spent.EVALUATE, "Save": Spent.SAVE, "Export": Spent.SAVE}
+_COSTS = frozenset({Spent.LOST, Spent.DOWN})
+
+
+def accounted(gang: Gang, run: Run, now: float) -> Gang:
+    """The gang with the time until `now` on its account. A clock that went back costs nothing and brings nothing."""
+    book, moment = gang.goodput, int(now * 1000)
+    if not book.began:
+        return replace(gang, goodput=replace(book, began=moment, until=moment))
+    kind = spent_on(gang, run)
+    if kind is None or moment <= book.until:
+        return gang
+    cause = _cause(gang, run) if kind in _COSTS else None
+    return replace(gang, goodput=_added(book, kind, moment, cause, run.nodes * run.gpus_per_node))
+
+
+def absent(gang: Gang, run: Run, now: float) -> Gang:
+    """The gang of a new coordinator: while there was none, the job was stopped as asked, or down."""
+    book, moment = gang.goodput, int(now * 1000)
+    if not book.began or gang.ending is not None or moment <= book.until:
+        return gang
+    if gang.failure is None:
+        return replace(gang, goodput=_added(book, Spent.STOPPED if gang.attempt else Spent.QUEUED, moment, None, 0))
+    return replace(gang, goodput=_added(book, Spent.DOWN, moment, _cause(gang, run), run.nodes * run.gpus_per_node))
+
+
+def stepped(gang: Gang, report: Step) -> Gang:
+    """After rank 0 told a step: how far the job has ever come, and how long the step waited for a save."""
+    book = gang.goodput
+    if report.step <= book.furthest_step:
+        return gang
+    waited = min(_milliseconds(report.metrics.get(SAVE_WAIT)), book.spent.get(Spent.TRAIN.value, 0))
+    spent = _plus(_plus(book.spent, Spent.TRAIN.value, -waited), Spent.SAVE.value, waited) if waited else book.spent
+    return replace(gang, goodput=replace(book, furthest_step=report.step, spent=spent))
+
+
+def spent_on(gang: Gang, run: Run) -> Spent | None:
+    """What the gang is doing; None once it has ended."""
+    if gang.phase is Phase.ENDED:
+        return None
+    if gang.phase is Phase.STOPPING:
+        return Spent.SAVE if gang.stopping is StopMode.SAVE else Spent.DOWN
+    if gang.phase is Phase.ACTIVE:
+        return _active(gang, run)
+    if gang.held:
+        return Spent.STOPPED
+    return Spent.QUEUED if gang.failure is None else Spent.DOWN
+
+
+def _active(gang: Gang, run: Run) -> Spent:
+    if _is_recovering(gang):
+        return Spent.TRAIN if _runs_without_steps(gang, run) else Spent.DOWN
+    activity, step = (gang.trainer.activity, gang.trainer.step) if gang.trainer is not None else (None, None)
+    if activity in _ACTIVITIES:
+        return _ACTIVITIES[activity]
+    if step is not None:
+        return Spent.LOST if step < gang.goodput.furthest_step else Spent.TRAIN
+    return Spent.TRAIN if _runs_without_steps(gang, run) else Spent.LOAD
+
+
+def _is_recovering(gang: Gang) -> bool:
+    """After a failure, before the next attempt's first step."""
+    return bool(gang.history) and gang.history[-1].attempt < gang.attempt and gang.history[-1].downtime_seconds is None
+
+
+def _runs_without_steps(gang: Gang, run: Run) -> bool:
+    """A script that has never told a step, all of whose ranks run: as far as anybody knows, it trains."""
+    return run.training is None and not gang.goodput.furthest_step and all(rank.ready for rank in gang.ranks)
+
+
+def _cause(gang: Gang, run: Run) -> Cause:
+    """Why the gang is down, or does steps again."""
+    if gang.phase is Phase.STOPPING:
+        return first_failure(gang, run).cause or Cause.INTERNAL
+    failure = gang.failure or (gang.history[-1].failure if gang.history else None)
+    return (failure.cause if failure is not None else None) or Cause.INTERNAL
+
+
+def _added(book: Goodput, kind: Spent, moment: int, cause: Cause | None, gpus: int) -> Goodput:
+    """The book with all time up to `moment` on `kind`."""
+    passed = moment - book.until
+    book = replace(book, until=moment, spent=_plus(book.spent, kind.value, passed))
+    if cause is None:
+        return book
+    known = book.causes.get(cause.value, Loss())
+    loss = Loss(known.milliseconds + passed, known.gpu_milliseconds + passed * gpus)
+    return replace(book, causes={**book.causes, cause.value: loss})
+
+
+def _plus(spent: Mapping[str, int], kind: str, milliseconds: int) -> dict[str, int]:
+    return {**spent, kind: spent.get(kind, 0) + milliseconds}
+
+
+def _milliseconds(text: str | None) -> int:
+    """Of a metric in seconds; 0 when it is not there, or no number."""
+    try:
+        return max(0, int(float(text or 0) * 1000))
+    except (ValueError, OverflowError):
+        return 0
