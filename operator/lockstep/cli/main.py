@@ -11,7 +11,23 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli import adapter, checkpoint, clusters, deploy, devcluster, diff, logs, quickstart, render, run, validate
+from lockstep.cli import (
+    adapter,
+    checkpoint,
+    clusters,
+    delete,
+    deploy,
+    devcluster,
+    diff,
+    get,
+    logs,
+    quickstart,
+    render,
+    run,
+    scale,
+    suspend,
+    validate,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -30,6 +46,15 @@ app.command("render", rich_help_panel="A job")(render.render)
 app.command("run", rich_help_panel="A job")(run.run)
 app.command("diff", rich_help_panel="A job")(diff.diff)
 app.command("logs", rich_help_panel="A job")(logs.logs)
+app.command("get", rich_help_panel="A job")(get.get)
+app.command("describe", rich_help_panel="A job")(get.describe)
+app.command("events", rich_help_panel="A job")(get.events)
+app.command("wait", rich_help_panel="A job")(get.wait)
+app.command("suspend", rich_help_panel="A job")(suspend.suspend)
+app.command("resume", rich_help_panel="A job")(suspend.resume)
+app.command("stop", rich_help_panel="A job")(suspend.stop)
+app.command("scale", rich_help_panel="A job")(scale.scale)
+app.command("delete", rich_help_panel="A job")(delete.delete)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")
 app.add_typer(adapter.app, name="adapter", rich_help_panel="A job")
 app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)

@@ -33,6 +33,33 @@ def get_job(client: Any, namespace: str, name: str) -> dict[str, Any] | None:
     return found
 
 
+def list_jobs(client: Any, namespace: str) -> list[dict[str, Any]]:
+    """Every job of the namespace; none where the CRDs are not installed."""
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        found: list[dict[str, Any]] = _objects(client).list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)["items"]
+    except ApiException as error:
+        if error.status == 404:
+            return []
+        raise
+    return found
+
+
+def patch_spec(client: Any, namespace: str, name: str, spec: dict[str, Any]) -> None:
+    """Change fields of the spec; what the API server refuses is raised in its words."""
+    _objects(client).patch_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name, {"spec": spec})
+
+
+def job_events(client: Any, namespace: str, name: str) -> list[dict[str, Any]]:
+    """Events about the job itself, the oldest first."""
+    from kubernetes.client import CoreV1Api
+
+    selector = f"involvedObject.kind=TrainingJob,involvedObject.name={name}"
+    found = client.sanitize_for_serialization(CoreV1Api(client).list_namespaced_event(namespace, field_selector=selector))["items"]
+    return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+
 def job_status(client: Any, namespace: str, name: str) -> dict[str, Any]:
     """The job's status; empty when there is no job or no status yet."""
     status: dict[str, Any] = (get_job(client, namespace, name) or {}).get("status", {})

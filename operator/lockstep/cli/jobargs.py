@@ -1,0 +1,71 @@
+"""What verbs about a job on a cluster take: its name, and where it is. `find_job` turns them into a connection and the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.cli.target import Target
+
+JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False)]
+ClusterNameOption = Annotated[str, typer.Option("--cluster", help="The cluster file that names the namespace.")]
+NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the cluster's.")]
+ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
+
+
+class Output(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, wide, json, yaml or name.")]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A job as the API server has it."""
+
+    target: Target
+    job: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return self.target.namespace
+
+
+def find_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
+    """Raises ConfigError, naming the jobs that are there, when there is none of this name."""
+    from lockstep.cli.target import target_of
+    from lockstep.platforms.kubernetes.jobs import get_job
+
+    target = target_of(cluster, namespace, context)
+    job = get_job(target.client, target.namespace, name)
+    if job is None:
+        raise ConfigError(no_such_job(target, name))
+    return Found(target, job)
+
+
+def no_such_job(target: Target, name: str) -> str:
+    from lockstep.api.problems import nearest
+    from lockstep.platforms.kubernetes.jobs import list_jobs
+
+    known = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
+    close = nearest(name, known)
+    there = f"there are {', '.join(sorted(known))}" if known else "there is none at all"
+    hint = f"; did you mean {close}?" if close else "; -n names another namespace"
+    return f"there is no TrainingJob {name} in namespace {target.namespace}: {there}{hint}"

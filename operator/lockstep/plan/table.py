@@ -1,0 +1,154 @@
+"""What `lockstep get` and `lockstep describe` say of jobs: from the objects as the API server has them (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+Object = dict[str, Any]
+COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
+WIDE = ("PROFILE", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
+
+
+def row(job: Object, now: float, *, wide: bool = False) -> tuple[str, ...]:
+    """One job's cells, in the order of COLUMNS and, if wide, of WIDE."""
+    status = job.get("status", {})
+    trainer, ranks, summary = status.get("trainer", {}), status.get("ranks", {}), condition(status, "Progressing")
+    cells = (
+        job["metadata"]["name"],
+        f"{status.get('nodes', 0)}/{job['spec'].get('nodes', '?')}",
+        f"{ranks.get('ready', 0)}/{ranks.get('desired', '?')}",
+        of_total(trainer.get("step"), trainer.get("totalSteps")),
+        f"{trainer['progressPercentage']}%" if "progressPercentage" in trainer else "-",
+        str(status.get("restarts", 0)),
+        summary.get("reason", "Unknown"),
+        age(job["metadata"].get("creationTimestamp"), now),
+    )
+    return cells + _wide(status, summary) if wide else cells
+
+
+def _wide(status: Object, summary: Object) -> tuple[str, ...]:
+    profile, trainer, commit = status.get("profile", {}), status.get("trainer", {}), status.get("checkpoint", {})
+    left = trainer.get("estimatedRemainingSeconds")
+    return (
+        profile.get("name", "-"),
+        profile.get("transport", "-"),
+        str(commit.get("lastCommittedStep", "-")),
+        "-" if left is None else duration(left),
+        metric(trainer, "loss"),
+        summary.get("message", ""),
+    )
+
+
+def describe(job: Object, events: list[Object], now: float) -> Iterator[str]:
+    """A page about one job, line by line."""
+    metadata, spec, status = job["metadata"], job["spec"], job.get("status", {})
+    yield f"Name        {metadata['name']} (namespace {metadata['namespace']}, {age(metadata.get('creationTimestamp'), now)} old)"
+    yield f"Work        {_work(spec)}"
+    yield from _where(spec, status)
+    yield from _training(status, now)
+    yield from _failure(status)
+    yield from _restarts(status)
+    yield from _result(status)
+    yield ""
+    yield "Conditions"
+    for found in status.get("conditions", []):
+        yield f"  {found['type']:20} {found['status']:8} {found['reason']:22} {found['message']}"
+    if not status.get("conditions"):
+        yield "  none yet: is the operator running? (lockstep status)"
+    yield ""
+    yield "Events"
+    for event in events:
+        yield f"  {age(event.get('lastTimestamp') or event.get('eventTime'), now):>5}  {event.get('reason', ''):22} {event.get('message', '')}"
+    if not events:
+        yield "  none are kept any more"
+
+
+def _work(spec: Object) -> str:
+    if "training" in spec:
+        training = spec["training"]
+        return f"training of {training['model']['name']} ({training.get('method', 'LoRA')}, {training.get('zeroStage', 'the default ZeRO stage')})"
+    if "script" in spec:
+        return " ".join(["script", spec["script"]["path"], *spec["script"].get("args", [])])
+    return "nothing is asked for"
+
+
+def _where(spec: Object, status: Object) -> Iterator[str]:
+    profile, ranks, run = status.get("profile", {}), status.get("ranks", {}), status.get("run", {})
+    if profile:
+        yield f"Cluster     profile {profile['name']}, between nodes {profile['transport']}"
+    yield f"Ranks       {ranks.get('ready', 0)} of {ranks.get('desired', '?')} ready, on {status.get('nodes', 0)} of {spec.get('nodes', '?')} nodes"
+    if run.get("pending"):
+        yield "Pending     spec or profile have changed since the start: that takes effect at the next start from zero pods"
+
+
+def _training(status: Object, now: float) -> Iterator[str]:
+    trainer, commit = status.get("trainer", {}), status.get("checkpoint", {})
+    if trainer:
+        left = trainer.get("estimatedRemainingSeconds")
+        rest = "" if left is None else f", {duration(left)} left"
+        yield f"Step        {of_total(trainer.get('step'), trainer.get('totalSteps'))} ({trainer.get('activity', 'unknown activity')}{rest})"
+        metrics = ", ".join(f"{found['name']} {found['value']}" for found in trainer.get("metrics", []))
+        yield f"Metrics     {metrics or 'none yet'}"
+    if commit:
+        path = f", {commit['path']}" if "path" in commit else ""
+        yield f"Checkpoint  step {commit['lastCommittedStep']}, {age(commit['lastCommitTime'], now)} ago{path}"
+
+
+def _failure(status: Object) -> Iterator[str]:
+    failure = status.get("failure")
+    if not failure:
+        return
+    yield f"Failure     {failure.get('cause', 'Unknown')}: {failure.get('message', '')}"
+    for line in failure.get("lastLines", [])[-5:]:
+        yield f"            | {line}"
+
+
+def _restarts(status: Object) -> Iterator[str]:
+    history = status.get("restartHistory", [])
+    if not history:
+        return
+    yield f"Restarts    {status.get('restarts', 0)}, of which {status.get('restartsCountTowardsMax', 0)} count since the last new checkpoint"
+    for entry in history:
+        down = entry.get("downtimeSeconds")
+        cost = f"{entry['lostSteps']} steps lost, " + ("not training again yet" if down is None else f"{duration(down)} down")
+        yield f"            attempt {entry['attempt']}, {entry['cause']}: {entry['message']} ({cost})"
+
+
+def _result(status: Object) -> Iterator[str]:
+    result = status.get("result", {})
+    for key, label in (("adapter", "Adapter"), ("model", "Model")):
+        if key in result:
+            yield f"{label:11} {result[key]}"
+    if "evalLossBefore" in result:
+        yield f"Eval loss   {result['evalLossBefore']} before, {result.get('evalLossAfter', '?')} after"
+
+
+def condition(status: Object, kind: str) -> Object:
+    return next((found for found in status.get("conditions", []) if found["type"] == kind), {})
+
+
+def metric(trainer: Object, name: str) -> str:
+    return next((str(found["value"]) for found in trainer.get("metrics", []) if found["name"] == name), "-")
+
+
+def of_total(step: int | None, total: int | None) -> str:
+    return "-" if step is None else f"{step}/{total}" if total is not None else str(step)
+
+
+def age(stamp: str | None, now: float) -> str:
+    """How long ago, as kubectl writes it; `-` when nobody says when."""
+    return "-" if not stamp else duration(max(0, int(now - datetime.fromisoformat(stamp).astimezone(UTC).timestamp())))
+
+
+def duration(seconds: int) -> str:
+    """Two units at most: 45s, 3m10s, 2h05m, 4d3h."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d{hour}h"
+    if hours:
+        return f"{hours}h{minute:02}m"
+    return f"{minutes}m{second:02}s" if minutes else f"{second}s"

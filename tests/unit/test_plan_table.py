@@ -1,0 +1,90 @@
+"""What `get` and `describe` say of a job, from its object alone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from lockstep.plan.table import COLUMNS, WIDE, age, describe, duration, row
+
+NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()
+
+
+def job(**status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "demo", "namespace": "ns", "creationTimestamp": "2026-11-21T10:00:00Z"},
+        "spec": {"nodes": 2, "training": {"model": {"name": "/m"}, "zeroStage": "Stage3"}},
+        "status": status,
+    }
+
+
+RUNNING = job(
+    nodes=2,
+    ranks={"desired": 8, "ready": 7},
+    restarts=1,
+    restartsCountTowardsMax=1,
+    restartHistory=[{"attempt": 1, "cause": "Hang", "message": "rank 5 hangs", "lostSteps": 13, "downtimeSeconds": 74}],
+    profile={"name": "barcelona", "transport": "RDMA"},
+    trainer={
+        "activity": "Step", "step": 120, "totalSteps": 500, "progressPercentage": 24, "estimatedRemainingSeconds": 8400,
+        "metrics": [{"name": "loss", "value": "1.83"}],
+    },
+    checkpoint={"lastCommittedStep": 100, "lastCommitTime": "2026-11-21T11:50:00Z", "path": "/workspace/runs/demo/checkpoints/step-100.a1"},
+    conditions=[{"type": "Progressing", "status": "True", "reason": "Running", "message": "all ranks run"}],
+)  # fmt: skip
+
+
+def test_a_row_has_a_cell_for_every_column() -> None:
+    cells = row(RUNNING, NOW, wide=True)
+    assert len(cells) == len(COLUMNS + WIDE)
+    assert cells[: len(COLUMNS)] == ("demo", "2/2", "7/8", "120/500", "24%", "1", "Running", "2h00m")
+    assert cells[len(COLUMNS) :] == ("barcelona", "RDMA", "100", "2h20m", "1.83", "all ranks run")
+
+
+def test_a_job_that_nobody_has_looked_at_yet_has_a_row_too() -> None:
+    bare = {"metadata": {"name": "x"}, "spec": {}}
+    assert row(bare, NOW, wide=True) == ("x", "0/?", "0/?", "-", "-", "0", "Unknown", "-", "-", "-", "-", "-", "-", "")
+
+
+def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() -> None:
+    page = "\n".join(describe(RUNNING, [], NOW))
+    for part in (
+        "demo (namespace ns, 2h00m old)",
+        "training of /m (LoRA, Stage3)",
+        "profile barcelona, between nodes RDMA",
+        "7 of 8 ready, on 2 of 2 nodes",
+        "120/500 (Step, 2h20m left)",
+        "loss 1.83",
+        "step 100, 10m00s ago, /workspace/runs/demo/checkpoints/step-100.a1",
+        "attempt 1, Hang: rank 5 hangs (13 steps lost, 1m14s down)",
+        "none are kept any more",
+    ):
+        assert part in page
+
+
+def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> None:
+    failure = {
+        "cause": "UserCode",
+        "message": "rank 1 on node 0 exited with 1: ValueError: no data",
+        "lastLines": ["a", "ValueError: no data"],
+    }
+    page = list(describe(job(failure=failure), [], NOW))
+    assert "Failure     UserCode: rank 1 on node 0 exited with 1: ValueError: no data" in page
+    assert "            | ValueError: no data" in page
+
+
+def test_a_job_without_conditions_points_to_the_operator() -> None:
+    assert any("is the operator running?" in line for line in describe(job(), [], NOW))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m00s"), (3599, "59m59s"), (7500, "2h05m"), (86400 * 4 + 3 * 3600, "4d3h")]
+)
+def test_durations_have_two_units_at_most(seconds: int, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_time_in_the_future_is_no_age() -> None:
+    assert age("2026-11-21T12:00:05Z", NOW) == "0s"
