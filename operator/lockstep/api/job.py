@@ -10,7 +10,7 @@ from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.shared import FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
+from lockstep.api.shared import DegradedPolicy, FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
 from lockstep.api.training import Training
 
 LONGEST_SECONDS = 10 * 366 * 86400
@@ -23,6 +23,8 @@ class Fabric(Model):
 
     mode: FabricMode = FabricMode.AUTO
     """Auto takes RDMA where the profile has it. RDMA is refused, never silently TCP, where the profile has none."""
+    degraded_policy: DegradedPolicy = DegradedPolicy.WARN
+    """When FabricVerified is False (docs/how-to/fabric.md): Fail ends the job with the reason, without a restart; Warn says so and goes on."""
     nccl_env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """NCCL variables for experts. Unset ones are NCCL's own to choose."""
 

@@ -115,6 +115,6 @@ class Nccl(Model):
     """NCCL's own settings."""
 
     debug: NcclDebug | None = None
-    """NCCL_DEBUG."""
+    """How much of NCCL's log is shown in the job's, and NCCL_DEBUG in `kubectl exec`. Ranks log INFO to a file that Lockstep reads; its warnings are always shown."""
     env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """More NCCL variables of every pod. A job's own win."""

@@ -25,6 +25,13 @@ class FabricMode(StrEnum):
     TCP = "TCP"
 
 
+class DegradedPolicy(StrEnum):
+    """What happens when NCCL's log says that the fabric is not the one the job asked for: `Fail` ends the job, `Warn` says so."""
+
+    FAIL = "Fail"
+    WARN = "Warn"
+
+
 class StorageMode(StrEnum):
     """`Shared`: one ReadWriteMany pair of claims a namespace. `PerPod`: every pod has volumes of its own."""
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from lockstep.api.fabricstatus import FabricStatus
 from lockstep.api.goodput import GoodputStatus
 from lockstep.api.model import Model, list_map
 from lockstep.api.notify import NotificationStatus
@@ -19,6 +20,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     PODS_SCHEDULED = "PodsScheduled"
     RANKS_READY = "RanksReady"
+    FABRIC_VERIFIED = "FabricVerified"  # NCCL's own log says that the fabric is the one the job asked for
     PROGRESSING = "Progressing"  # the summary: its reason is the one word of `kubectl get`
     CHECKPOINT_COMMITTED = "CheckpointCommitted"
     RESTARTING = "Restarting"
@@ -248,6 +250,7 @@ class TrainingJobStatus(Model):
     failure: FailureStatus | None = None
     stop: StopStatus | None = None
     active: ActiveTime | None = None
+    fabric: FabricStatus | None = None
     result: ResultStatus | None = None
     goodput: GoodputStatus | None = None
     notification: NotificationStatus | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.api.names import pod_name
 from lockstep.api.status import ConditionStatus, ConditionType
+from lockstep.plan.fabricstatus import fabric_words
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.pods import is_running, is_scheduled, why_not_started
@@ -119,6 +120,7 @@ def facts(view: View) -> dict[ConditionType, Fact]:
         ConditionType.SUSPENDED: _suspended(view),
         ConditionType.PODS_SCHEDULED: scheduled,
         ConditionType.RANKS_READY: ready,
+        ConditionType.FABRIC_VERIFIED: _fabric(view),
         ConditionType.PROGRESSING: progressing(view, scheduled, ready, restarting),
         ConditionType.CHECKPOINT_COMMITTED: _checkpoint(view),
         ConditionType.RESTARTING: restarting,
@@ -231,6 +233,11 @@ def _restarting(view: View) -> Fact:
         why = f": {report.failure.message}" if report.failure is not None else ""
         return Fact(TRUE, Reason.RANKS_FAILED, f"restart {report.restarts + (not starts_again)} of all ranks{why}")
     return Fact(FALSE, Reason.NOT_RESTARTING, "no restart is under way")
+
+
+def _fabric(view: View) -> Fact:
+    status, reason, message = fabric_words(view.observed, view.report)
+    return Fact(ConditionStatus(status), reason, message)
 
 
 def _checkpoint(view: View) -> Fact:

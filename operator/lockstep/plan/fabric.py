@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
 
-from lockstep.api.job import Fabric
+from lockstep.api.job import Fabric, TrainingJobSpec
 from lockstep.api.profile import ClusterProfileSpec, Network, Rdma, Tcp
-from lockstep.api.shared import FabricMode, NcclVariable
+from lockstep.api.shared import FabricMode, NcclVariable, Variable
 from lockstep.plan.layers import Layer, Layered, Notice, written
+from lockstep_gang.contract import DegradedPolicy, FabricAsked
 
 Variables = dict[str, Layered[str]]
 
@@ -116,6 +118,43 @@ def _rdma_knobs(rdma: Rdma) -> Variables:
 
 def _overrides(variables: list[NcclVariable], layer: Layer) -> Variables:
     return {variable.name: Layered(variable.value, layer) for variable in variables}
+
+
+def fabric_asked(spec: TrainingJobSpec, profile: ClusterProfileSpec, transport: Transport, variables: Variables) -> FabricAsked:
+    """What NCCL's log is held against: what the variables that reach the ranks ask for, whoever set them."""
+    values = {variable.name: variable.value for variable in profile.pod.env}
+    values |= {name: layered.value for name, layered in variables.items()}
+    values |= {variable.name: variable.value for variable in spec.env if variable.value is not None}
+    rdma = transport is Transport.RDMA
+    hcas = _expected_hcas(values.get("NCCL_IB_HCA", "")) if rdma else ()
+    return FabricAsked(
+        transport=transport.value,
+        hcas=hcas,
+        rails=len(profile.network.rdma.rails) if rdma and "NCCL_IB_HCA" not in values else 0,
+        gpu_direct=rdma and _asks_for_gpu_direct(values),
+        degraded_policy=DegradedPolicy(spec.fabric.degraded_policy.value),
+        nccl_debug=_shown_of_nccl(spec, profile),
+    )
+
+
+def _expected_hcas(value: str) -> tuple[str, ...]:
+    """Of NCCL_IB_HCA: the devices that must be there; none of an exclusion (^). `=` before the list means exact names."""
+    exact = "=" if value.startswith("=") else ""
+    return () if value.startswith("^") else tuple(exact + name for name in value.removeprefix("=").split(",") if name)
+
+
+def _asks_for_gpu_direct(values: Mapping[str, str]) -> bool:
+    """A level above LOC, or DMA-BUF switched on, is written down only where GPU and NIC are to talk directly."""
+    level = values.get("NCCL_NET_GDR_LEVEL")
+    return level not in ("0", "LOC") if level is not None else values.get("NCCL_DMABUF_ENABLE") == "1"
+
+
+def _shown_of_nccl(spec: TrainingJobSpec, profile: ClusterProfileSpec) -> str | None:
+    """nccl.debug, unless a variable of somebody's own takes its place."""
+    own: list[NcclVariable | Variable] = [*profile.nccl.env, *spec.fabric.nccl_env, *spec.env]
+    if profile.nccl.debug is None or any(variable.name == "NCCL_DEBUG" for variable in own):
+        return None
+    return profile.nccl.debug.value
 
 
 def rail_networks(rdma: Rdma) -> str:

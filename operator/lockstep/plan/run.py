@@ -7,6 +7,7 @@ from posixpath import join
 from typing import TYPE_CHECKING
 
 from lockstep.api import names
+from lockstep.plan.fabric import fabric_asked
 from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone
 
 if TYPE_CHECKING:
@@ -69,4 +70,5 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         report=placement.report,
         save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
         training=resolved.training,
+        fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
     )

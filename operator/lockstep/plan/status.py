@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.api.names import LABEL_JOB
 from lockstep.plan.conditions import View, facts, timestamp, with_times
+from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
 from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
@@ -33,7 +34,17 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, pendi
         "run": {"name": running.name, "pending": pending} if running is not None else before.get("run"),
         **{
             key: before.get(key)
-            for key in ("attempts", "restarts", "restartsCountTowardsMax", "restartHistory", "trainer", "checkpoint", "failure", "result")
+            for key in (
+                "attempts",
+                "restarts",
+                "restartsCountTowardsMax",
+                "restartHistory",
+                "trainer",
+                "checkpoint",
+                "failure",
+                "fabric",
+                "result",
+            )
         },
     }
     if view.report is not None:
@@ -65,6 +76,8 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
         found["checkpoint"] = {"lastCommittedStep": commit.step, "lastCommitTime": commit.time, "path": commit.path[:TEXT]}
     if report.failure is not None:
         found["failure"] = _failure(observed, report.failure)
+    if report.fabric is not None:
+        found["fabric"] = fabric_status(observed, report.fabric)
     if report.result is not None:
         found["result"] = {key: str(report.result[key])[:size] for key, size in RESULT_FIELDS.items() if report.result.get(key)}
     return found

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.report import State
 
 
@@ -140,6 +141,14 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class FabricSeen:
+    """What NCCL's log says on ranks of this node, each time with all that is known of them."""
+
+    attempt: int
+    ranks: tuple[RankFabric, ...]
+
+
+@dataclass(frozen=True)
 class Leaving:
     """The agent was told to go (SIGTERM): its ranks save and stop, and it won't start others."""
 
@@ -184,9 +193,11 @@ class Ping:
     pass
 
 
-AgentMessage = Hello | Started | Reported | Exited | Stopped | Leaving | Pong
+AgentMessage = Hello | Started | Reported | FabricSeen | Exited | Stopped | Leaving | Pong
 Order = Start | Stop | Finish | Ping
-_AGENT_MESSAGES: dict[str, type[AgentMessage]] = {k.__name__: k for k in (Hello, Started, Reported, Exited, Stopped, Leaving, Pong)}
+_AGENT_MESSAGES: dict[str, type[AgentMessage]] = {
+    k.__name__: k for k in (Hello, Started, Reported, FabricSeen, Exited, Stopped, Leaving, Pong)
+}
 _ORDERS: dict[str, type[Order]] = {k.__name__: k for k in (Start, Stop, Finish, Ping)}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.fabric import FabricReport
 from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.contract.stop import StopReport
@@ -147,6 +148,7 @@ class Report:
     """The last lines of node 0's output, at most 100, with changes of `state` only."""
     retry: int = 0
     """restart.retry of the run that reports: what it says of the end is of that retry."""
+    fabric: FabricReport | None = None
     format: str = REPORT_FORMAT
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.fabric import FabricAsked
 
 RUN_FORMAT = "lockstep-run/1"
 
@@ -80,6 +81,8 @@ class Run:
     """How long ranks that were asked to save and stop may take before they are killed."""
     training: dict[str, Any] | None = None
     """Read by Lockstep's trainer only; null for a user's script."""
+    fabric: FabricAsked | None = None
+    """Null: nobody says, and nothing is verified."""
     format: str = RUN_FORMAT
 
     def __post_init__(self) -> None:

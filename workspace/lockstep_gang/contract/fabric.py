@@ -1,0 +1,167 @@
+"""The fabric: what a job asked for, what NCCL on each rank says that it took, and what follows from both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class DegradedPolicy(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    """What happens to a job whose fabric is not the one it asked for."""
+
+    FAIL = "Fail"
+    WARN = "Warn"
+
+
+@dataclass(frozen=True)
+class FabricAsked:
+    """Of the resolved job, for the agents and the verdict."""
+
+    transport: str
+    """RDMA or TCP."""
+    hcas: tuple[str, ...] = ()
+    """Entries of NCCL_IB_HCA that every node must have, as NCCL writes them; empty: whatever NCCL finds."""
+    rails: int = 0
+    """NICs that every pod was given; 0: nobody says."""
+    gpu_direct: bool = False
+    """Stated by the profile or the job, so its lack is a fault."""
+    degraded_policy: DegradedPolicy = DegradedPolicy.WARN
+    nccl_debug: str | None = None
+    """The profile's nccl.debug where it stands in the pods' NCCL_DEBUG: how much of NCCL's log is shown. Any other NCCL_DEBUG is a person's own."""
+
+
+@dataclass(frozen=True)
+class Hca:
+    """One port of a NIC that NCCL listed."""
+
+    name: str
+    port: int
+    link: str
+    """IB or RoCE."""
+    speed_mbps: int | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The channels of a rank that go over one network, counted."""
+
+    network: str
+    received: int = 0
+    received_direct: int = 0
+    """Straight into the GPU's memory (GPUDirect RDMA)."""
+    sent: int = 0
+    sent_direct: int = 0
+
+
+class FaultKind(str, Enum):  # noqa: UP042
+    """How much a fault says about its own node: the first kind names a culprit, the last an effect."""
+
+    LOCAL = "Local"  # this node's own NIC, limits or interface
+    PATH = "Path"  # between this node and its peer
+    EFFECT = "Effect"  # the peer went away
+
+
+@dataclass(frozen=True)
+class NcclFault:
+    """A warning of NCCL's about the fabric, in its own words."""
+
+    kind: FaultKind
+    text: str
+    peer: str = ""
+    """The peer's address, without port."""
+
+
+@dataclass(frozen=True)
+class RankFabric:
+    """What one rank's NCCL has said in this attempt."""
+
+    rank: int
+    unread: str = ""
+    """Why there is no log to read; empty: it is read."""
+    version: str = ""
+    networks: tuple[str, ...] = ()
+    """In NCCL's own names, in the order in which communicators took them; `gloo` for CPU ranks."""
+    interface: str = ""
+    """By which it found the other ranks; for sockets, what carries the data too."""
+    address: str = ""
+    hcas: tuple[Hca, ...] = ()
+    hcas_whole: bool = False
+    """The list was read to its end."""
+    interfaces: tuple[str, ...] = ()
+    """Of NCCL's socket network."""
+    traffic: tuple[Traffic, ...] = ()
+    inside: tuple[str, ...] = ()
+    """How it reaches ranks without the network, such as P2P/CUMEM or SHM; P2P/MNNVL crosses nodes."""
+    direct_off: str = ""
+    """Why GPUDirect RDMA is off, as far as NCCL says."""
+    direct_by: str = ""
+    """DMA-BUF or nvidia-peermem."""
+    plugin: str = ""
+    plugin_failed: str = ""
+    provider: str = ""
+    """What a plugin says it runs over."""
+    no_devices: str = ""
+    """Why NCCL found no RDMA device."""
+    settings: tuple[str, ...] = ()
+    """NCCL's variables as it understood them, NAME=value."""
+    gids: tuple[int, ...] = ()
+    """Entries of the NICs' tables that RoCE connections use."""
+    faults: tuple[NcclFault, ...] = ()
+
+
+class Verified(str, Enum):  # noqa: UP042
+    """Status of the condition FabricVerified."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class FabricReason(str, Enum):  # noqa: UP042
+    """Why, in one word."""
+
+    VERIFIED = "Verified"
+    FELL_BACK_TO_TCP = "FellBackToTCP"
+    HCA_SUBSET = "HCASubset"
+    GPU_DIRECT_DISABLED = "GPUDirectDisabled"
+    RANKS_DIFFER = "RanksDiffer"
+    OTHER_TRANSPORT = "OtherTransport"  # RDMA, though TCP was asked
+    PLUGIN_TRANSPORT = "PluginTransport"  # a plugin that does not say over what it runs
+    GLOO = "Gloo"
+    SINGLE_NODE = "SingleNode"
+    NO_LOG = "NoLog"
+    WAITING = "Waiting"  # NCCL has not said it yet
+
+
+@dataclass(frozen=True)
+class DifferingRanks:
+    """Ranks of one node that are not as asked, or not as the others."""
+
+    node: int
+    ranks: str
+    """For example 4–7."""
+    why: str
+
+
+@dataclass(frozen=True)
+class FabricReport:
+    """The verdict on this attempt's fabric, and what it is."""
+
+    verified: Verified
+    reason: FabricReason
+    message: str
+    transport: str | None = None
+    """RDMA, TCP, NVLink, Plugin or gloo; null: not known."""
+    network: str | None = None
+    """NCCL's name of it."""
+    hcas: tuple[str, ...] = ()
+    link: str | None = None
+    """IB or RoCE."""
+    interfaces: tuple[str, ...] = ()
+    gpu_direct: str | None = None
+    """DMA-BUF, nvidia-peermem, On or Off; null: not known."""
+    nccl_version: str | None = None
+    ranks_heard: int = 0
+    """Ranks whose NCCL has named its network."""
+    differing: tuple[DifferingRanks, ...] = ()
+    """At most 32."""
