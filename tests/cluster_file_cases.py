@@ -14,7 +14,7 @@ VALUES: dict[str, Any] = {
     "network.rdma.devices": ["mlx5_0"], "network.rdma.interfaces": ["net1"], "network.rdma.gid_index": 3, "network.rdma.gdr_level": "SYS",
     "network.rdma.cross_nic": 1, "network.rdma.ib_timeout": 22, "network.rdma.min_nchannels": 4, "network.rdma.rails[].network": "a",
     "network.rdma.rails[].resource": "a/b", "network.rdma.memlock": "unlimited", "network.rdma.dmabuf": False,
-    "network.tcp.interface_exclude": "^lo", "network.tcp.p2p_level": "NVL", "network.mtu": 9000, "security.service_account": "a",
+    "network.tcp.interface_exclude": "^lo", "network.tcp.p2p_level": "NVL", "network.mtu": 9000, "network.minimum_busbw": "90.5", "security.service_account": "a",
     "security.requires_privileged_scc": True, "security.ipc_lock": True, "gpus.per_node": 4, "gpus.type": "H100", "gpus.default_nodes": 3,
     "resources.requests.cpu": "1", "resources.requests.memory": "1Gi", "resources.limits.cpu": "1", "resources.limits.memory": "1Gi",
     "nccl.debug": "INFO", "nccl.env[].name": "NCCL_ALGO", "nccl.env[].value": "Ring", "image": "a:1", "shm_size": "1Gi",

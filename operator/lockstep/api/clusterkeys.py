@@ -71,6 +71,7 @@ PROFILE_KEYS = (
     Key("network.tcp.interface_exclude", "network.tcp.interfaceExclude"),
     Key("network.tcp.p2p_level", "network.tcp.p2pLevel"),
     Key("network.mtu", "network.mtu", Kind.INTEGER),
+    Key("network.minimum_busbw", "network.minimumBusbw"),
     Key("security.service_account", "security.serviceAccount"),
     Key("security.requires_privileged_scc", "security.requiresPrivilegedScc", Kind.SWITCH),
     Key("security.ipc_lock", "security.ipcLock", Kind.SWITCH),

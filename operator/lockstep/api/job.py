@@ -10,6 +10,7 @@ from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
+from lockstep.api.preflight import Preflight
 from lockstep.api.shared import DegradedPolicy, FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
 from lockstep.api.training import Training
 
@@ -107,6 +108,7 @@ class TrainingJobSpec(Model):
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
     """Secrets and ConfigMaps whose keys become variables of every rank."""
     restart: Restart = Restart()
+    preflight: Preflight = Preflight()
     suspend: bool = False
     """true: no pods. The trainer is told to save and stop first."""
     notify: Notify | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import DNS_LABEL_PATTERN, DNS_SUBDOMAIN, QUALIFIED_PART, Model, Rule, list_map
+from lockstep.api.model import DNS_LABEL_PATTERN, DNS_SUBDOMAIN, QUALIFIED_PART, Decimal, Model, Rule, list_map
 from lockstep.api.shared import FabricMode, NcclVariable
 
 INTERFACE_PATTERN = r"^[A-Za-z0-9_.:@-]+$"
@@ -91,6 +91,8 @@ class Network(Model):
     tcp: Tcp = Tcp()
     mtu: Annotated[int | None, Field(ge=576, le=65535)] = None
     """MTU that the rails must have; given to ranks as LOCKSTEP_RAIL_MTU."""
+    minimum_busbw: Decimal | None = None
+    """Least bus bandwidth of preflight's all-reduce, in decimal GB/s (10^9 bytes a second), as nccl-tests and `lockstep preflight` give it."""
 
     RULES = (
         Rule(

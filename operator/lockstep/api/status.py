@@ -11,6 +11,7 @@ from lockstep.api.fabricstatus import FabricStatus
 from lockstep.api.goodput import GoodputStatus
 from lockstep.api.model import Model, list_map
 from lockstep.api.notify import NotificationStatus
+from lockstep.api.preflight import ExcludedNodes, PreflightStatus
 
 
 class ConditionType(StrEnum):
@@ -254,3 +255,6 @@ class TrainingJobStatus(Model):
     result: ResultStatus | None = None
     goodput: GoodputStatus | None = None
     notification: NotificationStatus | None = None
+    preflight: PreflightStatus | None = None
+    excluded_nodes: ExcludedNodes = []
+    """Nodes that preflight found bad for this job: its pods are not placed there. Suspending the job clears the list."""

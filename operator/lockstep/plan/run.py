@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.api import names
 from lockstep.plan.fabric import fabric_asked
+from lockstep.plan.preflight import expected
 from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone
 
 if TYPE_CHECKING:
@@ -71,4 +72,5 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
         training=resolved.training,
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
+        preflight=expected(resolved),
     )

@@ -3,6 +3,17 @@
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import DegradedPolicy, DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified
 from lockstep_gang.contract.goodput import Goodput, Loss, Spent
+from lockstep_gang.contract.preflight import (
+    AllReduce,
+    Bandwidth,
+    Expected,
+    ExpectedPath,
+    ExpectedRdma,
+    Finding,
+    Kind,
+    PreflightReport,
+    Severity,
+)
 from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
 from lockstep_gang.contract.reply import ORDER_STOP, Fact, FactType, Reply, parse_reply, reply_json
 from lockstep_gang.contract.report import (
@@ -29,22 +40,30 @@ __all__ = [
     "REPORT_BYTES_MAX",
     "REPORT_FORMAT",
     "RUN_FORMAT",
+    "AllReduce",
+    "Bandwidth",
     "Cause",
     "CheckpointReport",
     "ContractError",
     "DegradedPolicy",
     "DifferingRanks",
+    "Expected",
+    "ExpectedPath",
+    "ExpectedRdma",
     "FabricAsked",
     "FabricReason",
     "FabricReport",
     "Fact",
     "FactType",
     "Failure",
+    "Finding",
     "Goodput",
     "JobIdentity",
+    "Kind",
     "Loss",
     "Metric",
     "NodeReport",
+    "PreflightReport",
     "ProofError",
     "RankCount",
     "Reply",
@@ -54,6 +73,7 @@ __all__ = [
     "RestartPolicy",
     "Run",
     "Save",
+    "Severity",
     "Spent",
     "State",
     "StopReport",

@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import RankFabric
+from lockstep_gang.contract.preflight import Check, Checked
 from lockstep_gang.contract.report import State
 
 
@@ -193,12 +194,12 @@ class Ping:
     pass
 
 
-AgentMessage = Hello | Started | Reported | FabricSeen | Exited | Stopped | Leaving | Pong
-Order = Start | Stop | Finish | Ping
+AgentMessage = Hello | Checked | Started | Reported | FabricSeen | Exited | Stopped | Leaving | Pong
+Order = Check | Start | Stop | Finish | Ping
 _AGENT_MESSAGES: dict[str, type[AgentMessage]] = {
-    k.__name__: k for k in (Hello, Started, Reported, FabricSeen, Exited, Stopped, Leaving, Pong)
+    k.__name__: k for k in (Hello, Checked, Started, Reported, FabricSeen, Exited, Stopped, Leaving, Pong)
 }
-_ORDERS: dict[str, type[Order]] = {k.__name__: k for k in (Start, Stop, Finish, Ping)}
+_ORDERS: dict[str, type[Order]] = {k.__name__: k for k in (Check, Start, Stop, Finish, Ping)}
 
 
 def message_to_json(message: AgentMessage | Order) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from enum import Enum
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricReport
 from lockstep_gang.contract.goodput import Goodput
+from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.contract.stop import StopReport
 
@@ -149,6 +150,7 @@ class Report:
     retry: int = 0
     """restart.retry of the run that reports: what it says of the end is of that retry."""
     fabric: FabricReport | None = None
+    preflight: PreflightReport | None = None
     format: str = REPORT_FORMAT
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricAsked
+from lockstep_gang.contract.preflight import Expected
 
 RUN_FORMAT = "lockstep-run/1"
 
@@ -83,6 +84,8 @@ class Run:
     """Read by Lockstep's trainer only; null for a user's script."""
     fabric: FabricAsked | None = None
     """Null: nobody says, and nothing is verified."""
+    preflight: Expected | None = None
+    """Null: nodes are not looked at before an attempt."""
     format: str = RUN_FORMAT
 
     def __post_init__(self) -> None:

@@ -1,0 +1,82 @@
+"""What preflight expects of a job's nodes: the part of run.json that agents are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockstep.api.model import quantity_value
+from lockstep.api.preflight import PreflightMode
+from lockstep.plan.fabric import Transport
+from lockstep_gang.contract import AllReduce, Expected, ExpectedPath, ExpectedRdma, Kind
+
+if TYPE_CHECKING:
+    from lockstep.plan.resolve import Resolved
+
+GIGABYTE = 10**9
+
+
+def expected(resolved: Resolved) -> Expected | None:
+    """None: preflight is off."""
+    mode = resolved.job.spec.preflight.mode
+    if mode is PreflightMode.OFF:
+        return None
+    return Expected(
+        paths=tuple(_paths(resolved)),
+        shm_bytes=int(quantity_value(resolved.profile.spec.shm_size)),
+        rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
+        all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
+    )
+
+
+def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
+    """What ranks read from the first moment on; what comes from a hub is the trainer's to get."""
+    training = resolved.training
+    if training is None:
+        yield ExpectedPath("spec.script.path", resolved.command[1], Kind.FILE)
+        return
+    yield ExpectedPath("spec.training.model.name", training["model"]["name"], Kind.FOLDER)
+    if training["lora"]["initFrom"] is not None:
+        yield ExpectedPath("spec.training.lora.initFrom", training["lora"]["initFrom"], Kind.FOLDER)
+    yield from _data_paths(training)
+    resume = training["checkpoint"]["resumeFrom"]
+    if resume.startswith("/"):
+        yield ExpectedPath("spec.training.checkpoint.resumeFrom", resume, Kind.FOLDER)
+
+
+def _data_paths(training: dict[str, Any]) -> Iterator[ExpectedPath]:
+    sources = {"data": training["data"]}
+    sources |= {f"data.sources[{index}]": source for index, source in enumerate(training["data"]["sources"])}
+    evaluation = training["evaluation"]
+    if evaluation is not None and evaluation["data"] is not None:
+        sources["evaluation.data"] = evaluation["data"]
+    for place, source in sources.items():
+        if source["path"] is not None:
+            yield ExpectedPath(f"spec.training.{place}.path", source["path"], Kind.FILE)
+
+
+def _rdma(resolved: Resolved) -> ExpectedRdma:
+    network = resolved.profile.spec.network
+    rdma = network.rdma
+    return ExpectedRdma(
+        devices=tuple(device.lstrip("=").split(":")[0] for device in rdma.devices),
+        count=len(rdma.devices) or len(rdma.rails) or None,
+        gid_index=rdma.gid_index,
+        interfaces=tuple(rdma.interfaces),
+        mtu=network.mtu,
+    )
+
+
+def _all_reduce(resolved: Resolved) -> AllReduce | None:
+    """Between nodes only: within one there is no network to measure."""
+    asked = resolved.job.spec.preflight.all_reduce
+    stated = resolved.profile.spec.network.minimum_busbw
+    threshold = int(float(stated) * GIGABYTE) if stated is not None and _profile_speaks_of(resolved) else None
+    return AllReduce(threshold) if resolved.nodes > 1 and (asked or threshold is not None) else None
+
+
+def _profile_speaks_of(resolved: Resolved) -> bool:
+    """The profile's threshold is that of its own GPUs over its own network: CPU ranks, or TCP by choice, can't reach it."""
+    profile = resolved.profile.spec
+    same_ranks = (resolved.gpus_per_node > 0) == (profile.gpus.per_node > 0)
+    return same_ranks and (resolved.transport is Transport.RDMA or not profile.network.rdma.enabled or resolved.gpus_per_node == 0)

@@ -1,0 +1,238 @@
+"""Preflight: what nodes are expected to be like, what each answers, and what was found. Every message of it is here.
+
+A preflight is a few rounds. In each the coordinator asks all nodes the same question (`Check`) and every node answers with plain
+facts (`Checked`); judging them is the coordinator's. The round's number tells an answer from one to an earlier question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Severity(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    ERROR = "Error"  # stops the start
+    WARNING = "Warning"
+
+
+class Kind(str, Enum):  # noqa: UP042
+    FILE = "File"
+    FOLDER = "Folder"
+
+
+@dataclass(frozen=True)
+class ExpectedPath:
+    """Something that every node must be able to read; `field` is where the job names it."""
+
+    field: str
+    path: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class ExpectedRdma:
+    """What the profile says of the NICs. Null and empty: it says nothing."""
+
+    devices: tuple[str, ...] = ()
+    count: int | None = None
+    gid_index: int | None = None
+    interfaces: tuple[str, ...] = ()
+    mtu: int | None = None
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The short all-reduce. `minimum_bytes_per_second`: of bus bandwidth; null: it is measured and not judged."""
+
+    minimum_bytes_per_second: int | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What all nodes are looked at for, beside what the rest of run.json says."""
+
+    paths: tuple[ExpectedPath, ...] = ()
+    shm_bytes: int | None = None
+    """The size that /dev/shm was asked to have."""
+    rdma: ExpectedRdma | None = None
+    """Null: the job doesn't use RDMA."""
+    all_reduce: AllReduce | None = None
+    only: bool = False
+    """The job ends after it: no rank is started, and nothing is recorded."""
+
+
+class Stage(str, Enum):  # noqa: UP042
+    LOOK = "Look"  # at yourself; write a marker, open a port
+    MEET = "Meet"  # the others: connect to their ports, look for node 0's marker
+    ALL_REDUCE = "AllReduce"
+
+
+@dataclass(frozen=True)
+class Peer:
+    node: int
+    port: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that reduce together; the first one has the rendezvous."""
+
+    nodes: tuple[int, ...]
+    master_port: int
+    seconds: int
+    """Whoever is not done by then kills its processes and says where they were."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The coordinator's question of one round."""
+
+    round: int
+    stage: Stage
+    token: str
+    """Part of the markers' names: never used before on the volume."""
+    peers: tuple[Peer, ...] = ()
+    group: Group | None = None
+
+
+@dataclass(frozen=True)
+class PathFact:
+    """`found` is File, Folder or empty; `error` says why it can't be read."""
+
+    path: str
+    found: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class VolumeFacts:
+    """The run's folder: `error` when it can't be written; sizes in bytes."""
+
+    error: str = ""
+    free_bytes: int = 0
+    checkpoint_bytes: int = 0
+    """Size of the newest checkpoint there, 0: there is none."""
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """`driver` is empty where no NVIDIA driver is loaded."""
+
+    count: int = 0
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class HcaFacts:
+    """One port of an RDMA device, as sysfs has it."""
+
+    device: str
+    port: int
+    state: str
+    link_layer: str
+    rate: str
+    gid: str = ""
+    """The entry of the table that the profile names, empty: there is none."""
+    gid_type: str = ""
+
+
+@dataclass(frozen=True)
+class RdmaFacts:
+    hcas: tuple[HcaFacts, ...] = ()
+    unusable: tuple[str, ...] = ()
+    """Devices of sysfs whose /dev/infiniband/uverbs* is not in this container."""
+    has_ipc_lock: bool = False
+    memlock_bytes: int | None = None
+    """Null: no limit."""
+    mtus: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a node found on itself. A part that is null was not asked for, or is in `unfinished`."""
+
+    port: int = 0
+    """Where it waits for the others; 0: it could not open one."""
+    unresolved: dict[str, str] = field(default_factory=dict)
+    """Address → why its name has no address here."""
+    paths: tuple[PathFact, ...] = ()
+    volume: VolumeFacts | None = None
+    shm_bytes: int | None = None
+    gpus: GpuFacts | None = None
+    rdma: RdmaFacts | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    """Python and the libraries that ranks of all nodes must have alike."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that ranks of all nodes should have alike; never one that could hold a secret."""
+    unfinished: tuple[str, ...] = ()
+    """Checks that did not end in time."""
+    received_ms: int = 0
+    sent_ms: int = 0
+    """This node's clock when it was asked and when it answered, milliseconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a node found of the others."""
+
+    unreachable: dict[str, str] = field(default_factory=dict)
+    """Node's index → why."""
+    sees_marker: bool | None = None
+    """Whether node 0's marker is there; null: it did not look in time, or can't."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One all-reduce of a group: microseconds of the slowest of several, or why there is no figure. `port` is free for the next round."""
+
+    microseconds: int = 0
+    ranks: int = 0
+    bytes: int = 0
+    error: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A node's answer."""
+
+    round: int
+    looked: Looked | None = None
+    met: Met | None = None
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check that did not pass."""
+
+    check: str
+    severity: Severity
+    message: str
+    fix: str
+    node: int | None = None
+    excludes: bool = False
+    """It is this node's hardware, other nodes passed: the job is better off without it."""
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """busbw of an all-reduce: 2 (ranks - 1) / ranks × bytes / time."""
+
+    ranks: int
+    bytes: int
+    bytes_per_second: int
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """The last preflight. At most 20 findings, errors first."""
+
+    time: str
+    ok: bool
+    checks: int
+    nodes: int
+    milliseconds: int
+    findings: tuple[Finding, ...] = ()
+    omitted: int = 0
+    all_reduce: Bandwidth | None = None
