@@ -219,7 +219,7 @@ def test_the_operator_s_order_to_stop_lets_the_ranks_save(agents: Gang, certific
     operator.orders[State.RUNNING] = [{"type": "Stop"}, {"type": "FromTheFuture"}]
     agents.write(SAVING, target(agents, certificate, port), when_done=WhenDone.WAIT, training={})
     agents.start(0, 1)
-    agents.until("saved and stopped as asked")
+    agents.until("stopped before the first step of attempt 1")
     agents.until("'FromTheFuture' is not known")
     assert agents.record("attempts.jsonl")[-1]["outcome"] == "Stopped"
 

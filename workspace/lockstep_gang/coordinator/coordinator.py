@@ -24,12 +24,13 @@ from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.history import begun_records, closed_records, end_record, resumed
 from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
 
 WAITING_LINE_SECONDS = 10.0
 STORAGE_RETRY_SECONDS = 10.0
 SETTLE_SECONDS = 5.0
-"""How long the end of node 0's agent waits for the other agents and for the operator to take the last report."""
+"""How long the end of node 0's agent waits, after a save's grace is over, for the other agents and for the operator to take the last report."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,18 @@ class Coordinator:
             self._become(closed(self.gang, node, self._now()))
 
     async def settle(self) -> None:
-        """Before node 0's agent ends: let the other agents hear the end, and the operator take the last report; neither for long."""
-        deadline = self._now() + SETTLE_SECONDS
+        """Before node 0's agent ends: let the other nodes save or hear the end, and the operator take the last report.
+
+        It may take as long as ranks may take to save: without the coordinator nobody would know how the stop went.
+        """
+        saving = self.gang.phase is Phase.STOPPING and self.gang.stopping is StopMode.SAVE
+        deadline = (self.gang.stop_began + self._run.save_grace_seconds if saving else self._now()) + SETTLE_SECONDS
         while self._now() < deadline and not self._settled():
             self._changed.clear()
             await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=deadline - self._now())
         if self.gang.phase is Phase.STOPPING and self.gang.stopping is StopMode.SAVE:
+            before, self.gang = self.gang, replace(self.gang, stopped=stop_report(self.gang, self._run, self._now()))
+            self._tell(before)
             self._close_record("Stopped", self.gang)  # asked for, so it is no failure, though a node did not answer in time
         if self._reporter is not None:
             await self._reporter.flush(SETTLE_SECONDS)
@@ -172,7 +179,7 @@ class Coordinator:
         if self._reporter is None or before == self.gang:
             return
         report = summarise(self.gang, self._run)
-        if (state_of(before), before.attempt) != (state_of(self.gang), self.gang.attempt):
+        if (state_of(before), before.attempt, before.stopped) != (state_of(self.gang), self.gang.attempt, self.gang.stopped):
             self._reporter.transition(replace(report, log=self._output.tail()))
         elif (before.checkpoint, message_of(before, self._run)) != (self.gang.checkpoint, report.message):
             self._reporter.news(report)

@@ -49,6 +49,9 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     if after.attempt > before.attempt:
         again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
         yield f"attempt {after.attempt} starts: {run.world_size} ranks on {run.nodes} nodes{again}"
+    stopped = after.stopped is not None and after.stopped != before.stopped
+    if after.stopped is not None and stopped:
+        yield after.stopped.message
     if after.phase is before.phase:
         if state_of(before) is State.STARTING and state_of(after) is State.RUNNING:
             yield f"all {run.world_size} ranks run"
@@ -58,5 +61,5 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         yield f"{how}: {after.stop_reason}"
     elif after.phase is Phase.ENDED and after.ending is not None:
         yield f"{after.ending.state.value}: {after.ending.message}"
-    elif after.phase is Phase.WAITING:
+    elif after.phase is Phase.WAITING and not (stopped and after.held):
         yield message_of(after, run)

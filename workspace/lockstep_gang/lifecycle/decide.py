@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.exits import RECONNECT_SECONDS, SAVED
+from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
@@ -16,6 +16,7 @@ from lockstep_gang.lifecycle.budget import backoff_seconds, charged, is_repeated
 from lockstep_gang.lifecycle.failures import first_failure, is_final
 from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted
+from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
 
 PORTS = 64
 """Attempts take turns over so many ports, so that a rank of an old one that nobody could stop doesn't meet the new one."""
@@ -39,7 +40,7 @@ class Decision:
 
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
-    step = _next_step(accounted(gang, run, now), run, now)
+    step = _next_step(with_idle_stop(accounted(gang, run, now), now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, now))
 
@@ -71,9 +72,9 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
     overdue = [(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
     if overdue or gang.lost or has_failed(gang, run):
         gang = replace(gang, lost=(*gang.lost, *overdue))
-        return _stop(gang, StopMode.KILL, first_failure(gang, run).message)
+        return _stop(gang, StopMode.KILL, first_failure(gang, run).message, now)
     if gang.held or any(node.leaving for node in gang.nodes):
-        return _stop(gang, StopMode.SAVE, "the operator asked to stop" if gang.held else "a node was asked to stop")
+        return _stop(gang, StopMode.SAVE, "the operator asked to stop" if gang.held else "a node was asked to stop", now)
     if _all_done(gang):
         return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
     return Decision(gang)
@@ -87,8 +88,8 @@ def _all_done(gang: Gang) -> bool:
     return all(rank.exit is not None and rank.exit.exit_code == 0 for rank in gang.ranks)
 
 
-def _stop(gang: Gang, mode: StopMode, reason: str) -> Decision:
-    return Decision(replace(gang, phase=Phase.STOPPING, stopping=mode, stop_reason=reason))
+def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
+    return Decision(replace(gang, phase=Phase.STOPPING, stopping=mode, stop_reason=reason, stop_began=now))
 
 
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
@@ -96,7 +97,8 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     if _all_done(gang) and not has_failed(gang, run):
         return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
     if gang.stopping is StopMode.SAVE:
-        return Decision(replace(gang, phase=Phase.WAITING, failure=None), close="Stopped")
+        stopped = stop_report(gang, run, now)
+        return Decision(replace(gang, phase=Phase.WAITING, failure=None, stopped=stopped), close="Stopped")
     failure = first_failure(gang, run)
     final = is_final(gang, run) or is_repeated(gang, failure)
     failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
@@ -131,11 +133,6 @@ def _order(gang: Gang, run: Run, node: Node) -> Order | None:
     if gang.phase is Phase.WAITING and node.attempt:
         return Stop(node.attempt, StopMode.KILL, "this attempt is over")
     return None
-
-
-def saved(gang: Gang) -> bool:
-    """Every rank of the stopped attempt said that it saved, or was done."""
-    return all(rank.exit is not None and rank.exit.exit_code in (0, SAVED) for rank in gang.ranks)
 
 
 def _wake_at(gang: Gang, now: float) -> float | None:

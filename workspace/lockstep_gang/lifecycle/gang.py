@@ -10,6 +10,7 @@ from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.messages import Error, Order, RankExit, Start, StopMode
 from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, TrainerReport
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.facts import Facts
 
 
@@ -81,6 +82,9 @@ class Gang:
     """The operator said stop: no further attempt."""
     stopping: StopMode | None = None
     stop_reason: str = ""
+    stop_began: float = 0.0
+    stopped: StopReport | None = None
+    """What came of the newest stop that was asked for."""
     lost: tuple[tuple[int, int], ...] = ()
     """(sign, node) of nodes lost in this attempt."""
     signs: int = 0

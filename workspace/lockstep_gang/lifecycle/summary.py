@@ -5,7 +5,6 @@ from __future__ import annotations
 from lockstep_gang.contract.messages import StopMode
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.decide import saved
 from lockstep_gang.lifecycle.gang import Gang, Phase, ranks_of
 
 
@@ -27,6 +26,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         failure=gang.failure if state in (State.BACKING_OFF, State.FAILED) else None,
         restarts_counted=gang.budget.counted,
         history=gang.history,
+        stop=gang.stopped,
         result=gang.result if state is State.COMPLETE else None,
         goodput=gang.goodput,
         log=log,
@@ -60,8 +60,7 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     if gang.trouble is not None:
         return gang.trouble
     if gang.held:
-        done = "saved and stopped as asked" if gang.attempt and saved(gang) else "stopped as asked, not every rank said that it saved"
-        return done if gang.attempt else "stopped as asked before the first start"
+        return gang.stopped.message if gang.stopped is not None else "stopped as asked before the first start"
     missing = [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving]
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:

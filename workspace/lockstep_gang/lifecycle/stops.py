@@ -1,0 +1,90 @@
+"""What came of a stop that was asked for, told by what was reported and not by what was hoped (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lockstep_gang.contract.exits import SAVED
+from lockstep_gang.contract.messages import RankExit
+from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.stop import Save, StopReport
+from lockstep_gang.lifecycle.budget import stamp
+from lockstep_gang.lifecycle.gang import Gang, Phase, ranks_of
+
+LISTED = 5
+SAME_MOMENT_SECONDS = 1.0
+"""An agent counts its ranks' grace from a moment before the coordinator hears of the stop."""
+
+
+def stop_report(gang: Gang, run: Run, now: float) -> StopReport:
+    """At the end of a save and stop: the work is saved when the newest commit is of the last step that was reported."""
+    done = gang.trainer.step if gang.trainer is not None else None
+    if done is None:
+        return _without_steps(gang, run, now)
+    lost = max(0, done - (_committed(gang) or 0))
+    if lost == 0:
+        return _report(gang, now, Save.SAVED, f"saved at step {_committed(gang)} and stopped", 0)
+    since = "the start" if _committed(gang) is None else f"the commit of step {_committed(gang)}"
+    steps = "1 step" if lost == 1 else f"{lost} steps"
+    text = f"stopped without a save: {steps} since {since} {'is' if lost == 1 else 'are'} lost: {_why_not_saved(gang, run, now)}"
+    return _report(gang, now, Save.NOT_SAVED, text, lost)
+
+
+def with_idle_stop(gang: Gang, now: float) -> Gang:
+    """A stop that is asked for while no rank runs is one too, and costs nothing more."""
+    told = gang.stopped is not None and gang.stopped.attempt == gang.attempt
+    if gang.phase is not Phase.WAITING or gang.attempt == 0 or told or not (gang.held or gang.nodes[0].leaving):
+        return gang
+    where = f"the newest commit is step {_committed(gang)}" if _committed(gang) is not None else "nothing was committed yet"
+    return replace(gang, stopped=_report(gang, now, Save.NOTHING_TO_SAVE, f"stopped while no rank ran: {where}", 0))
+
+
+def _without_steps(gang: Gang, run: Run, now: float) -> StopReport:
+    if run.training is not None:
+        where = f"; the newest commit is step {_committed(gang)}" if _committed(gang) is not None else ""
+        return _report(gang, now, Save.NOTHING_TO_SAVE, f"stopped before the first step of attempt {gang.attempt}{where}", 0)
+    codes = sorted({_how(rank.exit) for rank in gang.ranks if rank.exit is not None})
+    ended = f"its ranks {' or '.join(codes)}" if codes else "nobody says how its ranks ended"
+    text = f"stopped: {ended}; the script reports no steps, so only it knows what was saved"
+    return _report(gang, now, Save.UNKNOWN, text, None)
+
+
+def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
+    """The first reason that applies, the most telling one first."""
+    exits = {index: rank.exit for index, rank in enumerate(gang.ranks) if rank.exit is not None}
+    killed = [index for index, exit_ in exits.items() if exit_.signal == "SIGKILL"]
+    if killed and now - gang.stop_began >= run.save_grace_seconds - SAME_MOMENT_SECONDS:
+        return f"{_ranks(killed)} still ran after the {run.save_grace_seconds} s that a save may take, and were killed"
+    broken = [index for index, exit_ in exits.items() if exit_.signal is not None or exit_.exit_code not in (0, SAVED)]
+    if broken:
+        error = gang.ranks[broken[0]].error
+        said = f": {error.exception}: {error.message}"[:300] if error is not None else ""
+        return f"rank {broken[0]} {_how(exits[broken[0]])}{said}"
+    silent = [
+        index
+        for index, node in enumerate(gang.nodes)
+        if not node.connected and any(gang.ranks[r].exit is None for r in ranks_of(run, index))
+    ]
+    if silent:
+        return f"node {silent[0]} was gone before it said how its ranks ended"
+    if gang.checkpoint is None and run.training is None:
+        return "the script reported no checkpoint"
+    return "no rank says why"
+
+
+def _committed(gang: Gang) -> int | None:
+    return gang.checkpoint.step if gang.checkpoint is not None else None
+
+
+def _report(gang: Gang, now: float, save: Save, message: str, lost: int | None) -> StopReport:
+    return StopReport(gang.attempt, stamp(now), save, message, _committed(gang), lost)
+
+
+def _how(exit_: RankExit) -> str:
+    return f"was ended by {exit_.signal}" if exit_.signal is not None else f"exited with {exit_.exit_code}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:LISTED])
+    more = f" and {len(ranks) - LISTED} more" if len(ranks) > LISTED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
