@@ -90,6 +90,11 @@ JOB_CASES = {
     ("spec", "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank"): Case(
         job(gpusPerNode=0, ranksPerNode=2), job(gpusPerNode=4, ranksPerNode=2), "spec.ranksPerNode"
     ),
+    ("spec", "hangTimeouts is for a script: the trainer watches itself, by training.limits"): Case(
+        job(hangTimeouts={"stepSeconds": 60}),
+        training() | {"spec": training()["spec"] | {"hangTimeouts": {"stepSeconds": 60}}},
+        "spec.hangTimeouts",
+    ),
     ("spec", "clusterProfileName may not be changed after creation: delete the job and create it again; its checkpoints are found under its name"): Case(
         job(clusterProfileName="a", nodes=3), job(clusterProfileName="b"), "spec.clusterProfileName", before=job(clusterProfileName="a")
     ),

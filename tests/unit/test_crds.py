@@ -105,7 +105,13 @@ def test_an_object_with_defaults_inside_has_them_as_its_own_default_unless_it_is
 
 def test_what_is_optional_as_a_whole_has_no_default() -> None:
     spec = version("TrainingJob")["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    assert [name for name, field in spec.items() if "default" in field] == ["fabric", "restart", "preflight", "suspend"]
+    assert [name for name, field in spec.items() if "default" in field] == [
+        "fabric",
+        "restart",
+        "startTimeoutSeconds",
+        "preflight",
+        "suspend",
+    ]
     assert "default" not in spec["training"]["properties"]["evaluation"]
 
 

@@ -12,6 +12,7 @@ from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.preflight import Preflight
 from lockstep.api.shared import DegradedPolicy, FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
+from lockstep.api.timeouts import START_SECONDS, HangTimeouts, Seconds
 from lockstep.api.training import Training
 
 LONGEST_SECONDS = 10 * 366 * 86400
@@ -108,6 +109,10 @@ class TrainingJobSpec(Model):
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
     """Secrets and ConfigMaps whose keys become variables of every rank."""
     restart: Restart = Restart()
+    start_timeout_seconds: Seconds = START_SECONDS
+    """How long a start may take, first of nodes and then of ranks, restarts included, until the job fails and lets its GPUs go."""
+    hang_timeouts: HangTimeouts | None = None
+    """When a script's rank is taken for hung. Lockstep's trainer has training.limits."""
     preflight: Preflight = Preflight()
     suspend: bool = False
     """true: no pods. The trainer is told to save and stop first."""
@@ -127,6 +132,12 @@ class TrainingJobSpec(Model):
             "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank",
             _ranks_match_gpus,
             field="ranksPerNode",
+        ),
+        Rule(
+            "!(has(self.training) && has(self.hangTimeouts))",
+            "hangTimeouts is for a script: the trainer watches itself, by training.limits",
+            lambda spec: spec.training is None or spec.hang_timeouts is None,
+            field="hangTimeouts",
         ),
         immutable("clusterProfileName", "delete the job and create it again; its checkpoints are found under its name"),
         immutable("storage", "volumes are not moved under a job"),

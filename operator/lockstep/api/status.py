@@ -22,6 +22,7 @@ class ConditionType(StrEnum):
     PODS_SCHEDULED = "PodsScheduled"
     RANKS_READY = "RanksReady"
     FABRIC_VERIFIED = "FabricVerified"  # NCCL's own log says that the fabric is the one the job asked for
+    STRAGGLING = "Straggling"  # a rank is slower than the others, which wait for it
     PROGRESSING = "Progressing"  # the summary: its reason is the one word of `kubectl get`
     CHECKPOINT_COMMITTED = "CheckpointCommitted"
     RESTARTING = "Restarting"
@@ -139,6 +140,10 @@ class FailureStatus(Model):
     """Its kind: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup or Internal."""
     step: Count | None = None
     """The last optimizer step that was reported before it."""
+    activity: Text | None = None
+    """Of a rank that hung: what it was in."""
+    stacks: Text | None = None
+    """Of a rank that hung: the file on the workspace volume with the Python stacks of all its threads."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """The exception's message, or what else is known."""
     last_lines: Annotated[list[Text], Field(max_length=20)] = []

@@ -15,7 +15,7 @@ from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.pods import is_running, is_scheduled, why_not_started
 from lockstep.plan.refused import why_not_created
 from lockstep.plan.unscheduled import why_unscheduled
-from lockstep_gang.contract import Report, State
+from lockstep_gang.contract import Report, State, Straggler
 
 MESSAGE_CHARACTERS = 4096
 SILENT_SECONDS = 60.0
@@ -59,6 +59,8 @@ class Reason(StrEnum):
     ALL_RANKS_READY = "AllRanksReady"
     RUNNING = "Running"
     NO_REPORT = "NoReport"
+    SLOW_RANK = "SlowRank"
+    NO_STRAGGLER = "NoStraggler"
     RESTARTING = "Restarting"
     RANKS_FAILED = "RanksFailed"
     NOT_RESTARTING = "NotRestarting"
@@ -121,6 +123,7 @@ def facts(view: View) -> dict[ConditionType, Fact]:
         ConditionType.PODS_SCHEDULED: scheduled,
         ConditionType.RANKS_READY: ready,
         ConditionType.FABRIC_VERIFIED: _fabric(view),
+        ConditionType.STRAGGLING: _straggling(view),
         ConditionType.PROGRESSING: progressing(view, scheduled, ready, restarting),
         ConditionType.CHECKPOINT_COMMITTED: _checkpoint(view),
         ConditionType.RESTARTING: restarting,
@@ -238,6 +241,22 @@ def _restarting(view: View) -> Fact:
 def _fabric(view: View) -> Fact:
     status, reason, message = fabric_words(view.observed, view.report)
     return Fact(ConditionStatus(status), reason, message)
+
+
+def _straggling(view: View) -> Fact:
+    slow = view.report.stragglers if view.report is not None and not (view.finished or view.suspend) else ()
+    if not slow:
+        return Fact(FALSE, Reason.NO_STRAGGLER, "no rank is slower than the others")
+    told = "; ".join(_slowness(view, straggler) for straggler in slow)
+    return Fact(
+        TRUE, Reason.SLOW_RANK, f"{told}. All ranks wait for the slowest: compare its node's clocks, temperature, disks and neighbours"
+    )
+
+
+def _slowness(view: View, slow: Straggler) -> str:
+    pod = view.observed.pod(slow.node) or {}
+    where = f"node {slow.node} ({pod['spec']['nodeName']})" if pod.get("spec", {}).get("nodeName") else f"node {slow.node}"
+    return f"rank {slow.rank} on {where} takes {slow.slowdown} times as long as the others, over {slow.steps} steps"
 
 
 def _checkpoint(view: View) -> Fact:

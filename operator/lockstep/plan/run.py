@@ -7,9 +7,10 @@ from posixpath import join
 from typing import TYPE_CHECKING
 
 from lockstep.api import names
+from lockstep.api.job import TrainingJobSpec
 from lockstep.plan.fabric import fabric_asked
 from lockstep.plan.preflight import expected
-from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone
+from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, Storage, Timeouts, WhenDone
 
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
@@ -67,6 +68,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         working_directory=resolved.platform.workspace,
         restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds, restart.retry),
         when_done=placement.when_done,
+        timeouts=_timeouts(resolved.job.spec),
         storage=placement.storage,
         report=placement.report,
         save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
@@ -74,3 +76,9 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
         preflight=expected(resolved),
     )
+
+
+def _timeouts(spec: TrainingJobSpec) -> Timeouts:
+    """Lockstep's trainer tells its own limits with what it does, so that only the start's is left to say."""
+    hang = {} if spec.hang_timeouts is None else spec.hang_timeouts.model_dump()
+    return Timeouts(start_seconds=spec.start_timeout_seconds, **hang)

@@ -113,6 +113,8 @@ def _failure(observed: Observed, failure: Failure) -> Object:
         "exception": failure.exception and failure.exception[:TEXT],
         "cause": failure.cause and failure.cause.value,
         "step": failure.step,
+        "activity": failure.activity and failure.activity[:TEXT],
+        "stacks": failure.stacks and failure.stacks[:TEXT],
         "message": failure.message[:LONG_TEXT],
         "lastLines": [line[:TEXT] for line in failure.last_lines[-LAST_LINES:]],
     }

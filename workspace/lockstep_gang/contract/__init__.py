@@ -28,12 +28,14 @@ from lockstep_gang.contract.report import (
     Report,
     Restart,
     State,
+    Straggler,
     TrainerReport,
     parse_report,
     report_body,
 )
 from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
 from lockstep_gang.contract.stop import Save, StopReport
+from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
     "ORDER_STOP",
@@ -78,6 +80,8 @@ __all__ = [
     "State",
     "StopReport",
     "Storage",
+    "Straggler",
+    "Timeouts",
     "TrainerReport",
     "Verified",
     "WhenDone",

@@ -97,6 +97,10 @@ class Failure:
     cause: Cause | None = None
     step: int | None = None
     """The last optimizer step that was reported before."""
+    activity: str | None = None
+    """Of a rank that hung: what it was in."""
+    stacks: str | None = None
+    """Of a rank that hung: the file with the Python stacks of all its threads."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,18 @@ HISTORY = 10
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """A rank that has taken longer than the others over a window of steps, as they wait for it."""
+
+    rank: int
+    node: int
+    slowdown: str
+    """Its own time a step over that of the others, for example 1.42."""
+    steps: int
+    """Of the window."""
+
+
+@dataclass(frozen=True)
 class Report:
     job: JobIdentity
     pod: str
@@ -142,6 +158,8 @@ class Report:
     """The newest at the end, at most 10, without their last lines."""
     stop: StopReport | None = None
     """The newest stop that was asked for; it stays when a later attempt runs."""
+    stragglers: tuple[Straggler, ...] = ()
+    """The slowest first, at most 8."""
     result: dict[str, str | None] | None = None
     goodput: Goodput | None = None
     """What the job's time was spent on."""

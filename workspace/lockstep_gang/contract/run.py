@@ -10,6 +10,7 @@ from typing import Any
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricAsked
 from lockstep_gang.contract.preflight import Expected
+from lockstep_gang.contract.timeouts import Timeouts
 
 RUN_FORMAT = "lockstep-run/1"
 
@@ -74,6 +75,7 @@ class Run:
     working_directory: str
     restart: RestartPolicy
     when_done: WhenDone
+    timeouts: Timeouts = field(default_factory=Timeouts)
     environment: dict[str, str] = field(default_factory=dict)
     storage: Storage | None = None
     """Null: nobody says."""

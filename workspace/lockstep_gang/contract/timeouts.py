@@ -1,0 +1,29 @@
+"""How long the gang waits: for a start to be complete, and for a rank to move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """In seconds. A rank that tells its own limits, as Lockstep's trainer does, is judged by those."""
+
+    start_seconds: int = 1800
+    """Until every node is here, and then until every rank has been heard."""
+    step_seconds: int = 3600
+    evaluate_seconds: int = 7200
+    save_seconds: int = 3600
+    load_seconds: int = 14400
+    export_seconds: int = 14400
+
+    def of_activity(self, activity: str) -> int:
+        """An activity that isn't known counts as a step."""
+        limits = {
+            "Init": self.load_seconds,
+            "Load": self.load_seconds,
+            "Evaluate": self.evaluate_seconds,
+            "Save": self.save_seconds,
+            "Export": self.export_seconds,
+        }
+        return limits.get(activity, self.step_seconds)
