@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.processes import become_subreaper, ended_children
+from lockstep_gang.agent.progress import ProgressServer
 from lockstep_gang.agent.ranks import Node, Ranks
 from lockstep_gang.agent.reports import ReportSocket
 from lockstep_gang.contract.codec import ContractError
@@ -47,6 +49,7 @@ class Agent:
         self._run, self._node, self._console = run, node, console
         self._silence_seconds = silence_seconds
         self._socket = ReportSocket(node.folder)
+        self._progress = ProgressServer(node.folder, self._report, console.say)
         self.link = Link(run, key, node.index, Handlers(self._hello, self._take, console.say))
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
@@ -67,6 +70,8 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, self._leave)
         loop.add_signal_handler(signal.SIGINT, self._leave)
         loop.add_reader(self._socket.fileno(), self._read_reports)
+        if self._run.training is None and self._node.index == 0:  # a script, beside its rank 0
+            self._node = replace(self._node, reporting=await self._progress.start())
         tasks = [asyncio.ensure_future(task) for task in (self.link.run(), self._watch_silence(), self._tell_steps(), self._done.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -79,6 +84,7 @@ class Agent:
             self._kill()
             loop.remove_reader(self._socket.fileno())
             self._socket.close()
+            self._progress.close()
         return self._exit_code()
 
     def end_with(self, parent: int) -> None:
@@ -105,6 +111,7 @@ class Agent:
             return  # of the past
         self._known_attempt = order.attempt
         self._steps.clear()
+        self._progress.begin_attempt()
         self._ranks = Ranks(self._node, order, self._console.write)
         self._running = True
         self._ranks.start()

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep_gang.agent.environment import Place, rank_environment
 from lockstep_gang.agent.processes import Ended, kill_strays, send, send_to_group, start_process
+from lockstep_gang.agent.progress import offered
 from lockstep_gang.agent.relay import Relay, drain
 from lockstep_gang.agent.reports import read_error_file
 from lockstep_gang.contract.messages import Error, RankExit, RankState, Start
@@ -30,6 +31,8 @@ class Node:
     report_socket: Path
     folder: Path
     """For this agent alone, mode 0700."""
+    reporting: Mapping[str, str] = field(default_factory=dict)
+    """Variables that tell a script where its progress is taken."""
 
 
 class RankProcess:
@@ -46,7 +49,8 @@ class RankProcess:
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
         place = Place(node.index, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
-        self._environment = rank_environment(node.run, start, place, os.environ)
+        inherited = {**os.environ, **offered(node.reporting, {**os.environ, **node.run.environment})}
+        self._environment = rank_environment(node.run, start, place, inherited)
 
     def start(self, run: Run) -> None:
         """A command that can't be started is an exit like any other."""
