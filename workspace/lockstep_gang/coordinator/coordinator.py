@@ -22,7 +22,8 @@ from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
-from lockstep_gang.lifecycle.history import begun_records, closed_records, end_record, resumed
+from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
+from lockstep_gang.lifecycle.losses import heard, is_asking
 from lockstep_gang.lifecycle.observe import closed, observe
 from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
@@ -108,8 +109,10 @@ class Coordinator:
         return self.gang.phase is Phase.WAITING
 
     def _replied(self, reply: Reply) -> None:
-        if reply.facts != self.gang.facts.told:
-            self._become(replace(self.gang, facts=replace(self.gang.facts, told=reply.facts)))
+        before = (self.gang.history, self.gang.budget)
+        self._become(heard(self.gang, reply.facts, self._now()))
+        if (self.gang.history, self.gang.budget) != before:
+            self._correct_records()
         for order in reply.orders:
             if order == ORDER_STOP:
                 self._become(replace(self.gang, held=True))
@@ -133,6 +136,8 @@ class Coordinator:
                 break
         self._wake_at = decision.wake_at
         self._wake.set()
+        if self._reporter is not None:
+            self._reporter.ask(is_asking(self.gang))
 
     def _recorded(self, decision: Decision) -> bool:
         """Whether all that must be durable before the orders is."""
@@ -164,6 +169,15 @@ class Coordinator:
         attempts = closed_records(self._attempts, outcome, gang)
         self._records.write_attempts(attempts)
         self._attempts = attempts
+
+    def _correct_records(self) -> None:
+        """Not worth stopping for: a coordinator after this one hears the facts as well."""
+        try:
+            attempts = corrected_records(self._attempts, self.gang)
+            self._records.write_attempts(attempts)
+            self._attempts = attempts
+        except OSError as error:
+            self._output.say(f"cannot correct the job's record under {self._run.run_dir}/gang: {error.strerror}")
 
     def _send(self, node: int, order: Order) -> None:
         if isinstance(order, Start):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PERIOD_SECONDS = 15.0
 NEWS_SECONDS = 1.0
 """Least time between two reports of which none is a transition."""
+ASKING_SECONDS = 5.0
+"""Instead of PERIOD_SECONDS while nodes are missing: the reply says what the cluster knows of them."""
 RETRY_SECONDS = (0.2, 30.0)
 """First and longest wait after a failed attempt, doubled in between."""
 TRANSITIONS_MAX = 64
@@ -39,6 +41,7 @@ class Reporter:
         self._transitions: deque[Report] = deque(maxlen=TRANSITIONS_MAX)
         self._latest: Report | None = None
         self._has_news = False
+        self._period = PERIOD_SECONDS
         self._told_at = 0.0
         self._wake = asyncio.Event()
         self._delivered = asyncio.Event()
@@ -60,6 +63,13 @@ class Reporter:
         """To be told when it is time anyway."""
         self._latest = report
 
+    def ask(self, often: bool) -> None:
+        """Whether the operator's replies are waited for."""
+        period = ASKING_SECONDS if often else PERIOD_SECONDS
+        if period != self._period:
+            self._period = period
+            self._wake.set()
+
     async def flush(self, seconds: float) -> None:
         """Wait until every transition was accepted, but not longer than this."""
         if self._transitions:
@@ -77,7 +87,7 @@ class Reporter:
                 await self._deliver(self._latest)
 
     def _due(self) -> float:
-        return self._told_at + (NEWS_SECONDS if self._has_news else PERIOD_SECONDS)
+        return self._told_at + (NEWS_SECONDS if self._has_news else self._period)
 
     async def _deliver(self, report: Report) -> None:
         """Returns when the operator has accepted it. A retry keeps its number: refused as not newer means that it had arrived."""

@@ -15,6 +15,7 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """The lines that say how `after` differs from `before`."""
     yield from _nodes(before, after, run)
     yield from _exits(before, after, run)
+    yield from _explained(before, after)
     yield from _phases(before, after, run)
 
 
@@ -25,6 +26,13 @@ def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
             yield f"node {index} is here ({here} of {run.nodes})"
         elif old.connected and not new.connected and after.phase is not Phase.ENDED:
             yield f"node {index} is gone: its connection closed"
+
+
+def _explained(before: Gang, after: Gang) -> Iterator[str]:
+    known = {entry.attempt for entry in before.history if entry.explained_by is not None}
+    for entry in after.history:
+        if entry.explained_by is not None and entry.attempt not in known:
+            yield f"{entry.failure.message}: attempt {entry.attempt} does not count toward restart.maxRestarts"
 
 
 def _exits(before: Gang, after: Gang, run: Run) -> Iterator[str]:

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Budget, Gang
+from lockstep_gang.lifecycle.losses import explained, explaining
 
 BACKOFF_MAX_SECONDS = 300
 REPEATED = frozenset({Cause.USER_CODE, Cause.SETUP})
@@ -15,14 +16,30 @@ REPEATED = frozenset({Cause.USER_CODE, Cause.SETUP})
 
 
 def charged(gang: Gang, failure: Failure, now: float) -> Gang:
-    """The gang after its attempt failed: budget spent, history longer by one."""
+    """The gang after its attempt failed: history longer by one, and budget spent unless the cluster took a node away."""
+    fact = explaining(gang, failure, now)
+    failure = failure if fact is None else explained(failure, fact)
     budget, committed = gang.budget, gang.checkpoint.step if gang.checkpoint is not None else 0
     if committed > budget.committed_step:
         budget = replace(budget, counted=0)
-    budget = Budget(budget.failures + 1, budget.counted + 1, max(committed, budget.committed_step))
-    lost = max(0, (failure.step or 0) - committed)
-    entry = Restart(gang.attempt, stamp(now), replace(failure, last_lines=()), lost)
+    budget = Budget(budget.failures + 1, budget.counted + (fact is None), max(committed, budget.committed_step))
+    entry = _entry(gang, failure, now)
+    if fact is not None:
+        entry = replace(entry, counts=False, explained_by=fact.pod_uid)
     return replace(gang, budget=budget, failure=failure, history=(*gang.history, entry)[-HISTORY:])
+
+
+def _entry(gang: Gang, failure: Failure, now: float) -> Restart:
+    committed = gang.checkpoint.step if gang.checkpoint is not None else 0
+    return Restart(gang.attempt, stamp(now), replace(failure, last_lines=()), max(0, (failure.step or 0) - committed))
+
+
+def asked_to_go(gang: Gang, now: float) -> tuple[Restart, ...]:
+    """For each node that was told to go, and by whom nobody has said yet: the entry of the history that it becomes if the cluster did."""
+    step = gang.trainer.step if gang.trainer is not None else None
+    nodes = [index for index, node in enumerate(gang.nodes) if node.leaving]
+    failures = [Failure(f"node {index} was asked to stop", node=index, cause=Cause.NODE_LOST, step=step) for index in nodes]
+    return tuple(replace(_entry(gang, failure, now), counts=False) for failure in failures)
 
 
 def is_repeated(gang: Gang, failure: Failure) -> bool:

@@ -12,10 +12,11 @@ from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.budget import backoff_seconds, charged, is_repeated, is_spent
+from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
 from lockstep_gang.lifecycle.failures import first_failure, is_final
 from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted
+from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, told_to_go
 from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
 
 PORTS = 64
@@ -42,7 +43,7 @@ def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
     step = _next_step(with_idle_stop(accounted(gang, run, now), now), run, now)
     gang, orders = _orders(step.gang, run)
-    return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, now))
+    return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
 
 
 def _next_step(gang: Gang, run: Run, now: float) -> Decision:
@@ -57,6 +58,8 @@ def _next_step(gang: Gang, run: Run, now: float) -> Decision:
 
 def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     if gang.failure is not None and (gang.final or is_spent(gang.budget, run)):
+        if is_doubted(gang, run, now) and not gang.final:
+            return Decision(gang)
         return _ended(gang, State.FAILED, gang.failure.message)
     here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
     if gang.held or now < gang.not_before or not here:
@@ -97,12 +100,12 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     if _all_done(gang) and not has_failed(gang, run):
         return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
     if gang.stopping is StopMode.SAVE:
-        stopped = stop_report(gang, run, now)
-        return Decision(replace(gang, phase=Phase.WAITING, failure=None, stopped=stopped), close="Stopped")
+        waiting = replace(gang, phase=Phase.WAITING, failure=None, stopped=stop_report(gang, run, now))
+        return Decision(waiting if gang.held else told_to_go(waiting, asked_to_go(gang, now)), close="Stopped")
     failure = first_failure(gang, run)
     final = is_final(gang, run) or is_repeated(gang, failure)
     failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
-    if final or is_spent(failed.budget, run):
+    if final or (is_spent(failed.budget, run) and not is_doubted(failed, run, now)):
         return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
     return Decision(replace(failed, not_before=now + backoff_seconds(run, failed.budget.counted)), close="Failed")
 
@@ -135,8 +138,11 @@ def _order(gang: Gang, run: Run, node: Node) -> Order | None:
     return None
 
 
-def _wake_at(gang: Gang, now: float) -> float | None:
+def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
     if gang.phase is Phase.WAITING and gang.not_before > now:
         times.append(gang.not_before)
+    doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None
+    if doubted is not None and doubted > now:
+        times.append(doubted)
     return min(times, default=None)

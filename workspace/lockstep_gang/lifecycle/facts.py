@@ -1,10 +1,11 @@
-"""What only the cluster knows of the job's nodes, as the operator's last reply said it (pure)."""
+"""What only the cluster knows of the job's nodes, as the operator's replies say it (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from lockstep_gang.contract.reply import Fact, FactType
+from lockstep_gang.contract.report import Restart
 
 LOSSES = frozenset({FactType.NODE_LOST, FactType.PREEMPTED, FactType.EVICTED})
 
@@ -15,9 +16,13 @@ class Facts:
 
     told: tuple[Fact, ...] = ()
     """As in the operator's last reply."""
+    heard_at: float = 0.0
+    """When it came, Unix time."""
+    left: tuple[Restart, ...] = ()
+    """Nodes that were told to go in the last attempt, as entries of the history: they become ones when a fact says who told them."""
 
     def waiting(self, node: int) -> str | None:
         """Why the node's pod doesn't run, for example `x-1 (ImagePulling)`; None when nobody says."""
-        found = next((fact for fact in self.told if fact.node == node and fact.type is FactType.WAITING), None)
-        found = found or next((fact for fact in reversed(self.told) if fact.node == node), None)
+        of_node = [fact for fact in self.told if fact.node == node]
+        found = next((fact for fact in of_node if fact.type is FactType.WAITING), of_node[-1] if of_node else None)
         return f"{found.pod} ({found.reason})" if found is not None else None

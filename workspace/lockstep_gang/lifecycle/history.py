@@ -29,6 +29,8 @@ class AttemptRecord:
     """After it; while it runs, before it."""
     checkpoint: CheckpointReport | None = None
     """The newest commit when it ended."""
+    retry: int = 0
+    """restart.retry of the run that started it."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,16 @@ class EndRecord:
     failure: Failure | None = None
     checkpoint: CheckpointReport | None = None
     result: dict[str, str | None] | None = None
+    retry: int = 0
+    """restart.retry of the run that ended: a failure counts until a higher one."""
     format: str = END_FORMAT
 
 
 def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, started: str) -> list[AttemptRecord]:
     """The records with the attempt that begins. What was charged for one that ended without a word becomes durable here."""
-    begun = AttemptRecord(gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint)
+    begun = AttemptRecord(
+        gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint, retry=run.restart.retry
+    )
     return [*_with_costs(attempts, gang), begun]
 
 
@@ -57,6 +63,12 @@ def closed_records(attempts: Sequence[AttemptRecord], outcome: str, gang: Gang) 
     """The records after the newest attempt has ended."""
     last = replace(attempts[-1], outcome=outcome, budget=gang.budget, checkpoint=gang.checkpoint)
     return _with_costs([*attempts[:-1], last], gang)
+
+
+def corrected_records(attempts: Sequence[AttemptRecord], gang: Gang) -> list[AttemptRecord]:
+    """The records after a failure turned out to be the cluster's doing."""
+    found = _with_costs(attempts, gang)
+    return [*found[:-1], replace(found[-1], budget=gang.budget)] if found else []
 
 
 def _with_costs(attempts: Sequence[AttemptRecord], gang: Gang) -> list[AttemptRecord]:
@@ -69,7 +81,18 @@ def end_record(gang: Gang, run: Run, ended: str) -> EndRecord:
     """Raises AssertionError when the job has not ended."""
     assert gang.ending is not None  # noqa: S101 (an invariant of the caller)
     state, failure = gang.ending.state, gang.failure if gang.ending.state is State.FAILED else None
-    return EndRecord(run.job.uid, state, gang.ending.message, gang.attempt, gang.restarts, ended, failure, gang.checkpoint, gang.result)
+    return EndRecord(
+        run.job.uid,
+        state,
+        gang.ending.message,
+        gang.attempt,
+        gang.restarts,
+        ended,
+        failure,
+        gang.checkpoint,
+        gang.result,
+        run.restart.retry,
+    )
 
 
 def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, now: float) -> Gang:
@@ -85,8 +108,10 @@ def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, 
             checkpoint=next((record.checkpoint for record in reversed(own) if record.checkpoint is not None), None),
             history=tuple(record.restart for record in own if record.restart is not None)[-HISTORY:],
         )
-    if end is not None and end.job_uid == run.job.uid:
+    if end is not None and end.job_uid == run.job.uid and not _is_retried(end, run):
         return _ended(gang, end)
+    if own and own[-1].retry < run.restart.retry:
+        return replace(gang, budget=replace(gang.budget, counted=0))
     if not own or own[-1].outcome == "Stopped":
         return gang
     if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
@@ -94,6 +119,11 @@ def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, 
     text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
     gang = charged(gang, Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
     return replace(gang, not_before=now + backoff_seconds(run, gang.budget.counted))
+
+
+def _is_retried(end: EndRecord, run: Run) -> bool:
+    """A failure of a lower retry is passed over; what is complete stays so."""
+    return end.state is State.FAILED and end.retry < run.restart.retry
 
 
 def _ended(gang: Gang, end: EndRecord) -> Gang:

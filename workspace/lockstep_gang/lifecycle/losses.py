@@ -1,0 +1,118 @@
+"""Which losses of nodes the cluster explains: those don't count toward the restart budget (pure).
+
+A connection that closed says only that a node is gone. Whether its machine died, its pod had to make room, or its agent just ran out of
+memory is known to the cluster, and is heard seconds before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from lockstep_gang.contract.reply import Fact, FactType
+from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.facts import LOSSES
+from lockstep_gang.lifecycle.gang import Gang, Phase
+
+BEFORE_SECONDS, AFTER_SECONDS = 600.0, 120.0
+"""A fact that is older or younger than that against a loss is about another one. A Node is NotReady 40 to 100 s after its last sign."""
+AWAY_SECONDS, BACK_SECONDS = 60.0, 10.0
+"""How long after a loss the operator's answer may still explain it: as long as the node is away, and when its agent is back."""
+UNANSWERED_SECONDS = 300.0
+"""An operator that does not answer at all is waited for so long."""
+_CAUSES = {FactType.NODE_LOST: Cause.NODE_LOST, FactType.PREEMPTED: Cause.PREEMPTED, FactType.EVICTED: Cause.NODE_LOST}
+_WORDS = {FactType.NODE_LOST: "lost", FactType.PREEMPTED: "preempted", FactType.EVICTED: "evicted"}
+
+
+def explaining(gang: Gang, failure: Failure, failed_at: float) -> Fact | None:
+    """The fact by which this failure was the cluster's doing; None: nobody says so."""
+    used = {entry.explained_by for entry in gang.history}
+    fitting = [fact for fact in gang.facts.told if fact.type in LOSSES and fact.pod_uid not in used and _is_near(fact, failed_at)]
+    if failure.rank is None and failure.cause is Cause.NODE_LOST:
+        return next((fact for fact in fitting if fact.node == failure.node), None)
+    if failure.cause is Cause.FABRIC:  # a peer of the lost node was heard first
+        return next((fact for fact in fitting if fact.node < len(gang.nodes) and not gang.nodes[fact.node].connected), None)
+    return None
+
+
+def _is_near(fact: Fact, failed_at: float) -> bool:
+    since = seconds_of(fact.since)
+    return since is None or failed_at - BEFORE_SECONDS <= since <= failed_at + AFTER_SECONDS
+
+
+def explained(failure: Failure, fact: Fact) -> Failure:
+    """The failure in the cluster's words."""
+    said = f": {fact.message}" if fact.message else ""
+    return Failure(f"node {fact.node} was {_WORDS[fact.type]}{said}", node=fact.node, cause=_CAUSES[fact.type], step=failure.step)
+
+
+def heard(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
+    """The gang after a reply of the operator: the losses that its facts explain are explained, and their budget is given back."""
+    gang = replace(gang, facts=replace(gang.facts, told=tuple(told), heard_at=now))
+    for index, entry in enumerate(gang.history):
+        fact = explaining(gang, entry.failure, seconds_of(entry.failed) or now) if entry.explained_by is None else None
+        if fact is not None:
+            gang = _corrected(gang, index, fact)
+    return told_to_go(gang, gang.facts.left)
+
+
+def _corrected(gang: Gang, index: int, fact: Fact) -> Gang:
+    entry = gang.history[index]
+    counted = [i for i, other in enumerate(gang.history) if other.counts]
+    recent = counted[-gang.budget.counted :] if gang.budget.counted else []  # the others are of before the last new commit
+    failure = explained(entry.failure, fact)
+    corrected = replace(entry, failure=failure, counts=False, explained_by=fact.pod_uid)
+    is_last = index == len(gang.history) - 1
+    return replace(
+        gang,
+        history=(*gang.history[:index], corrected, *gang.history[index + 1 :]),
+        budget=replace(gang.budget, counted=gang.budget.counted - (index in recent)),
+        failure=failure if is_last and gang.failure is not None else gang.failure,
+    )
+
+
+def told_to_go(gang: Gang, left: Sequence[Restart]) -> Gang:
+    """The gang after nodes were told to go and its ranks had saved: an entry of the history where the cluster says why."""
+    for entry in left:
+        fact = explaining(gang, entry.failure, seconds_of(entry.failed) or 0.0)
+        if fact is not None:
+            failure = explained(entry.failure, fact)
+            history = (*gang.history, replace(entry, failure=failure, explained_by=fact.pod_uid))[-HISTORY:]
+            gang = replace(
+                gang,
+                history=history,
+                budget=replace(gang.budget, failures=gang.budget.failures + 1),
+                failure=failure if gang.phase is Phase.WAITING else gang.failure,
+            )
+            return replace(gang, facts=replace(gang.facts, left=()))
+    return replace(gang, facts=replace(gang.facts, left=tuple(left)))
+
+
+def doubted_until(gang: Gang, run: Run) -> float | None:
+    """Until when the operator may still explain the last failure, which would give its budget back; None: nothing is open."""
+    last = gang.history[-1] if gang.history else None
+    if run.report is None or last is None or not last.counts or last.failure.cause is not Cause.NODE_LOST or last.failure.node is None:
+        return None
+    failed_at = seconds_of(last.failed) or 0.0
+    until = failed_at + (BACK_SECONDS if gang.nodes[last.failure.node].connected else AWAY_SECONDS)
+    return None if gang.facts.heard_at >= until else failed_at + UNANSWERED_SECONDS
+
+
+def is_doubted(gang: Gang, run: Run, now: float) -> bool:
+    until = doubted_until(gang, run)
+    return until is not None and now < until
+
+
+def is_asking(gang: Gang) -> bool:
+    """Whether the operator's next answer is waited for."""
+    return gang.phase is Phase.WAITING and not gang.held and any(not node.connected or node.leaving for node in gang.nodes)
+
+
+def seconds_of(stamp: str | None) -> float | None:
+    """Unix time of an RFC 3339 stamp; None for none, and for what is no stamp."""
+    try:
+        return None if stamp is None else datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
