@@ -193,6 +193,40 @@ def test_a_refused_report_is_repeated_until_it_is_taken(
     assert operator.seen[0] == operator.seen[1]
 
 
+def test_the_replica_that_another_one_names_is_asked_from_then_on(
+    agents: Gang, certificate: Certificate, operator: Operator, port: int
+) -> None:
+    other_port = free_port()
+    leader = Operator(certificate, other_port)
+    try:
+        operator.answers = [(421, {"leader": f"127.0.0.1:{other_port}"})]
+        agents.write("", target(agents, certificate, port), nodes=1)
+        agents.start(0)
+        assert agents.codes() == [0]
+        assert len(operator.seen) == 1
+        assert leader.states()[-1] == "Complete"
+        assert "did not take the report" not in agents.log(0)
+    finally:
+        leader.close()
+
+
+def test_a_named_replica_without_the_operator_s_certificate_hears_nothing_and_the_first_one_is_asked_again(
+    agents: Gang, certificate: Certificate, operator: Operator, port: int, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other_port = free_port()
+    stranger = Operator(make_certificate(tmp_path / "other"), other_port)
+    try:
+        operator.answers = [(421, {"leader": f"127.0.0.1:{other_port}"})]
+        agents.write("", target(agents, certificate, port), nodes=1)
+        agents.start(0)
+        assert agents.codes() == [0]
+        assert stranger.seen == []
+        assert operator.states()[-1] == "Complete"
+    finally:
+        stranger.close()
+
+
 def test_a_number_that_is_not_newer_is_followed_by_one_that_is(
     agents: Gang, certificate: Certificate, operator: Operator, port: int
 ) -> None:

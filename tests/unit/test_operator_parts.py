@@ -109,6 +109,23 @@ def test_an_event_older_than_what_is_known_changes_nothing() -> None:
     assert (found.observed(KEY) or pytest.fail("no job")).replicas == 1
 
 
+def test_what_was_written_is_known_at_once_and_its_own_event_is_no_news() -> None:
+    found = Inventory()
+    found.observe("TrainingJob", job(), deleted=False)
+    assert found.observe_write("StatefulSet", item("x", 7)) == {KEY}
+    assert (found.observed(KEY) or pytest.fail("no job")).replicas == 1
+    assert found.observe("StatefulSet", item("x", 7), deleted=False) == set()
+
+
+def test_a_reply_that_comes_after_the_deletion_of_its_object_brings_nothing_back() -> None:
+    found = Inventory()
+    found.observe("TrainingJob", job(), deleted=False)
+    found.observe("TrainingJob", job(9), deleted=True)
+    assert found.observe_write("TrainingJob", job(8)) == set()
+    assert found.observed(KEY) is None
+    assert found.observe_write("TrainingJob", job(10)) == {KEY}  # one that was made after that deletion
+
+
 def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
     found = Inventory()
     found.observe("TrainingJob", job(), deleted=False)
@@ -150,14 +167,14 @@ def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
     kinds = [item["kind"] for item in objects]
     assert kinds[:2] == ["CustomResourceDefinition"] * 2
     deployment = objects[kinds.index("Deployment")]
-    assert kinds.index("Deployment") > max(
-        kinds.index(kind) for kind in ("ServiceAccount", "Role", "RoleBinding", "Service", "ClusterProfile")
-    )
+    before = ("ServiceAccount", "Role", "RoleBinding", "Service", "ClusterProfile", "Lease", "PodDisruptionBudget")
+    assert kinds.index("Deployment") > max(kinds.index(kind) for kind in before)
     claims = [(i["metadata"]["namespace"], i["metadata"]["name"]) for i in objects if i["kind"] == "PersistentVolumeClaim"]
     assert claims == [("lockstep-system", "env"), ("jobs", "env")]
     pod = deployment["spec"]["template"]
     container = pod["spec"]["containers"][0]
-    assert container["env"] == [{"name": "LOCKSTEP_AGENT_IMAGE", "value": "operator:1"}, {"name": "A", "value": "$$b"}]
+    values = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert values == {"LOCKSTEP_AGENT_IMAGE": "operator:1", "LOCKSTEP_POD": None, "LOCKSTEP_POD_IP": None, "A": "$$b"}
     assert {"name": "python", "mountPath": "/opt/x", "readOnly": True} in container["volumeMounts"]
     assert pod["metadata"]["annotations"] == {"lockstep.dev/revision": "r1"}
     assert ("runAsUser" in pod["spec"]["securityContext"]) == (platform == "Kubernetes")

@@ -20,7 +20,7 @@ from lockstep.platforms.kubernetes.authenticate import POD_NAME_CLAIM, POD_UID_C
 from lockstep.platforms.kubernetes.certificate import make_certificates, needs_renewal, renew, service_names
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.inventory import Inventory
-from lockstep.platforms.kubernetes.report_server import PATH, ReportServer, serving, tls_context
+from lockstep.platforms.kubernetes.report_server import PATH, ReportServer, Standing, serving, tls_context
 from lockstep.platforms.kubernetes.secrets import job_key
 from lockstep_gang.contract import REPORT_BYTES_MAX, JobIdentity, RankCount, Report, State, parse_key, report_body, report_signature
 
@@ -69,7 +69,7 @@ def served(use: Use, review: dict[str, Any] | None = None, seen: Inventory | Non
         return reviewed() if review is None else review
 
     async def run() -> None:
-        server = ReportServer(MASTER, say, seen or inventory(), heard.append, lambda: bool(heard))
+        server = ReportServer(MASTER, say, seen or inventory(), heard.append)
         async with TestClient(TestServer(server.application())) as connection:
             await use(connection, server)
 
@@ -175,16 +175,31 @@ def test_a_pod_that_no_longer_belongs_to_the_job_is_refused(change: str) -> None
     assert code(signed(body), body, seen=seen) == 403
 
 
-def test_readiness_waits_for_the_first_list() -> None:
+def test_a_replica_is_ready_from_its_first_sight_of_a_leader_on() -> None:
     async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
-        for path, status in (("/readyz", 503), ("/healthz", 200)):
+        async def code(path: str) -> int:
             async with connection.get(path) as reply:
-                assert reply.status == status
-        server.is_ready = lambda: True
-        async with connection.get("/readyz") as reply:
-            assert reply.status == 200
+                return reply.status
+
+        server.standing = lambda: Standing(leads=False)
+        assert [await code(path) for path in ("/readyz", "/healthz")] == [503, 200]
+        server.standing = lambda: Standing(leads=False, leader="10.0.0.1:8443")
+        assert await code("/readyz") == 200
+        server.standing = lambda: Standing(leads=False)
+        assert await code("/readyz") == 200
 
     served(use)
+
+
+@pytest.mark.parametrize(("leader", "status"), [("10.0.0.1:8443", 421), ("", 421), (None, 503)])
+def test_a_replica_that_does_not_lead_says_who_does(leader: str | None, status: int) -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        server.standing = lambda: Standing(leads=False, leader=leader)
+        body = report_body(REPORT)
+        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+            assert (reply.status, (await reply.json()).get("leader")) == (status, leader)
+
+    assert served(use) == []
 
 
 NAMES = service_names("lockstep-operator", "lockstep-system")
@@ -197,7 +212,7 @@ def test_pods_that_know_the_authority_trust_the_server_before_and_after_a_renewa
     assert second.tls_cert != first.tls_cert
 
     async def get(tls: Any) -> int:
-        server = ReportServer(MASTER, _never, Inventory(), lambda key: None, lambda: True)
+        server = ReportServer(MASTER, _never, Inventory(), lambda key: None)
         trusting = ssl.create_default_context(cadata=first.ca_cert)
         async with serving(server.application(), "127.0.0.1", 0, tls_context(tls)) as port, aiohttp.ClientSession() as session:
             url = f"https://127.0.0.1:{port}/healthz"

@@ -59,7 +59,7 @@ MAY_NOT = [
     ("delete", "pods"), ("create", "pods/exec"), ("get", "pods/log"), ("delete", "persistentvolumeclaims"), ("patch", "persistentvolumeclaims"),
     ("create", "serviceaccounts"), ("create", "serviceaccounts/token"), ("patch", "nodes"), ("delete", "services"), ("create", "trainingjobs.lockstep.dev"),
     ("delete", "trainingjobs.lockstep.dev"), ("patch", "trainingjobs.lockstep.dev"), ("create", "namespaces"), ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
-    ("*", "*"),
+    ("create", "leases.coordination.k8s.io"), ("get", "leases.coordination.k8s.io"), ("patch", "leases.coordination.k8s.io"), ("*", "*"),
 ]  # fmt: skip
 
 

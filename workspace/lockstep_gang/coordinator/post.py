@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from lockstep_gang.contract.proof import report_signature
 from lockstep_gang.contract.run import ReportTarget
 
 TIMEOUT_SECONDS = 10.0
+ADDRESS_SECONDS = 3.0
+"""To connect to one replica: when it is gone, the Service knows another."""
 REPLY_BYTES_MAX = 1024 * 1024
 
 
@@ -23,15 +26,40 @@ class Answer:
 
     def number(self, name: str) -> int | None:
         """A whole number in the body's JSON object, if there is one of this name."""
-        try:
-            value = json.loads(self.body).get(name)
-        except (ValueError, AttributeError, RecursionError):
-            return None
+        value = self._value(name)
         return value if type(value) is int else None
 
+    def text(self, name: str) -> str | None:
+        """Likewise a text that isn't empty."""
+        value = self._value(name)
+        return value or None if isinstance(value, str) else None
 
-def post(target: ReportTarget, key: bytes, body: bytes) -> Answer:
-    """Blocking: for a thread. The token is read each time, since the kubelet renews it. Raises OSError, ValueError, http.client.HTTPException."""
+    def _value(self, name: str) -> object:
+        try:
+            return json.loads(self.body).get(name)
+        except (ValueError, AttributeError, RecursionError):
+            return None
+
+
+class _ConnectionTo(http.client.HTTPSConnection):
+    """To an address of its own, which has to prove by its certificate that it is the target's host."""
+
+    def __init__(self, address: str, url: SplitResult, context: ssl.SSLContext) -> None:
+        super().__init__(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS, context=context)
+        self._address = urlsplit(f"//{address}")
+        self._tls = context
+
+    def connect(self) -> None:
+        plain = socket.create_connection((self._address.hostname or "", self._address.port or 443), ADDRESS_SECONDS)
+        plain.settimeout(self.timeout)
+        self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+
+
+def post(target: ReportTarget, key: bytes, body: bytes, address: str | None = None) -> Answer:
+    """Blocking: for a thread. The token is read each time, since the kubelet renews it. Raises OSError, ValueError, http.client.HTTPException.
+
+    `address` (host:port): of the replica of the operator to send it to, instead of any that the target's name leads to.
+    """
     url = urlsplit(target.url)
     headers = {
         "Authorization": f"Bearer {Path(target.token_file).read_text(encoding='ascii').strip()}",
@@ -39,7 +67,8 @@ def post(target: ReportTarget, key: bytes, body: bytes) -> Answer:
         "X-Lockstep-Signature": report_signature(key, body),
     }
     context = ssl.create_default_context(cadata=target.ca_pem)
-    connection = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS, context=context)
+    plain = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS, context=context)
+    connection = plain if address is None else _ConnectionTo(address, url, context)
     try:
         connection.request("POST", url.path, body=body, headers=headers)
         response = connection.getresponse()

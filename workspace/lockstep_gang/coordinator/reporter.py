@@ -46,6 +46,8 @@ class Reporter:
         self._wake = asyncio.Event()
         self._delivered = asyncio.Event()
         self._trouble = ""
+        self._leader: str | None = None
+        """Address of the operator's replica that takes reports, once another one has named it."""
 
     def transition(self, report: Report) -> None:
         self._delivered.clear()
@@ -103,7 +105,7 @@ class Reporter:
                     return None
                 self._sequence = max(answer.number("sequence") or 0, self._sequence, time.time_ns()) + 1
             repeated = answer is None
-            # 421: another replica leads; the Service may choose it the next time, so soon again.
+            # 421: another replica leads; it was named, or the Service may choose it the next time, so soon again.
             await asyncio.sleep(RETRY_SECONDS[0] if answer is not None and answer.status == HTTPStatus.MISDIRECTED_REQUEST else wait)
             wait = min(wait * 2, RETRY_SECONDS[1])
 
@@ -112,11 +114,15 @@ class Reporter:
         from lockstep_gang.coordinator.post import post  # ssl takes 30 ms to import: only who reports pays
 
         try:
-            answer = await asyncio.to_thread(post, self._target, self._key, report_body(report))
+            answer = await asyncio.to_thread(post, self._target, self._key, report_body(report), self._leader)
         except Exception as error:  # (whatever a report meets must not reach the training)
+            self._leader = None
             self._complain(f"{type(error).__name__}: {error}")
             return None
-        if answer.status != HTTPStatus.OK:
+        if answer.status in (HTTPStatus.OK, HTTPStatus.CONFLICT):
+            return answer
+        self._leader = answer.text("leader")
+        if self._leader is None:
             self._complain(f"HTTP {answer.status} {answer.body[:200].decode(errors='replace').strip()}")
         return answer
 

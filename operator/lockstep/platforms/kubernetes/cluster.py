@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -20,6 +21,7 @@ FIELD_MANAGER = "lockstep-operator"
 LOG_SECONDS = 30 * 24 * 3600.0  # a followed log ends with its container
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 NOT_FOUND, CONFLICT, INVALID = 404, 409, 422
 
 
@@ -43,6 +45,8 @@ KINDS: Mapping[str, Kind] = {
     "Event": Kind("v1", "events"),
     "StatefulSet": Kind("apps/v1", "statefulsets"),
     "Deployment": Kind("apps/v1", "deployments"),
+    "Lease": Kind("coordination.k8s.io/v1", "leases"),
+    "PodDisruptionBudget": Kind("policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": Kind("networking.k8s.io/v1", "networkpolicies"),
     "Role": Kind("rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": Kind("rbac.authorization.k8s.io/v1", "rolebindings"),
@@ -89,6 +93,13 @@ class Cluster:
         self._api = api
         self.namespace = namespace
         """The namespace that the kubeconfig's context names."""
+        self._check: Callable[[], None] = lambda: None
+
+    def fenced(self, check: Callable[[], None]) -> Cluster:
+        """The same connection, where `check` is called before everything that isn't a GET, and may raise."""
+        fenced = Cluster(self._api, self.namespace)
+        fenced._check = check
+        return fenced
 
     async def __aenter__(self) -> Cluster:
         return self
@@ -118,10 +129,13 @@ class Cluster:
     async def _send(
         self, method: str, path: str, body: object | None, *, query: Mapping[str, str], content_type: str = JSON, seconds: float = 30
     ) -> Any:
+        if method != "GET":
+            self._check()
         url = f"{path}?{urlencode(query)}" if query else path
         headers = {"Content-Type": content_type, "Accept": JSON}
         sent = await self._api.param_serialize(method, url, header_params=headers, body=None, auth_settings=["BearerToken"])
-        response = await self._api.call_api(sent[0], sent[1], header_params=sent[2], body=body, _request_timeout=seconds)
+        with _reaching():
+            response = await self._api.call_api(sent[0], sent[1], header_params=sent[2], body=body, _request_timeout=seconds)
         if response.status >= 400:
             raise _error(response.status, await response.read())
         return response
@@ -131,7 +145,8 @@ class Cluster:
     ) -> Object:
         """The reply's object. Raises ApiError, and OSError when the server can't be reached."""
         response = await self._send(method, path, body, query=query or {}, content_type=content_type)
-        reply: Object = json.loads(await response.read())
+        with _reaching():
+            reply: Object = json.loads(await response.read())
         return reply
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
@@ -184,6 +199,17 @@ class Cluster:
         response = await self._send("GET", path, None, query={"container": container, **query}, seconds=LOG_SECONDS)
         async for line in _lines(response):
             yield line.decode(errors="replace").rstrip("\n")
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """A connection that breaks is an OSError: not all of aiohttp's errors are."""
+    from aiohttp import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise OSError(f"the connection to the API server broke: {type(error).__name__}: {error}") from error
 
 
 async def _lines(response: Any) -> AsyncIterator[bytes]:

@@ -15,11 +15,11 @@ _REFUSALS = (400, 403, 422)  # the request is at fault, or a quota or an admissi
 
 
 class Executor:
-    """Writes plans to one cluster. `made` is told of Secrets, which the operator may not list or watch."""
+    """Writes plans to one cluster. `written` gets what the API server answers, so that the next look at the job knows it."""
 
-    def __init__(self, cluster: Cluster, made: Callable[[Object], None]) -> None:
+    def __init__(self, cluster: Cluster, written: Callable[[str, Object], None]) -> None:
         self._cluster = cluster
-        self._made = made
+        self._written = written
 
     async def write_objects(self, observed: Observed, plan: Plan) -> Notice | None:
         """Delete, create and apply; what stood in the way, if anything did. Raises ApiError for what may pass by itself."""
@@ -33,7 +33,7 @@ class Executor:
                 if obstacle is not None:
                     return obstacle
             for item in plan.apply:
-                await self._cluster.apply(item)
+                self._written(item["kind"], await self._cluster.apply(item))
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
@@ -42,7 +42,7 @@ class Executor:
 
     async def _create_claim(self, claim: Object) -> None:
         try:
-            await self._cluster.create(claim)
+            self._written(claim["kind"], await self._cluster.create(claim))
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
@@ -57,15 +57,15 @@ class Executor:
             if there is None or owner_uid(there) != observed.uid:
                 return _who_has_it(observed, item, there)
             found = there  # this job's own, seen late
-        if item["kind"] == "Secret":
-            self._made(found)
+        self._written(item["kind"], found)
         return None
 
     async def write_status(self, observed: Observed, status: Object) -> None:
-        """Raises ApiError."""
-        metadata = {"name": observed.name, "namespace": observed.namespace, "uid": observed.uid}
+        """Only over the very job that was seen: what is concluded from an older one is never written. Raises ApiError."""
+        seen = observed.job["metadata"]
+        metadata = {"name": observed.name, "namespace": observed.namespace, "uid": observed.uid, "resourceVersion": seen["resourceVersion"]}
         body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "status": status}
-        await self._cluster.apply(body, subresource="status")
+        self._written("TrainingJob", await self._cluster.apply(body, subresource="status"))
 
     async def tell(self, observed: Observed, notes: tuple[Note, ...], now: str) -> None:
         """Events are told once and not retried: the same stands in status."""

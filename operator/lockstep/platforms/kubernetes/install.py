@@ -119,7 +119,7 @@ def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -
     volumes = profile.spec.pod.volumes
     container["image"] = image
     container["env"] = [
-        {"name": "LOCKSTEP_AGENT_IMAGE", "value": image},
+        *({**variable, "value": image} if variable["name"] == "LOCKSTEP_AGENT_IMAGE" else variable for variable in container["env"]),
         *({"name": v.name, "value": v.value.replace("$", "$$")} for v in profile.spec.pod.env),
     ]
     container["volumeMounts"] += [{"name": v.name, "mountPath": v.mount_path, "readOnly": True} for v in volumes]
@@ -190,7 +190,8 @@ async def _ready(cluster: Cluster, namespace: str, name: str) -> None:
         found = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
         status = found.get("status", {})
         seen = status.get("observedGeneration") == found["metadata"].get("generation")
-        if seen and status.get("updatedReplicas") == status.get("readyReplicas") == 1 and status.get("replicas") == 1:
+        counts = {status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")}
+        if seen and counts == {found["spec"]["replicas"]}:
             return
     raise InstallError(f"the operator is not ready after {READY_SECONDS:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
 

@@ -87,11 +87,22 @@ class Inventory:
         self._objects: dict[str, dict[Key, Object]] = defaultdict(dict)
         self._by_job: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
         self._obstacles: dict[Key, Notice] = {}
+        self._last_deletion: dict[str, int] = defaultdict(int)
+
+    def observe_write(self, kind: str, item: Mapping[str, Any]) -> set[Key]:
+        """Take in the reply to a write, ahead of the watch; one of an object that was deleted meanwhile changes nothing."""
+        known = self._objects[kind].get((item["metadata"].get("namespace", ""), item["metadata"]["name"]))
+        is_known = known is not None and known["metadata"]["uid"] == item["metadata"]["uid"]
+        if not is_known and _version(item) <= self._last_deletion[kind]:
+            return set()
+        return self.observe(kind, item, deleted=False)
 
     def observe(self, kind: str, item: Mapping[str, Any], *, deleted: bool) -> set[Key]:
         """Take in one event; the keys of jobs that it may change. An event older than what is known changes nothing."""
         if kind == "Event" and item.get("reason") not in EVENT_REASONS:
             return set()
+        if deleted:
+            self._last_deletion[kind] = max(self._last_deletion[kind], _version(item))
         key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
         known = self._objects[kind].get(key)
         if known is not None and _version(known) > _version(item):
@@ -108,6 +119,7 @@ class Inventory:
 
     def replace(self, kind: str, items: Iterable[Object], version: int) -> None:
         """Take in a list: what it doesn't have is gone, unless it is newer than the list."""
+        self._last_deletion[kind] = max(self._last_deletion[kind], version)
         listed = {(item["metadata"].get("namespace", ""), item["metadata"]["name"]): item for item in items}
         for key in [key for key, item in self._objects[kind].items() if key not in listed and _version(item) <= version]:
             self._put(kind, key, None)

@@ -1,4 +1,4 @@
-"""`python -m lockstep.platforms.kubernetes.operator`: watches jobs and brings the cluster to what they say.
+"""The operator while it leads: watches jobs and brings the cluster to what they say.
 
 kopf watches; its handlers only take in an event and mark keys. One queue works the keys off, one worker a job at a time, and a slow
 resync makes up for events that were lost. No timer, daemon or change handler of kopf's: those write finalizers and annotations.
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import kopf
@@ -26,14 +23,14 @@ from lockstep.plan.pods import is_running
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.run import report_target
 from lockstep.platforms.kubernetes.authenticate import token_reviewer
-from lockstep.platforms.kubernetes.certificate import Certificates, service_names
+from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.login import connection
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
-from lockstep.platforms.kubernetes.report_server import ReportServer, load_certificate, serving, tls_context
-from lockstep.platforms.kubernetes.secrets import certificates, job_key, master_key
+from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
+from lockstep.platforms.kubernetes.secrets import job_key
 
 RESYNC_SECONDS = 600.0
 OBSTACLE_SECONDS = 3.0
@@ -49,6 +46,15 @@ class Settings:
     namespace: str = OPERATOR_NAMESPACE
     report_url: str = REPORT_URL
     port: int = 8443
+    pod: str = OPERATOR_NAME
+    """This replica's name in the election."""
+    pod_ip: str = ""
+
+    @property
+    def address(self) -> str:
+        """Where this replica itself takes reports; "" when it isn't told its address."""
+        host = f"[{self.pod_ip}]" if ":" in self.pod_ip else self.pod_ip
+        return f"{host}:{self.port}" if host else ""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str]) -> Settings:
@@ -57,6 +63,8 @@ class Settings:
             namespace=environment.get("LOCKSTEP_NAMESPACE", OPERATOR_NAMESPACE),
             report_url=environment.get("LOCKSTEP_REPORT_URL", REPORT_URL),
             port=int(environment.get("LOCKSTEP_REPORT_PORT", "8443")),
+            pod=environment.get("LOCKSTEP_POD", OPERATOR_NAME),
+            pod_ip=environment.get("LOCKSTEP_POD_IP", ""),
         )
 
 
@@ -69,17 +77,21 @@ class Operator:
     master: bytes
     tls: Certificates
     inventory: Inventory = field(default_factory=Inventory)
+    standing: Callable[[], Standing] = Standing
     synced: bool = False
 
     def __post_init__(self) -> None:
         self.queue = WorkQueue(self.work)
-        self.executor = Executor(self.cluster, lambda secret: self.observe("Secret", {**secret, "kind": "Secret"}, deleted=False))
-        self.server = ReportServer(
-            self.master, token_reviewer(self.cluster), self.inventory, heard=self.queue.mark, is_ready=lambda: self.synced
-        )
+        self.executor = Executor(self.cluster, self.written)
+        self.server = ReportServer(self.master, token_reviewer(self.cluster), self.inventory, self.queue.mark, self.standing)
 
     def observe(self, kind: str, item: dict[str, Any], *, deleted: bool) -> None:
         for key in self.inventory.observe(kind, item, deleted=deleted):
+            self.queue.mark(key)
+
+    def written(self, kind: str, item: dict[str, Any]) -> None:
+        """What this operator wrote is known before the watch tells it: nothing is decided, or sent again, on what was there before."""
+        for key in self.inventory.observe_write(kind, item):
             self.queue.mark(key)
 
     async def work(self, key: Key) -> float | None:
@@ -127,35 +139,30 @@ class Operator:
             self.queue.mark(key)
 
     async def resync_forever(self) -> None:
-        """Slowly; the certificate is looked at on the same occasion."""
         while True:
             await asyncio.sleep(RESYNC_SECONDS)
             try:
                 await self.resync()
-                await self._renew()
             except (ApiError, OSError) as error:
                 log.warning("resync: %s", error)
 
-    async def _renew(self) -> None:
-        names = service_names(OPERATOR_NAME, self.settings.namespace)
-        self.tls = await certificates(self.cluster, self.settings.namespace, names, datetime.now(UTC))
-        load_certificate(self.tls_context, self.tls)
-
-    async def run(self, stop: asyncio.Event, ready: Callable[[int], None] = lambda port: None) -> None:
-        """Until `stop`. The list comes first: a gang that runs must never be taken for one that isn't there."""
-        self.tls_context = tls_context(self.tls)
+    async def run(self) -> None:
+        """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
         await self.resync()
-        async with serving(self.server.application(), "", self.settings.port, self.tls_context) as port:
-            ready(port)
-            watching = kopf.operator(
-                registry=registry(self),
-                settings=kopf_settings(),
-                clusterwide=True,
-                standalone=True,
-                stop_flag=stop,
-                identity=OPERATOR_NAME,  # its default looks up a user name, and an arbitrary UID has none
-            )
-            await first_of(watching, self.queue.run(), self.resync_forever())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            group.create_task(self.queue.run())
+            group.create_task(self.resync_forever())
+
+    async def _watch(self) -> None:
+        await kopf.operator(
+            registry=registry(self),
+            settings=kopf_settings(),
+            clusterwide=True,
+            standalone=True,
+            identity=OPERATOR_NAME,  # its default looks up a user name, and an arbitrary UID has none
+        )
+        raise RuntimeError("the watching ended")
 
 
 def lacks_secret(observed: Observed) -> bool:
@@ -163,19 +170,6 @@ def lacks_secret(observed: Observed) -> bool:
     told = f'secret "{key_secret_name(observed.name)}" not found'
     waiting = [pod for pod in observed.pods if not is_running(pod)]
     return any(told in event.get("message", "") for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))
-
-
-async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all; when one ends or fails, end the others and raise what it raised."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def registry(operator: Operator) -> kopf.OperatorRegistry:
@@ -214,25 +208,3 @@ def kopf_settings() -> kopf.OperatorSettings:
         if watched.field_selector:
             settings.watching.field_selectors[plural] = watched.field_selector
     return settings
-
-
-async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], None] = lambda port: None) -> None:
-    """Connect and run until `stop`."""
-    async with await Cluster.connect() as cluster:
-        names = service_names(OPERATOR_NAME, settings.namespace)
-        master = await master_key(cluster, settings.namespace)
-        tls = await certificates(cluster, settings.namespace, names, datetime.now(UTC))
-        await Operator(cluster, settings, master, tls).run(stop, ready)
-
-
-async def _main() -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(Settings.from_environment(dict(os.environ)), stop, lambda port: log.info("reports are taken on port %d", port))
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event of every object
-    asyncio.run(_main())

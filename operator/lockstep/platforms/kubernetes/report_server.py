@@ -49,6 +49,16 @@ class Reports:
         self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Which part this replica plays now."""
+
+    leads: bool = True
+    """And knows the cluster, so that it can tell whose a report is."""
+    leader: str | None = None
+    """Where another replica takes reports ("": nobody knows); None while nobody else is known to lead."""
+
+
 @dataclass
 class ReportServer:
     """Checks and keeps reports; `heard` is told whose job has news."""
@@ -57,8 +67,9 @@ class ReportServer:
     review: ReviewToken
     inventory: Inventory
     heard: Callable[[Key], None]
-    is_ready: Callable[[], bool]
+    standing: Callable[[], Standing] = Standing
     reports: Reports = field(default_factory=Reports)
+    was_ready: bool = False
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=REPORT_BYTES_MAX)
@@ -71,10 +82,15 @@ class ReportServer:
         return web.Response(text="ok\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
-        ready = self.is_ready()
-        return web.Response(text="ok\n" if ready else "still listing the cluster\n", status=200 if ready else 503)
+        """From the first sight of a leader on: without one, or without the API server, a follower still says so itself."""
+        standing = self.standing()
+        self.was_ready = self.was_ready or standing.leads or standing.leader is not None
+        return web.Response(text="ok\n" if self.was_ready else "nobody leads yet\n", status=200 if self.was_ready else 503)
 
     async def receive(self, request: web.Request) -> web.Response:
+        standing = self.standing()
+        if not standing.leads:
+            return _elsewhere(standing.leader)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await request.read()  # more than client_max_size: 413
@@ -100,6 +116,12 @@ class ReportServer:
         self.reports.take(report, bearer.pod_uid, time.time())
         self.heard((report.job.namespace, report.job.name))
         return web.json_response({"orders": [], "facts": []})
+
+
+def _elsewhere(leader: str | None) -> web.Response:
+    if leader is None:
+        return web.json_response({"message": "no replica of the operator leads now"}, status=503)
+    return web.json_response({"message": "another replica of the operator leads", "leader": leader}, status=421)
 
 
 def tls_context(certificates: Certificates) -> ssl.SSLContext:

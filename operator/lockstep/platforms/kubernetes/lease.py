@@ -1,0 +1,176 @@
+"""One replica leads: it holds Lease lockstep-operator, and writes only while it knows that nobody else can hold it.
+
+Not the client library's election (kubernetes 37.0.2): it can't create its lock, its calls have no time limit, it raises out of `run`
+with the leading task going on, writes local time as UTC, and never says until when the lease is held, which fencing needs.
+
+A holder counts the lease as its own for RENEW_SECONDS from the moment it *asked*; the others wait LEASE_SECONDS from the moment they
+*saw* the last change. No clock of one machine is ever compared with another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from lockstep.api.errors import Failed
+from lockstep.api.names import ANNOTATION_LEADER, OPERATOR_NAME
+from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, ApiError, Cluster, Object, path_of
+
+LEASE_SECONDS = 15
+RENEW_SECONDS = 10.0
+"""Least time that is left between the holder's last write and another's first: LEASE_SECONDS less this."""
+RETRY_SECONDS = 2.0
+CALL_SECONDS = 4.0
+"""Of one request: two may fail before a renewal is too late."""
+log = logging.getLogger(__name__)
+
+
+class LeaseLost(Failed):
+    """This replica doesn't lead, or can't know any more that it does."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the Lease said, and since when (this machine's clock)."""
+
+    version: str
+    holder: str
+    address: str
+    seconds: int
+    transitions: int
+    since: float
+
+
+def boot_seconds() -> float:
+    """Seconds that no change of the date touches, and that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """This replica's side of the election. `identity` is its pod's name: what a pod's earlier process held is its own."""
+
+    def __init__(self, cluster: Cluster, namespace: str, identity: str, address: str = "", clock: Callable[[], float] = boot_seconds):
+        self._cluster = cluster
+        self._path = path_of("Lease", namespace, OPERATOR_NAME)
+        self._identity = identity
+        self._address = address
+        self._clock = clock
+        self._seen: Seen | None = None
+        self._held_until: float | None = None
+        self._trouble = ""
+
+    @property
+    def is_held(self) -> bool:
+        return self._held_until is not None and self._clock() < self._held_until
+
+    def check(self) -> None:
+        """Before every write. Raises LeaseLost."""
+        if not self.is_held:
+            raise LeaseLost(f"{self._identity} doesn't hold the lease (any more), so it writes nothing")
+
+    @property
+    def leader(self) -> str | None:
+        """The address of another replica that leads; "" when it has none; None when nobody is known to lead."""
+        seen = self._seen
+        return seen.address if seen is not None and seen.holder not in ("", self._identity) and not self._is_over(seen) else None
+
+    async def acquire(self) -> None:
+        """Returns when this replica leads; goes on through every trouble until then."""
+        while True:
+            if await self._tried(self._try):
+                log.info("%s leads", self._identity)
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def keep(self) -> None:
+        """Renew it for ever. Raises LeaseLost as soon as it isn't held any more."""
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            self.check()
+            await self._tried(self._renew)
+            self.check()
+
+    async def release(self) -> None:
+        """Let another replica lead at once. To be called when nothing writes any more."""
+        if self.is_held and self._seen is not None:
+            self._held_until = None
+            await self._tried(lambda: self._write({"holderIdentity": "", "leaseDurationSeconds": 1}, ""))
+
+    async def _tried(self, call: Callable[[], Any]) -> bool:
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                done = bool(await call())
+        except (ApiError, OSError) as error:
+            if str(error) != self._trouble:
+                log.warning("Lease %s: %s: %s", OPERATOR_NAME, type(error).__name__, error)
+            self._trouble = str(error)
+            return False
+        self._trouble = ""
+        return done
+
+    async def _try(self) -> bool:
+        await self._look()
+        assert self._seen is not None  # noqa: S101 (_look has set it)
+        if self._seen.holder not in ("", self._identity) and not self._is_over(self._seen):
+            return False
+        return await self._take(self._seen)
+
+    async def _take(self, seen: Seen) -> bool:
+        asked, now = self._clock(), _micro_time()
+        spec = {**self._spec(now), "acquireTime": now, "leaseTransitions": seen.transitions + (seen.holder != self._identity)}
+        if not await self._write(spec, self._address):
+            return False
+        self._held_until = asked + RENEW_SECONDS
+        return True
+
+    async def _renew(self) -> bool:
+        asked = self._clock()
+        if await self._write(self._spec(_micro_time()), self._address):
+            self._held_until = asked + RENEW_SECONDS
+            return True
+        await self._look()  # an earlier renewal whose reply was lost, or another holder
+        if self._seen is not None and self._seen.holder != self._identity:
+            self._held_until = None
+        return False
+
+    def _spec(self, now: str) -> Object:
+        return {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
+
+    async def _write(self, spec: Object, address: str) -> bool:
+        """False: somebody else wrote since it was looked at."""
+        assert self._seen is not None  # noqa: S101 (nothing is written that was not read)
+        metadata = {"resourceVersion": self._seen.version, "annotations": {ANNOTATION_LEADER: address}}
+        try:
+            self._take_in(await self._cluster.request("PATCH", self._path, {"metadata": metadata, "spec": spec}, content_type=MERGE))
+        except ApiError as error:
+            if error.status == CONFLICT:
+                return False
+            raise
+        return True
+
+    async def _look(self) -> None:
+        self._take_in(await self._cluster.request("GET", self._path))
+
+    def _take_in(self, item: Object) -> None:
+        metadata, spec = item["metadata"], item.get("spec") or {}
+        if self._seen is None or self._seen.version != metadata["resourceVersion"]:
+            self._seen = Seen(
+                version=metadata["resourceVersion"],
+                holder=spec.get("holderIdentity") or "",
+                address=(metadata.get("annotations") or {}).get(ANNOTATION_LEADER, ""),
+                seconds=int(spec.get("leaseDurationSeconds") or 0),
+                transitions=int(spec.get("leaseTransitions") or 0),
+                since=self._clock(),
+            )
+
+    def _is_over(self, seen: Seen) -> bool:
+        return self._clock() - seen.since > seen.seconds
+
+
+def _micro_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

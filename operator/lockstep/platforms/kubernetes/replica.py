@@ -1,0 +1,124 @@
+"""`python -m lockstep.platforms.kubernetes.replica`: one of the operator's, which takes reports or says who does, and works while it leads.
+
+Only one leads; a follower keeps nothing but a connection, so that it costs little, and lists the cluster when it takes over. Whatever
+ends the leading (a lost lease, an error, SIGTERM) ends the process: the next start knows nothing that could be old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from lockstep.api.names import OPERATOR_NAME
+from lockstep.platforms.kubernetes.certificate import Certificates, service_names
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.lease import Lease, LeaseLost
+from lockstep.platforms.kubernetes.operator import Operator, Settings
+from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, serving, tls_context
+from lockstep.platforms.kubernetes.secrets import certificates, master_key
+
+T = TypeVar("T")
+START_RETRY_SECONDS = 2.0
+CERTIFICATE_SECONDS = 600.0
+log = logging.getLogger("lockstep.operator")
+
+
+class Replica:
+    """`cluster` is not fenced: the lease and the operator's own Secrets are every replica's to write."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, master: bytes, tls: Certificates) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._lease = Lease(cluster, settings.namespace, settings.pod, settings.address)
+        self._operator = Operator(cluster.fenced(self._lease.check), settings, master, tls, standing=self._standing)
+        self._tls_context = tls_context(tls)
+
+    def _standing(self) -> Standing:
+        leads = self._lease.is_held
+        return Standing(leads and self._operator.synced, None if leads else self._lease.leader)
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
+        """Until `stop`. Raises LeaseLost, and whatever ended the work."""
+        async with serving(self._operator.server.application(), "", self._settings.port, self._tls_context) as port:
+            ready(port)
+            await first_of(stop.wait(), self._lead(), self._renew_certificate())
+
+    async def _lead(self) -> None:
+        await self._lease.acquire()
+        try:
+            await first_of(self._lease.keep(), self._operator.run())
+        finally:
+            await self._lease.release()
+
+    async def _renew_certificate(self) -> None:
+        names = service_names(OPERATOR_NAME, self._settings.namespace)
+        while True:
+            await asyncio.sleep(CERTIFICATE_SECONDS)
+            try:
+                self._operator.tls = await certificates(self._cluster, self._settings.namespace, names, datetime.now(UTC))
+            except (ApiError, OSError) as error:  # another replica was faster, or the API server is away: the next time will do
+                log.warning("certificate: %s", error)
+                continue
+            load_certificate(self._tls_context, self._operator.tls)
+
+
+async def first_of(*parts: Coroutine[Any, Any, Any]) -> None:
+    """Run all; when one ends or fails, end the others and raise what it raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
+    """As often as it takes: a process that ended because the API server is away would only be started ever later."""
+    while True:
+        try:
+            return await call()
+        except (ApiError, OSError) as error:
+            log.warning("%s: %s; again in %.0f s", what, error, START_RETRY_SECONDS)
+            await asyncio.sleep(START_RETRY_SECONDS)
+
+
+async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], None] = lambda port: None) -> None:
+    """Connect and run until `stop`."""
+    names = service_names(OPERATOR_NAME, settings.namespace)
+    async with await Cluster.connect() as cluster:
+
+        async def own_secrets() -> tuple[bytes, Certificates]:
+            master = await master_key(cluster, settings.namespace)
+            return master, await certificates(cluster, settings.namespace, names, datetime.now(UTC))
+
+        async def run() -> None:
+            master, tls = await patiently("the operator's own Secrets", own_secrets)
+            await Replica(cluster, settings, master, tls).run(stop, ready)
+
+        await first_of(stop.wait(), run())
+
+
+async def _main() -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await serve(Settings.from_environment(dict(os.environ)), stop, lambda port: log.info("reports are taken on port %d", port))
+    except LeaseLost as error:
+        log.error("%s; the process ends and begins anew", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event of every object
+    asyncio.run(_main())
