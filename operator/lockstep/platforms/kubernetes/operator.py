@@ -146,22 +146,26 @@ class Operator:
             except (ApiError, OSError) as error:
                 log.warning("resync: %s", error)
 
-    async def run(self) -> None:
+    async def run(self, watching: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
         await self.resync()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch())
+            group.create_task(self._watch(watching))
             group.create_task(self.queue.run())
             group.create_task(self.resync_forever())
 
-    async def _watch(self) -> None:
-        await kopf.operator(
+    async def _watch(self, watching: Callable[[], None]) -> None:
+        """`watching` is called once kopf is there: it has then taken SIGTERM and SIGINT for itself."""
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=registry(self),
             settings=kopf_settings(),
             clusterwide=True,
             standalone=True,
             identity=OPERATOR_NAME,  # its default looks up a user name, and an arbitrary UID has none
         )
+        watching()
+        await kopf.run_tasks(tasks, ignored=others)
         raise RuntimeError("the watching ended")
 
 

@@ -44,15 +44,15 @@ class Replica:
         return Standing(leads and self._operator.synced, None if leads else self._lease.leader)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
-        """Until `stop`. Raises LeaseLost, and whatever ended the work."""
+        """Until `stop`, which SIGTERM and SIGINT set. Raises LeaseLost, and whatever ended the work."""
         async with serving(self._operator.server.application(), "", self._settings.port, self._tls_context) as port:
             ready(port)
-            await first_of(stop.wait(), self._lead(), self._renew_certificate())
+            await first_of(stop.wait(), self._lead(stop), self._renew_certificate())
 
-    async def _lead(self) -> None:
+    async def _lead(self, stop: asyncio.Event) -> None:
         await self._lease.acquire()
         try:
-            await first_of(self._lease.keep(), self._operator.run())
+            await first_of(self._lease.keep(), self._operator.run(lambda: stop_on_signals(stop)))
         finally:
             await self._lease.release()
 
@@ -66,6 +66,11 @@ class Replica:
                 log.warning("certificate: %s", error)
                 continue
             load_certificate(self._tls_context, self._operator.tls)
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 async def first_of(*parts: Coroutine[Any, Any, Any]) -> None:
@@ -109,8 +114,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], 
 
 async def _main() -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop_on_signals(stop)
     try:
         await serve(Settings.from_environment(dict(os.environ)), stop, lambda port: log.info("reports are taken on port %d", port))
     except LeaseLost as error:
