@@ -20,6 +20,7 @@ from lockstep.cli import (
     devcluster,
     diff,
     get,
+    init,
     logs,
     quickstart,
     render,
@@ -41,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("quickstart", rich_help_panel="Start")(quickstart.quickstart)
+app.add_typer(init.app, name="init", rich_help_panel="Start")
 app.command("validate", rich_help_panel="A job")(validate.validate)
 app.command("render", rich_help_panel="A job")(render.render)
 app.command("run", rich_help_panel="A job")(run.run)

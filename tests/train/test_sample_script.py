@@ -1,0 +1,26 @@
+"""workspace/train_multi_node.py, which people copy: it learns, stops when asked, and goes on from there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rank_harness import ForkServer
+
+
+def losses(output: str) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in re.findall(r"Step (\d+)/\d+ \| Loss: ([\d.]+)", output)}
+
+
+def test_the_sample_script_saves_when_one_rank_is_told_to_stop_and_goes_on_from_there(ranks: ForkServer, tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "c" / "weights.safetensors")
+    stopped = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4, "stop_at": 5})
+    assert stopped.codes == [75, 75], stopped.output
+    assert f"CHECKPOINT step 5 | {checkpoint}" in stopped.outputs[0]
+    ended = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4})
+    assert ended.codes == [0, 0], ended.output
+    assert "2 ranks over gloo, 16 steps, from step 5" in ended.outputs[0]
+    before, after = losses(stopped.outputs[0]), losses(ended.outputs[0])
+    assert sorted(before) == [1, 2, 3, 4, 5] and max(after) == 16
+    assert after[16] < 0.75 * before[1]
+    assert losses(stopped.outputs[1]) == {}, "only rank 0 tells"
