@@ -219,6 +219,8 @@ class ActiveTime(Model):
     """Since when pods are on nodes; unset: none is."""
     earlier_seconds: Count = 0
     """The sum of all times before."""
+    retry: Count = 0
+    """The spec.restart.retry that it is counted for: a retry starts anew."""
 
 
 class TrainingJobStatus(Model):

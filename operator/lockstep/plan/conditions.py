@@ -39,6 +39,8 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     NOT_SUSPENDED = "NotSuspended"
     STOPPING = "Stopping"
+    RESIZING = "Resizing"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
     FINISHED = "Finished"
     PODS_NOT_CREATED = "PodsNotCreated"
     PODS_REFUSED = "PodsRefused"
@@ -100,6 +102,13 @@ class View:
     failed: bool
     failure_message: str
     now: float
+    failure_reason: str = Reason.RANKS_FAILED
+    stopping: Notice | None = None
+    """Why the pods that are there go now: a reason and a sentence."""
+    stopped: str = ""
+    """What came of the newest attempt's stop."""
+    last_word: Report | None = None
+    """Of a node 0 whose pod is gone."""
     held_until: float | None = None
     """The job has failed and its pods stay until then."""
 
@@ -143,8 +152,13 @@ def _suspended(view: View) -> Fact:
     if not view.suspend or view.finished:
         return Fact(FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false" if not view.suspend else "the job has finished")
     if view.observed.pods:
-        return Fact(FALSE, Reason.STOPPING, f"ranks save and stop; {len(view.observed.pods)} pods are still there")
-    return Fact(TRUE, Reason.SUSPENDED, "no pods; spec.suspend: false starts them again from the last checkpoint")
+        return Fact(FALSE, Reason.STOPPING, _pods_left(view))
+    stopped = f"{view.stopped}; " if view.stopped else ""
+    return Fact(TRUE, Reason.SUSPENDED, f"{stopped}no pods; spec.suspend: false starts them again from the last checkpoint")
+
+
+def _pods_left(view: View) -> str:
+    return f"ranks save and stop; {len(view.observed.pods)} pods are still there"
 
 
 def _no_pods(view: View) -> Fact | None:
@@ -152,6 +166,8 @@ def _no_pods(view: View) -> Fact | None:
         return Fact(FALSE, Reason.FINISHED, "the job has finished and needs no pods")
     if view.suspend:
         return Fact(FALSE, Reason.SUSPENDED, "the job is suspended")
+    if view.stopping is not None:
+        return Fact(FALSE, view.stopping.reason, f"{view.stopping.message}: {_pods_left(view)}")
     if view.refusal is not None and not view.observed.pods:
         return Fact(FALSE, Reason.NOT_ACCEPTED, "condition Accepted says why there are no pods")
     return None
@@ -213,6 +229,9 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
         return Fact(FALSE, Reason.FAILED, view.failure_message)
     if view.suspend:
         return Fact(FALSE, Reason.STOPPING if view.observed.pods else Reason.SUSPENDED, _suspended(view).message)
+    if view.stopping is not None:
+        again = view.stopping.reason != Reason.DEADLINE_EXCEEDED
+        return Fact(TRUE if again else FALSE, view.stopping.reason, f"{view.stopping.message}: {_pods_left(view)}")
     if view.refusal is not None and not view.observed.pods:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
     if scheduled.status is not TRUE:
@@ -229,7 +248,7 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
 
 def _restarting(view: View) -> Fact:
     report = view.report
-    if view.finished or view.suspend or report is None:
+    if view.finished or view.suspend or view.stopping is not None or report is None:
         return Fact(FALSE, Reason.NOT_RESTARTING, "no restart is under way")
     starts_again = report.restarts > 0 and report.state in (State.STARTING, State.WAITING)
     if report.state is State.BACKING_OFF or starts_again:
@@ -260,7 +279,8 @@ def _slowness(view: View, slow: Straggler) -> str:
 
 
 def _checkpoint(view: View) -> Fact:
-    if (view.report is not None and view.report.checkpoint is not None) or view.observed.status.get("checkpoint"):
+    said = view.report or view.last_word
+    if (said is not None and said.checkpoint is not None) or view.observed.status.get("checkpoint"):
         return Fact(TRUE, Reason.COMMITTED, "status.checkpoint names the newest commit")
     return Fact(FALSE, Reason.NO_CHECKPOINT, "no checkpoint has been committed")
 
@@ -275,7 +295,7 @@ def _complete(view: View) -> Fact:
 
 def _failed(view: View) -> Fact:
     if view.failed:
-        return Fact(TRUE, Reason.RANKS_FAILED, view.failure_message)
+        return Fact(TRUE, view.failure_reason, view.failure_message)
     return Fact(FALSE, Reason.NOT_FAILED, "the job has not failed")
 
 

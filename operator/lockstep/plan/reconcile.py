@@ -15,11 +15,13 @@ from lockstep.plan.accept import Accepted, accept, missing_service_account
 from lockstep.plan.conditions import SILENT_SECONDS, Reason, View
 from lockstep.plan.hold import held_until
 from lockstep.plan.layers import Notice
+from lockstep.plan.lifetime import active_time, overdue, until_expired, until_overdue
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
 from lockstep.plan.status import due, job_status
+from lockstep.plan.stopping import last_word, stop_event, stop_status, stopping
 from lockstep.plan.writes import Decision, absent_claims, object_writes, with_log
-from lockstep_gang.contract import State
+from lockstep_gang.contract import Report, State
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,20 @@ class Note:
     type: str
     reason: str
     message: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Whether the job has ended, and of what it failed."""
+
+    complete: bool = False
+    failed: bool = False
+    reason: str = Reason.RANKS_FAILED
+    message: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.complete or self.failed
 
 
 @dataclass(frozen=True)
@@ -51,16 +67,22 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     """The next step of one job. `context` holds what only the operator knows of it."""
     if is_terminating(observed.job):
         return Plan()
+    expires = until_expired(observed, now)
+    if expires is not None and expires <= 0 and observed.at_zero:
+        return Plan(delete=(observed.job,))
+    word, life = last_word(observed, received), _life(observed, received, now)
     received = _newest(observed, received)
-    complete, failed = _ended(observed, received)
+    late = overdue(observed, life["active"], now)
+    end = _ending(observed, received, life, late)
     held = held_until(observed, received, now)
-    decision = _decide(observed, context, finished=complete or failed, held=held is not None)
+    decision = _decide(observed, context, late, finished=end.finished, held=held is not None)
     create, apply, delete = object_writes(observed, decision, context)
-    if complete or failed:
+    if end.finished:
         create, apply = with_log(observed, received, create, apply)
-    view = replace(_view(observed, received, decision, (complete, failed), now), held_until=held)
-    status = _status(view, decision)
+    view = replace(_view(observed, received, decision, end, now), held_until=held, last_word=word, stopped=_stopped(observed, word, life))
+    status = _status(view, decision, life)
     write, again = due(observed.status, status, now)
+    looks = (again, _next_look(view), until_overdue(observed, life["active"], now), expires if expires and expires > 0 else None)
     return Plan(
         create=create,
         claims=absent_claims(observed, decision),
@@ -68,7 +90,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         delete=delete,
         status=status if write else None,
         events=_notes(observed.status, status) if write else (),
-        again_seconds=again if again is not None else _next_look(view),
+        again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
     )
 
 
@@ -79,14 +101,35 @@ def _newest(observed: Observed, received: ReceivedReport | None) -> ReceivedRepo
     return current_report(observed, received)
 
 
-def _ended(observed: Observed, received: ReceivedReport | None) -> tuple[bool, bool]:
-    complete, failed = is_true(observed.status, "Complete"), is_true(observed.status, "Failed")
-    if received is not None and not (complete or failed):
-        complete, failed = received.report.state is State.COMPLETE, received.report.state is State.FAILED
-    return complete, failed
+def _life(observed: Observed, received: ReceivedReport | None, now: float) -> Object:
+    ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
+    ended = ended or is_true(observed.status, "Complete") or is_true(observed.status, "Failed")
+    return {"stop": stop_status(observed, received, ended=ended, now=now), "active": active_time(observed, now)}
 
 
-def _decide(observed: Observed, context: RenderContext, *, finished: bool, held: bool) -> Decision:
+def _ending(observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None) -> Ending:
+    """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
+    known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
+    state = received.report.state if received is not None else None
+    if "Complete" in known or ("Failed" not in known and state is State.COMPLETE):
+        return Ending(complete=True)
+    if "Failed" in known and known["Failed"]["reason"] == Reason.DEADLINE_EXCEEDED:
+        return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=known["Failed"]["message"])
+    if "Failed" in known or state is State.FAILED:
+        return Ending(failed=True, message=_failure_message(observed, received))
+    if late is not None and observed.at_zero:
+        how = life["stop"]["message"] if life["stop"] is not None else "no rank ever ran"
+        return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
+    return Ending()
+
+
+def _stopped(observed: Observed, word: Report | None, life: Object) -> str:
+    """What came of the stop of the newest attempt, if that was stopped."""
+    attempt = word.attempt if word is not None else observed.status.get("attempts")
+    return str(life["stop"]["message"]) if life["stop"] is not None and life["stop"]["attempt"] == attempt else ""
+
+
+def _decide(observed: Observed, context: RenderContext, late: Notice | None, *, finished: bool, held: bool) -> Decision:
     found = accept(observed, context)
     accepted = found if isinstance(found, Accepted) else None
     refusal = found if isinstance(found, Notice) else None
@@ -100,8 +143,9 @@ def _decide(observed: Observed, context: RenderContext, *, finished: bool, held:
         return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
     running = _thawed(observed)
     remains = _foreign(observed) or _previous(observed) if running is None else None
-    replicas = 0 if (finished and not held) or suspended or running is None else running.nodes
-    return Decision(accepted, refusal or remains or _obstacle(observed, finished), running, replicas, starts=False)
+    stop = None if finished else stopping(observed, accepted, running, late)
+    replicas = 0 if (finished and not held) or suspended or stop is not None or running is None else running.nodes
+    return Decision(accepted, refusal or remains or _obstacle(observed, finished), running, replicas, starts=False, stopping=stop)
 
 
 def _obstacle(observed: Observed, finished: bool) -> Notice | None:
@@ -148,16 +192,19 @@ def _owned_by_namesake(observed: Observed, item: Object) -> bool:
     return any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners)
 
 
-def _view(observed: Observed, received: ReceivedReport | None, decision: Decision, ended: tuple[bool, bool], now: float) -> View:
+def _view(observed: Observed, received: ReceivedReport | None, decision: Decision, end: Ending, now: float) -> View:
+    stop = decision.stopping
     return View(
         observed=observed,
-        refusal=None if any(ended) else decision.refusal,
+        refusal=None if end.finished else decision.refusal,
         received=received,
         wanted_pods=decision.replicas,
         suspend=bool(observed.job["spec"].get("suspend", False)),
-        complete=ended[0],
-        failed=ended[1],
-        failure_message=_failure_message(observed, received),
+        complete=end.complete,
+        failed=end.failed,
+        failure_message=end.message,
+        failure_reason=end.reason,
+        stopping=Notice(stop.reason, stop.why) if stop is not None else None,
         now=now,
     )
 
@@ -171,11 +218,11 @@ def _failure_message(observed: Observed, received: ReceivedReport | None) -> str
     )
 
 
-def _status(view: View, decision: Decision) -> Object:
+def _status(view: View, decision: Decision, life: Object) -> Object:
     accepted, running = decision.accepted, decision.running
     is_current = accepted is not None and running is not None and accepted.frozen.hash == running.hash
     profile = accepted.profile if accepted is not None and is_current else None
-    return job_status(view, running, profile, pending=running is not None and accepted is not None and not is_current)
+    return job_status(view, running, profile, life, pending=running is not None and accepted is not None and not is_current)
 
 
 def _next_look(view: View) -> float | None:
@@ -189,11 +236,13 @@ def _next_look(view: View) -> float | None:
 
 
 def _notes(before: Object, after: Object) -> tuple[Note, ...]:
-    """The summary's new reason, when it has one."""
+    """What came of a stop; then the summary's new reason, when it has one."""
+    stop = stop_event(before, after)
+    notes = () if stop is None else (Note(*stop),)
     old = {c["type"]: c for c in before.get("conditions", [])}.get("Progressing", {})
     new = {c["type"]: c for c in after["conditions"]}["Progressing"]
     if old.get("reason") == new["reason"]:
-        return ()
+        return notes
     good = new["status"] == "True" or new["reason"] in (
         Reason.COMPLETE,
         Reason.SUSPENDED,
@@ -201,4 +250,4 @@ def _notes(before: Object, after: Object) -> tuple[Note, ...]:
         Reason.SCHEDULING,
         Reason.PODS_NOT_CREATED,
     )
-    return (Note("Normal" if good else "Warning", new["reason"], new["message"]),)
+    return (*notes, Note("Normal" if good else "Warning", new["reason"], new["message"]))

@@ -19,8 +19,8 @@ _PROGRESS = ("trainer", "checkpoint")
 RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
 
 
-def job_status(view: View, running: Frozen | None, profile: Object | None, pending: bool) -> Object:
-    """The whole status. What nobody says any more (no report since the operator's start) stays as it was."""
+def job_status(view: View, running: Frozen | None, profile: Object | None, life: Object, pending: bool) -> Object:
+    """The whole status; `life` has `stop` and `active`. What nobody says any more (no report since the operator's start) stays as it was."""
     observed, before = view.observed, view.observed.status
     status: dict[str, Any] = {
         "observedGeneration": observed.generation,
@@ -31,6 +31,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, pendi
         "completionTime": before.get("completionTime") or (timestamp(view.now) if view.finished else None),
         "ranks": _ranks(view, running),
         "profile": profile or before.get("profile"),
+        **life,
         "run": {"name": running.name, "pending": pending} if running is not None else before.get("run"),
         **{
             key: before.get(key)
@@ -47,8 +48,9 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, pendi
             )
         },
     }
-    if view.report is not None:
-        status |= _reported(observed, view.report, view.now)
+    said = view.report or view.last_word
+    if said is not None:
+        status |= _reported(observed, said, view.now)
     return {key: value for key, value in status.items() if value is not None}
 
 

@@ -10,6 +10,7 @@ from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, children, claims
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
+from lockstep.plan.stopping import Stopping
 
 LOG_KEY = "node-0.log"
 
@@ -25,6 +26,8 @@ class Decision:
     replicas: int
     starts: bool
     """From zero pods, with `accepted.frozen`."""
+    stopping: Stopping | None = None
+    """Pods that are there are to go, and the job has not ended."""
 
 
 Written = tuple[tuple[Object, ...], tuple[Object, ...], tuple[Object, ...]]

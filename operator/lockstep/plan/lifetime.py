@@ -1,0 +1,62 @@
+"""How long a job may be active, and how long it stays after its end (pure)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from lockstep.plan.conditions import Reason, timestamp
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.pods import is_scheduled
+
+
+def active_time(observed: Observed, now: float) -> Object | None:
+    """status.active: counted while any pod of the job is on a node, so neither suspended nor queued time is in it. A retry starts anew."""
+    before = observed.status.get("active") or {}
+    retry = int((observed.job["spec"].get("restart") or {}).get("retry", 0))
+    if retry != before.get("retry", 0):
+        before = {}
+    earlier, since = int(before.get("earlierSeconds", 0)), before.get("since")
+    kept: Object = {"retry": retry} if retry else {}
+    if any(is_scheduled(pod) for pod in observed.pods):
+        return kept | {"since": since or timestamp(now), "earlierSeconds": earlier}
+    if since is not None:
+        earlier += max(0, round(now - _seconds(since)))
+    return kept | {"earlierSeconds": earlier} if earlier else None
+
+
+def active_seconds(active: Object | None, now: float) -> float:
+    if active is None:
+        return 0.0
+    running = max(0.0, now - _seconds(active["since"])) if "since" in active else 0.0
+    return float(active["earlierSeconds"]) + running
+
+
+def overdue(observed: Observed, active: Object | None, now: float) -> Notice | None:
+    """That spec.activeDeadlineSeconds is over, as the failure says it."""
+    deadline = observed.job["spec"].get("activeDeadlineSeconds")
+    if deadline is None or active_seconds(active, now) < deadline:
+        return None
+    return Notice(Reason.DEADLINE_EXCEEDED, f"pods of the job were on nodes for the {deadline} s of spec.activeDeadlineSeconds")
+
+
+def until_overdue(observed: Observed, active: Object | None, now: float) -> float | None:
+    """Seconds; None: no clock runs."""
+    deadline = observed.job["spec"].get("activeDeadlineSeconds")
+    if deadline is None or active is None or "since" not in active:
+        return None
+    left = deadline - active_seconds(active, now)
+    return max(left, 0.0) + 0.1 if left > 0 else None
+
+
+def until_expired(observed: Observed, now: float) -> float | None:
+    """Seconds until the job is to be deleted, at most 0 when it is now; None: it stays, or its end isn't in status yet."""
+    ttl = observed.job["spec"].get("ttlSecondsAfterFinished")
+    ended = observed.status.get("completionTime")
+    if ttl is None or ended is None:
+        return None
+    return _seconds(ended) + float(ttl) - now
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,110 @@
+"""One stop for all that ends a gang's run early: suspend, a new size, the deadline. Whether it is due, and what came of it (pure).
+
+The StatefulSet goes to zero, the kubelet tells every agent, ranks save and stop. A stop that has begun is finished before pods are made
+again, so that a gang is never half of an old and half of a new start. Deleting the job does the same without the operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lockstep.plan.accept import Accepted, missing_service_account
+from lockstep.plan.conditions import Reason, timestamp
+from lockstep.plan.layers import Notice
+from lockstep.plan.objects import Frozen
+from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating
+from lockstep_gang.contract import Report, Save, StopReport
+
+TEXT = 1024
+
+
+class StopEvent(StrEnum):
+    """Reasons of the events that tell what came of a stop."""
+
+    SAVED = "SavedAndStopped"
+    NOT_SAVED = "StoppedWithoutSave"
+    NOTHING_TO_SAVE = "StoppedWithNothingToSave"
+    UNKNOWN = "StopNotConfirmed"
+
+
+_EVENTS = {
+    Save.SAVED: StopEvent.SAVED,
+    Save.NOT_SAVED: StopEvent.NOT_SAVED,
+    Save.NOTHING_TO_SAVE: StopEvent.NOTHING_TO_SAVE,
+    Save.UNKNOWN: StopEvent.UNKNOWN,
+}
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Why pods that are there have to go; `reason` is what Progressing says."""
+
+    reason: Reason
+    why: str
+
+
+def stopping(observed: Observed, accepted: Accepted | None, running: Frozen | None, overdue: Notice | None) -> Stopping | None:
+    """For a job that has pods and has not ended: whether they are to stop now."""
+    if observed.job["spec"].get("suspend", False):
+        return Stopping(Reason.STOPPING, "spec.suspend is true")
+    if overdue is not None:
+        return Stopping(Reason.DEADLINE_EXCEEDED, overdue.message)
+    if accepted is not None and running is not None and _new_size(observed, accepted, running):
+        return Stopping(Reason.RESIZING, f"from {running.nodes} to {accepted.frozen.nodes} nodes")
+    if observed.replicas == 0 and any(is_terminating(pod) for pod in observed.pods):
+        return Stopping(Reason.STOPPING, "this stop had begun already; the job starts again after it")
+    return None
+
+
+def _new_size(observed: Observed, accepted: Accepted, running: Frozen) -> bool:
+    """The job itself asks for another number of nodes, and could start with it. A profile's new default waits for the next start."""
+    stated = observed.job["spec"].get("nodes")
+    return stated is not None and accepted.frozen.nodes != running.nodes and missing_service_account(observed, accepted) is None
+
+
+def last_word(observed: Observed, received: ReceivedReport | None) -> Report | None:
+    """The report of the end of a stop counts although the pod that sent it is gone: nobody else can say it."""
+    report = received.report if received is not None else None
+    if report is None or observed.pod(0) is not None or report.stop is None or report.stop.attempt != report.attempt:
+        return None
+    return report if report.attempt >= int(observed.status.get("attempts") or 0) else None
+
+
+def stop_status(observed: Observed, received: ReceivedReport | None, *, ended: bool, now: float) -> Object | None:
+    """status.stop: as reported; Unknown when the pods are gone and nobody said it; else what it was before."""
+    before = observed.status.get("stop")
+    told = received.report.stop if received is not None else None
+    if told is not None and (before is None or before["attempt"] <= told.attempt):
+        return _reported(told)
+    attempt = int(observed.status.get("attempts") or 0)
+    just_gone = observed.at_zero and int(observed.status.get("nodes") or 0) > 0
+    if just_gone and not ended and attempt and (before is None or before["attempt"] < attempt):
+        return _unknown(observed, attempt, now)
+    return before
+
+
+def _reported(stop: StopReport) -> Object:
+    fields = {
+        "time": stop.time, "attempt": stop.attempt, "save": stop.save.value, "step": stop.step, "lostSteps": stop.lost_steps,
+        "message": stop.message[:TEXT],
+    }  # fmt: skip
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _unknown(observed: Observed, attempt: int, now: float) -> Object:
+    step = (observed.status.get("checkpoint") or {}).get("lastCommittedStep")
+    newest = "no checkpoint was reported before" if step is None else f"the newest checkpoint that was reported is step {step}"
+    message = f"the pods are gone and node 0 did not say how the stop went; {newest}, `lockstep checkpoint` shows what is on the volume"
+    found = {"time": timestamp(now), "attempt": attempt, "save": Save.UNKNOWN.value, "message": message}
+    return found if step is None else found | {"step": step}
+
+
+def stop_event(before: Object, after: Object) -> tuple[str, StopEvent, str] | None:
+    """(type, reason, message) of the event about a stop that status didn't have yet."""
+    stop = after.get("stop")
+    if stop is None or stop == before.get("stop"):
+        return None
+    save = Save(stop["save"])
+    kind = "Normal" if save in (Save.SAVED, Save.NOTHING_TO_SAVE) else "Warning"
+    return kind, _EVENTS[save], stop["message"]
