@@ -28,6 +28,7 @@ from lockstep.cli import (
     scale,
     suspend,
     validate,
+    why,
 )
 
 EXIT_FAILED = 1
@@ -50,6 +51,7 @@ app.command("diff", rich_help_panel="A job")(diff.diff)
 app.command("logs", rich_help_panel="A job")(logs.logs)
 app.command("get", rich_help_panel="A job")(get.get)
 app.command("describe", rich_help_panel="A job")(get.describe)
+app.command("why", rich_help_panel="A job")(why.why)
 app.command("events", rich_help_panel="A job")(get.events)
 app.command("wait", rich_help_panel="A job")(get.wait)
 app.command("suspend", rich_help_panel="A job")(suspend.suspend)

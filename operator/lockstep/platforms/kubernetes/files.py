@@ -142,7 +142,12 @@ def _delete(core: Any, namespace: str, name: str) -> None:
 
 
 def run_in_pod(core: Any, namespace: str, name: str, command: list[str], stdin: bytes = b"") -> str:
-    """Run a program in the pod and return what it printed on standard output.
+    """Run a program in the pod and return what it printed on standard output, as text. Raises as `output_of` does."""
+    return output_of(core, namespace, name, command, stdin).decode(errors="replace")
+
+
+def output_of(core: Any, namespace: str, name: str, command: list[str], stdin: bytes = b"") -> bytes:
+    """Run a program in the pod's first container and return what it printed on standard output.
 
     Raises:
         PodError: it ended with an error; the message has the last lines of its standard error.
@@ -167,7 +172,7 @@ def run_in_pod(core: Any, namespace: str, name: str, command: list[str], stdin: 
     if code != 0:
         tail = b"".join(errors).decode(errors="replace").strip().splitlines()[-5:]
         raise PodError(f"{command[0]} in pod {namespace}/{name} ended with {code}: {' | '.join(tail) or json.dumps(command[:3])}")
-    return b"".join(output).decode(errors="replace")
+    return b"".join(output)
 
 
 def send_folder(core: Any, namespace: str, name: str, source: Path, target: str) -> int:

@@ -1,0 +1,101 @@
+"""`lockstep why JOB`: why it failed, why it doesn't run, or how it gets on, and what to type next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+
+if TYPE_CHECKING:
+    from lockstep.cli.jobargs import Found
+    from lockstep.plan.observed import Observed
+    from lockstep.plan.why import Answer
+    from lockstep.platforms.kubernetes.cluster import Cluster
+
+EXIT_IN_ITS_WAY = 1
+
+
+class Form(StrEnum):
+    """How the answer is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def why(
+    job: JobArgument,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE.tar.gz", help="Also write logs, stacks, events and objects there, without secrets."),
+    ] = None,
+    output: Annotated[Form, typer.Option("-o", "--output", help="text or json.")] = Form.TEXT,
+    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
+    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Say in a few lines why a job failed, why it doesn't run or how it gets on: the first cause, what it has cost, the next command.
+
+    Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, or something keeps it from running; 2: no such job.
+
+    Example: lockstep why demo --bundle demo.tar.gz
+    """
+    from lockstep.plan.why import text
+
+    answer = _of_folder(job, workspace) if local else _on_cluster(find_job(job, cluster, namespace, context), context, bundle)
+    print(json.dumps(answer.as_json(), indent=2) if output is Form.JSON else text(answer))
+    if not answer.is_well:
+        raise typer.Exit(EXIT_IN_ITS_WAY)
+
+
+def _on_cluster(found: Found, context: str | None, bundle: Path | None) -> Answer:
+    return asyncio.run(_look(found, context, bundle))
+
+
+async def _look(found: Found, context: str | None, bundle: Path | None) -> Answer:
+    from lockstep.plan.why import text
+    from lockstep.plan.why import why as answer_of
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.look import Look
+
+    async with await Cluster.connect(context) as connection:
+        look = Look(connection)
+        observed = await look.at(found.job)
+        answer = answer_of(observed, tuple(look.not_seen), time.time())
+        if bundle is not None:
+            await _write(bundle, connection, found, observed, text(answer))
+    return answer
+
+
+async def _write(path: Path, connection: Cluster, found: Found, observed: Observed, said: str) -> None:
+    from kubernetes.client import CoreV1Api
+
+    from lockstep.platforms.kubernetes.bundle import write_bundle
+
+    try:
+        missing = await write_bundle(path, connection, CoreV1Api(found.target.client), observed, said)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    print(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""), file=sys.stderr)
+
+
+def _of_folder(job: str, workspace: Path) -> Answer:
+    from lockstep.plan.why import Where
+    from lockstep.plan.why import why as answer_of
+    from lockstep.plan.whynext import Step
+    from lockstep.platforms.local.records import observed_run
+
+    again = Step(f"lockstep run -f {job}.yaml --local", "again, from the last commit")
+    answer = answer_of(observed_run(job, workspace), (), time.time())
+    return replace(answer, next=() if answer.state in (Where.COMPLETE, Where.RUNNING) else (again,))

@@ -1,0 +1,98 @@
+"""Takes secrets out of objects and text before they are handed to somebody (pure).
+
+By name (variables, keys and options that are called like one), by form (tokens that are known by how they begin, keys in PEM, passwords in
+URLs), and by value: what a variable of such a name held is taken out wherever it stands. What none of the three can tell stays, so a
+bundle is to be looked through before it is made public.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+REDACTED = "(redacted)"
+LEAST_CHARACTERS = 6
+"""Of a value that is taken out wherever it stands, and of one after a name in free text: shorter ones would hit ordinary words."""
+_WORDS = frozenset({"token", "secret", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "auth", "authorization", "cookie", "dsn"})  # fmt: skip
+_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("signing", "key"), ("account", "key")})
+_NAME = r"[A-Za-z][\w.-]{1,63}"
+_ASSIGNED = re.compile(rf"""(?P<name>{_NAME})(?P<between>["']?\s*[:=]\s*["']?)(?P<value>[^\s"',;&}}\])]{{{LEAST_CHARACTERS},}})""")
+_SEGMENT = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_NUMBER = re.compile(r"[\d.,:eE+-]+%?")
+_FORMS = re.compile(
+    r"hf_[A-Za-z0-9]{16,}"  # Hugging Face
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
+    r"|(?<=[Bb]earer )[\w.~+/=-]{8,}|(?<=[Bb]asic )[\w+/=]{8,}"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+_DROPPED_KEYS = ("managedFields",)
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable, key or option of this name is likely to hold a secret. `tokens` and `tokenizer` are not, `HF_TOKEN` is."""
+    words = [word.lower() for word in _SEGMENT.findall(name)]
+    return not _WORDS.isdisjoint(words) or any(pair in _PAIRS for pair in pairwise(words))
+
+
+class Redactor:
+    """Knows the values that the job's own variables of secret-looking names hold."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        known = sorted({value for value in values if len(value) >= LEAST_CHARACTERS}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def text(self, text: str) -> str:
+        if self._known is not None:
+            text = self._known.sub(REDACTED, text)
+        return _ASSIGNED.sub(_assigned, _FORMS.sub(REDACTED, text))
+
+    def object(self, value: Any) -> Any:
+        """Of plain JSON, without what only machines read."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.object(item) for item in _without_option_values(value)]
+        if not isinstance(value, dict):
+            return value
+        if isinstance(value.get("name"), str) and isinstance(value.get("value"), str) and looks_secret(value["name"]):
+            return {**value, "value": REDACTED}
+        kept = {key: item for key, item in value.items() if key not in (*_DROPPED_KEYS, _LAST_APPLIED)}
+        return {key: REDACTED if isinstance(item, str) and _holds_secret(key, item) else self.object(item) for key, item in kept.items()}
+
+
+def _holds_secret(key: str, value: str) -> bool:
+    return looks_secret(key) and len(value) >= LEAST_CHARACTERS and not value.startswith("/")
+
+
+def _assigned(found: re.Match[str]) -> str:
+    if not looks_secret(found["name"]) or _NUMBER.fullmatch(found["value"]) or found["value"].startswith(("/", REDACTED)):
+        return found[0]
+    return f"{found['name']}{found['between']}{REDACTED}"
+
+
+def _without_option_values(items: list[Any]) -> Iterator[Any]:
+    """A command's arguments: what follows `--hf-token` goes, too."""
+    after = False
+    for item in items:
+        yield REDACTED if after and isinstance(item, str) and not item.startswith("-") else item
+        after = isinstance(item, str) and item.startswith("-") and "=" not in item and looks_secret(item)
+
+
+def secret_values(value: Any) -> Iterator[str]:
+    """What variables of secret-looking names hold, anywhere in an object."""
+    if isinstance(value, dict):
+        name, held = value.get("name"), value.get("value")
+        if isinstance(name, str) and isinstance(held, str) and looks_secret(name):
+            yield held
+        for item in value.values():
+            yield from secret_values(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from secret_values(item)

@@ -1,0 +1,193 @@
+"""Why a job is where it is: the first cause, what it has cost, what it waits for now, and what to type next (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from lockstep.api.status import ConditionStatus
+from lockstep.plan.conditions import Fact, Reason, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.whynext import Step, next_steps
+
+LABEL_COLUMNS = 13
+SHOWN_LINES = 10
+
+
+class Where(StrEnum):
+    """Where a job stands, in one word."""
+
+    UNSEEN = "Unseen"  # the operator has not said anything of it
+    REFUSED = "Refused"  # as it is written it can't start
+    WAITING = "Waiting"  # something keeps its pods from running
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SILENT = "Silent"  # its pods run and nothing is heard of them
+    STOPPING = "Stopping"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.SILENT, Where.FAILED})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that `lockstep why` says."""
+
+    job: str
+    namespace: str
+    state: Where
+    summary: str
+    first_cause: str
+    last_lines: tuple[str, ...]
+    cost: str
+    held: str
+    fabric: str
+    next: tuple[Step, ...]
+    not_seen: tuple[str, ...]
+    """What could not be looked at, and why."""
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing keeps the job from what was asked of it."""
+        return self.state not in IN_ITS_WAY
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value}
+
+
+def why(observed: Observed, not_seen: tuple[str, ...], now: float) -> Answer:
+    """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each."""
+    conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
+    state = where(observed, conditions)
+    failure = observed.status.get("failure") or {}
+    summary = _summary(state, observed, conditions, now)
+    told = state is Where.FAILED or state is Where.RESTARTING
+    return Answer(
+        job=observed.name,
+        namespace=observed.namespace,
+        state=state,
+        summary=summary,
+        first_cause=first_cause(failure, summary) if told else "",
+        last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if told else (),
+        cost=cost(observed.status),
+        held=_message(conditions, "Held") if _holds(conditions, "Held") else "",
+        fabric=_message(conditions, "FabricVerified") if conditions.get("FabricVerified", {}).get("status") == "False" else "",
+        next=next_steps(observed, state, held=_holds(conditions, "Held")),
+        not_seen=not_seen,
+    )
+
+
+def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: PLR0911 (a table of cases reads best as one)
+    """From the conditions; Progressing's reason is their summary."""
+    progress = conditions.get("Progressing", {"status": "", "reason": ""})
+    if not conditions:
+        return Where.UNSEEN
+    for name, state in (("Complete", Where.COMPLETE), ("Failed", Where.FAILED)):
+        if _holds(conditions, name):
+            return state
+    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING):
+        return Where(progress["reason"])
+    if conditions.get("Accepted", {}).get("status") == "False" and not observed.pods:
+        return Where.REFUSED
+    if _holds(conditions, "Restarting"):
+        return Where.RESTARTING
+    if progress["reason"] == Reason.RUNNING:
+        return Where.RUNNING
+    if progress["status"] == "Unknown":
+        return Where.SILENT
+    return Where.STARTING if progress["status"] == "True" else Where.WAITING
+
+
+def _holds(conditions: dict[str, Object], name: str) -> bool:
+    return bool(conditions.get(name, {}).get("status") == "True")
+
+
+def _message(conditions: dict[str, Object], name: str) -> str:
+    return str(conditions.get(name, {}).get("message", ""))
+
+
+def _summary(state: Where, observed: Observed, conditions: dict[str, Object], now: float) -> str:
+    if state is Where.UNSEEN:
+        return "the operator has not looked at it yet; does it run? (lockstep status)"
+    if state is Where.REFUSED:
+        return _message(conditions, "Accepted")
+    if state in (Where.WAITING, Where.STARTING) and observed.pods:
+        return waits_for(observed, now) or _message(conditions, "Progressing")
+    if state is Where.RUNNING:
+        return _progress(observed.status)
+    return _message(conditions, {Where.COMPLETE: "Complete", Where.FAILED: "Failed"}.get(state, "Progressing"))
+
+
+def waits_for(observed: Observed, now: float) -> str:
+    """What keeps pods from running, looked at anew: whoever asks may see more than the operator. '' once all of them run."""
+    view = View(observed, None, None, observed.replicas, False, False, False, "", now)
+    scheduled = pods_scheduled(view)
+    ready = ranks_ready(view, scheduled)
+    summary = progressing(view, scheduled, ready, Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
+    return "" if ready.reason in (Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS, Reason.ALL_RANKS_READY) else summary.message
+
+
+def _progress(status: Object) -> str:
+    trainer = status.get("trainer") or {}
+    if "step" not in trainer:
+        return f"all ranks run, attempt {status.get('attempts', 1)}"
+    total = f" of {trainer['totalSteps']}" if "totalSteps" in trainer else ""
+    left = f", {_duration(trainer['estimatedRemainingSeconds'])} to go" if "estimatedRemainingSeconds" in trainer else ""
+    commit = (status.get("checkpoint") or {}).get("lastCommittedStep")
+    saved = f"; saved up to step {commit}" if commit is not None else "; nothing is saved yet"
+    return f"step {trainer['step']}{total}{left}, attempt {status.get('attempts', 1)}{saved}"
+
+
+def first_cause(failure: Object, summary: str) -> str:
+    """Who failed first, where, at which step, with what; not again in the words of the summary."""
+    if not failure:
+        return ""
+    parts = [f"rank {failure['rank']}" if "rank" in failure else "", f"node {failure['node']}" if "node" in failure else ""]
+    who = " on ".join(filter(None, parts)) or "the job"
+    there = f" (Node {failure['nodeName']})" if "nodeName" in failure else ""
+    step = f", after step {failure['step']}" if failure.get("step") is not None else ""
+    how = failure.get("exception") or failure.get("signal") or (f"exit code {failure['exitCode']}" if "exitCode" in failure else "")
+    kind = " ".join(filter(None, (failure.get("cause", ""), f"({how})" if how else "")))
+    said = failure.get("message", "")
+    return f"{who}{there}{step}: {': '.join(filter(None, (kind, said if said != summary else '')))}"
+
+
+def cost(status: Object) -> str:
+    """What failures have cost so far; '' when there were none."""
+    history = status.get("restartHistory") or []
+    if not history:
+        return ""
+    steps = sum(entry.get("lostSteps", 0) for entry in history)
+    down = sum(entry.get("downtimeSeconds", 0) for entry in history)
+    causes = ", ".join(f"{count} {cause}" for cause, count in Counter(entry["cause"] for entry in history).most_common())
+    gpus = sum(loss.get("gpuSeconds", 0) for loss in (status.get("goodput") or {}).get("losses", []))
+    since = " (the last ten of them counted)" if status.get("restarts", 0) > len(history) else ""
+    spent = f", {gpus} GPU-seconds in all" if gpus else ""
+    noun = "failure" if len(history) == 1 else "failures"
+    return f"{len(history)} {noun} ({causes}){since}: {steps} steps done again, {_duration(down)} without training{spent}"
+
+
+def _duration(seconds: int) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def text(answer: Answer) -> str:
+    """For a person: what it is about before every part, the next commands last."""
+    parts = [f"{answer.job}: {answer.state}: {answer.summary}"]
+    labelled = (
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("lost", [answer.cost]), ("held", [answer.held]),
+        ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
+    )  # fmt: skip
+    for label, lines in labelled:
+        for index, line in enumerate(filter(None, lines)):
+            parts.append(f"{'' if index else label:<{LABEL_COLUMNS}}{line}")
+    return "\n".join(parts)

@@ -1,0 +1,191 @@
+"""`lockstep why --bundle`: all that helps to find a cause, in one archive without secrets; what could not be had is named in it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from lockstep.api.names import RUN_FOLDER, RUN_KEY
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.pods import is_running
+from lockstep.plan.redact import Redactor, secret_values
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.files import PodError, output_of
+from lockstep.platforms.kubernetes.look import Look
+
+LOG_LINES = 20_000
+FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
+# Run in a pod by its own Python: small files of the run's folder as tar, the end of long ones, and nothing of models and checkpoints.
+SEND = """
+import io, json, os, sys, tarfile
+root = json.load(open(sys.argv[1]))["runDir"]
+most, left = int(sys.argv[2]), int(sys.argv[3])
+skipped = {"checkpoints", "adapter", "model", "cache", "offload"}
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+    for folder, below, files in os.walk(root):
+        below[:] = sorted(name for name in below if name not in skipped and not name.startswith("checkpoint-"))
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            if name.startswith("drill-") or not os.path.isfile(path) or left <= 0:
+                continue
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                data = file.read(min(most, left))
+            left -= len(data)
+            entry = tarfile.TarInfo(os.path.relpath(path, root))
+            entry.size, entry.mtime = len(data), int(os.path.getmtime(path))
+            archive.addfile(entry, io.BytesIO(data))
+"""
+ABOUT = """What `lockstep why --bundle` found of job {name} in namespace {namespace} at {time}.
+
+why.txt       what `lockstep why` says
+objects/      the job, its profile, its objects and pods, its claims and nodes; never a Secret
+fabric.yaml   what NCCL's own log says that the ranks use
+events.yaml   what the cluster told of them
+pods/         the last {lines} lines of every container, and of the one before it
+run/          the run's folder without checkpoints: logs, stacks, records; the last 2 MiB of each file
+
+Values of variables that are called like a secret, and text that looks like a token, were replaced by (redacted). Nothing can
+tell every secret by its looks: look through this before you give it to somebody you don't trust.
+
+Not in here:
+{missing}
+"""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file of the bundle."""
+
+    path: str
+    data: bytes
+
+
+async def write_bundle(path: Path, connection: Cluster, core: Any, observed: Observed, why: str) -> list[str]:
+    """Write the archive; what could not be had, one sentence each. Raises OSError when `path` can't be written."""
+    look = Look(connection)
+    around = [item async for item in _around(look, observed)]
+    events = await _events(look, observed)
+    redactor = Redactor(secret_values(around))
+    pieces = [Piece("why.txt", _clean(redactor, why)), Piece("events.yaml", _yaml(redactor, events))]
+    if "fabric" in observed.status:
+        pieces.append(Piece("fabric.yaml", _yaml(redactor, observed.status["fabric"])))
+    pieces += [Piece(f"objects/{item['kind']}-{item['metadata']['name']}.yaml", _yaml(redactor, item)) for item in around]
+    missing = [*look.not_seen]
+    for pod in observed.pods:
+        pieces += [piece async for piece in _logs(connection, pod, redactor, missing)]
+    pieces += await asyncio.to_thread(_run_folder, core, observed, redactor, missing)
+    about = ABOUT.format(
+        name=observed.name, namespace=observed.namespace, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), lines=LOG_LINES,
+        missing="\n".join(f"- {text}" for text in missing) or "- nothing that was looked for",
+    )  # fmt: skip
+    _write(path, f"{observed.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}", [Piece("README.txt", about.encode()), *pieces])
+    return missing
+
+
+async def _around(look: Look, observed: Observed) -> AsyncIterator[Object]:
+    """The job and everything of the cluster that has a part in it."""
+    yield {**observed.job, "kind": "TrainingJob"}
+    for item in (*observed.objects.values(), *observed.pods):
+        yield item
+    claims = {v["persistentVolumeClaim"]["claimName"] for pod in observed.pods for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v}  # fmt: skip
+    for name in sorted(claims & observed.claims.keys()):
+        yield observed.claims[name]
+    profile = (observed.status.get("profile") or {}).get("name")
+    for item in await look.all("ClusterProfile", None):
+        if item["metadata"]["name"] == profile:
+            yield item
+    used = {pod["spec"].get("nodeName") for pod in observed.pods}
+    for item in await look.all("Node", None):
+        if item["metadata"]["name"] in used or not used:
+            yield item
+
+
+async def _events(look: Look, observed: Observed) -> list[Object]:
+    """Of the job and all that it made, oldest first."""
+    uids = {item["metadata"]["uid"] for item in (observed.job, *observed.objects.values(), *observed.pods, *observed.claims.values())}
+    names = {item["metadata"]["name"] for item in (observed.job, *observed.pods)}
+    found = await look.all("Event", observed.namespace)
+    own = [e for e in found if e["involvedObject"].get("uid") in uids or e["involvedObject"].get("name") in names]
+    return sorted(own, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+
+async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: list[str]) -> AsyncIterator[Piece]:
+    status, name = pod.get("status", {}), pod["metadata"]["name"]
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        wanted: list[tuple[str, dict[str, str]]] = [("", {})]
+        wanted += [(".previous", {"previous": "true"})] if container.get("restartCount") else []
+        for suffix, query in wanted:
+            try:
+                place = pod["metadata"]["namespace"]
+                lines = [line async for line in connection.log(place, name, container["name"], {"tailLines": str(LOG_LINES), **query})]
+            except (ApiError, OSError) as error:
+                missing.append(f"log of container {container['name']}{suffix} of pod {name}: {error}")
+                continue
+            yield Piece(f"pods/{name}/{container['name']}{suffix}.log", _clean(redactor, "\n".join(lines) + "\n"))
+
+
+def _run_folder(core: Any, observed: Observed, redactor: Redactor, missing: list[str]) -> list[Piece]:
+    """From one pod, or from every pod when each has a volume of its own."""
+    running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
+    if not running:
+        hold = "restart.holdOnFailureSeconds keeps the pods of the next failure for a while"
+        missing.append(f"logs and stacks of the run's folder: no pod runs that mounts it; {hold}")
+    own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))
+    pieces = []
+    for pod in running if own_volumes else running[:1]:
+        command = ["python3", "-c", SEND, f"{RUN_FOLDER}/{RUN_KEY}", str(FILE_BYTES), str(ALL_BYTES)]
+        try:
+            data = output_of(core, observed.namespace, pod, command)
+        except Exception as error:
+            said = (
+                str(error) if isinstance(error, PodError) else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
+            missing.append(f"the run's folder as pod {pod} has it (needs the right to exec into pods): {said}")
+            continue
+        place = f"run/{pod}" if own_volumes else "run"
+        pieces += [Piece(f"{place}/{name}", _clean_bytes(redactor, found)) for name, found in _unpacked(data)]
+    return pieces
+
+
+def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Files of the pod's archive, none with a name that leaves the bundle's folder."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for entry in archive:
+            path = PurePosixPath(entry.name)
+            file = archive.extractfile(entry) if entry.isfile() and not path.is_absolute() and ".." not in path.parts else None
+            if file is not None:
+                yield entry.name, file.read()
+
+
+def _yaml(redactor: Redactor, value: Any) -> bytes:
+    return str(yaml.safe_dump(redactor.object(value), sort_keys=False, allow_unicode=True)).encode()
+
+
+def _clean(redactor: Redactor, text: str) -> bytes:
+    return redactor.text(text).encode("utf-8", "backslashreplace")
+
+
+def _clean_bytes(redactor: Redactor, data: bytes) -> bytes:
+    """Text without secrets; anything else byte by byte as if it were Latin text, so that it stays what it is but for what was taken out."""
+    try:
+        return _clean(redactor, data.decode())
+    except UnicodeDecodeError:
+        return redactor.text(data.decode("latin-1")).encode("latin-1")
+
+
+def _write(path: Path, folder: str, pieces: list[Piece]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for piece in pieces:
+            entry = tarfile.TarInfo(f"{folder}/{piece.path}")
+            entry.size, entry.mtime, entry.mode = len(piece.data), int(time.time()), 0o600
+            archive.addfile(entry, io.BytesIO(piece.data))
+    path.chmod(0o600)

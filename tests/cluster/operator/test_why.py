@@ -1,0 +1,161 @@
+"""Why a job doesn't run or has failed, on real pods: what the operator says, what `lockstep why` adds, and what its bundle holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from cluster_jobs import SERVICE_ACCOUNT, Jobs, until
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+IMAGE = "localhost/lockstep/base:1"
+GPU = "nvidia.com/gpu"
+TOKEN = "hf_" + "s3cret" * 4
+FAILS = (
+    "import os, sys, time\n"
+    "print('using', os.environ['MY_TOKEN'], flush=True)\n"
+    "if os.environ['RANK'] == '1':\n    raise ValueError('refused: ' + os.environ['MY_TOKEN'])\ntime.sleep(600)\n"
+)
+
+
+def lockstep(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep.cli.main", *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def why(jobs: Jobs, name: str) -> tuple[int, dict[str, Any]]:
+    done = lockstep("why", name, "-n", jobs.namespace, "-o", "json")
+    assert done.stdout.startswith("{"), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def gpus(jobs: Jobs) -> Iterator[list[str]]:
+    """Both nodes have one GPU, as far as the scheduler knows."""
+    core = client.CoreV1Api(jobs.api.client)
+    nodes = sorted(node.metadata.name for node in core.list_node().items)
+    path = GPU.replace("/", "~1")
+
+    def patch(operation: dict[str, str]) -> None:
+        for node in nodes:
+            core.patch_node_status(node, [operation])
+
+    patch({"op": "add", "path": f"/status/capacity/{path}", "value": "1"})
+    until("the GPUs can be had", lambda: all((n.status.allocatable or {}).get(GPU) == "1" for n in core.list_node().items))
+    yield nodes
+    patch({"op": "remove", "path": f"/status/capacity/{path}"})
+    until("the GPUs are gone", lambda: all((n.status.allocatable or {}).get(GPU) in (None, "0") for n in core.list_node().items), 60)
+
+
+def dev_pod(node: str) -> dict[str, Any]:
+    """Somebody's development environment: it holds a GPU and does nothing."""
+    container = {
+        "name": "dev", "image": IMAGE, "command": ["python3", "-c", "import signal; signal.signal(15, lambda *_: exit()); signal.pause()"],
+        "resources": {"limits": {GPU: "1"}},
+    }  # fmt: skip
+    spec = {"serviceAccountName": SERVICE_ACCOUNT, "terminationGracePeriodSeconds": 1, "containers": [container]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "dev"},
+        "spec": {**spec, "nodeSelector": {"kubernetes.io/hostname": node}},
+    }
+
+
+def test_whoever_holds_the_gpus_that_a_job_lacks_is_named_with_the_command_that_frees_them(jobs: Jobs, gpus: list[str]) -> None:
+    jobs.create(dev_pod(gpus[1]))
+    until("the environment has its GPU", lambda: (jobs.get("Pod", "dev") or {})["status"].get("phase") == "Running")
+    jobs.start("holds", nodes=1, gpusPerNode=1)
+    until("a GPU is taken", lambda: any(pod["spec"].get("nodeName") for pod in jobs.pods("holds")))
+    jobs.start("lacks", nodes=2, gpusPerNode=1)
+    told = jobs.until_condition("lacks", "PodsScheduled", "False", "Unschedulable", 20)["message"]
+    command = f"""kubectl patch tj holds -n {jobs.namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
+    assert told.startswith(f"0 of 2 pods scheduled: {GPU} is in use on nodes {gpus[0]}, {gpus[1]}: ")
+    assert f"TrainingJob {jobs.namespace}/holds holds 1 ({command})" in told
+    code, answer = why(jobs, "lacks")
+    assert (code, answer["state"]) == (1, "Waiting")
+    assert command in answer["summary"]
+    assert f"Pod {jobs.namespace}/dev holds 1 (kubectl delete pod dev -n {jobs.namespace})" in answer["summary"]
+    jobs.kind("Pod").delete(name="dev", namespace=jobs.namespace, grace_period_seconds=0)
+    jobs.change("holds", suspend=True)
+    jobs.until_condition("lacks", "PodsScheduled", "True", "AllScheduled", 60)
+    jobs.end("lacks")
+    jobs.end("holds")
+    until("no pods", lambda: not jobs.pods("lacks") and not jobs.pods("holds"), 60)
+
+
+def test_a_node_that_takes_no_pods_is_named(jobs: Jobs) -> None:
+    core = client.CoreV1Api(jobs.api.client)
+    node = sorted(found.metadata.name for found in core.list_node().items)[1]
+    core.patch_node(node, {"spec": {"unschedulable": True}})
+    try:
+        jobs.start("cordoned")
+        told = jobs.until_condition("cordoned", "PodsScheduled", "False", "Unschedulable", 20)
+        assert told["message"] == f"1 of 2 pods scheduled: node {node} is cordoned"
+    finally:
+        core.patch_node(node, {"spec": {"unschedulable": None}})
+    jobs.until_condition("cordoned", "PodsScheduled", "True", "AllScheduled", 60)
+    jobs.end("cordoned")
+
+
+def test_pods_that_the_namespaces_pod_security_refuses_are_told_with_what_helps(jobs: Jobs) -> None:
+    core = client.CoreV1Api(jobs.api.client)
+    level = "pod-security.kubernetes.io/enforce"
+    core.patch_namespace(jobs.namespace, {"metadata": {"labels": {level: "restricted"}}})
+    try:
+        pod = {"annotations": {}, "volumes": [{"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}]}
+        jobs.start("insecure", podTemplate=pod, env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}])
+        told = jobs.until_condition("insecure", "RanksReady", "False", "ContainerNotStarted", 30)
+        assert told["message"].startswith("0 of 2 pods run: pods insecure-0, insecure-1: container trainer: CreateContainerConfigError: ")
+        assert 'secret "none" not found; make it in the job\'s namespace' in told["message"]
+    finally:
+        core.patch_namespace(jobs.namespace, {"metadata": {"labels": {level: None}}})
+    jobs.end("insecure")
+
+
+def test_a_held_failure_is_explained_bundled_without_its_secret_and_let_go(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fails"}, "data": {"fails.py": FAILS}})
+    volume = {"name": "fails", "mountPath": "/fails", "configMap": {"name": "fails"}}
+    jobs.start(
+        "dies",
+        script={"path": "/fails/fails.py", "args": ["--api-key", TOKEN]},
+        podTemplate={"volumes": [volume]},
+        env=[{"name": "MY_TOKEN", "value": TOKEN}],
+        restart={"maxRestarts": 0, "holdOnFailureSeconds": 600},
+    )
+    jobs.until_condition("dies", "Failed", "True", "RanksFailed", 60)
+    held = jobs.until_condition("dies", "Held", "True", "HoldOnFailure", 10)
+    archive = tmp_path / "dies.tar.gz"
+    done = lockstep("why", "dies", "-n", jobs.namespace, "--bundle", str(archive))
+    assert done.returncode == 1, done.stderr
+    assert "first cause  rank 1 on node 1 (Node lockstep-" in done.stdout
+    assert "kubectl exec -it dies-1" in done.stdout
+    with tarfile.open(archive) as bundle:
+        files = {name.partition("/")[2]: bundle.extractfile(name).read().decode() for name in bundle.getnames()}  # type: ignore[union-attr]
+    assert {
+        "why.txt",
+        "events.yaml",
+        "objects/TrainingJob-dies.yaml",
+        "objects/Pod-dies-1.yaml",
+        "objects/StatefulSet-dies.yaml",
+    } <= files.keys()
+    assert {"pods/dies-0/trainer.log", "pods/dies-1/trainer.log", "pods/dies-0/agent.log", "run/gang/end.json"} <= files.keys()
+    assert "nothing that was looked for" in files["README.txt"]
+    assert "using (redacted)" in files["pods/dies-1/trainer.log"]
+    assert "ValueError" in files["pods/dies-1/trainer.log"]
+    assert not [name for name, text in files.items() if TOKEN in text]
+    assert not [name for name in files if "Secret" in name]
+    assert len(jobs.pods("dies")) == 2
+    assert jobs.condition("dies", "Held")["message"] == held["message"]
+    jobs.change("dies", restart={"maxRestarts": 0, "holdOnFailureSeconds": 0})
+    until("the pods are gone", lambda: not jobs.pods("dies"), 60)
+    assert jobs.condition("dies", "Held")["reason"] == "NotHeld"
+    jobs.end("dies")

@@ -1,0 +1,154 @@
+"""`lockstep why`: a sensible answer for every place a job can be in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.cli.main import app
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.reconcile import reconcile
+from lockstep.plan.why import Answer, text, why
+from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
+from unit.test_plan_blocked import foreign, node, stuck
+from unit.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
+
+FAILURE = Failure(
+    "rank 1 on node 1 exited with 1: ValueError: no", 1, 1, 1, None, "ValueError", ("Traceback", "ValueError: no"), Cause.USER_CODE, 47
+)
+RESTARTS = (
+    Restart(1, "2026-01-01T00:00:00Z", replace(FAILURE, cause=Cause.FABRIC), 7, 13),
+    Restart(2, "2026-01-01T01:00:00Z", FAILURE, 30, 38),
+)
+
+
+def asked(observed: Observed, *not_seen: str) -> Answer:
+    return why(observed, not_seen, NOW + 1)
+
+
+def failed(**spec: Any) -> Observed:
+    observed = settled(report(), **spec)
+    said = report(State.FAILED, ready=0, failure=FAILURE, history=RESTARTS)
+    return after(observed, reconcile(observed, said, CONTEXT, NOW))
+
+
+def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> None:
+    said = text(asked(failed()))
+    assert "x: Failed: rank 1 on node 1 exited with 1: ValueError: no" in said
+    assert "first cause  rank 1 on node 1 (Node node-1), after step 47: UserCode (ValueError)\n" in said
+    assert "last lines   Traceback\n             ValueError: no" in said
+    assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51 s without training" in said
+    assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed by itself: correct it first" in said
+    assert "lockstep why x -n ns --bundle x.tar.gz" in said
+
+
+def test_a_held_job_is_looked_into_first() -> None:
+    answer = asked(failed(restart={"holdOnFailureSeconds": 600}))
+    assert answer.next[0].command == "kubectl exec -it x-1 -n ns -- sh"
+    assert "stay until" in answer.held
+    assert not asked(failed()).held
+
+
+def refused() -> Observed:
+    observed = replace(fresh(), profiles=())
+    return after(observed, reconcile(observed, None, CONTEXT, NOW))
+
+
+def suspended() -> Observed:
+    observed = fresh(suspend=True)
+    return after(observed, reconcile(observed, None, CONTEXT, NOW))
+
+
+def gets_on() -> Observed:
+    commit = CheckpointReport(40, "/workspace/runs/x/checkpoints/step-40.a1", "2026-01-01T00:00:00Z")
+    return settled(report(trainer=TrainerReport("Step", 47, 120, 7300), checkpoint=commit))
+
+
+def waiting() -> Observed:
+    observed = replace(running(), pods=(pod(0), stuck(1)), nodes=(node("a"),), others=(foreign("dev-0", "a", 8),))
+    return after(observed, reconcile(replace(observed, others=()), None, CONTEXT, NOW))
+
+
+def silent() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(), CONTEXT, NOW + 62))
+
+
+def complete() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(State.COMPLETE, ready=0), CONTEXT, NOW))
+
+
+def restarting() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(State.BACKING_OFF, ready=0, failure=FAILURE), CONTEXT, NOW))
+
+
+@pytest.mark.parametrize(
+    ("observed", "state", "well", "says", "command"),
+    [
+        (fresh(), "Unseen", False, "the operator has not looked at it yet", "lockstep status"),
+        (refused(), "Refused", False, "no ClusterProfile is annotated", "kubectl edit tj x -n ns"),
+        (suspended(), "Suspended", True, "no pods", "lockstep resume x -n ns"),
+        (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
+        (gets_on(), "Running", True, "step 47 of 120, 2 h to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
+        (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)", "lockstep events x -n ns"),
+        (silent(), "Silent", False, "has not reported", "kubectl logs x-0 -n ns --tail 50"),
+        (restarting(), "Restarting", True, "ValueError: no", "lockstep logs x -n ns -f"),
+        (complete(), "Complete", True, "every rank ended well", "lockstep describe x -n ns"),
+        (failed(), "Failed", False, "ValueError", "lockstep retry x -n ns"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
+)  # fmt: skip
+def test_every_place_a_job_can_be_in_has_its_answer(observed: Observed, state: str, well: bool, says: str, command: str) -> None:
+    answer = asked(observed)
+    assert (answer.state, answer.is_well, answer.next[0].command) == (state, well, command)
+    assert says in answer.summary
+    assert json.loads(json.dumps(answer.as_json()))["state"] == state
+
+
+def test_what_the_asker_may_not_see_is_said() -> None:
+    assert "not seen     Nodes of the cluster: your account may not list them" in text(
+        asked(gets_on(), "Nodes of the cluster: your account may not list them")
+    )
+
+
+def write_run(root: Path, end: Object | None, **last: Any) -> None:
+    folder = root / "workspace" / "runs" / "x" / "gang"
+    folder.mkdir(parents=True)
+    failure = {"message": "rank 1 on node 1 exited with 1", "rank": 1, "node": 1, "exitCode": 1, "cause": "UserCode", "step": 3}
+    restart = {"attempt": 1, "failed": "2026-01-01T00:00:00Z", "failure": failure, "lostSteps": 3, "downtimeSeconds": None}
+    record = {"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-01-01T00:00:00Z", "checkpoint": None}
+    earlier = {**record, "jobUid": "before"}
+    own = {**record, "attempt": 2, "outcome": "Failed", "restart": restart, **last}
+    (folder / "attempts.jsonl").write_text(f"{json.dumps(earlier)}\n{json.dumps(own)}\n")
+    if end is not None:
+        (folder / "end.json").write_text(json.dumps({"jobUid": "u", "failure": failure, "message": failure["message"], **end}))
+
+
+def test_a_local_runs_folder_is_asked(tmp_path: Path) -> None:
+    write_run(tmp_path, {"state": "Failed"})
+    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "x: Failed: rank 1 on node 1 exited with 1" in done.output
+    assert "first cause  rank 1 on node 1, after step 3: UserCode (exit code 1)" in done.output
+    assert "lost         1 failure (1 UserCode): 3 steps done again, 0 s without training" in done.output
+    assert "next         lockstep run -f x.yaml --local" in done.output
+
+
+def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path) -> None:
+    write_run(tmp_path, None, outcome=None, restart=None)
+    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path), "-o", "json"])
+    assert done.exit_code == 1
+    assert json.loads(done.output)["state"] == "Silent"
+    assert "gone without a word" in json.loads(done.output)["summary"]
+
+
+def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+    assert "say --workspace" in str(done.exception)
