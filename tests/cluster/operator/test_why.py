@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from cluster_jobs import SERVICE_ACCOUNT, Jobs, until
+from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, prepare, until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 IMAGE = "localhost/lockstep/base:1"
 GPU = "nvidia.com/gpu"
+ENFORCE = "pod-security.kubernetes.io/enforce"
 TOKEN = "hf_" + "s3cret" * 4
 FAILS = (
     "import os, sys, time\n"
@@ -106,31 +107,47 @@ def test_a_node_that_takes_no_pods_is_named(jobs: Jobs) -> None:
     jobs.end("cordoned")
 
 
-def test_pods_that_the_namespaces_pod_security_refuses_are_told_with_what_helps(jobs: Jobs) -> None:
-    core = client.CoreV1Api(jobs.api.client)
-    level = "pod-security.kubernetes.io/enforce"
-    core.patch_namespace(jobs.namespace, {"metadata": {"labels": {level: "restricted"}}})
+def test_a_secret_that_is_missing_is_told_once_for_all_pods(jobs: Jobs) -> None:
+    jobs.start("secretless", env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}])
+    said = (
+        "0 of 2 pods run: pods secretless-0, secretless-1: container trainer: CreateContainerConfigError: "
+        'secret "none" not found; make it in the job\'s namespace'
+    )
+    until("both pods are told", lambda: jobs.condition("secretless", "RanksReady").get("message", "").startswith(said))
+    assert jobs.condition("secretless", "Progressing")["reason"] == "ContainerNotStarted"
+    jobs.end("secretless")
+
+
+def test_pods_that_pod_security_refuses_are_told_with_what_helps(other: Jobs) -> None:
+    """RDMA pods lock memory as root, which every level but `privileged` forbids."""
+    prepare(other.api, other.namespace)
+    client.CoreV1Api(other.api.client).patch_namespace(other.namespace, {"metadata": {"labels": {ENFORCE: "baseline"}}})
+    kind, name = other.kind("ClusterProfile", API), f"{other.namespace}-rdma"
+    spec = kind.get(name="local").to_dict()["spec"]
+    spec["network"] = {**spec["network"], "rdma": {"enabled": True}}
+    spec["security"] = {**spec["security"], "ipcLock": True}
+    kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
     try:
-        pod = {"annotations": {}, "volumes": [{"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}]}
-        jobs.start("insecure", podTemplate=pod, env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}])
-        told = jobs.until_condition("insecure", "RanksReady", "False", "ContainerNotStarted", 30)
-        assert told["message"].startswith("0 of 2 pods run: pods insecure-0, insecure-1: container trainer: CreateContainerConfigError: ")
-        assert 'secret "none" not found; make it in the job\'s namespace' in told["message"]
+        other.start("locks", clusterProfileName=name, fabric={"mode": "RDMA"})
+        told = other.until_condition("locks", "PodsScheduled", "False", "PodsRefused", 30)["message"]
+        assert told.startswith(f"0 of 2 pods created: Pod Security level baseline of namespace {other.namespace} forbids the pod: ")
+        assert "IPC_LOCK" in told
+        assert f"kubectl label namespace {other.namespace} --overwrite pod-security.kubernetes.io/enforce=privileged" in told
     finally:
-        core.patch_namespace(jobs.namespace, {"metadata": {"labels": {level: None}}})
-    jobs.end("insecure")
+        other.end("locks")
+        kind.delete(name=name)
 
 
 def test_a_held_failure_is_explained_bundled_without_its_secret_and_let_go(jobs: Jobs, tmp_path: Path) -> None:
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fails"}, "data": {"fails.py": FAILS}})
-    volume = {"name": "fails", "mountPath": "/fails", "configMap": {"name": "fails"}}
-    jobs.start(
-        "dies",
-        script={"path": "/fails/fails.py", "args": ["--api-key", TOKEN]},
-        podTemplate={"volumes": [volume]},
-        env=[{"name": "MY_TOKEN", "value": TOKEN}],
-        restart={"maxRestarts": 0, "holdOnFailureSeconds": 600},
-    )
+    spec = {
+        "nodes": 2,
+        "script": {"path": "/fails/fails.py", "args": ["--api-key", TOKEN]},
+        "podTemplate": {"volumes": [{"name": "fails", "mountPath": "/fails", "configMap": {"name": "fails"}}]},
+        "env": [{"name": "MY_TOKEN", "value": TOKEN}],
+        "restart": {"maxRestarts": 0, "holdOnFailureSeconds": 600},
+    }
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "dies"}, "spec": spec})
     jobs.until_condition("dies", "Failed", "True", "RanksFailed", 60)
     held = jobs.until_condition("dies", "Held", "True", "HoldOnFailure", 10)
     archive = tmp_path / "dies.tar.gz"
