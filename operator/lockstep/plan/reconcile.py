@@ -13,24 +13,16 @@ from dataclasses import dataclass, replace
 from lockstep.api.names import ANNOTATION_RUN_HASH, run_name
 from lockstep.plan.accept import Accepted, accept, missing_service_account
 from lockstep.plan.conditions import SILENT_SECONDS, Reason, View
+from lockstep.plan.events import Note, notes
 from lockstep.plan.hold import held_until
 from lockstep.plan.layers import Notice
 from lockstep.plan.lifetime import active_time, overdue, until_expired, until_overdue
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
 from lockstep.plan.status import due, job_status
-from lockstep.plan.stopping import last_word, stop_event, stop_status, stopping
+from lockstep.plan.stopping import last_word, stop_status, stopping
 from lockstep.plan.writes import Decision, absent_claims, object_writes, with_log
 from lockstep_gang.contract import Report, State
-
-
-@dataclass(frozen=True)
-class Note:
-    """A Kubernetes Event about the job, told once at a transition."""
-
-    type: str
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         apply=apply,
         delete=delete,
         status=status if write else None,
-        events=_notes(observed.status, status) if write else (),
+        events=notes(observed.status, status) if write else (),
         again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
     )
 
@@ -233,21 +225,3 @@ def _next_look(view: View) -> float | None:
         return None
     left = view.received.received + SILENT_SECONDS - view.now
     return left + 1.0 if left > 0 else None
-
-
-def _notes(before: Object, after: Object) -> tuple[Note, ...]:
-    """What came of a stop; then the summary's new reason, when it has one."""
-    stop = stop_event(before, after)
-    notes = () if stop is None else (Note(*stop),)
-    old = {c["type"]: c for c in before.get("conditions", [])}.get("Progressing", {})
-    new = {c["type"]: c for c in after["conditions"]}["Progressing"]
-    if old.get("reason") == new["reason"]:
-        return notes
-    good = new["status"] == "True" or new["reason"] in (
-        Reason.COMPLETE,
-        Reason.SUSPENDED,
-        Reason.STOPPING,
-        Reason.SCHEDULING,
-        Reason.PODS_NOT_CREATED,
-    )
-    return (*notes, Note("Normal" if good else "Warning", new["reason"], new["message"]))

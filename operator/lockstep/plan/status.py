@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.api.names import LABEL_JOB
 from lockstep.plan.conditions import View, facts, timestamp, with_times
 from lockstep.plan.fabricstatus import fabric_status
+from lockstep.plan.goodput import goodput_status, is_stale
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
 from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
@@ -15,7 +16,7 @@ from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
 PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
 LAST_LINES, METRICS = 20, 32
-_PROGRESS = ("trainer", "checkpoint")
+_PROGRESS = ("trainer", "checkpoint", "goodput")
 RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
 
 
@@ -45,6 +46,8 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
                 "failure",
                 "fabric",
                 "result",
+                "goodput",
+                "notification",
             )
         },
     }
@@ -71,6 +74,8 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
         "restartsCountTowardsMax": report.restarts_counted,
         "restartHistory": [_restart(restart) for restart in report.history] or None,
     }
+    if (goodput := goodput_status(observed, report)) is not None:
+        found["goodput"] = goodput
     if report.trainer is not None:
         found["trainer"] = _trainer(observed.status.get("trainer") or {}, report, now)
     if report.checkpoint is not None:
@@ -149,6 +154,8 @@ def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]
         return False, None
     if {k: v for k, v in before.items() if k not in _PROGRESS} != {k: v for k, v in wanted.items() if k not in _PROGRESS}:
         return True, None
+    if {k: v for k, v in before.items() if k != "goodput"} == {k: v for k, v in wanted.items() if k != "goodput"}:
+        return is_stale(before, wanted), None
     last = (before.get("trainer") or {}).get("lastUpdateTime")
     wait = 0.0 if last is None else PROGRESS_SECONDS - (now - _seconds(last))
     return (True, None) if wait <= 0 else (False, wait)

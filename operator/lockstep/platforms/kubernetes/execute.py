@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from lockstep.api.names import API_VERSION
-from lockstep.plan.conditions import Reason
+from lockstep.plan.conditions import Reason, timestamp
+from lockstep.plan.events import Note, Told, tellable
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, owner_uid
-from lockstep.plan.reconcile import Note, Plan
+from lockstep.plan.reconcile import Plan
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 
+log = logging.getLogger("lockstep.operator")
 _REFUSALS = (400, 403, 422)  # the request is at fault, or a quota or an admission rule: asking again won't help before something changes
 
 
@@ -20,6 +23,7 @@ class Executor:
     def __init__(self, cluster: Cluster, written: Callable[[str, Object], None]) -> None:
         self._cluster = cluster
         self._written = written
+        self._told: dict[str, Told] = {}
 
     async def write_objects(self, observed: Observed, plan: Plan) -> Notice | None:
         """Delete, create and apply; what stood in the way, if anything did. Raises ApiError for what may pass by itself."""
@@ -67,26 +71,38 @@ class Executor:
         body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "status": status}
         self._written("TrainingJob", await self._cluster.apply(body, subresource="status"))
 
-    async def tell(self, observed: Observed, notes: tuple[Note, ...], now: str) -> None:
-        """Events are told once and not retried: the same stands in status."""
-        about = {
-            "apiVersion": API_VERSION, "kind": "TrainingJob", "name": observed.name, "namespace": observed.namespace, "uid": observed.uid,
-        }  # fmt: skip
+    def forget(self, uids: set[str]) -> None:
+        """Keep what was told of these jobs only."""
+        self._told = {uid: told for uid, told in self._told.items() if uid in uids}
+
+    async def tell(self, observed: Observed, notes: tuple[Note, ...], now: float) -> None:
+        """Events are told once and not retried: the same stands in status. No repetitions, and not too many."""
+        if not notes:
+            return
+        self._told[observed.uid], notes = tellable(self._told.get(observed.uid, Told()), notes, now)
         for note in notes:
-            event = {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"generateName": f"{observed.name}.", "namespace": observed.namespace},
-                "involvedObject": about,
-                "type": note.type,
-                "reason": note.reason,
-                "message": note.message[:1024],
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "count": 1,
-                "source": {"component": "lockstep-operator"},
-            }
-            await self._cluster.create(event)
+            log.info("%s/%s: %s: %s", observed.namespace, observed.name, note.reason, note.message)
+            try:
+                await self._cluster.create(_event(observed, note, timestamp(now)))
+            except ApiError as error:
+                log.warning("%s/%s: event %s: %s", observed.namespace, observed.name, note.reason, error)
+
+
+def _event(observed: Observed, note: Note, now: str) -> Object:
+    about = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": observed.name, "namespace": observed.namespace, "uid": observed.uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{observed.name}.", "namespace": observed.namespace},
+        "involvedObject": about,
+        "type": note.type,
+        "reason": note.reason,
+        "message": note.message,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "source": {"component": "lockstep-operator"},
+    }
 
 
 def _who_has_it(observed: Observed, item: Object, found: Object | None) -> Notice:

@@ -16,7 +16,6 @@ from typing import Any
 import kopf
 
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_URL, key_secret_name
-from lockstep.plan.conditions import timestamp
 from lockstep.plan.objects import RenderContext
 from lockstep.plan.observed import Observed
 from lockstep.plan.pods import is_running
@@ -117,9 +116,7 @@ class Operator:
                 if error.status in (404, 409):  # deleted or replaced meanwhile: its event comes
                     return plan.again_seconds
                 raise
-            for note in plan.events:
-                log.info("%s/%s: %s: %s", *key, note.reason, note.message)
-            await self.executor.tell(observed, plan.events, timestamp(time.time()))
+            await self.executor.tell(observed, plan.events, time.time())
         return OBSTACLE_SECONDS if obstacle is not None else plan.again_seconds
 
     def _context(self, uid: str) -> RenderContext:
@@ -134,7 +131,9 @@ class Operator:
             self.inventory.replace(watched.kind, page["items"], int(version) if version.isdigit() else 0)
         self.synced = True
         jobs = self.inventory.jobs()
-        self.server.reports.forget({found.uid for key in jobs if (found := self.inventory.observed(key))})
+        uids = {found.uid for key in jobs if (found := self.inventory.observed(key))}
+        self.server.reports.forget(uids)
+        self.executor.forget(uids)
         for key in jobs:
             self.queue.mark(key)
 

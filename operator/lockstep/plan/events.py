@@ -1,0 +1,168 @@
+"""The Kubernetes Events of a job: what changed from one status to the next, in a person's words. Pure.
+
+Two statuses say all: so a transition is told by whoever wrote it, once, and an operator that has just been started tells nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from lockstep.api.status import ConditionType
+from lockstep.plan.observed import Object
+from lockstep.plan.stopping import stop_event
+
+NORMAL, WARNING = "Normal", "Warning"
+MESSAGE_CHARACTERS = 1024
+SILENCE_SECONDS = 600.0
+"""The same reason with the same message is told again only after so long: a condition may flap."""
+BURST, REFILL_SECONDS = 25, 60.0
+"""Events of one job at once, and the time in which one more is allowed. An end is always told."""
+_ENDS = frozenset({"Complete", "Failed"})
+_HOUR = len("2026-01-01T00")
+
+# Conditions whose True is worth telling: under which reason, and whether it is good. Their False is worth telling only when it names
+# a trouble, that is when the reason is none of `_QUIET`.
+_HOLDS: Mapping[str, tuple[str, str]] = {
+    ConditionType.ACCEPTED: (NORMAL, "Accepted"),
+    ConditionType.SUSPENDED: (NORMAL, "Suspended"),
+    ConditionType.PODS_SCHEDULED: (NORMAL, "PodsScheduled"),
+    ConditionType.RANKS_READY: (NORMAL, "RanksReady"),
+    ConditionType.FABRIC_VERIFIED: (NORMAL, "FabricVerified"),
+    ConditionType.STRAGGLING: (WARNING, "SlowRank"),
+    ConditionType.COMPLETE: (NORMAL, "Complete"),
+    ConditionType.FAILED: (WARNING, "Failed"),
+    ConditionType.HELD: (NORMAL, "HoldOnFailure"),
+}
+_TROUBLE = (ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.RANKS_READY, ConditionType.FABRIC_VERIFIED)
+_QUIET = frozenset({
+    "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
+    "WaitingForRanks", "Resizing", "DeadlineExceeded",
+})  # fmt: skip
+_SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "DeadlineExceeded": WARNING}
+"""Reasons of the summary that no other condition has."""
+_CAUSES = {"Hang": "RankHung", "NodeLost": "NodeLost", "Preempted": "Preempted", "Fabric": "FabricFailed"}
+"""Restarts that have a reason of their own; the others are Restarting."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A Kubernetes Event about the job, told once at a transition."""
+
+    type: str
+    reason: str
+    message: str
+
+
+def notes(before: Object, after: Object) -> tuple[Note, ...]:
+    """What happened between two statuses, in the order in which it happens to a job."""
+    stop = stop_event(before, after)
+    stopped = () if stop is None else (Note(*stop),)
+    found = (*stopped, *_conditions(before, after), *_attempts(before, after), *_preflight(before, after), *_sizes(before, after))
+    return tuple(
+        Note(n.type, n.reason, n.message[:MESSAGE_CHARACTERS]) for n in (*found, *_checkpoint(before, after), *_heard(before, after))
+    )
+
+
+def _conditions(before: Object, after: Object) -> Iterator[Note]:
+    old, new = _by_type(before), _by_type(after)
+    for kind, condition in new.items():
+        known = old.get(kind, {})
+        if (known.get("status"), known.get("reason")) == (condition["status"], condition["reason"]):
+            continue
+        turned = known.get("status") != condition["status"]
+        if condition["status"] == "True" and turned and kind in _HOLDS:
+            yield Note(*_HOLDS[ConditionType(kind)], condition["message"])
+        elif condition["status"] == "False" and kind in _TROUBLE and condition["reason"] not in _QUIET:
+            yield Note(WARNING, condition["reason"], condition["message"])
+        elif kind == ConditionType.SUSPENDED and condition["status"] == "False":
+            yield from _suspension(known, condition)
+        elif kind == ConditionType.PROGRESSING and condition["reason"] in _SUMMARY:
+            yield Note(_SUMMARY[condition["reason"]], condition["reason"], condition["message"])
+        elif kind == ConditionType.STRAGGLING and known.get("status") == "True":
+            yield Note(NORMAL, "StragglingEnded", condition["message"])
+
+
+def _suspension(known: Object, condition: Object) -> Iterator[Note]:
+    if condition["reason"] == "Stopping":
+        yield Note(NORMAL, "Stopping", condition["message"])
+    elif known.get("status") == "True" and condition["reason"] != "Finished":
+        yield Note(NORMAL, "Resumed", condition["message"])
+
+
+def _attempts(before: Object, after: Object) -> Iterator[Note]:
+    """Failures that were followed by another attempt, then its start. The last failure of a failed job is told by Failed."""
+    told = max((entry["attempt"] for entry in before.get("restartHistory", [])), default=0)
+    final = _by_type(after).get("Failed", {}).get("status") == "True"
+    for entry in after.get("restartHistory", []):
+        if entry["attempt"] <= told or (final and entry["attempt"] == after.get("attempts")):
+            continue
+        lost = f"; {entry['lostSteps']} steps are done again" if entry.get("lostSteps") else ""
+        yield Note(
+            WARNING,
+            _CAUSES.get(entry["cause"], "Restarting"),
+            f"attempt {entry['attempt']} failed ({entry['cause']}): {entry['message']}{lost}",
+        )
+    attempt = after.get("attempts") or 0
+    if attempt > (before.get("attempts") or 0):
+        desired = (after.get("ranks") or {}).get("desired")
+        yield Note(NORMAL, "AttemptStarted", f"attempt {attempt} starts" + (f" with {desired} ranks" if desired else ""))
+
+
+def _preflight(before: Object, after: Object) -> Iterator[Note]:
+    found = after.get("preflight")
+    if not found or found.get("time") == (before.get("preflight") or {}).get("time"):
+        return
+    findings = found.get("findings", [])
+    if found["ok"] and not findings:
+        yield Note(NORMAL, "PreflightPassed", f"{found['checks']} checks on {found['nodes']} nodes found nothing")
+        return
+    texts = [f"{f['check']}: {f['message']}" + (f" on {f['nodeName']}" if f.get("nodeName") else "") + f"; {f['fix']}" for f in findings]
+    yield Note(WARNING, "PreflightWarned" if found["ok"] else "PreflightFailed", " | ".join(texts[:5]) or "no finding was given")
+
+
+def _sizes(before: Object, after: Object) -> Iterator[Note]:
+    old, new = ((status.get("ranks") or {}).get("desired") for status in (before, after))
+    if old and new and old != new:
+        yield Note(NORMAL, "Resized", f"from {old} to {new} ranks")
+
+
+def _checkpoint(before: Object, after: Object) -> Iterator[Note]:
+    """The first one, then one an hour: a job that saves every minute would push all other events out."""
+    old, new = before.get("checkpoint"), after.get("checkpoint")
+    if new and (old is None or old["lastCommitTime"][:_HOUR] != new["lastCommitTime"][:_HOUR]):
+        yield Note(NORMAL, "CheckpointCommitted", f"step {new['lastCommittedStep']}" + (f": {new['path']}" if new.get("path") else ""))
+
+
+def _heard(before: Object, after: Object) -> Iterator[Note]:
+    told = after.get("notification")
+    if told and not before.get("notification") and not told["delivered"]:
+        yield Note(WARNING, "NotificationFailed", told["message"])
+
+
+def _by_type(status: Object) -> dict[str, Object]:
+    return {c["type"]: c for c in status.get("conditions", [])}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was told of one job by this process: the last time of each, and how many more may be."""
+
+    last: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
+    left: float = BURST
+    at: float = 0.0
+
+
+def tellable(told: Told, new: tuple[Note, ...], now: float) -> tuple[Told, tuple[Note, ...]]:
+    """Those of `new` that are neither a repetition nor too many, and what is remembered of them."""
+    left = min(float(BURST), told.left + (now - told.at) / REFILL_SECONDS)
+    last = {key: when for key, when in told.last.items() if now - when < SILENCE_SECONDS}
+    found = []
+    for note in new:
+        key = (note.reason, note.message)
+        if key in last or (left < 1 and note.reason not in _ENDS):
+            continue
+        last[key], left = now, max(0.0, left - 1)
+        found.append(note)
+    return Told(last, left, now), tuple(found)

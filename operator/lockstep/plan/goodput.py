@@ -1,0 +1,49 @@
+"""status.goodput: the coordinator's account in seconds, and the time before it that only the cluster knows. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from lockstep.plan.observed import Object, Observed
+from lockstep_gang.contract import Goodput, Report, Spent
+
+ALONE_SECONDS = 300
+"""The account alone is written this often: a thousand scripts that tell no steps must not keep the API server busy with seconds."""
+KINDS = tuple(kind.value for kind in Spent)
+_USEFUL = (Spent.TRAIN, Spent.EVALUATE)
+_NO_PODS = (Spent.QUEUED, Spent.STOPPED)
+
+
+def goodput_status(observed: Observed, report: Report) -> Object | None:
+    """None: this gang keeps no account, as those of older agents."""
+    book = report.goodput
+    if book is None or not book.began:
+        return None
+    held = sum(book.spent.values()) - sum(book.spent.get(kind.value, 0) for kind in _NO_PODS)
+    useful = sum(book.spent.get(kind.value, 0) for kind in _USEFUL)
+    seconds = {kind: book.spent.get(kind, 0) // 1000 for kind in KINDS}
+    seconds[Spent.QUEUED.value] += _queued_before(observed, book)
+    losses = [
+        {"cause": cause, "seconds": loss.milliseconds // 1000, "gpuSeconds": loss.gpu_milliseconds // 1000}
+        for cause, loss in sorted(book.causes.items())
+    ]
+    found: dict[str, Any] = {"percentage": min(100, 100 * useful // held) if held > 0 else 0}
+    found |= {f"{kind}Seconds": value for kind, value in seconds.items()}
+    return found | ({"losses": losses[:16]} if losses else {})
+
+
+def _queued_before(observed: Observed, book: Goodput) -> int:
+    """From the first pods, or with a queue from the job's creation, to the first coordinator."""
+    queued = observed.job["spec"].get("queueName") is not None
+    since = observed.job["metadata"].get("creationTimestamp") if queued else observed.status.get("startTime")
+    return 0 if since is None else max(0, book.began // 1000 - int(datetime.fromisoformat(since).timestamp()))
+
+
+def is_stale(before: Object, wanted: Object) -> bool:
+    """Whether the account has grown so much that it is written though nothing else changed."""
+    return _total(wanted) - _total(before) >= ALONE_SECONDS
+
+
+def _total(status: Object) -> int:
+    return sum(value for key, value in (status.get("goodput") or {}).items() if key.endswith("Seconds"))
