@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.link import Handlers, Link
+from lockstep_gang.agent.preflight import NodePreflight
 from lockstep_gang.agent.processes import become_subreaper, ended_children
 from lockstep_gang.agent.progress import ProgressServer
 from lockstep_gang.agent.ranks import Node, Ranks
@@ -35,6 +36,7 @@ from lockstep_gang.contract.messages import (
     Stopped,
     rank_report_to_json,
 )
+from lockstep_gang.contract.preflight import Check
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run, WhenDone
 
@@ -51,6 +53,7 @@ class Agent:
         self._socket = ReportSocket(node.folder)
         self._progress = ProgressServer(node.folder, self._report, console.say)
         self.link = Link(run, key, node.index, Handlers(self._hello, self._take, console.say))
+        self._preflight = NodePreflight(run, key, node.index, self.link.send)
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
         self._ranks: Ranks | None = None
@@ -82,6 +85,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             self._kill()
+            self._preflight.end()
             loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._progress.close()
@@ -99,6 +103,10 @@ class Agent:
         return Hello(self._node.index, self._instance, self._known_attempt, self._known_attempt if self._running else 0, states)
 
     def _take(self, order: Order) -> None:
+        if isinstance(order, Check):
+            self._preflight.take(order)
+            return
+        self._preflight.end()
         if isinstance(order, Start):
             self._start(order)
         elif isinstance(order, Stop):

@@ -4,6 +4,7 @@ from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import DegradedPolicy, DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified
 from lockstep_gang.contract.goodput import Goodput, Loss, Spent
 from lockstep_gang.contract.preflight import (
+    PREFLIGHT_RESULT,
     AllReduce,
     Bandwidth,
     Expected,
@@ -39,6 +40,7 @@ from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
     "ORDER_STOP",
+    "PREFLIGHT_RESULT",
     "REPORT_BYTES_MAX",
     "REPORT_FORMAT",
     "RUN_FORMAT",

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+PREFLIGHT_RESULT = "preflight result: "
+"""Begins the line of node 0's log that has the report as JSON, when the preflight was all that was asked for."""
+
 
 class Severity(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
     ERROR = "Error"  # stops the start
@@ -212,7 +215,9 @@ class Finding:
     fix: str
     node: int | None = None
     excludes: bool = False
-    """It is this node's hardware, other nodes passed: the job is better off without it."""
+    """It is this node's hardware, and other nodes passed: the job is better off without it."""
+    final: bool = False
+    """Waiting can't help."""
 
 
 @dataclass(frozen=True)

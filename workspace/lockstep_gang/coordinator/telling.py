@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+from lockstep_gang.contract.codec import to_json
 from lockstep_gang.contract.messages import RankExit, StopMode
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.preflight import ends_with_it
+from lockstep_gang.lifecycle.preflight_lines import preflight_lines
 from lockstep_gang.lifecycle.summary import message_of, state_of
 
 
@@ -16,6 +21,7 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     yield from _nodes(before, after, run)
     yield from _exits(before, after, run)
     yield from _explained(before, after)
+    yield from _preflight(before, after, run)
     yield from _phases(before, after, run)
 
 
@@ -26,6 +32,15 @@ def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
             yield f"node {index} is here ({here} of {run.nodes})"
         elif old.connected and not new.connected and after.phase is not Phase.ENDED:
             yield f"node {index} is gone: its connection closed"
+
+
+def _preflight(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    result = after.preflight.result
+    if result is None or result is before.preflight.result:
+        return
+    yield from preflight_lines(result)
+    if ends_with_it(run):
+        yield f"{PREFLIGHT_RESULT}{json.dumps(to_json(result))}"
 
 
 def _explained(before: Gang, after: Gang) -> Iterator[str]:

@@ -12,6 +12,7 @@ from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
 from lockstep_gang.lifecycle.failures import first_failure, is_final
 from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
@@ -63,12 +64,28 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
         return _ended(gang, State.FAILED, gang.failure.message)
     here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
     if gang.held or now < gang.not_before or not here:
-        return Decision(gang)
+        return Decision(replace(gang, preflight=preflight.interrupted(gang.preflight)))
+    gang = replace(gang, preflight=preflight.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
+    if not gang.preflight.passed or preflight.ends_with_it(run):
+        return _before_the_attempt(gang, run)
     attempt = max(gang.attempt, gang.known_attempt) + 1
     fresh = replace(
         gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
     )
-    return Decision(replace(fresh, stopping=None, lost=(), trainer=None, trouble=None), begin=True)
+    return Decision(
+        replace(fresh, preflight=preflight.used(gang.preflight), stopping=None, lost=(), trainer=None, trouble=None), begin=True
+    )
+
+
+def _before_the_attempt(gang: Gang, run: Run) -> Decision:
+    """The preflight is under way, or was all there is to do, or can't pass any more."""
+    if gang.preflight.passed:
+        return replace(_ended(gang, State.COMPLETE, "preflight passed"), end=False)
+    failure = preflight.failure_of(gang.preflight) if gang.preflight.over else None
+    if failure is None:
+        return Decision(gang)
+    failed = _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
+    return replace(failed, end=not preflight.ends_with_it(run))
 
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:
@@ -117,7 +134,7 @@ def _ended(gang: Gang, state: State, message: str) -> Decision:
 def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
     orders: list[tuple[int, Order]] = []
     for index, node in enumerate(gang.nodes):
-        order = _order(gang, run, node) if node.connected else None
+        order = (_order(gang, run, node) or _question(gang, run, index)) if node.connected else None
         if order is not None and order != node.told:
             orders.append((index, order))
             attempt = order.attempt if isinstance(order, Start) else node.attempt
@@ -138,6 +155,10 @@ def _order(gang: Gang, run: Run, node: Node) -> Order | None:
     return None
 
 
+def _question(gang: Gang, run: Run, node: int) -> Order | None:
+    return preflight.order_of(gang.preflight, run, node) if gang.phase is Phase.WAITING else None
+
+
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
     if gang.phase is Phase.WAITING and gang.not_before > now:
@@ -145,4 +166,7 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None
     if doubted is not None and doubted > now:
         times.append(doubted)
+    checked = preflight.wake_at(gang.preflight) if gang.phase is Phase.WAITING else None
+    if checked is not None and checked > now:
+        times.append(checked)
     return min(times, default=None)

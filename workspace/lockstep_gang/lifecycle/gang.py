@@ -12,6 +12,7 @@ from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, St
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.facts import Facts
+from lockstep_gang.lifecycle.preflight_state import Preflight
 
 
 class Phase(Enum):
@@ -96,6 +97,7 @@ class Gang:
     """Why an attempt cannot be recorded, so not started."""
     trainer: TrainerReport | None = None
     checkpoint: CheckpointReport | None = None
+    preflight: Preflight = field(default_factory=Preflight)
     result: dict[str, str | None] | None = None
     goodput: Goodput = field(default_factory=Goodput)
     facts: Facts = field(default_factory=Facts)

@@ -23,11 +23,13 @@ from lockstep_gang.contract.messages import (
     Stopped,
     rank_report_from_json,
 )
+from lockstep_gang.contract.preflight import Checked
 from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, stepped
+from lockstep_gang.lifecycle.preflight import answered
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
@@ -35,6 +37,8 @@ def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) 
     gang = accounted(gang, run, now)
     if isinstance(message, Hello):
         return _hello(gang, run, node, message)
+    if isinstance(message, Checked):
+        return replace(gang, preflight=answered(gang.preflight, node, message, now))
     if isinstance(message, Leaving):
         return gang.with_node(node, replace(gang.nodes[node], leaving=True))
     if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:

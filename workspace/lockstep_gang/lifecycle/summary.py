@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep_gang.contract.messages import StopMode
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.gang import Gang, Phase, ranks_of
 
 
@@ -31,6 +32,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         goodput=gang.goodput,
         log=log,
         retry=run.restart.retry,
+        preflight=gang.preflight.result,
     )
 
 
@@ -66,6 +68,9 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:
         return f"waiting for {_listed(missing)} of {run.nodes}{after}"
+    checking = preflight.message_of(gang.preflight, run)
+    if checking:
+        return checking + after
     busy = [index for index, node in enumerate(gang.nodes) if node.attempt]
     return (
         f"waiting for ranks of an earlier attempt to stop on {_listed(busy)}" if busy else f"attempt {gang.attempt + 1} starts soon{after}"

@@ -1,0 +1,92 @@
+"""Paths that ranks read, the volume that they write to, and markers that show which nodes see the same folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from lockstep_gang.contract.preflight import ExpectedPath, Kind, PathFact, VolumeFacts
+
+MARKER = ".preflight-"
+SEEN_SECONDS = 3.0
+"""How long a file of another node may take to show up on a volume that is said to be shared."""
+_LOOK_SECONDS = 0.1
+
+
+def path_facts(expected: Iterable[ExpectedPath], folder: str) -> tuple[PathFact, ...]:
+    """Whether each is there and can be read; relative ones are below `folder`."""
+    return tuple(_path_fact(item.path, Path(folder) / item.path) for item in expected)
+
+
+def _path_fact(stated: str, path: Path) -> PathFact:
+    try:
+        found = Kind.FOLDER if path.is_dir() else Kind.FILE if path.stat() else None
+        if found is Kind.FOLDER:
+            next(path.iterdir(), None)
+        else:
+            with path.open("rb") as file:
+                file.read(1)
+    except (FileNotFoundError, NotADirectoryError):
+        return PathFact(stated)
+    except OSError as error:
+        return PathFact(stated, error=error.strerror or str(error))
+    return PathFact(stated, found.value if found is not None else "")
+
+
+def marker(run_dir: str, token: str, node: int) -> Path:
+    return Path(run_dir) / "gang" / f"{MARKER}{token}.{node}"
+
+
+def volume_facts(run_dir: str, token: str, node: int) -> VolumeFacts:
+    """Leaves this node's marker in the run's folder: that it can be written, and for the others to look for."""
+    own = marker(run_dir, token, node)
+    try:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        remove_markers(run_dir, node)
+        with own.open("w") as file:
+            file.write(token)
+            file.flush()
+            os.fsync(file.fileno())
+        return VolumeFacts("", shutil.disk_usage(run_dir).free, _newest_checkpoint_bytes(Path(run_dir) / "checkpoints"))
+    except OSError as error:
+        return VolumeFacts(error.strerror or str(error))
+
+
+def _newest_checkpoint_bytes(folder: Path) -> int:
+    """The next one will be about as large as the last one."""
+    with contextlib.suppress(OSError):
+        commits = [entry for entry in os.scandir(folder) if entry.name.startswith("step-") and entry.is_dir()]
+        if commits:
+            newest = max(commits, key=lambda entry: entry.stat().st_mtime)
+            return sum(path.stat().st_size for path in Path(newest.path).rglob("*") if path.is_file())
+    return 0
+
+
+def remove_markers(run_dir: str, node: int) -> None:
+    """Those of this node, of processes that were killed too."""
+    with contextlib.suppress(OSError):
+        for path in (Path(run_dir) / "gang").glob(f"{MARKER}*.{node}"):
+            path.unlink(missing_ok=True)
+
+
+def remove_empty_folders(run_dir: str) -> None:
+    """Leave nothing of a look that no run follows; folders that hold anything stay."""
+    with contextlib.suppress(OSError):
+        (Path(run_dir) / "gang").rmdir()
+        Path(run_dir).rmdir()
+
+
+def sees(path: Path, token: str, seconds: float) -> bool:
+    """Whether another node's marker is there, at the latest after so long: its name was never asked for, so no cache denies it."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if path.read_text() == token:
+                return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,94 @@
+"""Names of the other nodes, and a port that they can reach: open for the time of a preflight, to holders of the job's key only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Iterable
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, PROOF_SECONDS, accept, connect
+from lockstep_gang.coordinator.ports import is_loopback
+
+PURPOSE = "preflight"
+RESOLVE_SECONDS = 5.0
+"""A pod's name may take this long to be known after its agent is."""
+REACH_SECONDS = 5.0
+
+
+def unresolved(addresses: Iterable[str]) -> dict[str, str]:
+    """Address → why its name has none, for those that still have none after a while."""
+    waiting = dict.fromkeys(addresses, "")
+    end = time.monotonic() + RESOLVE_SECONDS
+    while True:
+        waiting = {address: why for address in waiting if (why := _why_unresolved(address))}
+        if not waiting or time.monotonic() >= end:
+            return waiting
+        time.sleep(0.2)
+
+
+def _why_unresolved(address: str) -> str:
+    try:
+        socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+class Door:
+    """The port that the others knock at: whoever doesn't prove the job's key gets nothing, and whoever does, a proof."""
+
+    def __init__(self, run: Run, key: bytes, node: int) -> None:
+        self._run, self._key, self._node = run, key, node
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> int:
+        """The port. Raises OSError."""
+        address = self._run.addresses[self._node]
+        host, port = address if is_loopback(address) else None, free_port(address)  # port 0 would be another one for each family
+        self._server = await asyncio.start_server(self._knock, host, port, limit=LINE_BYTES_MAX)
+        return port
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _knock(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await asyncio.wait_for(accept((reader, writer), self._key, _purpose(self._run), self._run.nodes), PROOF_SECONDS)
+            await writer.drain()
+        except (ContractError, EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
+            pass  # the one who knocked says what it met
+        finally:
+            writer.close()
+
+
+async def why_unreachable(run: Run, key: bytes, node: int, peer: int, port: int) -> str:
+    """Connect to a peer's door and prove the key, both ways; '' when that works."""
+    try:
+        channel = await asyncio.wait_for(connect((run.addresses[peer], port), key, _purpose(run), node), REACH_SECONDS)
+    except asyncio.TimeoutError:  # noqa: UP041
+        return f"no answer in {REACH_SECONDS:.0f} s"
+    except (ContractError, EOFError, OSError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    channel.close()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(channel.wait_closed(), 1.0)
+    return ""
+
+
+def _purpose(run: Run) -> str:
+    """So that a proof for this door opens no other one."""
+    return f"{run.job.uid} {PURPOSE}"
+
+
+def free_port(address: str) -> int:
+    """A port that nobody listens on here now."""
+    host = address if is_loopback(address) else ""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,50 @@
+"""What the judgments of a preflight share: all that nodes found, and the making of a finding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from lockstep_gang.contract.preflight import Finding, Looked, Met, Severity
+from lockstep_gang.contract.run import Run
+
+LookedAt = tuple[int, Looked, float, float]
+"""(node, what it found, when it was asked, when its answer came)"""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What the judgments are about."""
+
+    run: Run
+    looked: Mapping[int, Looked]
+    met: Mapping[int, Met]
+    skews: Mapping[int, float]
+
+
+def error(check: str, node: int | None, message: str, fix: str) -> Finding:
+    return Finding(check, Severity.ERROR, message, fix, node)
+
+
+def warning(check: str, node: int | None, message: str, fix: str) -> Finding:
+    return Finding(check, Severity.WARNING, message, fix, node)
+
+
+def where(run: Run, node: int) -> str:
+    """A node as messages call it: its index, and the host name of its pod."""
+    name = run.addresses[node].split(".")[0]
+    return f"node {node}" if name.isdecimal() or ":" in name else f"node {node} ({name})"
+
+
+def odd(values: Mapping[int, str]) -> Iterator[tuple[int, str, str]]:
+    """(node, its value, the value of most others) of every node that differs; of two sides as strong, node 0's is right."""
+    if len(set(values.values())) < 2:
+        return
+    counts = Counter(values.values())
+    common = max(counts, key=lambda value: (counts[value], value == values.get(0)))
+    yield from ((node, value, common) for node, value in values.items() if value != common)
+
+
+def shown_bytes(value: int) -> str:
+    return f"{value / 1024**3:.1f} GiB" if value >= 1024**3 else f"{value / 1024**2:.0f} MiB"
