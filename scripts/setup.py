@@ -25,6 +25,7 @@ REQUIREMENTS = ROOT / "requirements"
 SOURCE_ROOTS = ("operator", "workspace")
 CONSOLE_SCRIPTS = {
     "lockstep": "lockstep.cli.main:main",
+    "kubectl-lockstep": "lockstep.cli.main:main",
     "pytest": "pytest:main",
     "mypy": "mypy.__main__:console_entry",
     "lint-imports": "importlinter.cli:lint_imports_command",

@@ -19,6 +19,7 @@ from lockstep.cli import (
     deploy,
     devcluster,
     diff,
+    doctor,
     get,
     init,
     logs,
@@ -28,6 +29,7 @@ from lockstep.cli import (
     scale,
     suspend,
     validate,
+    version,
     why,
 )
 
@@ -62,26 +64,23 @@ app.command("delete", rich_help_panel="A job")(delete.delete)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")
 app.add_typer(adapter.app, name="adapter", rich_help_panel="A job")
 app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)
+app.command("doctor", rich_help_panel="Clusters")(doctor.doctor)
 app.command("deploy", rich_help_panel="Clusters")(deploy.deploy)
 app.command("status", rich_help_panel="Clusters")(deploy.status)
 app.command("clean", rich_help_panel="Clusters")(deploy.clean)
+app.command("version", rich_help_panel="Clusters")(version.version)
 app.add_typer(devcluster.app, name="devcluster", rich_help_panel="Clusters")
 
 
 def print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(version("lockstep"))
-        except PackageNotFoundError:
-            typer.echo("from a checkout")
+        typer.echo(version.own_version())
         raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
+    show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Multi-node DeepSpeed fine-tuning on your own Kubernetes, OpenShift or bare-metal GPU cluster."""
 

@@ -54,6 +54,9 @@ KINDS: Mapping[str, Kind] = {
     "ClusterRoleBinding": Kind("rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "CustomResourceDefinition": Kind("apiextensions.k8s.io/v1", "customresourcedefinitions", False),
     "SecurityContextConstraints": Kind("security.openshift.io/v1", "securitycontextconstraints", False),
+    "StorageClass": Kind("storage.k8s.io/v1", "storageclasses", False),
+    "NetworkAttachmentDefinition": Kind("k8s.cni.cncf.io/v1", "network-attachment-definitions"),
+    "SelfSubjectAccessReview": Kind("authorization.k8s.io/v1", "selfsubjectaccessreviews", False),
     "TokenReview": Kind("authentication.k8s.io/v1", "tokenreviews", False),
     "TrainingJob": Kind("lockstep.dev/v1alpha1", "trainingjobs"),
     "ClusterProfile": Kind("lockstep.dev/v1alpha1", "clusterprofiles", False),
@@ -100,6 +103,11 @@ class Cluster:
         fenced = Cluster(self._api, self.namespace)
         fenced._check = check
         return fenced
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return str(self._api.configuration.host)
 
     async def __aenter__(self) -> Cluster:
         return self

@@ -1,0 +1,84 @@
+"""`lockstep doctor`: is everything there that a job needs, and if not, what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.cli.jobargs import ContextOption, NamespaceOption
+
+if TYPE_CHECKING:
+    from lockstep.api.clusterfile import ClusterFile
+    from lockstep.plan.doctor import Finding
+
+
+def doctor(
+    cluster: Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")] = "local",
+    output: Annotated[str, typer.Option("-o", "--output", help="text or json")] = "text",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Check tools, context, rights, CRDs, operator, profile, nodes, storage and fabric; each with what to do. Exit code 1: something fails.
+
+    It only reads, with your rights; what you may not see is said to be unknown.
+
+    Example: lockstep doctor barcelona
+    """
+    from lockstep.cli.target import load, use_embedded_cluster
+    from lockstep.plan.doctor import Verdict
+
+    found = load(cluster)
+    use_embedded_cluster(found.cluster.name, context)
+    findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
+    if output == "json":
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{finding.verdict.value:8} {finding.subject:16} {finding.said}")
+            if finding.fix:
+                print(f"{'':25} → {finding.fix}")
+    if any(finding.verdict is Verdict.FAILED for finding in findings):
+        raise typer.Exit(1)
+
+
+def _tools() -> Finding:
+    from lockstep.plan.doctor import Finding, Verdict
+
+    there = [name for name in ("kubectl", "oc") if shutil.which(name)]
+    if there:
+        return Finding("tools", Verdict.OK, f"{' and '.join(there)} found")
+    return Finding("tools", Verdict.WARNING, "neither kubectl nor oc is installed", "lockstep's own verbs need neither")
+
+
+async def _examine(found: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
+    from lockstep.cli.paths import checkout
+    from lockstep.cli.target import is_same_host
+    from lockstep.plan.doctor import Finding, Verdict, examine
+    from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+    from lockstep.platforms.kubernetes.survey import survey
+
+    async with await Cluster.connect(context) as connection:
+        try:
+            version = (await connection.request("GET", "/version"))["gitVersion"]
+        except (OSError, ApiError) as error:
+            fix = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
+            return [Finding("API server", Verdict.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
+        findings = [Finding("API server", Verdict.OK, f"{connection.server}, Kubernetes {version}")]
+        if found.cluster.api and not is_same_host(found.cluster.api, connection.server):
+            said = f"your context is for {connection.server}, but cluster {found.cluster.name} is at {found.cluster.api}"
+            return [*findings, Finding("context", Verdict.FAILED, said, "kubectl config get-contexts; then say --context NAME")]
+        seen = await survey(connection, found, namespace)
+    return [*findings, *examine(found, seen, _definitions(checkout() / "manifests" / "crds"))]
+
+
+def _definitions(folder: Path) -> dict[str, dict[str, object]]:
+    import yaml
+
+    found = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
+    return {crd["metadata"]["name"]: crd for crd in found}

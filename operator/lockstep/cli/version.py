@@ -1,0 +1,54 @@
+"""`lockstep version`: of this command, of the operator, of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption
+
+
+def own_version() -> str:
+    """Of the installed package; a checkout has none of its own."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("lockstep")
+    except PackageNotFoundError:
+        return "from a checkout"
+
+
+def version(
+    client: Annotated[bool, typer.Option("--client", help="Only this command's: asks no cluster.")] = False,
+    cluster: ClusterNameOption = "local",
+    context: ContextOption = None,
+) -> None:
+    """Print the versions of this command, of the operator's image and of Kubernetes.
+
+    Example: lockstep version --client
+    """
+    print(f"lockstep     {own_version()}")
+    if not client:
+        from lockstep.cli.target import use_embedded_cluster
+
+        use_embedded_cluster(cluster, context)
+        for name, found in asyncio.run(_cluster_versions(context)):
+            print(f"{name:12} {found}")
+
+
+async def _cluster_versions(context: str | None) -> list[tuple[str, str]]:
+    from lockstep.api.names import OPERATOR_NAMESPACE
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.survey import operator_deployment
+
+    async with await Cluster.connect(context) as connection:
+        kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
+        deployment, may_see = await operator_deployment(connection)
+    if not may_see:
+        image = f"unknown: you may not look into namespace {OPERATOR_NAMESPACE}"
+    else:
+        image = "not installed" if deployment is None else str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+    return [("operator", image), ("Kubernetes", kubernetes)]

@@ -1,0 +1,72 @@
+"""What one person may see of a cluster. Reads only; what is forbidden is None, and never an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.api.clusterfile import ClusterFile
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.plan.doctor import RIGHTS, Seen
+from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, Object, path_of
+
+FORBIDDEN = 403
+
+
+async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
+    """Raises ApiError for anything but a lack of rights, and OSError when the cluster can't be reached."""
+    crds = await _listed(cluster, "CustomResourceDefinition")
+    deployment, may_see = await operator_deployment(cluster)
+    networks = await _listed(cluster, "NetworkAttachmentDefinition", namespace)
+    return Seen(
+        namespace=namespace,
+        rights={what: await _may(cluster, namespace, *asked) for what, asked in RIGHTS.items()},
+        crds=None if crds is None else {item["metadata"]["name"]: item for item in crds},
+        deployment=deployment,
+        may_see_operator=may_see,
+        profile=await _got(cluster, "ClusterProfile", None, found.profile.metadata.name),
+        nodes=await _listed(cluster, "Node"),
+        classes=await _listed(cluster, "StorageClass"),
+        claims=await _listed(cluster, "PersistentVolumeClaim", namespace),
+        account=await _got(cluster, "ServiceAccount", namespace, found.profile.spec.security.service_account),
+        networks=None if networks is None else frozenset(item["metadata"]["name"] for item in networks),
+    )
+
+
+async def _may(cluster: Cluster, namespace: str, verb: str, group: str, resource: str, subresource: str) -> bool:
+    asked = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": subresource}
+    body: dict[str, Any] = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    answer = await cluster.request("POST", path_of("SelfSubjectAccessReview"), body)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+async def _listed(cluster: Cluster, kind: str, namespace: str | None = None) -> tuple[Object, ...] | None:
+    """None: forbidden, or a kind that the cluster doesn't know."""
+    try:
+        return tuple((await cluster.list(kind, namespace))["items"])
+    except ApiError as error:
+        if error.status in (FORBIDDEN, NOT_FOUND):
+            return None
+        raise
+
+
+async def _got(cluster: Cluster, kind: str, namespace: str | None, name: str) -> Object | None:
+    try:
+        return await cluster.get(kind, namespace, name)
+    except ApiError as error:
+        if error.status == FORBIDDEN:
+            return None
+        raise
+
+
+async def operator_deployment(cluster: Cluster) -> tuple[Object | None, bool]:
+    """The operator's Deployment, and whether this person may look."""
+    try:
+        return await cluster.get("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME), True
+    except ApiError as error:
+        if error.status == FORBIDDEN:
+            return None, False
+        raise

@@ -1,0 +1,125 @@
+"""What `lockstep doctor` makes of a cluster: every finding says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.api.clusterfile import ClusterFile, parse_cluster_file
+from lockstep.plan.doctor import Finding, Seen, Verdict, examine
+
+ROOT = Path(__file__).resolve().parents[2]
+CRDS = {crd["metadata"]["name"]: crd for crd in (yaml.safe_load(path.read_text()) for path in (ROOT / "manifests/crds").glob("*.yaml"))}
+
+
+def cluster_file(**changes: Any) -> ClusterFile:
+    """The file of an RDMA cluster with two nodes of four GPUs and one rail."""
+    stated: dict[str, Any] = {
+        "cluster": {"name": "c", "namespace": "ns"},
+        "nodes": {"gpu_nodes": ["a", "b"]},
+        "storage": {"mode": "rwx", "class_rwx": "nfs"},
+        "network": {"rdma": {"enabled": True, "rails": [{"network": "rail1", "resource": "x.com/rail1"}]}},
+        "security": {"ipc_lock": True},
+        "gpus": {"per_node": 4, "default_nodes": 2},
+    }
+    return parse_cluster_file(yaml.safe_dump(stated | changes), "c.yaml")
+
+
+def node(name: str, gpus: int = 4, ready: str = "True", rails: int = 1, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "spec": spec,
+        "status": {
+            "conditions": [{"type": "Ready", "status": ready}],
+            "allocatable": {"nvidia.com/gpu": str(gpus), "x.com/rail1": str(rails)},
+        },
+    }
+
+
+def claim(name: str, phase: str = "Bound", mode: str = "ReadWriteMany") -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"accessModes": [mode]}, "status": {"phase": phase}}
+
+
+def healthy(found: ClusterFile) -> Seen:
+    return Seen(
+        namespace="ns",
+        rights={"create TrainingJobs": True},
+        crds=CRDS,
+        deployment={"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "status": {"readyReplicas": 2}},
+        profile={"spec": found.profile.spec.to_dict()},
+        nodes=(node("a"), node("b")),
+        classes=({"metadata": {"name": "nfs"}},),
+        claims=(claim("ml-dev-workspace"),),
+        account={"metadata": {"name": "ml-dev-sa"}},
+        networks=frozenset({"rail1"}),
+    )
+
+
+def findings(found: ClusterFile | None = None, **changes: Any) -> list[Finding]:
+    stated = found or cluster_file()
+    return list(examine(stated, dataclasses.replace(healthy(stated), **changes), CRDS))
+
+
+def test_a_healthy_cluster_has_nothing_to_mend() -> None:
+    found = findings()
+    assert {finding.verdict for finding in found} == {Verdict.OK} and not any(finding.fix for finding in found)
+    assert {finding.subject for finding in found} == {
+        "rights", "CRDs", "operator", "profile", "service account", "nodes", "storage", "claims", "fabric"
+    }  # fmt: skip
+
+
+OLD_CRDS = {name: {"spec": {"versions": [{"schema": {"openAPIV3Schema": {"properties": {"spec": {"type": "object"}}}}}]}} for name in CRDS}
+DOWN = {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "status": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "said"),
+    [
+        ({"rights": {"create pods": False, "create claims": True}}, "failed", "you may not create pods in namespace ns"),
+        ({"crds": {}}, "failed", "not installed"),
+        ({"crds": OLD_CRDS}, "warning", "of another version than this lockstep's"),
+        ({"crds": None}, "unknown", "you may not read CustomResourceDefinitions"),
+        ({"deployment": None}, "failed", "not installed"),
+        ({"deployment": None, "may_see_operator": False}, "unknown", "you may not look into namespace"),
+        ({"deployment": DOWN}, "failed", "0 of 2 replicas ready"),
+        ({"profile": None}, "failed", "ClusterProfile c is not on the cluster"),
+        ({"profile": {"spec": {"gpus": {"perNode": 8}}}}, "warning", "differs from its file in"),
+        ({"account": None}, "failed", "ml-dev-sa is not in namespace ns"),
+        ({"nodes": None}, "unknown", "you may not list nodes"),
+        ({"nodes": (node("a"), node("b", ready="Unknown"))}, "warning", "node b is not Ready"),
+        ({"nodes": (node("a"), node("b", unschedulable=True))}, "warning", "node b is cordoned"),
+        ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of 2 nodes that the profile allows can take pods"),
+        ({"nodes": (node("a"), node("b", gpus=3))}, "warning", "node b has 3 of 4 GPUs"),
+        ({"nodes": (node("a"),)}, "warning", "node b of nodes.gpu_nodes is not in the cluster"),
+        ({"classes": ({"metadata": {"name": "ceph"}},)}, "failed", "storage.class_rwx is nfs; the cluster has ceph"),
+        ({"claims": (claim("ml-dev-workspace", mode="ReadWriteOnce"),)}, "failed", "pods of several nodes can't all mount it"),
+        ({"claims": (claim("ml-datasets", phase="Pending"),)}, "warning", "ml-datasets is Pending"),
+        ({"networks": frozenset()}, "failed", "network rail1 is not in namespace ns"),
+        ({"networks": None}, "unknown", "whether network rail1 exists"),
+        ({"nodes": (node("a"), node("b", rails=0))}, "warning", "node b has no x.com/rail1"),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, Any], verdict: str, said: str) -> None:
+    assert any(finding.verdict.value == verdict and said in finding.said for finding in findings(**changes)), findings(**changes)
+
+
+def test_what_fails_comes_with_what_to_do() -> None:
+    wrong = findings(crds={}, deployment=None, profile=None, account=None, classes=())
+    assert all(finding.fix for finding in wrong if finding.verdict is Verdict.FAILED)
+
+
+def test_without_a_class_the_cluster_s_default_counts() -> None:
+    found = cluster_file(storage={"mode": "volumeClaimTemplates"})
+    default = {"metadata": {"name": "gp3", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
+    said = [finding.said for finding in findings(found, classes=(default,))]
+    assert "storage.class_rwo is not set: claims get the default class gp3" in said
+    assert any("has no default class" in finding.said for finding in findings(found, classes=({"metadata": {"name": "gp3"}},)))
+
+
+def test_rdma_without_rails_is_a_warning() -> None:
+    found = cluster_file(network={"rdma": {"enabled": True}})
+    assert any(finding.verdict is Verdict.WARNING and "RDMA without rails" in finding.said for finding in findings(found))

@@ -1,0 +1,30 @@
+"""The command under its two names."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version", "--client"]])
+def test_the_version_needs_no_cluster(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    monkeypatch.setattr("sys.argv", ["lockstep", *arguments])
+    try:
+        code: object = main()
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (0, None) and capsys.readouterr().out.strip()
+
+
+def test_it_is_a_plugin_of_kubectl_and_oc_too() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["kubectl-lockstep"] == scripts["lockstep"]
+    assert (Path(sys.prefix) / "bin" / "kubectl-lockstep").exists()
