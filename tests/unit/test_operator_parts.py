@@ -126,12 +126,19 @@ def test_a_reply_that_comes_after_the_deletion_of_its_object_brings_nothing_back
     assert found.observe_write("TrainingJob", job(10)) == {KEY}  # one that was made after that deletion
 
 
+READY = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
 def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
     found = Inventory()
     found.observe("TrainingJob", job(), deleted=False)
-    node = {"metadata": {"name": "n", "uid": "n", "resourceVersion": "1"}, "status": {"allocatable": {"cpu": "2"}, "conditions": []}}
+    node = {"metadata": {"name": "n", "uid": "n", "resourceVersion": "1"}, "status": {"allocatable": {"cpu": "2"}, "conditions": [READY]}}
     assert found.observe("Node", node, deleted=False) == {KEY}
-    beat = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "status": {**node["status"], "conditions": ["alive"]}}
+    beat = {
+        **node,
+        "metadata": {**node["metadata"], "resourceVersion": "2"},
+        "status": {**node["status"], "conditions": [{**READY, "lastHeartbeatTime": "now"}]},
+    }
     assert found.observe("Node", beat, deleted=False) == set()
 
 

@@ -105,7 +105,7 @@ def test_every_condition_is_there_from_the_first_status_on() -> None:
     plan = reconcile(fresh(), None, CONTEXT, NOW)
     assert plan.status is not None
     assert [c["type"] for c in plan.status["conditions"]] == [
-        "Accepted", "Suspended", "PodsScheduled", "RanksReady", "FabricVerified", "Straggling", "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
+        "Accepted", "Suspended", "PodsScheduled", "NodesHealthy", "RanksReady", "FabricVerified", "Straggling", "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
         "Held",
     ]  # fmt: skip
     assert {c["observedGeneration"] for c in plan.status["conditions"]} == {3}

@@ -22,7 +22,18 @@ from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.report_server import PATH, ReportServer, Standing, serving, tls_context
 from lockstep.platforms.kubernetes.secrets import job_key
-from lockstep_gang.contract import REPORT_BYTES_MAX, JobIdentity, RankCount, Report, State, parse_key, report_body, report_signature
+from lockstep_gang.contract import (
+    REPORT_BYTES_MAX,
+    FactType,
+    JobIdentity,
+    RankCount,
+    Report,
+    State,
+    parse_key,
+    parse_reply,
+    report_body,
+    report_signature,
+)
 
 MASTER = b"m" * 32
 LABELS = {"lockstep.dev/job": "x"}
@@ -34,6 +45,9 @@ def owned(kind: str, name: str, uid: str, owner: str, **more: Any) -> dict[str, 
     return {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": uid, "labels": LABELS, "ownerReferences": owners}, **more}
 
 
+RUNS = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+
+
 def inventory() -> Inventory:
     """Job x with its StatefulSet and both pods, and a pod of that name's look that nobody made."""
     found = Inventory()
@@ -41,7 +55,7 @@ def inventory() -> Inventory:
     found.observe("TrainingJob", job, deleted=False)
     found.observe("StatefulSet", owned("StatefulSet", "x", "set-uid", "job-uid", spec={"replicas": 2}), deleted=False)
     for node in range(2):
-        found.observe("Pod", owned("Pod", f"x-{node}", f"pod-{node}", "set-uid", spec={}, status={"phase": "Running"}), deleted=False)
+        found.observe("Pod", owned("Pod", f"x-{node}", f"pod-{node}", "set-uid", spec={"nodeName": "n"}, status=RUNS), deleted=False)
     return found
 
 
@@ -99,6 +113,25 @@ def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
         assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")
 
     assert served(use) == [("ns", "x")]
+
+
+def test_the_reply_says_what_became_of_the_job_s_pods_also_of_one_that_is_gone() -> None:
+    seen = inventory()
+    mark = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for y"}
+    preempted = owned("Pod", "x-1", "pod-1", "set-uid", spec={}, status={"phase": "Running", "conditions": [mark]})
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        server.losses.see_pod(("ns", "x"), preempted, 0.0)
+        seen.observe("Pod", preempted, deleted=True)
+        body = report_body(REPORT)
+        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+            facts = parse_reply(await reply.read()).facts
+        assert [(fact.type, fact.node, fact.pod_uid) for fact in facts if fact.node == 1] == [
+            (FactType.PREEMPTED, 1, "pod-1"),
+            (FactType.WAITING, 1, ""),
+        ]
+
+    served(use, seen=seen)
 
 
 def test_a_sequence_that_is_not_newer_is_answered_with_the_newest() -> None:

@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     ACCEPTED = "Accepted"  # the spec and its profile can be used
     SUSPENDED = "Suspended"
     PODS_SCHEDULED = "PodsScheduled"
+    NODES_HEALTHY = "NodesHealthy"  # no pod is on a Node that is lost
     RANKS_READY = "RanksReady"
     FABRIC_VERIFIED = "FabricVerified"  # NCCL's own log says that the fabric is the one the job asked for
     STRAGGLING = "Straggling"  # a rank is slower than the others, which wait for it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -11,6 +11,7 @@ from lockstep.api.names import pod_name
 from lockstep.api.status import ConditionStatus, ConditionType
 from lockstep.plan.fabricstatus import fabric_words
 from lockstep.plan.layers import Notice
+from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.pods import is_running, is_scheduled, why_not_started
 from lockstep.plan.refused import why_not_created
@@ -72,6 +73,13 @@ class Reason(StrEnum):
     FAILED = "Failed"
     NOT_FINISHED = "NotFinished"
     NOT_FAILED = "NotFailed"
+    RETRIED = "Retried"
+    ALL_NODES_READY = "AllNodesReady"
+    NODE_BOUND_VOLUME = "NodeBoundVolume"
+    NODE_LOST = "NodeLost"
+    NO_NODE_FREE = "NoNodeFree"
+    REPLACING = "Replacing"
+    AGENT_CONNECTED = "AgentConnected"
     HOLDING = "HoldOnFailure"
     NOT_HELD = "NotHeld"
 
@@ -111,6 +119,7 @@ class View:
     """Of a node 0 whose pod is gone."""
     held_until: float | None = None
     """The job has failed and its pods stay until then."""
+    lost: Verdict = field(default_factory=Verdict)
 
     @property
     def finished(self) -> bool:
@@ -130,6 +139,7 @@ def facts(view: View) -> dict[ConditionType, Fact]:
         ConditionType.ACCEPTED: _accepted(view),
         ConditionType.SUSPENDED: _suspended(view),
         ConditionType.PODS_SCHEDULED: scheduled,
+        ConditionType.NODES_HEALTHY: _nodes_healthy(view),
         ConditionType.RANKS_READY: ready,
         ConditionType.FABRIC_VERIFIED: _fabric(view),
         ConditionType.STRAGGLING: _straggling(view),
@@ -257,6 +267,12 @@ def _restarting(view: View) -> Fact:
     return Fact(FALSE, Reason.NOT_RESTARTING, "no restart is under way")
 
 
+def _nodes_healthy(view: View) -> Fact:
+    if view.lost.reason:
+        return Fact(FALSE, Reason(view.lost.reason), view.lost.message)
+    return Fact(TRUE, Reason.ALL_NODES_READY, "no pod is on a Node that is lost")
+
+
 def _fabric(view: View) -> Fact:
     status, reason, message = fabric_words(view.observed, view.report)
     return Fact(ConditionStatus(status), reason, message)
@@ -296,6 +312,9 @@ def _complete(view: View) -> Fact:
 def _failed(view: View) -> Fact:
     if view.failed:
         return Fact(TRUE, view.failure_reason, view.failure_message)
+    known: Object = next((c for c in view.observed.status.get("conditions", []) if c["type"] == ConditionType.FAILED), {})
+    if known.get("status") == TRUE or known.get("reason") == Reason.RETRIED:
+        return Fact(FALSE, Reason.RETRIED, "restart.retry was raised: the job goes on from its last checkpoint")
     return Fact(FALSE, Reason.NOT_FAILED, "the job has not failed")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from lockstep.plan.observed import Observed, ReceivedReport
+from lockstep.plan.retry import asked
 from lockstep_gang.contract import State
 
 
@@ -17,7 +18,8 @@ def held_until(observed: Observed, received: ReceivedReport | None, now: float) 
     spec = observed.job["spec"]
     seconds = int((spec.get("restart") or {}).get("holdOnFailureSeconds", 0))
     there = observed.replicas > 0 and bool(observed.pods)
-    if not there or seconds == 0 or spec.get("suspend", False) or not _ranks_failed(observed, received):
+    retried = asked(observed) > int(observed.status.get("retry", 0))
+    if retried or not there or seconds == 0 or spec.get("suspend", False) or not _ranks_failed(observed, received):
         return None
     ended = observed.status.get("completionTime")
     until = (now if ended is None else datetime.fromisoformat(ended).timestamp()) + seconds

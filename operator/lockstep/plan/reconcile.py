@@ -17,8 +17,10 @@ from lockstep.plan.events import Note, notes
 from lockstep.plan.hold import held_until
 from lockstep.plan.layers import Notice
 from lockstep.plan.lifetime import active_time, overdue, until_expired, until_overdue
+from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
+from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
 from lockstep.plan.status import due, job_status
 from lockstep.plan.stopping import last_word, stop_status, stopping
 from lockstep.plan.writes import Decision, absent_claims, object_writes, with_log
@@ -50,6 +52,8 @@ class Plan:
     apply: tuple[Object, ...] = ()
     """Objects of this job that differ, with the uid and resourceVersion that were seen."""
     delete: tuple[Object, ...] = ()
+    force_delete: tuple[Object, ...] = ()
+    """Pods on Nodes that are lost, where the job allows it."""
     status: Object | None = None
     events: tuple[Note, ...] = ()
     again_seconds: float | None = None
@@ -67,19 +71,28 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     late = overdue(observed, life["active"], now)
     end = _ending(observed, received, life, late)
     held = held_until(observed, received, now)
+    lost = lost_nodes(observed, received, now)
     decision = _decide(observed, context, late, finished=end.finished, held=held is not None)
     create, apply, delete = object_writes(observed, decision, context)
     if end.finished:
         create, apply = with_log(observed, received, create, apply)
     view = replace(_view(observed, received, decision, end, now), held_until=held, last_word=word, stopped=_stopped(observed, word, life))
+    view = replace(view, lost=lost)
     status = _status(view, decision, life)
     write, again = due(observed.status, status, now)
-    looks = (again, _next_look(view), until_overdue(observed, life["active"], now), expires if expires and expires > 0 else None)
+    looks = (
+        again,
+        _next_look(view),
+        until_overdue(observed, life["active"], now),
+        lost.again_seconds,
+        expires if expires and expires > 0 else None,
+    )
     return Plan(
         create=create,
         claims=absent_claims(observed, decision),
         apply=apply,
         delete=delete,
+        force_delete=lost.replace,
         status=status if write else None,
         events=notes(observed.status, status) if write else (),
         again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
@@ -88,20 +101,28 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
 
 def _newest(observed: Observed, received: ReceivedReport | None) -> ReceivedReport | None:
     """An end counts for ever; anything else while its pod is there."""
-    if received is not None and received.report.state in (State.COMPLETE, State.FAILED):
+    ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
+    if received is not None and ended and not is_of_an_earlier_retry(observed, received):
         return received
     return current_report(observed, received)
 
 
 def _life(observed: Observed, received: ReceivedReport | None, now: float) -> Object:
     ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
-    ended = ended or is_true(observed.status, "Complete") or is_true(observed.status, "Failed")
+    ended = ended or is_true(observed.status, "Complete") or _has_failed(observed)
     return {"stop": stop_status(observed, received, ended=ended, now=now), "active": active_time(observed, now)}
+
+
+def _has_failed(observed: Observed) -> bool:
+    """By what status says, unless a retry was asked for since."""
+    return is_true(observed.status, "Failed") and not is_retried(observed, _thawed(observed))
 
 
 def _ending(observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None) -> Ending:
     """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
     known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
+    if not _has_failed(observed):
+        known.pop("Failed", None)
     state = received.report.state if received is not None else None
     if "Complete" in known or ("Failed" not in known and state is State.COMPLETE):
         return Ending(complete=True)

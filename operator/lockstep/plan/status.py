@@ -11,6 +11,7 @@ from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.goodput import goodput_status, is_stale
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.retry import retry_of
 from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
 
 PROGRESS_SECONDS = 15.0
@@ -29,7 +30,8 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
         "nodes": len(observed.pods),
         "selector": f"{LABEL_JOB}={observed.name}",
         "startTime": before.get("startTime") or (timestamp(view.now) if observed.pods else None),
-        "completionTime": before.get("completionTime") or (timestamp(view.now) if view.finished else None),
+        "completionTime": (before.get("completionTime") or timestamp(view.now)) if view.finished else None,
+        "retry": (retry_of(running) or None) if running is not None else before.get("retry"),
         "ranks": _ranks(view, running),
         "profile": profile or before.get("profile"),
         **life,

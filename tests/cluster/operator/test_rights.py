@@ -52,11 +52,12 @@ MAY = [
     ("list", "trainingjobs.lockstep.dev"), ("watch", "clusterprofiles.lockstep.dev"), ("patch", "trainingjobs.lockstep.dev/status"),
     ("update", "trainingjobs.lockstep.dev/finalizers"), ("create", "statefulsets.apps"), ("delete", "statefulsets.apps"),
     ("create", "secrets"), ("get", "secrets"), ("create", "persistentvolumeclaims"), ("delete", "configmaps"), ("list", "nodes"),
-    ("watch", "pods"), ("create", "events"), ("delete", "trainingjobs.lockstep.dev"), ("create", "tokenreviews.authentication.k8s.io"), ("patch", "networkpolicies.networking.k8s.io"),
+    ("watch", "pods"), ("delete", "pods"), ("create", "events"), ("delete", "trainingjobs.lockstep.dev"),
+    ("create", "tokenreviews.authentication.k8s.io"), ("patch", "networkpolicies.networking.k8s.io"),
 ]  # fmt: skip
 MAY_NOT = [
     ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"), ("delete", "secrets"), ("update", "secrets"), ("create", "pods"),
-    ("delete", "pods"), ("create", "pods/exec"), ("get", "pods/log"), ("delete", "persistentvolumeclaims"), ("patch", "persistentvolumeclaims"),
+("create", "pods/exec"), ("deletecollection", "pods"), ("patch", "pods"), ("create", "pods/eviction"), ("get", "pods/log"), ("delete", "persistentvolumeclaims"), ("patch", "persistentvolumeclaims"),
     ("create", "serviceaccounts"), ("create", "serviceaccounts/token"), ("patch", "nodes"), ("delete", "services"), ("create", "trainingjobs.lockstep.dev"),
     ("patch", "trainingjobs.lockstep.dev"), ("create", "namespaces"), ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
     ("create", "leases.coordination.k8s.io"), ("get", "leases.coordination.k8s.io"), ("patch", "leases.coordination.k8s.io"), ("*", "*"),

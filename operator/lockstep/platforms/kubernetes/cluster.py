@@ -186,9 +186,11 @@ class Cluster:
         query = {"fieldManager": manager, "force": "true"} | ({"fieldValidation": "Strict"} if strict else {})
         return await self.request("PATCH", _object_path(item, subresource=subresource), item, query, APPLY)
 
-    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None) -> None:
-        """Delete it in the background, if it is there (and is the one of that uid)."""
+    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
+        """Delete it in the background, if it is there (and is the one of that uid). `grace_seconds` 0: without asking its kubelet."""
         options: Object = {"propagationPolicy": "Background", **({"preconditions": {"uid": uid}} if uid else {})}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
         try:
             await self.request("DELETE", path_of(kind, namespace, name), options)
         except ApiError as error:

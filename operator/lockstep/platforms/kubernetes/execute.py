@@ -30,6 +30,9 @@ class Executor:
         try:
             for item in plan.delete:
                 await self._cluster.delete(item["kind"], observed.namespace, item["metadata"]["name"], item["metadata"]["uid"])
+            for pod in plan.force_delete:
+                metadata = pod["metadata"]
+                await self._cluster.delete("Pod", observed.namespace, metadata["name"], metadata["uid"], grace_seconds=0)
             for claim in plan.claims:
                 await self._create_claim(claim)
             for item in plan.create:

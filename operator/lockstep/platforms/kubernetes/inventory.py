@@ -59,7 +59,10 @@ _METADATA = (
 
 def _node(item: Object) -> Object:
     spec = {key: item["spec"][key] for key in ("taints", "unschedulable") if item.get("spec", {}).get(key)}
-    return {"spec": spec, "status": {"allocatable": item.get("status", {}).get("allocatable", {})}}
+    status = item.get("status", {})
+    kept = ("type", "status", "lastTransitionTime")  # not the heartbeat, which changes all the time
+    ready = [{key: c[key] for key in kept if key in c} for c in status.get("conditions") or [] if c["type"] == "Ready"]
+    return {"spec": spec, "status": {"allocatable": status.get("allocatable", {}), "conditions": ready}}
 
 
 def _event(item: Object) -> Object:
@@ -132,11 +135,11 @@ class Inventory:
 
     def _put(self, kind: str, key: Key, item: Object | None) -> None:
         old = self._objects[kind].pop(key, None)
-        if old is not None and (job := _job_of(old)):
+        if old is not None and (job := job_of(old)):
             self._by_job[key[0], job].pop((kind, key[1]), None)
         if item is not None:
             self._objects[kind][key] = item
-            if job := _job_of(item):
+            if job := job_of(item):
                 self._by_job[key[0], job][kind, key[1]] = item
 
     def _concerned(self, kind: str, key: Key, item: Mapping[str, Any]) -> set[Key]:
@@ -144,7 +147,7 @@ class Inventory:
             return {key}
         if kind in ("ClusterProfile", "Node"):
             return set(self.jobs())
-        job = _job_of(item)
+        job = job_of(item)
         if job:
             return {(key[0], job)}
         return {found for found in self.jobs() if found[0] == key[0]}
@@ -176,7 +179,7 @@ class Inventory:
 
     def _pods_of_others(self, job: Key) -> tuple[Object, ...]:
         found = self._objects["Pod"].values()
-        return tuple(pod for pod in found if is_scheduled(pod) and (pod["metadata"].get("namespace", ""), _job_of(pod)) != job)
+        return tuple(pod for pod in found if is_scheduled(pod) and (pod["metadata"].get("namespace", ""), job_of(pod)) != job)
 
     def pod(self, namespace: str, name: str) -> Object | None:
         return self._objects["Pod"].get((namespace, name))
@@ -189,7 +192,8 @@ class Inventory:
             self._obstacles[key] = obstacle
 
 
-def _job_of(item: Mapping[str, Any]) -> str:
+def job_of(item: Mapping[str, Any]) -> str:
+    """The name of the job that the object belongs to; '' for none."""
     return str((item["metadata"].get("labels") or {}).get(LABEL_JOB, ""))
 
 

@@ -25,7 +25,7 @@ from lockstep.platforms.kubernetes.authenticate import token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
-from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
+from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, job_of
 from lockstep.platforms.kubernetes.login import connection
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
@@ -85,6 +85,8 @@ class Operator:
         self.server = ReportServer(self.master, token_reviewer(self.cluster), self.inventory, self.queue.mark, self.standing)
 
     def observe(self, kind: str, item: dict[str, Any], *, deleted: bool) -> None:
+        if kind == "Pod" and (job := job_of(item)):
+            self.server.losses.see_pod((item["metadata"]["namespace"], job), item, time.time())
         for key in self.inventory.observe(kind, item, deleted=deleted):
             self.queue.mark(key)
 
@@ -97,7 +99,9 @@ class Operator:
         """Reconcile one job; seconds until it should be looked at again."""
         observed = self.inventory.observed(key)
         if observed is None:
+            self.server.losses.forget(key)
             return None
+        self.server.losses.see(key, observed, time.time())
         if lacks_secret(observed):
             self.inventory.forget_secret(key)
             observed = self.inventory.observed(key) or observed

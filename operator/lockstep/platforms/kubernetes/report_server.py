@@ -14,13 +14,15 @@ from pathlib import Path
 
 from aiohttp import web
 
+from lockstep.plan.facts import facts_of
 from lockstep.plan.observed import ReceivedReport
 from lockstep.platforms.kubernetes.authenticate import Refusal, ReviewToken, bearer_of, check_node_zero, check_signature
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.queue import Key
-from lockstep_gang.contract import REPORT_BYTES_MAX, ContractError, Report, parse_report
+from lockstep.platforms.kubernetes.remembered import RememberedLosses
+from lockstep_gang.contract import REPORT_BYTES_MAX, ContractError, Reply, Report, parse_report, reply_json
 
 PATH = "/v1/report"
 SIGNATURE = "X-Lockstep-Signature"
@@ -69,6 +71,7 @@ class ReportServer:
     heard: Callable[[Key], None]
     standing: Callable[[], Standing] = Standing
     reports: Reports = field(default_factory=Reports)
+    losses: RememberedLosses = field(default_factory=RememberedLosses)
     was_ready: bool = False
 
     def application(self) -> web.Application:
@@ -114,8 +117,11 @@ class ReportServer:
         if report.sequence <= newest:
             return web.json_response({"message": f"sequence must be greater than {newest}", "sequence": newest}, status=409)
         self.reports.take(report, bearer.pod_uid, time.time())
-        self.heard((report.job.namespace, report.job.name))
-        return web.json_response({"orders": [], "facts": []})
+        key = (report.job.namespace, report.job.name)
+        self.heard(key)
+        observed = self.inventory.observed(key)
+        facts = () if observed is None else facts_of(observed, self.losses.of(key))
+        return web.json_response(reply_json(Reply(facts=facts)))
 
 
 def _elsewhere(leader: str | None) -> web.Response:

@@ -1,0 +1,136 @@
+"""What the cluster knows of a job's pods and its coordinator can't: taken away by whom, or not there yet and why (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.api.names import pod_name
+from lockstep.plan.observed import Object, Observed, is_terminating
+from lockstep.plan.pods import is_running, is_scheduled, scheduler_message
+from lockstep_gang.contract import Fact, FactType
+
+FACT_CHARACTERS = 256
+WAITING_MAX = 64
+"""Pods that a reply says more of: the coordinator's line names five."""
+_PREEMPTIONS = frozenset({"PreemptionByScheduler", "Preempted", "Preempting"})
+_EVICTIONS = frozenset({"Evicted", "NodeShutdown", "Terminated", "NodeAffinity"})
+_QUEUE = "TerminationTarget"
+"""Kueue's condition on a pod that it takes back for another workload."""
+
+
+@dataclass(frozen=True)
+class NodeTrouble:
+    """Why a Node is taken for lost."""
+
+    name: str
+    reason: str
+    """NotReady, Unreachable (its kubelet is silent) or Gone."""
+    since: str | None = None
+    """RFC 3339."""
+
+    @property
+    def text(self) -> str:
+        """For example `Node b is NotReady since 2026-01-01T00:00:00Z`."""
+        if self.reason == "Gone":
+            return f"Node {self.name} is not in the cluster any more"
+        return f"Node {self.name} is NotReady" + (f" since {self.since}" if self.since else "")
+
+
+def node_trouble(pod: Object, nodes: Sequence[Object]) -> NodeTrouble | None:
+    """None: its Node is Ready, or it has none yet."""
+    name = pod["spec"].get("nodeName")
+    if not name or not nodes:
+        return None
+    found = next((node for node in nodes if node["metadata"]["name"] == name), None)
+    return NodeTrouble(name, "Gone") if found is None else trouble_of(found)
+
+
+def trouble_of(node: Object) -> NodeTrouble | None:
+    ready = next((c for c in node.get("status", {}).get("conditions") or [] if c["type"] == "Ready"), None)
+    if ready is None or ready["status"] == "True":
+        return None
+    reason = "Unreachable" if ready["status"] == "Unknown" else "NotReady"
+    return NodeTrouble(node["metadata"]["name"], reason, ready.get("lastTransitionTime"))
+
+
+def loss_of(pod: Object, nodes: Sequence[Object]) -> Fact | None:
+    """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay. A pod that somebody deletes is no loss."""
+    status = pod.get("status", {})
+    marks = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
+    disruption, queue = marks.get("DisruptionTarget"), marks.get(_QUEUE)
+    if queue is not None or (disruption or {}).get("reason") in _PREEMPTIONS or status.get("reason") in _PREEMPTIONS:
+        return _marked(FactType.PREEMPTED, pod, queue or disruption)
+    trouble = node_trouble(pod, nodes)
+    if trouble is not None:
+        return _fact(FactType.NODE_LOST, pod, trouble.reason, trouble.text, trouble.since)
+    if disruption is not None or status.get("reason") in _EVICTIONS:
+        kind = FactType.NODE_LOST if (disruption or {}).get("reason") == "DeletionByPodGC" else FactType.EVICTED
+        return _marked(kind, pod, disruption)
+    return None
+
+
+def _marked(kind: FactType, pod: Object, mark: Object | None) -> Fact:
+    """`mark`: the condition that says so; without one the pod's status does."""
+    found = mark or pod.get("status", {})
+    return _fact(kind, pod, found.get("reason", ""), found.get("message", ""), found.get("lastTransitionTime"))
+
+
+def _fact(kind: FactType, pod: Object, reason: str, message: str, since: str | None = None) -> Fact:
+    metadata = pod["metadata"]
+    return Fact(
+        type=kind, node=node_index(metadata["name"]), pod=metadata["name"], reason=reason, message=message.strip()[:FACT_CHARACTERS],
+        pod_uid=metadata["uid"], node_name=pod["spec"].get("nodeName") or "", since=since,
+    )  # fmt: skip
+
+
+def node_index(pod: str) -> int:
+    """The pod's number in its StatefulSet."""
+    number = pod.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def losses(observed: Observed) -> dict[str, Fact]:
+    """uid → the loss of every pod that is still there."""
+    found = ((str(pod["metadata"]["uid"]), loss_of(pod, observed.nodes)) for pod in observed.pods)
+    return {uid: fact for uid, fact in found if fact is not None}
+
+
+def facts_of(observed: Observed, remembered: Mapping[str, Fact]) -> tuple[Fact, ...]:
+    """For the coordinator: losses first, those of pods that are gone too (`remembered`: uid → fact), then why pods don't run yet."""
+    there = {str(pod["metadata"]["uid"]) for pod in observed.pods}
+    gone = [fact for uid, fact in remembered.items() if uid not in there]
+    return (*gone, *losses(observed).values(), *list(_waiting(observed))[:WAITING_MAX])
+
+
+def _waiting(observed: Observed) -> Iterator[Fact]:
+    for index in range(observed.replicas):
+        pod = observed.pod(index)
+        if pod is None:
+            yield Fact(FactType.WAITING, index, pod_name(observed.name, index), "NotCreated")
+        elif (why := _why_waiting(pod)) is not None:
+            yield _fact(FactType.WAITING, pod, *why)
+
+
+def _why_waiting(pod: Object) -> tuple[str, str] | None:
+    """(one word, the cluster's sentence); None when it runs."""
+    if is_terminating(pod):
+        return "Terminating", "an earlier pod of this name is still ending"
+    if not is_scheduled(pod):
+        told = scheduler_message(pod)
+        return ("Unschedulable", told) if told else ("Scheduling", "the scheduler has not decided yet")
+    if is_running(pod):
+        return None
+    return _of_containers(pod.get("status", {}))
+
+
+def _of_containers(status: Object) -> tuple[str, str]:
+    preparing = status.get("initContainerStatuses") or []
+    ready = bool(preparing) and all((c.get("state", {}).get("terminated") or {}).get("exitCode") == 0 for c in preparing)
+    for container in [*preparing, *(status.get("containerStatuses") or [])]:
+        waiting = container.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason not in ("", "PodInitializing", "ContainerCreating"):
+            return reason, waiting.get("message", "")
+    # All that is left to do between the init containers' end and the start is to pull the image.
+    return ("ImagePulling", "") if ready else ("ContainerCreating", "")
