@@ -23,6 +23,16 @@ class ReceivedReport:
 
 
 @dataclass(frozen=True)
+class Delivery:
+    """What became of the message about a job's end."""
+
+    id: str
+    delivered: bool
+    attempts: int
+    message: str
+
+
+@dataclass(frozen=True)
 class Observed:
     """A job and everything around it that decides what happens next."""
 
@@ -40,6 +50,8 @@ class Observed:
     """Pods of anybody else that have a node, looked at while a pod of this job has none: they may hold what it waits for."""
     obstacle: Notice | None = None
     """Why the last attempt to write an object of the job failed."""
+    delivery: Delivery | None = None
+    """What became of the message about the job's end, since this operator began."""
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from lockstep.api.names import LABEL_JOB
 from lockstep.plan.conditions import View, facts, timestamp, with_times
 from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.goodput import goodput_status, is_stale
+from lockstep.plan.notify import notification_status
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.retry import retry_of
@@ -29,6 +30,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
         "conditions": with_times(observed, facts(view), view.now),
         "nodes": len(observed.pods),
         "selector": f"{LABEL_JOB}={observed.name}",
+        "notification": notification_status(observed),
         "startTime": before.get("startTime") or (timestamp(view.now) if observed.pods else None),
         "completionTime": (before.get("completionTime") or timestamp(view.now)) if view.finished else None,
         "retry": (retry_of(running) or None) if running is not None else before.get("retry"),
@@ -49,7 +51,6 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
                 "fabric",
                 "result",
                 "goodput",
-                "notification",
             )
         },
     }

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kopf
@@ -27,6 +27,7 @@ from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, job_of
 from lockstep.platforms.kubernetes.login import connection
+from lockstep.platforms.kubernetes.notify import Notifier
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
 from lockstep.platforms.kubernetes.secrets import job_key
@@ -48,6 +49,8 @@ class Settings:
     pod: str = OPERATOR_NAME
     """This replica's name in the election."""
     pod_ip: str = ""
+    webhooks: bool = True
+    """Whether spec.notify is obeyed: the operator itself makes these calls."""
 
     @property
     def address(self) -> str:
@@ -64,6 +67,7 @@ class Settings:
             port=int(environment.get("LOCKSTEP_REPORT_PORT", "8443")),
             pod=environment.get("LOCKSTEP_POD", OPERATOR_NAME),
             pod_ip=environment.get("LOCKSTEP_POD_IP", ""),
+            webhooks=environment.get("LOCKSTEP_WEBHOOKS", "On") != "Off",
         )
 
 
@@ -82,6 +86,7 @@ class Operator:
     def __post_init__(self) -> None:
         self.queue = WorkQueue(self.work)
         self.executor = Executor(self.cluster, self.written)
+        self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
         self.server = ReportServer(self.master, token_reviewer(self.cluster), self.inventory, self.queue.mark, self.standing)
 
     def observe(self, kind: str, item: dict[str, Any], *, deleted: bool) -> None:
@@ -105,13 +110,15 @@ class Operator:
         if lacks_secret(observed):
             self.inventory.forget_secret(key)
             observed = self.inventory.observed(key) or observed
+        observed = replace(observed, delivery=self.notifier.delivery(observed.uid))
+        self.notifier.look(observed)
         context = self._context(observed.uid)
         received = self.server.reports.of(observed.uid)
         plan = reconcile(observed, received, context, time.time())
         obstacle = await self.executor.write_objects(observed, plan)
         if obstacle != observed.obstacle:
             self.inventory.set_obstacle(key, obstacle)
-            observed = self.inventory.observed(key) or observed
+            observed = replace(self.inventory.observed(key) or observed, delivery=observed.delivery)
             plan = reconcile(observed, received, context, time.time())
         if plan.status is not None:
             try:
@@ -138,6 +145,7 @@ class Operator:
         uids = {found.uid for key in jobs if (found := self.inventory.observed(key))}
         self.server.reports.forget(uids)
         self.executor.forget(uids)
+        self.notifier.forget(uids)
         for key in jobs:
             self.queue.mark(key)
 
