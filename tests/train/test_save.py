@@ -14,9 +14,13 @@ from lockstep_train.checkpoint.manifest import decode
 from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
 
 
-def test_every_mode_saves_without_a_collective_and_loads_what_it_saved(ranks: ForkServer, tmp_path: Path) -> None:
-    ended = ranks.run("every_mode", [None] * 4, nodes=2, arguments={"folder": str(tmp_path)})
-    assert ended.codes == [0] * 4, ended.outputs[0]
+@pytest.mark.parametrize(("size", "nodes", "modes"), [(2, 1, 10), (4, 2, 4)])
+def test_every_mode_saves_without_a_collective_and_loads_what_it_saved(
+    ranks: ForkServer, tmp_path: Path, size: int, nodes: int, modes: int
+) -> None:
+    ended = ranks.run("every_mode", [None] * size, nodes=nodes, arguments={"folder": str(tmp_path)})
+    assert ended.codes == [0] * size, ended.outputs[0]
+    assert sum(line.startswith("Stage") for line in ended.outputs[0].splitlines()) == modes
 
 
 def test_the_copy_beside_the_next_step_is_of_the_step_that_was_saved(ranks: ForkServer, run_file: RunFile) -> None:
