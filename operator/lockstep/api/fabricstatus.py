@@ -36,7 +36,7 @@ class FabricStatus(Model):
     hcas: Annotated[list[Name], Field(max_length=64)] = []
     """RDMA devices that NCCL listed."""
     link: Name | None = None
-    """IB or RoCE."""
+    """IB or RoCE, with its speed where NCCL says it."""
     interfaces: Annotated[list[Name], Field(max_length=64)] = []
     """Network interfaces in use: of the data with TCP, else by which ranks find each other."""
     gpu_direct: Name | None = None

@@ -156,7 +156,7 @@ class FabricReport:
     """NCCL's name of it."""
     hcas: tuple[str, ...] = ()
     link: str | None = None
-    """IB or RoCE."""
+    """IB or RoCE, with its speed where NCCL says it."""
     interfaces: tuple[str, ...] = ()
     gpu_direct: str | None = None
     """DMA-BUF, nvidia-peermem, On or Off; null: not known."""

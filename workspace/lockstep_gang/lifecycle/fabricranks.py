@@ -1,0 +1,99 @@
+"""What one rank's log amounts to: its transport, whether GPUDirect is used, and why not (pure)."""
+
+from __future__ import annotations
+
+from lockstep_gang.contract.fabric import RankFabric
+
+RDMA, TCP, NVLINK, PLUGIN = "RDMA", "TCP", "NVLink", "Plugin"
+_RDMA_NETWORKS = ("IB", "NCCL RDMA Plugin")
+_RDMA_PROVIDERS = ("efa", "verbs", "cxi", "psm", "opx")
+_TCP_PROVIDERS = ("tcp", "sockets", "udp", "net")
+
+
+def has_spoken(rank: RankFabric | None) -> bool:
+    """NCCL has named its network."""
+    return rank is not None and bool(rank.networks)
+
+
+def has_traffic(rank: RankFabric | None) -> bool:
+    """A channel to another node is there."""
+    return rank is not None and (bool(rank.traffic) or crosses_by_nvlink(rank))
+
+
+def crosses_by_nvlink(rank: RankFabric) -> bool:
+    return "P2P/MNNVL" in rank.inside
+
+
+def transport_of(rank: RankFabric) -> str | None:
+    """Over what this rank reaches other nodes; of several communicators the slowest. None: not said yet."""
+    found = {_kind(rank, network) for network in (*rank.networks, *(t.network for t in rank.traffic))}
+    if not rank.traffic and crosses_by_nvlink(rank):
+        return NVLINK
+    return next((kind for kind in (TCP, PLUGIN, RDMA) if kind in found), None)
+
+
+def _kind(rank: RankFabric, network: str) -> str:
+    """By NCCL's name of a network. A plugin of another name may run over anything, unless it says what, or reaches GPU memory."""
+    if network == "Socket":
+        return TCP
+    if network.startswith(_RDMA_NETWORKS) or rank.provider.startswith(_RDMA_PROVIDERS):
+        return RDMA
+    if rank.provider.startswith(_TCP_PROVIDERS):
+        return TCP
+    direct = any(t.network == network and (t.received_direct or t.sent_direct) for t in rank.traffic)
+    return RDMA if direct else PLUGIN
+
+
+def uses_direct(rank: RankFabric) -> bool | None:
+    """Whether what it receives goes straight into GPU memory. Older GPUs never send that way, so sending alone proves no lack."""
+    received = sum(t.received for t in rank.traffic)
+    if received:
+        return sum(t.received_direct for t in rank.traffic) == received
+    return True if any(t.sent_direct for t in rank.traffic) else None
+
+
+def setting(rank: RankFabric, name: str) -> str | None:
+    """The value of one of NCCL's variables, if it echoed it."""
+    prefix = f"NCCL_{name}="
+    return next((s.removeprefix(prefix) for s in rank.settings if s.startswith(prefix)), None)
+
+
+def why_sockets(rank: RankFabric) -> str:
+    """As far as NCCL says."""
+    if setting(rank, "IB_DISABLE") not in (None, "0"):
+        return f"NCCL_IB_DISABLE is {setting(rank, 'IB_DISABLE')}"
+    if (setting(rank, "NET") or "").lower() == "socket":
+        return "NCCL_NET is Socket"
+    if rank.plugin_failed:
+        return rank.plugin_failed
+    named = setting(rank, "IB_HCA")
+    if rank.no_devices:
+        return rank.no_devices + (f" that NCCL_IB_HCA={named} names" if named and "no RDMA device" in rank.no_devices else "")
+    return f"the plugin's provider is {rank.provider}" if rank.provider else ""
+
+
+def why_not_direct(rank: RankFabric) -> str:
+    level = setting(rank, "NET_GDR_LEVEL")
+    if level in ("LOC", "0"):
+        return f"NCCL_NET_GDR_LEVEL is {level}"
+    off = rank.direct_off
+    if off and "DMA-BUF" in off and setting(rank, "DMABUF_ENABLE") == "0":
+        return f"{off}, and NCCL_DMABUF_ENABLE is 0"
+    received = sum(t.received for t in rank.traffic)
+    direct = sum(t.received_direct for t in rank.traffic)
+    return off or (f"{direct} of {received} channels have it" if direct else "")
+
+
+def missing_hcas(rank: RankFabric, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Entries of NCCL_IB_HCA that no listed device fits: `=name` exactly, `name` as a beginning, both with or without `:port`."""
+    if not rank.hcas_whole or not rank.hcas:
+        return ()
+    return tuple(entry.removeprefix("=") for entry in asked if not any(_fits(entry, hca.name, hca.port) for hca in rank.hcas))
+
+
+def _fits(entry: str, name: str, port: int) -> bool:
+    wanted, _, rest = entry.removeprefix("=").partition(":")
+    wanted_port = rest.partition(":")[0]
+    if wanted_port and wanted_port != str(port):
+        return False
+    return name.removesuffix("_dma") == wanted if entry.startswith("=") else name.startswith(wanted)
