@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.gloo import GlooInterface
 from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.preflight import NodePreflight
 from lockstep_gang.agent.processes import become_subreaper, ended_children
@@ -21,6 +22,7 @@ from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.messages import (
     Error,
     Exited,
+    FabricSeen,
     Finish,
     Hello,
     Leaving,
@@ -40,6 +42,10 @@ from lockstep_gang.contract.preflight import Check
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run, WhenDone
 
+KEEP_SECONDS = 3.0
+"""How long the agent's end waits until the logs of NCCL are on the job's volume."""
+FABRIC_SECONDS = 1.0
+"""NCCL's logs are read so often."""
 STEP_SECONDS = 0.5
 """Steps of a rank are told at most this often, the newest one; everything else at once."""
 
@@ -64,6 +70,7 @@ class Agent:
         self._steps: dict[int, Step] = {}
         self._steps_told_at = 0.0
         self._malformed_said = False
+        self._gloo = GlooInterface(run)
 
     async def run(self) -> int:
         """Serve until the end of the job (when told to exit then) or until SIGTERM; returns the exit code."""
@@ -75,7 +82,10 @@ class Agent:
         loop.add_reader(self._socket.fileno(), self._read_reports)
         if self._run.training is None and self._node.index == 0:  # a script, beside its rank 0
             self._node = replace(self._node, reporting=await self._progress.start())
-        tasks = [asyncio.ensure_future(task) for task in (self.link.run(), self._watch_silence(), self._tell_steps(), self._done.wait())]
+        tasks = [
+            asyncio.ensure_future(task)
+            for task in (self.link.run(), self._watch_silence(), self._tell_steps(), self._watch_fabric(), self._done.wait())
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -89,6 +99,8 @@ class Agent:
             loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._progress.close()
+            if self._ranks is not None:
+                self._ranks.nccl.end(KEEP_SECONDS)
         return self._exit_code()
 
     def end_with(self, parent: int) -> None:
@@ -100,6 +112,9 @@ class Agent:
 
     def _hello(self) -> Hello:
         states = self._ranks.states() if self._ranks is not None else ()
+        self._gloo.forget_told()
+        if self._ranks is not None:
+            self._ranks.nccl.forget_told()
         return Hello(self._node.index, self._instance, self._known_attempt, self._known_attempt if self._running else 0, states)
 
     def _take(self, order: Order) -> None:
@@ -172,6 +187,7 @@ class Agent:
 
     def _reap(self) -> None:
         self._read_reports()  # what a rank said before its end comes before its end
+        self._tell_fabric()
         for ended in ended_children(self._ranks.leaders if self._ranks is not None else {}):
             exit_ = self._ranks.reap(ended) if self._ranks is not None else None
             if exit_ is not None:
@@ -191,6 +207,7 @@ class Agent:
         if self._ranks is None or not self._running or self._ranks.leaders:
             return
         self._ranks.finish()
+        self._ranks.nccl.keep(Path(self._run.run_dir) / "logs" / "nccl", self._console.say)
         self._running = False
         self.link.send(Stopped(self._known_attempt))
         self._may_end()
@@ -237,6 +254,20 @@ class Agent:
         while True:
             await asyncio.sleep(STEP_SECONDS)
             self._flush_steps()
+
+    def _tell_fabric(self) -> None:
+        """What is new in NCCL's logs; of gloo, which interface it takes."""
+        if self._ranks is None or not self._running:
+            return
+        ranks = (*self._ranks.nccl.news(), *self._gloo.news(self._known_attempt, self._node.index))
+        if ranks:
+            self.link.send(FabricSeen(self._known_attempt, ranks))
+
+    async def _watch_fabric(self) -> None:
+        await self._gloo.look()
+        while True:
+            self._tell_fabric()
+            await asyncio.sleep(FABRIC_SECONDS)
 
     async def _watch_silence(self) -> None:
         """Ranks without a coordinator are stopped after the silence: nobody could tell them to, and another attempt may start."""

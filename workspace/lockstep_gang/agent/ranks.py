@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep_gang.agent.environment import Place, rank_environment
+from lockstep_gang.agent.nccl_log import LogChoice, NcclLogs, log_choice
 from lockstep_gang.agent.processes import Ended, kill_strays, send, send_to_group, start_process
 from lockstep_gang.agent.progress import offered
 from lockstep_gang.agent.relay import Relay, drain
@@ -52,6 +53,16 @@ class RankProcess:
         inherited = {**os.environ, **offered(node.reporting, {**os.environ, **node.run.environment})}
         self._environment = rank_environment(node.run, start, place, inherited)
 
+    def log_nccl(self, run: Run, pattern: str) -> LogChoice:
+        """Let NCCL log to `pattern`, as far as nobody else has said where and what."""
+        choice = log_choice(run.fabric, run.gpus_per_node, self._environment, pattern)
+        self._environment |= choice.variables
+        return choice
+
+    def note(self, line: str, is_warning: bool) -> None:
+        """A line of NCCL's log; a warning may say why the rank ends."""
+        self._relay.note(line, remember=is_warning)
+
     def start(self, run: Run) -> None:
         """A command that can't be started is an exit like any other."""
         self.pipe, write_end = os.pipe()
@@ -88,6 +99,9 @@ class Ranks:
         self._node = node
         self._ranks = [RankProcess(node, start, local, write) for local in range(node.run.ranks_per_node)]
         self._by_pid: dict[int, RankProcess] = {}
+        self.nccl = NcclLogs(node.folder, start.attempt, self._note)
+        for rank in self._ranks:
+            self.nccl.add(rank.rank, rank.log_nccl(node.run, self.nccl.pattern(rank.rank)))
 
     def start(self) -> None:
         for rank in self._ranks:
@@ -132,6 +146,11 @@ class Ranks:
         kill_strays(f"LOCKSTEP_REPORT_SOCKET={self._node.report_socket}")
         for rank in self._ranks:
             self._close(rank)
+
+    def _note(self, rank: int, line: str, is_warning: bool) -> None:
+        found = self.find(rank)
+        if found is not None:
+            found.note(line, is_warning)
 
     def _output(self, rank: RankProcess) -> None:
         if not rank.relay():

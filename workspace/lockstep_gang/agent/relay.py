@@ -44,6 +44,12 @@ class Relay:
             self._line(self._rest)
             self._rest = b""
 
+    def note(self, text: str, *, remember: bool) -> None:
+        """A line from elsewhere than the stream, printable; `remember`: it belongs to the rank's last lines."""
+        if remember:
+            self.last_lines.append(text[:LAST_LINE_CHARACTERS])
+        self._write(self._prefix + text)
+
     def _line(self, raw: bytes) -> None:
         if not raw.strip():
             return

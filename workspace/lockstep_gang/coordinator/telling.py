@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from lockstep_gang.contract.codec import to_json
+from lockstep_gang.contract.fabric import FabricReason, Verified
 from lockstep_gang.contract.messages import RankExit, StopMode
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.contract.report import State
@@ -22,6 +23,7 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     yield from _exits(before, after, run)
     yield from _explained(before, after)
     yield from _preflight(before, after, run)
+    yield from _fabric(before, after)
     yield from _phases(before, after, run)
 
 
@@ -48,6 +50,12 @@ def _explained(before: Gang, after: Gang) -> Iterator[str]:
     for entry in after.history:
         if entry.explained_by is not None and entry.attempt not in known:
             yield f"{entry.failure.message}: attempt {entry.attempt} does not count toward restart.maxRestarts"
+
+
+def _fabric(before: Gang, after: Gang) -> Iterator[str]:
+    told = after.fabric.verdict
+    if told is not None and told != before.fabric.verdict and told.reason is not FabricReason.WAITING:
+        yield f"{'warning, ' if told.verified is Verified.FALSE else ''}fabric: {told.message}"
 
 
 def _exits(before: Gang, after: Gang, run: Run) -> Iterator[str]:

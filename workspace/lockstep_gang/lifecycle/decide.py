@@ -14,6 +14,8 @@ from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
+from lockstep_gang.lifecycle.fabric import begun, refusal, settled
+from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
 from lockstep_gang.lifecycle.failures import first_failure, is_final
 from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted
@@ -86,13 +88,18 @@ def _before_the_attempt(gang: Gang, run: Run) -> Decision:
         return Decision(gang)
     failed = _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
     return replace(failed, end=not preflight.ends_with_it(run))
+    return Decision(replace(fresh, stopping=None, lost=(), trainer=None, trouble=None, fabric=begun(run, now)), begin=True)
 
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:
+    gang = replace(gang, fabric=settled(gang.fabric, run, now))
     overdue = [(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
     if overdue or gang.lost or has_failed(gang, run):
         gang = replace(gang, lost=(*gang.lost, *overdue))
         return _stop(gang, StopMode.KILL, first_failure(gang, run).message, now)
+    refused = refusal(gang.fabric, run)
+    if refused is not None:
+        return _stop(gang, StopMode.KILL, refused.message, now)
     if gang.held or any(node.leaving for node in gang.nodes):
         return _stop(gang, StopMode.SAVE, "the operator asked to stop" if gang.held else "a node was asked to stop", now)
     if _all_done(gang):
@@ -169,4 +176,6 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     checked = preflight.wake_at(gang.preflight) if gang.phase is Phase.WAITING else None
     if checked is not None and checked > now:
         times.append(checked)
+    fabric = fabric_wake_at(gang.fabric) if gang.phase is Phase.ACTIVE else None
+    times += [fabric] if fabric is not None else []
     return min(times, default=None)

@@ -54,7 +54,7 @@ def seen(state: FabricState, run: Run, ranks: tuple[RankFabric, ...], of_node: r
     return _judged(replace(state, ranks=tuple(known)), run, now)
 
 
-def stepped(state: FabricState, run: Run, now: float) -> FabricState:
+def training(state: FabricState, run: Run, now: float) -> FabricState:
     """After a step of the training: a rank that is still silent won't name its network any more."""
     if state.steps_since is None:
         return replace(state, steps_since=now)

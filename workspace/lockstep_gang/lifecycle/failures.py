@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lockstep_gang.contract.exits import CONFIGURATION, MEANINGS
+from lockstep_gang.contract.fabric import FaultKind
 from lockstep_gang.contract.messages import Error, RankExit
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.causes import rank_cause
+from lockstep_gang.lifecycle.fabric import explained, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, Rank, failed_ranks, silent_success
 
 # What gloo, NCCL and TCPStore say in a rank that lost its peer.
@@ -25,15 +27,20 @@ _EXCEPTION_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[A-Za-z_][\w]*\.)*([A-Z]\w*
 
 def first_failure(gang: Gang, run: Run) -> Failure:
     """The failure to name. By the order in which the signs came; whoever only lost a peer comes after everybody else."""
-    candidates = [*_rank_failures(gang, run), *_node_failures(gang)]
     step = gang.trainer.step if gang.trainer is not None else None
+    refused = refusal(gang.fabric, run)
+    if refused is not None:
+        return replace(refused, step=step)
+    candidates = [*_rank_failures(gang, run), *_node_failures(gang)]
     if not candidates:
         return Failure(message="the attempt failed, and no rank or node says why", cause=Cause.INTERNAL, step=step)
     return replace(min(candidates, key=lambda candidate: candidate[:2])[2], step=step)
 
 
 def is_final(gang: Gang, run: Run) -> bool:
-    """Lockstep's trainer says that its configuration is at fault: another attempt would end the same way."""
+    """Another attempt would end the same way: Lockstep's trainer says that its configuration is at fault, or the fabric is refused."""
+    if refusal(gang.fabric, run) is not None:
+        return True
     exits = (gang.ranks[rank].exit for rank in failed_ranks(gang, run))
     return run.training is not None and any(e is not None and e.exit_code == CONFIGURATION for e in exits)
 
@@ -47,20 +54,26 @@ def exception_of(lines: tuple[str, ...]) -> Error | None:
     return None
 
 
-def _rank_failures(gang: Gang, run: Run) -> Iterator[tuple[bool, int, Failure]]:
+def _rank_failures(gang: Gang, run: Run) -> Iterator[tuple[int, int, Failure]]:
     failed = set(failed_ranks(gang, run))
     for index, rank in enumerate(gang.ranks):
         if index in failed or rank.error is not None:
             failure = _rank_failure(run, index, rank, silent_success(gang, run, index))
-            yield _lost_peer(failure), rank.sign, failure
+            yield _blame(failure, gang), rank.sign, explained(failure, gang.fabric, run)
 
 
-def _node_failures(gang: Gang) -> Iterator[tuple[bool, int, Failure]]:
+def _node_failures(gang: Gang) -> Iterator[tuple[int, int, Failure]]:
     lost = {node: sign for sign, node in gang.lost}
     away = {index: node.closed_sign for index, node in enumerate(gang.nodes) if node.closed_at is not None}
     for node, sign in {**away, **lost}.items():
         text = f"node {node} was lost: its agent ended or its connection closed, and its ranks with it"
-        yield False, sign, Failure(message=text, node=node, cause=Cause.NODE_LOST)
+        yield 0, sign, Failure(message=text, node=node, cause=Cause.NODE_LOST)
+
+
+def _blame(failure: Failure, gang: Gang) -> int:
+    """0: it has a cause of its own; 1: its way to a peer broke; 2: it lost a peer. By NCCL's log, else by the words of its output."""
+    kind = fault_kind(failure, gang.fabric)
+    return list(FaultKind).index(kind) if kind is not None else 2 * _lost_peer(failure)
 
 
 def _lost_peer(failure: Failure) -> bool:

@@ -11,6 +11,7 @@ from lockstep_gang.contract.messages import Error, Order, RankExit, Start, StopM
 from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
+from lockstep_gang.lifecycle.fabric import FabricState
 from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.preflight_state import Preflight
 
@@ -100,6 +101,7 @@ class Gang:
     preflight: Preflight = field(default_factory=Preflight)
     result: dict[str, str | None] | None = None
     goodput: Goodput = field(default_factory=Goodput)
+    fabric: FabricState = field(default_factory=FabricState)
     facts: Facts = field(default_factory=Facts)
     """What the operator says of the cluster."""
 

@@ -12,6 +12,7 @@ from lockstep_gang.contract.messages import (
     Error,
     Evaluate,
     Exited,
+    FabricSeen,
     Hello,
     Leaving,
     RankExit,
@@ -27,6 +28,7 @@ from lockstep_gang.contract.preflight import Checked
 from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import stamp, training_again
+from lockstep_gang.lifecycle.fabric import seen, training
 from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, stepped
 from lockstep_gang.lifecycle.preflight import answered
@@ -43,6 +45,8 @@ def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) 
         return gang.with_node(node, replace(gang.nodes[node], leaving=True))
     if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:
         return gang.with_node(node, replace(gang.nodes[node], attempt=0))
+    if isinstance(message, FabricSeen) and message.attempt == gang.attempt:
+        return replace(gang, fabric=seen(gang.fabric, run, message.ranks, ranks_of(run, node), now))
     if isinstance(message, (Started, Reported, Exited)) and message.attempt == gang.attempt:
         return _of_the_attempt(gang, run, node, message, now)
     return gang
@@ -116,6 +120,8 @@ def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -
     if isinstance(report, Error):
         gang, sign = _sign(gang, report.rank)
         return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))
+    if isinstance(report, Step):
+        gang = replace(gang, fabric=training(gang.fabric, run, now))
     return _told_by_rank_zero(gang, report, now) if report.rank == 0 else gang
 
 

@@ -30,6 +30,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         stop=gang.stopped,
         result=gang.result if state is State.COMPLETE else None,
         goodput=gang.goodput,
+        fabric=gang.fabric.verdict,
         log=log,
         retry=run.restart.retry,
         preflight=gang.preflight.result,
