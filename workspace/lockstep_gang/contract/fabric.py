@@ -95,7 +95,9 @@ class RankFabric:
     direct_off: str = ""
     """Why GPUDirect RDMA is off, as far as NCCL says."""
     direct_by: str = ""
-    """DMA-BUF or nvidia-peermem."""
+    """DMA-BUF or nvidia-peermem, where NCCL names it."""
+    direct_able: bool = False
+    """A NIC can reach GPU memory by one of them."""
     plugin: str = ""
     plugin_failed: str = ""
     provider: str = ""

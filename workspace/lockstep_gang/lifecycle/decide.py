@@ -74,9 +74,8 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     fresh = replace(
         gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
     )
-    return Decision(
-        replace(fresh, preflight=preflight.used(gang.preflight), stopping=None, lost=(), trainer=None, trouble=None), begin=True
-    )
+    fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now))
+    return Decision(replace(fresh, stopping=None, lost=(), trainer=None, trouble=None), begin=True)
 
 
 def _before_the_attempt(gang: Gang, run: Run) -> Decision:
@@ -88,7 +87,6 @@ def _before_the_attempt(gang: Gang, run: Run) -> Decision:
         return Decision(gang)
     failed = _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
     return replace(failed, end=not preflight.ends_with_it(run))
-    return Decision(replace(fresh, stopping=None, lost=(), trainer=None, trouble=None, fabric=begun(run, now)), begin=True)
 
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:

@@ -46,10 +46,17 @@ def _kind(rank: RankFabric, network: str) -> str:
 
 def uses_direct(rank: RankFabric) -> bool | None:
     """Whether what it receives goes straight into GPU memory. Older GPUs never send that way, so sending alone proves no lack."""
+    if transport_of(rank) == TCP:
+        return None
     received = sum(t.received for t in rank.traffic)
     if received:
         return sum(t.received_direct for t in rank.traffic) == received
     return True if any(t.sent_direct for t in rank.traffic) else None
+
+
+def direct_by(rank: RankFabric) -> str:
+    """How, if it is used. A GPU with DMA-BUF says so at its start, so without that word it is the other way."""
+    return rank.direct_by or ("nvidia-peermem" if rank.direct_able else "")
 
 
 def setting(rank: RankFabric, name: str) -> str | None:

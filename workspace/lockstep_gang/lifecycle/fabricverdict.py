@@ -17,6 +17,7 @@ from lockstep_gang.lifecycle.fabricranks import (
     PLUGIN,
     RDMA,
     TCP,
+    direct_by,
     has_spoken,
     has_traffic,
     missing_hcas,
@@ -267,5 +268,5 @@ def _gpu_direct(known: list[RankFabric]) -> str | None:
     used = {uses_direct(rank) for rank in known} - {None}
     if not used:
         return None
-    by = {rank.direct_by for rank in known if uses_direct(rank)}
+    by = {direct_by(rank) for rank in known if uses_direct(rank)}
     return "Off" if False in used else (by.pop() or "On" if len(by) == 1 else "On")

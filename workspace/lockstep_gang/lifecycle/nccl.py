@@ -67,7 +67,9 @@ def _bootstrap(rank: RankFabric, found: Found) -> RankFabric:
 
 
 def _hcas(rank: RankFabric, found: Found) -> RankFabric:
-    """The last list counts. It ends with the interface by which the NICs' connections are made, unless the line was cut off."""
+    """The last whole list counts. It ends with the interface by which the NICs' connections are made, unless the line was cut off."""
+    if "OOB " not in found[1] and rank.hcas_whole:
+        return rank
     speeds = {hca.name: hca.speed_mbps for hca in rank.hcas}
     listed = dict.fromkeys((m[1], int(m[2]), m[3]) for m in _HCA.finditer(found[1]))
     hcas = tuple(Hca(name, port, link, speeds.get(name)) for name, port, link in list(listed)[: 2 * _LIST])
@@ -94,7 +96,7 @@ def _sockets(rank: RankFabric, found: Found) -> RankFabric:
 
 def _direct_of_nic(rank: RankFabric, found: Found) -> RankFabric:
     if found[1] == "Enabled":
-        return rank
+        return replace(rank, direct_able=True)
     return replace(rank, direct_off=f"NCCL found neither nvidia-peermem nor DMA-BUF for {found[2]}"[:_CHARACTERS])
 
 

@@ -66,6 +66,6 @@ def with_fault(rank: RankFabric, text: str) -> RankFabric:
 
 
 def worst_fault(rank: RankFabric) -> NcclFault | None:
-    """The first of the kind that says most about its cause."""
+    """The first of the kind that says most about its cause; of that kind, one that names the peer."""
     order = list(FaultKind)
-    return min(rank.faults, key=lambda fault: order.index(fault.kind), default=None)
+    return min(rank.faults, key=lambda fault: (order.index(fault.kind), not fault.peer), default=None)

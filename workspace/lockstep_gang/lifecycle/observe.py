@@ -45,18 +45,18 @@ def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) 
         return gang.with_node(node, replace(gang.nodes[node], leaving=True))
     if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:
         return gang.with_node(node, replace(gang.nodes[node], attempt=0))
-    if isinstance(message, FabricSeen) and message.attempt == gang.attempt:
-        return replace(gang, fabric=seen(gang.fabric, run, message.ranks, ranks_of(run, node), now))
-    if isinstance(message, (Started, Reported, Exited)) and message.attempt == gang.attempt:
+    if isinstance(message, (Started, Reported, FabricSeen, Exited)) and message.attempt == gang.attempt:
         return _of_the_attempt(gang, run, node, message, now)
     return gang
 
 
-def _of_the_attempt(gang: Gang, run: Run, node: int, message: Started | Reported | Exited, now: float) -> Gang:
+def _of_the_attempt(gang: Gang, run: Run, node: int, message: Started | Reported | FabricSeen | Exited, now: float) -> Gang:
     if isinstance(message, Started):
         return _started(gang, run, node)
     if isinstance(message, Exited):
         return _exited(gang, run, node, message.exit)
+    if isinstance(message, FabricSeen):
+        return replace(gang, fabric=seen(gang.fabric, run, message.ranks, ranks_of(run, node), now))
     return _reported(gang, run, node, rank_report_from_json(message.report), now)
 
 
