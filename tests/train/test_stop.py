@@ -15,7 +15,7 @@ def test_a_rank_that_hangs_is_named_and_all_end_with_76(ranks: ForkServer, run_f
     assert ended.codes == [76, 76], ended.output
     for output in ended.outputs:
         assert "rank 1 has not finished it, last seen in Step 2, forward of micro-batch 1 of 4" in output
-    assert "fall_asleep" in (tmp_path / "hang/logs/hang-rank-1.txt").read_text()
+    assert "fall_asleep" in (tmp_path / "hang/logs/hang-attempt-1-rank-1.txt").read_text()
 
 
 def test_a_rank_that_fails_ends_the_others_even_where_they_wait_for_nothing(ranks: ForkServer, run_file: RunFile) -> None:

@@ -20,7 +20,7 @@ from lockstep_train.errors import EXIT_DONE, EXIT_OUT_OF_MEMORY, ConfigError, St
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable
 from lockstep_train.stop import StopSignal
-from lockstep_train.watch import Watchdog, flight, limits
+from lockstep_train.watch import Place, Watchdog, flight, limits
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -43,7 +43,7 @@ def train_run(config: RunConfig, environment: RankEnvironment, reporter: Reporte
     """From start to end, on this rank, watched."""
     stop = StopSignal()
     stop.install()
-    watch = Watchdog(stop, reporter, environment.rank, config.run_dir / "logs", leave_process)
+    watch = Watchdog(stop, reporter, Place(environment.rank, environment.attempt or 1, config.run_dir / "logs"), leave_process)
     watch.start()
     try:
         _train(config, environment, reporter, stop, watch)

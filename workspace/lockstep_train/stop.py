@@ -1,4 +1,4 @@
-"""SIGTERM to a rank means save and stop, and nothing else. A second one means the same."""
+"""SIGTERM to a rank means save and stop, and nothing else. A second one means the same. SIGUSR2: write down where it is, and end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
+        self.stacks_requested = False
+        """By SIGUSR2: the gang hangs and is about to be stopped."""
         self._readable: int | None = None
 
     def install(self) -> None:
@@ -22,6 +24,7 @@ class StopSignal:
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGUSR2, self._handle_usr2)
 
     def wait(self, seconds: float) -> None:
         """In another thread: returns after `seconds`, or at once when the signal comes. While the main thread waits within a
@@ -30,8 +33,12 @@ class StopSignal:
             select.select([], [], [], seconds)
             return
         ready, _, _ = select.select([self._readable], [], [], seconds)
-        if ready and signal.SIGTERM in os.read(self._readable, 4096):
-            self.requested = True
+        signals = os.read(self._readable, 4096) if ready else b""
+        self.requested = self.requested or signal.SIGTERM in signals
+        self.stacks_requested = self.stacks_requested or signal.SIGUSR2 in signals
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+
+    def _handle_usr2(self, number: int, frame: FrameType | None) -> None:
+        """The byte in the pipe is what counts."""

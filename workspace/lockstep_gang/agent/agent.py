@@ -20,6 +20,7 @@ from lockstep_gang.agent.reports import ReportSocket
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.messages import (
+    Beat,
     Error,
     Exited,
     FabricSeen,
@@ -27,6 +28,8 @@ from lockstep_gang.contract.messages import (
     Hello,
     Leaving,
     Order,
+    Pace,
+    Progressed,
     RankExit,
     RankReport,
     Reported,
@@ -47,7 +50,11 @@ KEEP_SECONDS = 3.0
 FABRIC_SECONDS = 1.0
 """NCCL's logs are read so often."""
 STEP_SECONDS = 0.5
-"""Steps of a rank are told at most this often, the newest one; everything else at once."""
+"""Steps and the like of node 0's ranks are told at most this often, the newest ones; everything else at once."""
+PROGRESS_SECONDS = 2.0
+"""Those of other nodes' ranks."""
+DUMP_SECONDS = 3.0
+"""How long ranks may take to write down their stacks."""
 
 
 class Agent:
@@ -67,8 +74,7 @@ class Agent:
         self._leaving = False
         self._finish: Finish | None = None
         self._done = asyncio.Event()
-        self._steps: dict[int, Step] = {}
-        self._steps_told_at = 0.0
+        self._progress_of: dict[tuple[type, int], RankReport] = {}
         self._malformed_said = False
         self._gloo = GlooInterface(run)
 
@@ -84,7 +90,7 @@ class Agent:
             self._node = replace(self._node, reporting=await self._progress.start())
         tasks = [
             asyncio.ensure_future(task)
-            for task in (self.link.run(), self._watch_silence(), self._tell_steps(), self._watch_fabric(), self._done.wait())
+            for task in (self.link.run(), self._watch_silence(), self._tell_progress(), self._watch_fabric(), self._done.wait())
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +139,7 @@ class Agent:
         if order.attempt <= self._known_attempt or self._leaving or self._finish is not None:
             return  # of the past
         self._known_attempt = order.attempt
-        self._steps.clear()
+        self._progress_of.clear()
         self._progress.begin_attempt()
         self._ranks = Ranks(self._node, order, self._console.write)
         self._running = True
@@ -152,6 +158,8 @@ class Agent:
             self._console.say(f"{how} attempt {order.attempt}: {order.message}")
         if order.mode is StopMode.SAVE:
             self._save()
+        elif order.mode is StopMode.DUMP:
+            self._dump()
         else:
             self._kill()
 
@@ -177,6 +185,18 @@ class Agent:
             self._ranks.save()
             asyncio.get_running_loop().call_later(self._run.save_grace_seconds, self._kill_attempt, self._known_attempt)
 
+    def _dump(self) -> None:
+        if self._ranks is not None and self._running:
+            self._ranks.ask_for_stacks()
+            asyncio.get_running_loop().call_later(DUMP_SECONDS, self._end_dump, self._known_attempt)
+
+    def _end_dump(self, attempt: int) -> None:
+        """Ranks that have ended by now have been told of; the others are told of before they are killed, since not all can be."""
+        if self._ranks is not None and attempt == self._known_attempt:
+            for dump in self._ranks.dumps():
+                self.link.send(dump)
+            self._kill()
+
     def _kill_attempt(self, attempt: int) -> None:
         if attempt == self._known_attempt:
             self._kill()
@@ -195,7 +215,10 @@ class Agent:
         self._finish_attempt()
 
     def _exited(self, exit_: RankExit) -> None:
-        self._flush_steps()
+        self._flush()
+        dump = self._ranks.dumped(exit_.rank) if self._ranks is not None else None
+        if dump is not None:
+            self.link.send(dump)
         if self._node.index != 0 and not exit_.ordered and exit_.exit_code != 0:
             self._console.say(
                 f"rank {exit_.rank} " + (f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}")
@@ -239,21 +262,24 @@ class Agent:
         first, rank.ready = not rank.ready, True
         if isinstance(report, Error):
             rank.error = report
-        if isinstance(report, Step) and not first:
-            self._steps[report.rank] = report
+        if isinstance(report, (Step, Beat, Pace)) and not first:
+            self._progress_of[type(report), report.rank] = report
             return
-        self._flush_steps()
+        self._flush()
         self.link.send(Reported(self._known_attempt, rank_report_to_json(report)))
 
-    def _flush_steps(self) -> None:
-        for report in self._steps.values():
-            self.link.send(Reported(self._known_attempt, rank_report_to_json(report)))
-        self._steps.clear()
+    def _flush(self) -> None:
+        """The newest of each kind and rank, in one message."""
+        if self._progress_of:
+            reports = tuple(rank_report_to_json(report) for report in self._progress_of.values())
+            self.link.send(Progressed(self._known_attempt, reports))
+            self._progress_of.clear()
 
-    async def _tell_steps(self) -> None:
+    async def _tell_progress(self) -> None:
+        """Rank 0's soon, since it is shown; the others' seldom, since there may be a thousand of them."""
         while True:
-            await asyncio.sleep(STEP_SECONDS)
-            self._flush_steps()
+            await asyncio.sleep(STEP_SECONDS if self._node.index == 0 else PROGRESS_SECONDS)
+            self._flush()
 
     def _tell_fabric(self) -> None:
         """What is new in NCCL's logs; of gloo, which interface it takes."""

@@ -52,4 +52,5 @@ def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[st
         "LOCKSTEP_REPORT_SOCKET": place.report_socket,
         "PYTHONUNBUFFERED": 1,
     }
-    return {**threads, **inherited, **run.environment, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
+    stacks = {"PYTHONFAULTHANDLER": "1"}  # a rank that hangs can be asked where it is, and one that crashes says so
+    return {**threads, **stacks, **inherited, **run.environment, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}

@@ -16,7 +16,8 @@ from lockstep_gang.agent.processes import Ended, kill_strays, send, send_to_grou
 from lockstep_gang.agent.progress import offered
 from lockstep_gang.agent.relay import Relay, drain
 from lockstep_gang.agent.reports import read_error_file
-from lockstep_gang.contract.messages import Error, RankExit, RankState, Start
+from lockstep_gang.agent.stacks import STOPPED, ProcessState, ask_for_stacks, dumped, head_line, process_state, stack_path, write_stacks
+from lockstep_gang.contract.messages import Dumped, Error, RankExit, RankState, Start
 from lockstep_gang.contract.run import Run
 
 NOT_STARTED = 127  # a shell's code for a command that can't be found
@@ -47,6 +48,10 @@ class RankProcess:
         self.ordered = False
         self.error: Error | None = None
         self.exit: RankExit | None = None
+        self._attempt = start.attempt
+        self._seen: ProcessState | None = None
+        """Of its process, before it was killed."""
+        self._asked = False
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
         place = Place(node.index, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
@@ -78,6 +83,28 @@ class RankProcess:
     def relay(self) -> bool:
         """Pass on what the rank wrote. False: its output has ended."""
         return drain(self.pipe, self._relay)
+
+    def ask_for_stacks(self, trainer: bool) -> None:
+        """What it writes from here on are its stacks."""
+        self._asked = self.ordered = True
+        self._relay.captured = []
+        self._seen = ask_for_stacks(self.pid, trainer)
+
+    def look(self) -> None:
+        """Whether it is stopped: then it is why others have failed."""
+        if self._seen is None:
+            state = process_state(self.pid)
+            self._seen = state if state.letter in STOPPED else None
+
+    def dumped(self, node: Node) -> Dumped | None:
+        """What was seen of it, once; None: nothing was looked for, or nothing found."""
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return None
+        lines = self._relay.captured or []
+        path = stack_path(node.run.run_dir, self._attempt, self.rank)
+        head = head_line(self.rank, node.index, self._attempt, self.pid, seen)
+        return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, lines) if self._asked else None)
 
     def ended(self, ended: Ended) -> RankExit:
         """All it wrote before its end is in the pipe by now, so its last lines are its last."""
@@ -131,9 +158,22 @@ class Ranks:
                 rank.ordered = True
                 send(pid, signal.SIGTERM)
 
+    def ask_for_stacks(self) -> None:
+        for rank in self._by_pid.values():
+            rank.ask_for_stacks(trainer=self._node.run.training is not None)
+
+    def dumps(self) -> list[Dumped]:
+        """What was seen of ranks that still run, each once."""
+        return [dump for rank in self._by_pid.values() if (dump := rank.dumped(self._node)) is not None]
+
+    def dumped(self, rank: int) -> Dumped | None:
+        found = self.find(rank)
+        return found.dumped(self._node) if found is not None else None
+
     def kill(self) -> None:
         for pid, rank in self._by_pid.items():
             rank.ordered = True
+            rank.look()
             send_to_group(pid, signal.SIGKILL)
 
     def reap(self, ended: Ended) -> RankExit | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 LINE_BYTES_MAX = 8192
 LAST_LINES = 20
 LAST_LINE_CHARACTERS = 1000
+CAPTURED_LINES = 20_000  # stacks of 100 threads, 100 frames each, and what else is written meanwhile
 _READ_BYTES = 65536
 _READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -29,6 +30,8 @@ class Relay:
         self._write = write
         self._rest = b""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.captured: list[str] | None = None
+        """Set to a list: lines go there and nowhere else, as long as there is room."""
 
     def feed(self, data: bytes) -> None:
         *lines, self._rest = re.split(rb"\r\n|\n|\r", self._rest + data)
@@ -55,6 +58,10 @@ class Relay:
             return
         for start in range(0, len(raw), LINE_BYTES_MAX):
             text = printable(raw[start : start + LINE_BYTES_MAX])
+            if self.captured is not None:
+                if len(self.captured) < CAPTURED_LINES:
+                    self.captured.append(text)
+                continue
             self.last_lines.append(text[:LAST_LINE_CHARACTERS])
             self._write(self._prefix + text)
 

@@ -31,6 +31,33 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Beat:
+    """Where a rank is, told by a thread beside its work: when it has moved, and every few seconds while it hasn't."""
+
+    rank: int
+    activity: str
+    """What must end within the limit: `Step 12`."""
+    place: str = ""
+    """Where within: `forward of micro-batch 1 of 2`."""
+    position: int = 0
+    """Places it has come to since it started; all ranks come to the same ones, in the same order."""
+    limit_seconds: int | None = None
+    """Of this activity; null: none."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A rank's own time a step, without what it waited for others, over the steps since it last told."""
+
+    rank: int
+    step: int
+    """The last of them."""
+    steps: int
+    microseconds: int
+    """Of one step, their mean."""
+
+
+@dataclass(frozen=True)
 class Evaluate:
     rank: int
     step: int
@@ -65,8 +92,10 @@ class End:
     result: dict[str, str | None] = field(default_factory=dict)
 
 
-RankReport = Activity | Step | Evaluate | Checkpoint | Error | End
-_EVENTS: dict[str, type[RankReport]] = {kind.__name__.lower(): kind for kind in (Activity, Step, Evaluate, Checkpoint, Error, End)}
+RankReport = Activity | Step | Beat | Pace | Evaluate | Checkpoint | Error | End
+_EVENTS: dict[str, type[RankReport]] = {
+    kind.__name__.lower(): kind for kind in (Activity, Step, Beat, Pace, Evaluate, Checkpoint, Error, End)
+}
 RANK_REPORT_BYTES_MAX = 60_000
 
 
@@ -129,6 +158,32 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class Progressed:
+    """The newest of what ranks of this node say all the time (Step, Beat, Pace), in one message."""
+
+    attempt: int
+    reports: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """What was seen of a rank before it was killed."""
+
+    attempt: int
+    rank: int
+    state: str = ""
+    """Of its process, the kernel's letter: R, S, D (waits for a device), T (stopped); empty: not known."""
+    kernel_function: str = ""
+    """Where in the kernel it waits."""
+    at: str = ""
+    """Where in Python its main thread is: `forward (model.py:33)`."""
+    waits_for_others: bool = False
+    """Its main thread is inside a collective operation."""
+    stacks: str | None = None
+    """The file with the stacks of all its threads, or with why there are none."""
+
+
+@dataclass(frozen=True)
 class Exited:
     attempt: int
     exit: RankExit
@@ -162,6 +217,7 @@ class Pong:
 class StopMode(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
     KILL = "Kill"  # SIGKILL to the rank's process group, at once
     SAVE = "Save"  # SIGTERM to the rank, which means save and stop
+    DUMP = "Dump"  # write down where every rank is, for a few seconds at most, then as KILL
 
 
 @dataclass(frozen=True)
@@ -194,10 +250,10 @@ class Ping:
     pass
 
 
-AgentMessage = Hello | Checked | Started | Reported | FabricSeen | Exited | Stopped | Leaving | Pong
+AgentMessage = Hello | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong
 Order = Check | Start | Stop | Finish | Ping
 _AGENT_MESSAGES: dict[str, type[AgentMessage]] = {
-    k.__name__: k for k in (Hello, Checked, Started, Reported, FabricSeen, Exited, Stopped, Leaving, Pong)
+    k.__name__: k for k in (Hello, Checked, Started, Reported, Progressed, Dumped, FabricSeen, Exited, Stopped, Leaving, Pong)
 }
 _ORDERS: dict[str, type[Order]] = {k.__name__: k for k in (Check, Start, Stop, Finish, Ping)}
 

@@ -22,6 +22,7 @@ from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
+from lockstep_gang.lifecycle.hang import excused
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
 from lockstep_gang.lifecycle.losses import heard, is_asking
 from lockstep_gang.lifecycle.observe import closed, observe
@@ -30,6 +31,8 @@ from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
 
 WAITING_LINE_SECONDS = 10.0
 STORAGE_RETRY_SECONDS = 10.0
+PAUSED_SECONDS = 2.0
+"""A wake-up so late means that this process itself did not run."""
 SETTLE_SECONDS = 5.0
 """How long the end of node 0's agent waits, after a save's grace is over, for the other agents and for the operator to take the last report."""
 
@@ -213,6 +216,10 @@ class Coordinator:
                 self._wake.clear()
             else:
                 waiting.cancel()
+                late = self._now() - (self._wake_at or self._now())
+                if late > PAUSED_SECONDS:  # stopped, or starved: what agents said meanwhile is still to be read
+                    self._output.say(f"the coordinator did not run for {late:.0f} s; no rank is judged by that time")
+                    self.gang = excused(self.gang, late)
                 self._become(self.gang)
 
     async def _ping(self) -> None:

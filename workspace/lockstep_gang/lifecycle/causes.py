@@ -14,6 +14,7 @@ _TRAINER_CODES = {HANG: Cause.HANG, OUT_OF_MEMORY: Cause.OUT_OF_MEMORY, CONFIGUR
 # By the exception's name first: a message may quote anything.
 _EXCEPTIONS = {
     "OutOfMemoryError": Cause.OUT_OF_MEMORY,
+    "Hang": Cause.HANG,
     "MemoryError": Cause.OUT_OF_MEMORY,
     "DistBackendError": Cause.FABRIC,
     "DistNetworkError": Cause.FABRIC,

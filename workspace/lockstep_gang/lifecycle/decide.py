@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
-from lockstep_gang.contract.report import State
+from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
@@ -19,7 +19,10 @@ from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
 from lockstep_gang.lifecycle.failures import first_failure, is_final
 from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted
+from lockstep_gang.lifecycle.hang import hang_failure, next_deadline, noticed
+from lockstep_gang.lifecycle.hang import overdue as overdue_rank
 from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, told_to_go
+from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
 
 PORTS = 64
@@ -75,7 +78,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
         gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
     )
     fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now))
-    return Decision(replace(fresh, stopping=None, lost=(), trainer=None, trouble=None), begin=True)
+    return Decision(replace(fresh, stopping=None, hang=None, dumps=(), lost=(), trainer=None, trouble=None), begin=True)
 
 
 def _before_the_attempt(gang: Gang, run: Run) -> Decision:
@@ -94,10 +97,13 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
     overdue = [(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
     if overdue or gang.lost or has_failed(gang, run):
         gang = replace(gang, lost=(*gang.lost, *overdue))
-        return _stop(gang, StopMode.KILL, first_failure(gang, run).message, now)
+        return _stop_failed(gang, run, now)
     refused = refusal(gang.fabric, run)
     if refused is not None:
         return _stop(gang, StopMode.KILL, refused.message, now)
+    hang = overdue_rank(gang, run, now)
+    if hang is not None:
+        return _stop_hung(gang, run, hang, now)
     if gang.held or any(node.leaving for node in gang.nodes):
         return _stop(gang, StopMode.SAVE, "the operator asked to stop" if gang.held else "a node was asked to stop", now)
     if _all_done(gang):
@@ -115,6 +121,19 @@ def _all_done(gang: Gang) -> bool:
 
 def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
     return Decision(replace(gang, phase=Phase.STOPPING, stopping=mode, stop_reason=reason, stop_began=now))
+
+
+def _stop_failed(gang: Gang, run: Run, now: float) -> Decision:
+    failure = first_failure(gang, run)
+    if failure.cause is Cause.HANG and failure.rank is not None:  # by the watchdog of that rank
+        return _stop_hung(gang, run, noticed(gang, failure.rank, now), now)
+    return _stop(gang, StopMode.KILL, failure.message, now)
+
+
+def _stop_hung(gang: Gang, run: Run, hang: Hang, now: float) -> Decision:
+    """First it is written down where every rank is: after the restart nobody could tell."""
+    gang = replace(gang, hang=hang)
+    return _stop(gang, StopMode.DUMP, hang_failure(gang, run, hang).message, now)
 
 
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
@@ -166,6 +185,9 @@ def _question(gang: Gang, run: Run, node: int) -> Order | None:
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
+    hang = next_deadline(gang, run) if gang.phase is Phase.ACTIVE else None
+    if hang is not None:
+        times.append(hang)
     if gang.phase is Phase.WAITING and gang.not_before > now:
         times.append(gang.not_before)
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None

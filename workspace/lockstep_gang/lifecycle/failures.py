@@ -14,6 +14,8 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.fabric import explained, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, Rank, failed_ranks, silent_success
+from lockstep_gang.lifecycle.hang import hang_failure, stopped_rank
+from lockstep_gang.lifecycle.progress import Hang
 
 # What gloo, NCCL and TCPStore say in a rank that lost its peer.
 _LOST_PEER = re.compile(
@@ -21,12 +23,16 @@ _LOST_PEER = re.compile(
     r"|unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes|peer .*(closed|gone)",
     re.IGNORECASE,
 )
+_BY_A_STOPPED_RANK = frozenset({Cause.FABRIC, Cause.INTERNAL})
+"""What the other ranks fail with when one doesn't answer any more."""
 # torch puts "[rank1]: " before every line of a traceback once a process group exists.
 _EXCEPTION_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$")
 
 
 def first_failure(gang: Gang, run: Run) -> Failure:
     """The failure to name. By the order in which the signs came; whoever only lost a peer comes after everybody else."""
+    if gang.hang is not None:
+        return replace(hang_failure(gang, run, gang.hang), step=gang.trainer.step if gang.trainer is not None else None)
     step = gang.trainer.step if gang.trainer is not None else None
     refused = refusal(gang.fabric, run)
     if refused is not None:
@@ -34,7 +40,11 @@ def first_failure(gang: Gang, run: Run) -> Failure:
     candidates = [*_rank_failures(gang, run), *_node_failures(gang)]
     if not candidates:
         return Failure(message="the attempt failed, and no rank or node says why", cause=Cause.INTERNAL, step=step)
-    return replace(min(candidates, key=lambda candidate: candidate[:2])[2], step=step)
+    lost_peer, _, failure = min(candidates, key=lambda candidate: candidate[:2])
+    stopped = stopped_rank(gang)
+    if stopped is not None and (lost_peer or failure.cause in _BY_A_STOPPED_RANK):
+        failure = hang_failure(gang, run, Hang(stopped, 0, (stopped,)))
+    return replace(failure, step=step)
 
 
 def is_final(gang: Gang, run: Run) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from lockstep_gang.contract.goodput import Goodput
-from lockstep_gang.contract.messages import Error, Order, RankExit, Start, StopMode
+from lockstep_gang.contract.messages import Dumped, Error, Order, RankExit, Start, StopMode
 from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.fabric import FabricState
 from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.preflight_state import Preflight
+from lockstep_gang.lifecycle.progress import Hang, Progress
 
 
 class Phase(Enum):
@@ -30,6 +31,7 @@ class Rank:
     error: Error | None = None
     sign: int = 0
     """When its first sign of trouble came, counted over the whole gang; 0: none."""
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class Gang:
     stop_began: float = 0.0
     stopped: StopReport | None = None
     """What came of the newest stop that was asked for."""
+    hang: Hang | None = None
+    """Why the attempt is stopped, when it is for this."""
+    dumps: tuple[Dumped, ...] = ()
+    """What was seen of its ranks before they were killed."""
     lost: tuple[tuple[int, int], ...] = ()
     """(sign, node) of nodes lost in this attempt."""
     signs: int = 0

@@ -8,6 +8,7 @@ from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
     Checkpoint,
+    Dumped,
     End,
     Error,
     Evaluate,
@@ -15,6 +16,7 @@ from lockstep_gang.contract.messages import (
     FabricSeen,
     Hello,
     Leaving,
+    Progressed,
     RankExit,
     RankReport,
     RankState,
@@ -32,27 +34,36 @@ from lockstep_gang.lifecycle.fabric import seen, training
 from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, stepped
 from lockstep_gang.lifecycle.preflight import answered
+from lockstep_gang.lifecycle.progress import told
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
     """The gang after `message` of `node`. What belongs to another attempt changes nothing. Raises ContractError for a malformed report."""
     gang = accounted(gang, run, now)
     if isinstance(message, Hello):
-        return _hello(gang, run, node, message)
+        return _hello(gang, run, node, message, now)
     if isinstance(message, Checked):
         return replace(gang, preflight=answered(gang.preflight, node, message, now))
     if isinstance(message, Leaving):
         return gang.with_node(node, replace(gang.nodes[node], leaving=True))
     if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:
         return gang.with_node(node, replace(gang.nodes[node], attempt=0))
-    if isinstance(message, (Started, Reported, FabricSeen, Exited)) and message.attempt == gang.attempt:
+    if isinstance(message, (Started, Reported, Progressed, FabricSeen, Dumped, Exited)) and message.attempt == gang.attempt:
         return _of_the_attempt(gang, run, node, message, now)
     return gang
 
 
-def _of_the_attempt(gang: Gang, run: Run, node: int, message: Started | Reported | FabricSeen | Exited, now: float) -> Gang:
+def _of_the_attempt(
+    gang: Gang, run: Run, node: int, message: Started | Reported | Progressed | FabricSeen | Dumped | Exited, now: float
+) -> Gang:
     if isinstance(message, Started):
         return _started(gang, run, node)
+    if isinstance(message, Dumped):
+        return replace(gang, dumps=(*gang.dumps, message)) if message.rank in ranks_of(run, node) else gang
+    if isinstance(message, Progressed):
+        for value in message.reports:
+            gang = _reported(gang, run, node, rank_report_from_json(value), now)
+        return gang
     if isinstance(message, Exited):
         return _exited(gang, run, node, message.exit)
     if isinstance(message, FabricSeen):
@@ -66,7 +77,7 @@ def closed(gang: Gang, node: int, now: float) -> Gang:
     return replace(gang.with_node(node, away), signs=gang.signs + 1)
 
 
-def _hello(gang: Gang, run: Run, node: int, hello: Hello) -> Gang:
+def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     before = gang.nodes[node]
     same = hello.instance == before.instance
     here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, leaving=same and before.leaving)
@@ -75,7 +86,7 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello) -> Gang:
         return gang
     if hello.known_attempt == gang.attempt:
         for state in hello.ranks:
-            gang = _caught_up(gang, run, node, state)
+            gang = _caught_up(gang, run, node, state, now)
     unfinished = any(gang.ranks[rank].exit is None for rank in ranks_of(run, node))
     forgot = not same and (before.attempt == gang.attempt or told_to_start(before, gang.attempt))
     stopped = hello.known_attempt >= gang.attempt and hello.attempt != gang.attempt
@@ -84,9 +95,13 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello) -> Gang:
     return gang
 
 
-def _caught_up(gang: Gang, run: Run, node: int, state: RankState) -> Gang:
+def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) -> Gang:
+    """What it said of its progress while it was away is lost, so its time counts from here."""
     if state.rank not in ranks_of(run, node):
         return gang
+    rank = gang.ranks[state.rank]
+    if rank.progress.heard_at:
+        gang = gang.with_rank(state.rank, replace(rank, progress=replace(rank.progress, since=now, heard_at=now)))
     if state.ready:
         gang = gang.with_rank(state.rank, replace(gang.ranks[state.rank], ready=True))
     return _exited(gang, run, node, state.exit) if state.exit is not None else gang
@@ -116,7 +131,8 @@ def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
 def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -> Gang:
     if report.rank not in ranks_of(run, node):
         return gang
-    gang = gang.with_rank(report.rank, replace(gang.ranks[report.rank], ready=True))
+    rank = gang.ranks[report.rank]
+    gang = gang.with_rank(report.rank, replace(rank, ready=True, progress=told(rank.progress, report, now)))
     if isinstance(report, Error):
         gang, sign = _sign(gang, report.rank)
         return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))

@@ -12,6 +12,7 @@ from typing import Any
 DATAGRAM_BYTES = 60_000
 TRACEBACK_LINES = 30
 PATIENCE_SECONDS = 2.0
+PROGRESS = frozenset({"activity", "step", "beat", "pace"})
 
 
 class Agent:
@@ -32,7 +33,7 @@ class Agent:
         if len(datagram) > DATAGRAM_BYTES:
             return
         with self._lock, contextlib.suppress(OSError):
-            self._socket.settimeout(0 if event in {"activity", "step"} else PATIENCE_SECONDS)
+            self._socket.settimeout(0 if event in PROGRESS else PATIENCE_SECONDS)
             self._socket.sendto(datagram, self._path)
 
     def send_activity(self, activity: str) -> None:

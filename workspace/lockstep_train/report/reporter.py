@@ -119,6 +119,7 @@ class Reporter:
         """`values`: `loss`, `learningRate`, `gradientNorm`, `tokensPerSecond`, `stepSeconds` and what else is measured; None: not known."""
         self._step = step
         if not self._first:
+            self.agent.send("step", step=step, totalSteps=total)
             return
         remaining = None if remaining_seconds is None else round(remaining_seconds)
         known = {name: value for name in STATUS_METRICS if (value := values.get(name)) is not None}

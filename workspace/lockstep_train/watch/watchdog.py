@@ -4,6 +4,9 @@ It ends the process in three cases that the main thread can't see, because it wa
 - an activity takes longer than its limit: every thread's stack is written down, the others are told, exit 76;
 - another rank has marked the attempt's end: a hang (76), a failure (1), or a stop before there is anything to save (75);
 - SIGTERM comes while the run is still loading: nothing has changed on disk, so it ends at once, and so do the others.
+
+It also tells the agent where this rank is, so that somebody outside can judge it when not even this thread runs any more; and it writes
+the stacks down when the agent asks for them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +32,8 @@ from lockstep_train.watch.beats import Beat, explain
 from lockstep_train.watch.mark import Mark, Reason, Store, make_mark, read_mark
 
 PERIOD_SECONDS = 1.0
+BEAT_SECONDS = 5.0
+"""How often the agent hears of a rank that has not moved."""
 LOOKS_APART_SECONDS = 3.0
 JOIN_SECONDS = 10.0
 """How long a stop during start-up waits for the store, to tell the others."""
@@ -36,6 +42,18 @@ GRACE_SECONDS = 10.0
 GOODBYE_SECONDS = 3.0
 """How long rank 0, which keeps the store, waits for the others to have read why they end."""
 STORE_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a rank: its number, its attempt, and the folder for what it writes down when it hangs."""
+
+    rank: int
+    attempt: int
+    logs: Path
+
+    def file(self, what: str, ending: str) -> Path:
+        return self.logs / f"{what}-attempt-{self.attempt}-rank-{self.rank}.{ending}"
 
 
 class Watch(Protocol):
@@ -65,12 +83,12 @@ UNWATCHED = Unwatched()
 class Watchdog:
     """Started before anything slow; `joined` gives it the store once there is one."""
 
-    def __init__(self, stop: StopSignal, reporter: Reporter, rank: int, logs: Path, leave: Callable[[int], None]) -> None:
-        """`leave` ends the process with an exit code. `logs`: the folder for the stacks of a hang."""
+    def __init__(self, stop: StopSignal, reporter: Reporter, place: Place, leave: Callable[[int], None]) -> None:
+        """`leave` ends the process with an exit code."""
         self._stop = stop
         self._reporter = reporter
-        self._rank = rank
-        self._logs = logs
+        self._rank = place.rank
+        self._place = place
         self._leave = leave
         self._store: Store | None = None
         self._ranks = 1
@@ -78,6 +96,7 @@ class Watchdog:
         self._closed = threading.Event()
         self._now = ("Start", "", 0.0, float("inf"), 0)  # activity, place, since, limit, position: replaced as one
         self._beats = 0
+        self._told: tuple[int, float] = (-1, 0.0)  # position, when: the agent's last beat
         self._lost_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-watchdog", daemon=True)
 
@@ -124,12 +143,24 @@ class Watchdog:
             self._stop.wait(PERIOD_SECONDS)
             if self._closed.is_set():
                 return
+            if self._stop.stacks_requested:
+                self._write_stacks()
+                self._end(EXIT_HANG, "the agent asked where this rank is, because the ranks hang")
             if self._loading and self._stop.requested:
                 self._leave_early()
+            self._tell_agent()
             self._exchange()
             _, _, since, limit, _ = self._now
             if time.monotonic() - since > limit:
                 self._expire(limit)
+
+    def _tell_agent(self) -> None:
+        activity, place, _, limit, position = self._now
+        if position == self._told[0] and time.monotonic() - self._told[1] < BEAT_SECONDS:
+            return
+        self._told = (position, time.monotonic())
+        limit_seconds = round(limit) if limit != float("inf") else None
+        self._reporter.agent.send("beat", activity=activity, place=place, position=position, limitSeconds=limit_seconds)
 
     def _exchange(self) -> None:
         """Say where this rank is, and hear whether the attempt ends."""
@@ -212,10 +243,10 @@ class Watchdog:
         """Of all threads, to standard error and to a file beside the run's logs; on a GPU also NCCL's last operations."""
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         with contextlib.suppress(OSError):
-            self._logs.mkdir(parents=True, exist_ok=True)
-            with (self._logs / f"hang-rank-{self._rank}.txt").open("w") as file:
+            self._place.logs.mkdir(parents=True, exist_ok=True)
+            with self._place.file("hang", "txt").open("w") as file:
                 faulthandler.dump_traceback(file=file, all_threads=True)
-            flight.write_record(self._logs / f"nccl-rank-{self._rank}.json")
+            flight.write_record(self._place.file("nccl", "json"))
 
     def _tell(self, mark: Mark) -> None:
         if self._store is not None:

@@ -1,0 +1,154 @@
+"""Where a rank is, before it is killed: its process's state, and the Python stacks of all its threads.
+
+Lockstep's trainer writes them by itself when it gets SIGUSR2, with NCCL's last operations. Any other Python has faulthandler, which every
+rank is started with: it writes them on SIGABRT, whatever holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep_gang.agent.processes import send
+from lockstep_gang.contract.messages import Dumped
+
+WRITE_SECONDS = 1.0
+"""How long a volume may take to write one file; what hangs may be the volume."""
+STOPPED = frozenset({"T", "t"})
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
+_COLLECTIVE = re.compile(r"torch/distributed/|deepspeed/comm/|torch/nn/parallel/distributed|mpi4py|horovod")
+_DEEP = 12
+"""Frames from the innermost one on in which a collective operation is looked for."""
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What the kernel says of a process."""
+
+    letter: str = ""
+    kernel_function: str = ""
+    caught: int = 0
+    """Signals that it handles, as a mask."""
+
+    def catches(self, number: signal.Signals) -> bool:
+        return bool(self.caught >> (number - 1) & 1)
+
+
+def process_state(pid: int) -> ProcessState:
+    """Empty where there is no /proc, or no such process."""
+    fields = dict(line.partition(":")[::2] for line in _read(f"/proc/{pid}/status").splitlines())
+    function = _read(f"/proc/{pid}/wchan").strip()
+    return ProcessState(
+        fields.get("State", "").strip()[:1], "" if function == "0" else function, int(fields.get("SigCgt", "0").strip() or "0", 16)
+    )
+
+
+def python_process(leader: int) -> int:
+    """The first Python process of a rank's process group: a rank may be a shell script that starts it."""
+    for pid in sorted(_group(leader), key=lambda pid: (pid != leader, pid)):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/exe").readlink().name.startswith("python"):
+                return pid
+    return leader
+
+
+def _group(leader: int) -> list[int]:
+    found = [leader]
+    for folder in Path("/proc").glob("[0-9]*"):
+        fields = _read(f"{folder}/stat").rpartition(")")[2].split()
+        if len(fields) > 2 and fields[2] == str(leader) and folder.name != str(leader):
+            found.append(int(folder.name))
+    return found
+
+
+def ask_for_stacks(leader: int, trainer: bool) -> ProcessState:
+    """Send the signal that makes a rank write its stacks, to nobody who would only die of it. The state is that before."""
+    pid = python_process(leader)
+    state = process_state(pid)
+    if trainer and state.catches(signal.SIGUSR2) and state.letter not in STOPPED:
+        send(pid, signal.SIGUSR2)
+    elif state.catches(signal.SIGABRT):
+        abort(pid, state)
+    return state
+
+
+def abort(pid: int, state: ProcessState) -> None:
+    """SIGABRT without a core dump: one of a rank's size would take minutes. A stopped process is let go on to receive it."""
+    if hasattr(os, "pidfd_open"):
+        import resource
+
+        with contextlib.suppress(OSError, ValueError):
+            resource.prlimit(pid, resource.RLIMIT_CORE, (1, 1))  # 0 would still feed a core_pattern that is a pipe; 1 doesn't
+    send(pid, signal.SIGABRT)
+    if state.letter in STOPPED:
+        send(pid, signal.SIGCONT)
+
+
+def dumped(attempt: int, rank: int, state: ProcessState, lines: Sequence[str], stacks: str | None) -> Dumped:
+    """`lines`: what the rank wrote since it was asked."""
+    frames = main_thread(lines)
+    waits = any(_COLLECTIVE.search(frame["file"]) for frame in frames[:_DEEP])
+    own = next((f for f in frames if not _COLLECTIVE.search(f["file"]) and "/torch/" not in f["file"]), frames[0] if frames else None)
+    at = f"{own['function']} ({Path(own['file']).name}:{own['line']})" if own is not None else ""
+    return Dumped(attempt, rank, state.letter, state.kernel_function, at[:300], waits, stacks)
+
+
+def main_thread(lines: Sequence[str]) -> list[dict[str, str]]:
+    """Frames of the main thread in faulthandler's words, the innermost first: it comes last of all threads, as the oldest."""
+    frames: list[dict[str, str]] = []
+    for line in lines:
+        match = _FRAME.match(line)
+        if match is not None:
+            frames.append(match.groupdict())
+        elif line.lstrip().startswith(("Thread 0x", "Current thread 0x")):
+            frames = []
+    return frames
+
+
+def write_stacks(path: Path, head: str, lines: Sequence[str]) -> str | None:
+    """The file's path, once it is there; None when that takes too long or fails. What the rank itself has put there stays.
+
+    By a thread: a volume that hangs must not stop the agent.
+    """
+    done = threading.Event()
+
+    def put() -> None:
+        with contextlib.suppress(OSError):
+            if lines or not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("\n".join([head, *(lines or ["no Python stacks: the process did not write any"])]) + "\n")
+            done.set()
+
+    threading.Thread(target=put, name="stacks", daemon=True).start()
+    return str(path) if done.wait(WRITE_SECONDS) else None
+
+
+def stack_path(run_dir: str, attempt: int, rank: int) -> Path:
+    return Path(run_dir) / "logs" / f"hang-attempt-{attempt}-rank-{rank}.txt"
+
+
+def head_line(rank: int, node: int, attempt: int, pid: int, state: ProcessState) -> str:
+    words = {
+        "T": "stopped",
+        "t": "held by a debugger",
+        "D": "can't be interrupted, waits for a device",
+        "S": "waits",
+        "R": "runs",
+        "Z": "has ended",
+    }
+    where = f", in the kernel's {state.kernel_function}" if state.kernel_function else ""
+    said = f"{words.get(state.letter, 'state')} ({state.letter}){where}" if state.letter else "state not known"
+    return f"rank {rank} on node {node}, attempt {attempt}, process {pid}: {said}"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,154 @@
+"""Whether a rank hangs, and which one the others wait for (pure). Never by utilisation: ranks that wait for others spin.
+
+A rank is judged by its own limit where it tells one (Lockstep's trainer does, and ends itself; this is for one that can't any more: it is
+frozen, or its interpreter is held by native code), else by the run's limit for its activity, from its first reported step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from lockstep_gang.contract.messages import Dumped
+from lockstep_gang.contract.report import Cause, Failure
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.gang import Gang, Rank
+from lockstep_gang.lifecycle.progress import Hang, Progress, later
+
+SLACK_SECONDS = (5.0, 15.0)
+"""Least and most that a rank with a watchdog of its own is given beyond its limit; half the limit in between. It knows more than we."""
+SILENT_SECONDS = 12.0
+"""A rank beats every 5 s; one without two beats doesn't run any more."""
+STOPPED = frozenset({"T", "t"})
+SHOWN = 5
+
+
+def overdue(gang: Gang, run: Run, now: float) -> Hang | None:
+    """The hang of the rank whose time was up first."""
+    times = [(at, rank) for rank, at in _deadlines(gang, run)]
+    if not times or min(times)[0] > now:
+        return None
+    rank = min(times)[1]
+    return Hang(rank, _limit(gang.ranks[rank].progress, run) or 0, suspects(gang, now))
+
+
+def noticed(gang: Gang, rank: int, now: float) -> Hang:
+    """The hang that a rank's own watchdog has ended it for."""
+    error, progress = gang.ranks[rank].error, gang.ranks[rank].progress
+    return Hang(rank, progress.limit_seconds or 0, suspects(gang, now), error.message if error is not None else "")
+
+
+def next_deadline(gang: Gang, run: Run) -> float | None:
+    return min((at for _, at in _deadlines(gang, run)), default=None)
+
+
+def excused(gang: Gang, seconds: float) -> Gang:
+    """The gang after this process itself didn't run for so long: what ranks said in that time is still to be read."""
+    return replace(gang, ranks=tuple(replace(rank, progress=later(rank.progress, seconds)) for rank in gang.ranks))
+
+
+def suspects(gang: Gang, now: float) -> tuple[int, ...]:
+    """Ranks that the others wait for: those not heard of any more, else those furthest back. Empty when all are equally far."""
+    running = dict(_running(gang))
+    if len(running) == 1:
+        return tuple(running)
+    told = {rank: state.progress for rank, state in running.items() if state.progress.heard_at}
+    return _silent(told, now) or _furthest_back(told)
+
+
+def _deadlines(gang: Gang, run: Run) -> Iterator[tuple[int, float]]:
+    for rank, state in _running(gang):
+        progress = state.progress
+        limit = _limit(progress, run)
+        if limit is not None and gang.nodes[run.node_of(rank)].connected:  # else the node is what is judged
+            yield rank, progress.since + limit + _slack(progress)
+
+
+def _running(gang: Gang) -> Iterator[tuple[int, Rank]]:
+    return ((rank, state) for rank, state in enumerate(gang.ranks) if state.exit is None)
+
+
+def _limit(progress: Progress, run: Run) -> int | None:
+    if progress.position is not None:
+        return progress.limit_seconds
+    return run.timeouts.of_activity(progress.activity) if progress.step is not None else None
+
+
+def _slack(progress: Progress) -> float:
+    if progress.position is None or progress.limit_seconds is None:
+        return 0.0
+    return max(SLACK_SECONDS[0], min(progress.limit_seconds / 2, SLACK_SECONDS[1]))
+
+
+def _silent(told: Mapping[int, Progress], now: float) -> tuple[int, ...]:
+    if any(progress.position is None for progress in told.values()):
+        return ()
+    silent = tuple(rank for rank, progress in told.items() if now - progress.heard_at > SILENT_SECONDS)
+    return silent if len(silent) < len(told) else ()
+
+
+def _furthest_back(told: Mapping[int, Progress]) -> tuple[int, ...]:
+    with_beats = all(progress.position is not None for progress in told.values())
+    reached = {rank: p.position if with_beats else p.step for rank, p in told.items()}
+    known = {rank: at for rank, at in reached.items() if at is not None}
+    last = tuple(rank for rank, at in known.items() if at == min(known.values()))
+    return last if len(last) < len(known) else ()
+
+
+def stopped_rank(gang: Gang) -> int | None:
+    """A rank whose process was found stopped: the others could only lose it or wait for it."""
+    return next((dump.rank for dump in gang.dumps if dump.state in STOPPED), None)
+
+
+def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:
+    """The failure in words; what was seen of the ranks before they were killed has the last one."""
+    dumps = {dump.rank: dump for dump in gang.dumps}
+    blamed = _blamed(hang, dumps)
+    shown = blamed[0] if blamed else hang.rank
+    progress, dump = gang.ranks[shown].progress, dumps.get(shown)
+    limit = f" within {hang.limit_seconds} s" if hang.limit_seconds else ""
+    text = f"{_who(blamed, run, dumps)}: {progress.doing} has not ended{limit}{_seen(dump)}"
+    if hang.said and not blamed:
+        text += f"; rank {hang.rank} says: {hang.said}"
+    stacks = dump.stacks if dump is not None else None
+    where = f"; stacks of all its threads are in {stacks}" if stacks else ""
+    return Failure(
+        message=f"{text[:800]}{where}"[:1000],
+        rank=blamed[0] if blamed else None,
+        node=run.node_of(blamed[0]) if blamed else None,
+        activity=progress.doing,
+        stacks=stacks,
+        cause=Cause.HANG,
+    )
+
+
+def _blamed(hang: Hang, dumps: Mapping[int, Dumped]) -> tuple[int, ...]:
+    """A stopped process, else those furthest back, else the ones not in a collective operation while others are."""
+    stopped = tuple(rank for rank, dump in dumps.items() if dump.state in STOPPED)
+    if stopped or hang.suspects:
+        return stopped or hang.suspects
+    seen = {rank: dump for rank, dump in dumps.items() if dump.at}
+    apart = tuple(rank for rank, dump in seen.items() if not dump.waits_for_others)
+    return apart if len(apart) < len(seen) else ()
+
+
+def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
+    if not blamed and dumps and all(dump.waits_for_others for dump in dumps.values()):
+        return "every rank waits for the others, so what hangs is the network between them"
+    if not blamed:
+        return "no rank moves, and none is further back than the others"
+    names = ", ".join(str(rank) for rank in blamed[:SHOWN]) + (f" and {len(blamed) - SHOWN} more" if len(blamed) > SHOWN else "")
+    nodes = sorted({run.node_of(rank) for rank in blamed})
+    where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(str(node) for node in nodes[:SHOWN])}"
+    return f"rank {names} on {where} hangs" if len(blamed) == 1 else f"ranks {names} on {where} hang"
+
+
+def _seen(dump: Dumped | None) -> str:
+    if dump is None:
+        return ""
+    kernel = f", in the kernel's {dump.kernel_function}" if dump.kernel_function else ""
+    if dump.state in STOPPED:
+        return f"; its process is stopped (state {dump.state}): somebody sent it SIGSTOP, or a debugger holds it"
+    if dump.state == "D":
+        return f"; its process can't be interrupted (state D{kernel}): a device or a volume doesn't answer"
+    return f"; it is in {dump.at}" if dump.at else ""

@@ -1,0 +1,66 @@
+"""How far a rank has come, by its own reports (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lockstep_gang.contract.messages import Activity, Beat, RankReport, Step
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a rank is in, and since when."""
+
+    activity: str = ""
+    place: str = ""
+    step: int | None = None
+    """The newest it has reported; a rank that has reported none is not judged by the run's limits."""
+    position: int | None = None
+    """As in its beats; None: it sends none."""
+    limit_seconds: int | None = None
+    """Of its activity, as the rank itself says."""
+    since: float = 0.0
+    """When it began what it is in, as far as was heard."""
+    heard_at: float = 0.0
+
+    @property
+    def doing(self) -> str:
+        """In words: `Step 13, forward of micro-batch 1 of 2`."""
+        if self.position is not None:
+            return f"{self.activity}, {self.place}" if self.place else self.activity
+        if self.step is None:
+            return self.activity or "its start"
+        return f"{self.activity or 'Step'} after step {self.step}"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank has not ended what it is in within its limit."""
+
+    rank: int
+    """Whose limit passed first; who is to blame is another question."""
+    limit_seconds: int
+    suspects: tuple[int, ...] = ()
+    """Ranks that the others wait for, by how far each has come; empty: all have come equally far."""
+    said: str = ""
+    """The rank's own words, when it noticed by itself."""
+
+
+def told(progress: Progress, report: RankReport, now: float) -> Progress:
+    """The progress after a report of the rank. With beats only those count: they say more exactly when something began."""
+    if isinstance(report, Beat):
+        since = progress.since if report.activity == progress.activity and progress.position is not None else now
+        beat = replace(progress, activity=report.activity, place=report.place, position=report.position, since=since, heard_at=now)
+        return replace(beat, limit_seconds=report.limit_seconds)
+    progress = replace(progress, heard_at=now)
+    if isinstance(report, Step):
+        progress = replace(progress, step=report.step)
+    if progress.position is not None:
+        return progress
+    activity = report.activity if isinstance(report, Activity) else "Step" if isinstance(report, Step) else progress.activity
+    return replace(progress, activity=activity, since=now)
+
+
+def later(progress: Progress, seconds: float) -> Progress:
+    """As if everything had been heard so much later: nobody could have been heard in that time."""
+    return replace(progress, since=progress.since + seconds, heard_at=progress.heard_at + seconds)
