@@ -12,10 +12,11 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE
 from lockstep.api.profile import ClusterProfile
 from lockstep.plan.conditions import Reason
+from lockstep.plan.excluded import excluded_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, freeze
 from lockstep.plan.observed import Object, Observed
-from lockstep.plan.resolve import Refused, Resolved, resolve
+from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, resolve
 
 HASH_CHARACTERS = 10
 LISTED_PROFILES = 8
@@ -47,7 +48,7 @@ def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
     if isinstance(profile, Notice):
         return profile
     try:
-        resolved = resolve(job, profile)
+        resolved = resolve(job, profile, PlatformDefaults(excluded_nodes=excluded_names(observed)))
         return Accepted(resolved, freeze(resolved, context))
     except Refused as refused:
         return Notice(refused.refusals[0].reason, str(refused))

@@ -14,6 +14,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.pods import is_running, is_scheduled, why_not_started
+from lockstep.plan.preflightstatus import preflight_stops
 from lockstep.plan.refused import why_not_created
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep_gang.contract import Report, State, Straggler
@@ -64,6 +65,8 @@ class Reason(StrEnum):
     NO_REPORT = "NoReport"
     SLOW_RANK = "SlowRank"
     NO_STRAGGLER = "NoStraggler"
+    PREFLIGHT_FAILED = "PreflightFailed"
+    NODE_EXCLUDED = "NodeExcluded"
     RESTARTING = "Restarting"
     RANKS_FAILED = "RanksFailed"
     NOT_RESTARTING = "NotRestarting"
@@ -218,6 +221,8 @@ def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table 
             FALSE, Reason.WAITING_FOR_REPORT, "all pods run; node 0 has not reported yet"
         )
     ranks = view.report.ranks
+    if preflight_stops(view.report):
+        return Fact(FALSE, Reason.PREFLIGHT_FAILED, view.report.message)
     if ranks.ready < ranks.desired:
         return Fact(FALSE, Reason.WAITING_FOR_RANKS, f"{ranks.ready} of {ranks.desired} ranks ready: {view.report.message}")
     return Fact(TRUE, Reason.ALL_RANKS_READY, f"{ranks.ready} of {ranks.desired} ranks ready")

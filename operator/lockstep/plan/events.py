@@ -38,7 +38,7 @@ _HOLDS: Mapping[str, tuple[str, str]] = {
 _TROUBLE = (ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.RANKS_READY, ConditionType.FABRIC_VERIFIED)
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
-    "WaitingForRanks", "Resizing", "DeadlineExceeded",
+    "WaitingForRanks", "Resizing", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
 })  # fmt: skip
 _SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "DeadlineExceeded": WARNING}
 """Reasons of the summary that no other condition has."""
@@ -59,7 +59,14 @@ def notes(before: Object, after: Object) -> tuple[Note, ...]:
     """What happened between two statuses, in the order in which it happens to a job."""
     stop = stop_event(before, after)
     stopped = () if stop is None else (Note(*stop),)
-    found = (*stopped, *_conditions(before, after), *_attempts(before, after), *_preflight(before, after), *_sizes(before, after))
+    found = (
+        *stopped,
+        *_conditions(before, after),
+        *_attempts(before, after),
+        *_preflight(before, after),
+        *_excluded(before, after),
+        *_sizes(before, after),
+    )
     return tuple(
         Note(n.type, n.reason, n.message[:MESSAGE_CHARACTERS]) for n in (*found, *_checkpoint(before, after), *_heard(before, after))
     )
@@ -120,6 +127,17 @@ def _preflight(before: Object, after: Object) -> Iterator[Note]:
         return
     texts = [f"{f['check']}: {f['message']}" + (f" on {f['nodeName']}" if f.get("nodeName") else "") + f"; {f['fix']}" for f in findings]
     yield Note(WARNING, "PreflightWarned" if found["ok"] else "PreflightFailed", " | ".join(texts[:5]) or "no finding was given")
+
+
+def _excluded(before: Object, after: Object) -> Iterator[Note]:
+    known = {node["name"] for node in before.get("excludedNodes") or []}
+    for node in after.get("excludedNodes") or []:
+        if node["name"] not in known:
+            yield Note(
+                WARNING,
+                "NodeExcluded",
+                f"node {node['name']} is left out of this job's next start: {node['message']}; suspending the job clears the list",
+            )
 
 
 def _sizes(before: Object, after: Object) -> Iterator[Note]:

@@ -39,11 +39,16 @@ def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str
     return parts + [_in_use(pod, free, resource, others) for resource in used_up if free and _is_asked(pod, resource)]
 
 
+def fitting_nodes(pod: Object, nodes: Sequence[Object]) -> list[str]:
+    """Nodes that could ever take the pod, whoever uses them now."""
+    return [str(node["metadata"]["name"]) for node in nodes if _is_wanted(pod, node) and _obstacle(pod, node) is None]
+
+
 def _is_wanted(pod: Object, node: Object) -> bool:
     labels = node["metadata"].get("labels", {})
     selected = all(labels.get(key) == value for key, value in (pod["spec"].get("nodeSelector") or {}).items())
     terms = _terms(pod)
-    return selected and (not terms or any(_host_fits(term, labels) for term in terms))
+    return selected and (not terms or any(_host_fits(term, labels) and _name_fits(term, node) for term in terms))
 
 
 def _terms(pod: Object) -> list[Object]:
@@ -53,6 +58,12 @@ def _terms(pod: Object) -> list[Object]:
 
 def _host_fits(term: Object, labels: dict[str, str]) -> bool:
     return all(_rule_fits(rule, labels) for rule in term.get("matchExpressions", []) if rule["key"] == LABEL_HOSTNAME)
+
+
+def _name_fits(term: Object, node: Object) -> bool:
+    """Fields of a node: what is left out by preflight."""
+    name = {LABEL_HOSTNAME: node["metadata"]["name"]}
+    return all(_rule_fits(rule, name) for rule in term.get("matchFields", []))
 
 
 def _rule_fits(rule: Object, labels: dict[str, str]) -> bool:

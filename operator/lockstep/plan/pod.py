@@ -32,7 +32,7 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
         service_account=profile.security.service_account,
         grace_seconds=extra.grace_seconds,
         pod_security=pod_security_context(profile),
-        affinity=affinity(resolved.name, profile.nodes),
+        affinity=affinity(resolved.name, profile.nodes, resolved.platform.excluded_nodes),
         tolerations=tolerations(extra, resolved.gpus_per_node),
         node_selector=dict(ChainMap(extra.node_selector, profile.nodes.selector)),
         priority_class=extra.priority_class_name,

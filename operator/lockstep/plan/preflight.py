@@ -59,7 +59,7 @@ def _rdma(resolved: Resolved) -> ExpectedRdma:
     network = resolved.profile.spec.network
     rdma = network.rdma
     return ExpectedRdma(
-        devices=tuple(device.lstrip("=").split(":")[0] for device in rdma.devices),
+        devices=tuple(device.split(":")[0] for device in rdma.devices),
         count=len(rdma.devices) or len(rdma.rails) or None,
         gid_index=rdma.gid_index,
         interfaces=tuple(rdma.interfaces),

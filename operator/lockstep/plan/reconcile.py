@@ -129,7 +129,7 @@ def _ending(observed: Observed, received: ReceivedReport | None, life: Object, l
     if "Failed" in known and known["Failed"]["reason"] == Reason.DEADLINE_EXCEEDED:
         return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=known["Failed"]["message"])
     if "Failed" in known or state is State.FAILED:
-        return Ending(failed=True, message=_failure_message(observed, received))
+        return Ending(failed=True, reason=_failure_reason(known.get("Failed"), received), message=_failure_message(observed, received))
     if late is not None and observed.at_zero:
         how = life["stop"]["message"] if life["stop"] is not None else "no rank ever ran"
         return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
@@ -220,6 +220,13 @@ def _view(observed: Observed, received: ReceivedReport | None, decision: Decisio
         stopping=Notice(stop.reason, stop.why) if stop is not None else None,
         now=now,
     )
+
+
+def _failure_reason(known: Object | None, received: ReceivedReport | None) -> str:
+    if known is not None:
+        return str(known["reason"])
+    result = received.report.preflight if received is not None else None
+    return Reason.PREFLIGHT_FAILED if result is not None and not result.ok else Reason.RANKS_FAILED
 
 
 def _failure_message(observed: Observed, received: ReceivedReport | None) -> str:

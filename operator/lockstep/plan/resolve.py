@@ -46,6 +46,8 @@ class PlatformDefaults:
     namespace: str = "default"
     uid: str = MADE_BY_OPERATOR
     image: str | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    """Nodes that preflight found bad for this job."""
 
 
 @dataclass(frozen=True)

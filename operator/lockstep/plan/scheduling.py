@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
@@ -77,8 +78,9 @@ def topology_spread(job: str, template: PodTemplate) -> list[dict[str, Any]]:
     return [constraint.to_dict() | own for constraint in template.topology_spread_constraints]
 
 
-def affinity(job: str, nodes: Nodes) -> dict[str, Any]:
-    """One pod a node, always; the profile's host names, when it lists them; one rack, preferably, when it labels them."""
+def affinity(job: str, nodes: Nodes, excluded: Sequence[str] = ()) -> dict[str, Any]:
+    """One pod a node, always; the profile's host names, when it lists them; one rack, preferably, when it labels them;
+    never a node that preflight found bad for this job."""
     pods_of_job = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
     result: dict[str, Any] = {
         "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{**pods_of_job, "topologyKey": LABEL_HOSTNAME}]}
@@ -86,8 +88,16 @@ def affinity(job: str, nodes: Nodes) -> dict[str, Any]:
     if nodes.rack_label is not None:
         term = {"weight": RACK_WEIGHT, "podAffinityTerm": {**pods_of_job, "topologyKey": nodes.rack_label}}
         result["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [term]}
-    if nodes.gpu_nodes:
-        named = {"key": LABEL_HOSTNAME, "operator": "In", "values": nodes.gpu_nodes}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [named]}]}
-        result["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    term = _node_term(nodes, excluded)
+    if term:
+        result["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     return result
+
+
+def _node_term(nodes: Nodes, excluded: Sequence[str]) -> dict[str, Any]:
+    term: dict[str, Any] = {}
+    if nodes.gpu_nodes:
+        term["matchExpressions"] = [{"key": LABEL_HOSTNAME, "operator": "In", "values": nodes.gpu_nodes}]
+    if excluded:  # by the Node's name, which a label need not repeat; a field takes one value at a time
+        term["matchFields"] = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(excluded)]
+    return term

@@ -7,11 +7,13 @@ from typing import Any
 
 from lockstep.api.names import LABEL_JOB
 from lockstep.plan.conditions import View, facts, timestamp, with_times
+from lockstep.plan.excluded import excluded_nodes
 from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.goodput import goodput_status, is_stale
 from lockstep.plan.notify import notification_status
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.preflightstatus import preflight_status
 from lockstep.plan.retry import retry_of
 from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
 
@@ -37,6 +39,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
         "ranks": _ranks(view, running),
         "profile": profile or before.get("profile"),
         **life,
+        "excludedNodes": excluded_nodes(observed, view.report, running, timestamp(view.now)) or None,
         "run": {"name": running.name, "pending": pending} if running is not None else before.get("run"),
         **{
             key: before.get(key)
@@ -49,6 +52,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
                 "checkpoint",
                 "failure",
                 "fabric",
+                "preflight",
                 "result",
                 "goodput",
             )
@@ -88,6 +92,8 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
         found["failure"] = _failure(observed, report.failure)
     if report.fabric is not None:
         found["fabric"] = fabric_status(observed, report.fabric)
+    if report.preflight is not None:
+        found["preflight"] = preflight_status(observed, report.preflight)
     if report.result is not None:
         found["result"] = {key: str(report.result[key])[:size] for key, size in RESULT_FIELDS.items() if report.result.get(key)}
     return found

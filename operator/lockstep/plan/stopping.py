@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from lockstep.plan.accept import Accepted, missing_service_account
 from lockstep.plan.conditions import Reason, timestamp
+from lockstep.plan.excluded import pods_on_excluded
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating
@@ -50,6 +51,9 @@ def stopping(observed: Observed, accepted: Accepted | None, running: Frozen | No
         return Stopping(Reason.STOPPING, "spec.suspend is true")
     if overdue is not None:
         return Stopping(Reason.DEADLINE_EXCEEDED, overdue.message)
+    left_out = pods_on_excluded(observed)
+    if left_out is not None:
+        return Stopping(Reason.NODE_EXCLUDED, left_out)
     if accepted is not None and running is not None and _new_size(observed, accepted, running):
         return Stopping(Reason.RESIZING, f"from {running.nodes} to {accepted.frozen.nodes} nodes")
     if observed.replicas == 0 and any(is_terminating(pod) for pod in observed.pods):
