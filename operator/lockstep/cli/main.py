@@ -25,6 +25,7 @@ from lockstep.cli import (
     logs,
     quickstart,
     render,
+    retry,
     run,
     scale,
     suspend,
@@ -59,6 +60,7 @@ app.command("wait", rich_help_panel="A job")(get.wait)
 app.command("suspend", rich_help_panel="A job")(suspend.suspend)
 app.command("resume", rich_help_panel="A job")(suspend.resume)
 app.command("stop", rich_help_panel="A job")(suspend.stop)
+app.command("retry", rich_help_panel="A job")(retry.retry)
 app.command("scale", rich_help_panel="A job")(scale.scale)
 app.command("delete", rich_help_panel="A job")(delete.delete)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")

@@ -6,9 +6,26 @@ and nothing is lost by an operator that ends in between.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from lockstep.api.job import TrainingJob
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep_gang.contract import State, parse_run
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A start that failed, where no operator keeps a job: who goes on from it has its uid, so that attempts and history are one."""
+
+    uid: str
+    retry: int
+
+
+def retried(job: TrainingJob, earlier: Earlier) -> TrainingJob:
+    """The job as it starts again after `earlier`."""
+    restart = job.spec.restart.model_copy(update={"retry": max(earlier.retry + 1, job.spec.restart.retry)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"restart": restart})})
 
 
 def asked(observed: Observed) -> int:

@@ -20,10 +20,12 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.api.status import ConditionStatus
 from lockstep.plan.conditions import Fact, Reason, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.objects import claims
-from lockstep.plan.observed import Observed
+from lockstep.plan.observed import Observed, owner_uid
+from lockstep.plan.retry import Earlier
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, path_of
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
 from lockstep.platforms.kubernetes.logs import STAMP
+from lockstep_gang.contract import parse_run
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
 _VERDICTS = (0, 1, 75, 78)  # exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet
@@ -35,17 +37,18 @@ GONE_SECONDS = 240.0
 Say = Callable[[str], None]
 
 
-def run_in_namespace(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None) -> int:
-    """The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
+def run_in_namespace(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, *, retry: bool = False) -> int:
+    """`retry`: go on from the run of this name that ended. The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
     with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(_run(job, profile, namespace, context))
+        return asyncio.run(_run(job, profile, namespace, context, retry=retry))
     return INTERRUPTED
 
 
-async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None) -> int:
+async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, *, retry: bool) -> int:
     async with await Cluster.connect(context) as cluster:
         place = namespace or job.metadata.namespace or cluster.namespace or "default"
-        run = prepare(job, profile, place)
+        earlier = await _ended_run(cluster, job.metadata.name, place) if retry else None
+        run = prepare(job, profile, place, earlier)
         try:
             await _start(cluster, run, _print)
         except ApiError as error:
@@ -94,6 +97,19 @@ async def _start(cluster: Cluster, run: Run, say: Say) -> None:
         await cluster.delete("ConfigMap", run.namespace, run.frozen.name, made["metadata"]["uid"])
         raise
     say(f"lockstep: job {run.name} on {run.frozen.nodes} nodes in namespace {run.namespace}; Ctrl-C leaves it running")
+
+
+async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:
+    """What the run that ended was; whether it failed is on its volume, where the agents look. Raises ConfigError when there is none."""
+    selector = {"labelSelector": f"{names.LABEL_JOB}={name}"}
+    items = (await cluster.list("ConfigMap", place, selector))["items"]
+    found = next((item for item in items if item["metadata"]["name"].startswith(names.run_name(name, ""))), None)
+    if found is None or owner_uid(found) is not None:
+        raise ConfigError(
+            f"there is no run {name} without an operator in namespace {place}: start it with lockstep run -f FILE --in-namespace"
+        )
+    before = parse_run(found["data"][names.RUN_KEY])
+    return Earlier(before.job.uid, before.restart.retry)
 
 
 async def _check_service_account(cluster: Cluster, run: Run) -> None:

@@ -18,6 +18,7 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.plan.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.observed import Object
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.retry import Earlier, retried
 from lockstep.plan.storage import AGENT_VOLUME
 from lockstep_gang.contract import WhenDone, parse_run, run_text
 
@@ -40,9 +41,11 @@ class Run:
         return self.frozen.namespace
 
 
-def prepare(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
-    """Decide everything and build the agent. Raises ConfigError."""
-    resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=str(uuid.uuid4())))
+def prepare(job: TrainingJob, profile: ClusterProfile, namespace: str, earlier: Earlier | None = None) -> Run:
+    """Decide everything and build the agent; `earlier`: the failed run to go on from. Raises ConfigError."""
+    if earlier is not None:
+        job = retried(job, earlier)
+    resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
     frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None))
     return Run(resolved, _without_operator(frozen), secrets.token_hex(32), _agent())
 

@@ -16,17 +16,21 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.plan.resolve import resolve
+from lockstep.plan.retry import Earlier, retried
 from lockstep.platforms.local.agents import run_agents
 from lockstep.platforms.local.placement import LOOPBACK, check_inputs, local_defaults, local_run, run_dir
 from lockstep_gang.contract import run_text
 
 
-def run_local(job: TrainingJob, profile: ClusterProfile, root: Path) -> int:
-    """The exit code: 0 complete, 1 failed, 130 interrupted. Every call is a job of its own; checkpoints are found by the job's name.
+def run_local(job: TrainingJob, profile: ClusterProfile, root: Path, earlier: Earlier | None = None) -> int:
+    """The exit code: 0 complete, 1 failed, 130 interrupted. Every call is a job of its own, unless it goes on from an
+    `earlier` one that failed; checkpoints are found by the job's name.
 
     Raises ConfigError before anything is started when the job can't run here.
     """
-    resolved = resolve(job, profile, local_defaults(root, uid=str(uuid.uuid4())))
+    if earlier is not None:
+        job = retried(job, earlier)
+    resolved = resolve(job, profile, local_defaults(root, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
     check_inputs(resolved)
     folder = run_dir(resolved)
     with _alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
