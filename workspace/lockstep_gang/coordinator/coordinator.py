@@ -26,6 +26,7 @@ from lockstep_gang.lifecycle.hang import excused
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
 from lockstep_gang.lifecycle.losses import heard, is_asking
 from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.start import waits_for
 from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
 
@@ -231,7 +232,7 @@ class Coordinator:
     async def _say_what_is_missing(self) -> None:
         while True:
             await asyncio.sleep(WAITING_LINE_SECONDS)
-            if state_of(self.gang) is State.WAITING and not self.gang.held:
+            if waits_for(self.gang, self._now()) or (state_of(self.gang) is State.WAITING and not self.gang.held):
                 self._output.say(message_of(self.gang, self._run))
 
     async def _keep_account(self) -> None:

@@ -14,6 +14,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.preflight import ends_with_it
 from lockstep_gang.lifecycle.preflight_lines import preflight_lines
+from lockstep_gang.lifecycle.start import banner
 from lockstep_gang.lifecycle.summary import message_of, state_of
 
 
@@ -80,6 +81,7 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     if after.attempt > before.attempt:
         again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
         yield f"attempt {after.attempt} starts: {run.world_size} ranks on {run.nodes} nodes{again}"
+        yield from banner(after, run)
     stopped = after.stopped is not None and after.stopped != before.stopped
     if after.stopped is not None and stopped:
         yield after.stopped.message

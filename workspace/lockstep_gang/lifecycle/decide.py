@@ -23,6 +23,7 @@ from lockstep_gang.lifecycle.hang import hang_failure, next_deadline, noticed
 from lockstep_gang.lifecycle.hang import overdue as overdue_rank
 from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, told_to_go
 from lockstep_gang.lifecycle.progress import Hang
+from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_ranks_failure, missing_ranks, start_deadline, timed
 from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
 
 PORTS = 64
@@ -47,7 +48,7 @@ class Decision:
 
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
-    step = _next_step(with_idle_stop(accounted(gang, run, now), now), run, now)
+    step = _next_step(timed(with_idle_stop(accounted(gang, run, now), now), now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
 
@@ -68,6 +69,9 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
             return Decision(gang)
         return _ended(gang, State.FAILED, gang.failure.message)
     here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
+    if is_late(gang, run, now):
+        failure = late_nodes_failure(gang, run)
+        return _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
     if gang.held or now < gang.not_before or not here:
         return Decision(replace(gang, preflight=preflight.interrupted(gang.preflight)))
     gang = replace(gang, preflight=preflight.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
@@ -78,7 +82,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
         gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
     )
     fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now))
-    return Decision(replace(fresh, stopping=None, hang=None, dumps=(), lost=(), trainer=None, trouble=None), begin=True)
+    return Decision(replace(fresh, stopping=None, hang=None, late=(), dumps=(), lost=(), trainer=None, trouble=None), begin=True)
 
 
 def _before_the_attempt(gang: Gang, run: Run) -> Decision:
@@ -101,9 +105,9 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
     refused = refusal(gang.fabric, run)
     if refused is not None:
         return _stop(gang, StopMode.KILL, refused.message, now)
-    hang = overdue_rank(gang, run, now)
-    if hang is not None:
-        return _stop_hung(gang, run, hang, now)
+    stuck = _stuck(gang, run, now)
+    if stuck is not None:
+        return stuck
     if gang.held or any(node.leaving for node in gang.nodes):
         return _stop(gang, StopMode.SAVE, "the operator asked to stop" if gang.held else "a node was asked to stop", now)
     if _all_done(gang):
@@ -121,6 +125,15 @@ def _all_done(gang: Gang) -> bool:
 
 def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
     return Decision(replace(gang, phase=Phase.STOPPING, stopping=mode, stop_reason=reason, stop_began=now))
+
+
+def _stuck(gang: Gang, run: Run, now: float) -> Decision | None:
+    """Ranks that have not come, or don't move any more."""
+    if is_late(gang, run, now):
+        gang = replace(gang, late=tuple(missing_ranks(gang)))
+        return _stop(gang, StopMode.DUMP, late_ranks_failure(gang, run).message, now)
+    hang = overdue_rank(gang, run, now)
+    return _stop_hung(gang, run, hang, now) if hang is not None else None
 
 
 def _stop_failed(gang: Gang, run: Run, now: float) -> Decision:
@@ -185,9 +198,8 @@ def _question(gang: Gang, run: Run, node: int) -> Order | None:
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
-    hang = next_deadline(gang, run) if gang.phase is Phase.ACTIVE else None
-    if hang is not None:
-        times.append(hang)
+    waits = (next_deadline(gang, run) if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run))
+    times += [deadline for deadline in waits if deadline is not None]
     if gang.phase is Phase.WAITING and gang.not_before > now:
         times.append(gang.not_before)
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None

@@ -16,6 +16,7 @@ from lockstep_gang.lifecycle.fabric import explained, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import hang_failure, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang
+from lockstep_gang.lifecycle.start import late_ranks_failure
 
 # What gloo, NCCL and TCPStore say in a rank that lost its peer.
 _LOST_PEER = re.compile(
@@ -31,6 +32,8 @@ _EXCEPTION_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[A-Za-z_][\w]*\.)*([A-Z]\w*
 
 def first_failure(gang: Gang, run: Run) -> Failure:
     """The failure to name. By the order in which the signs came; whoever only lost a peer comes after everybody else."""
+    if gang.late:
+        return late_ranks_failure(gang, run)
     if gang.hang is not None:
         return replace(hang_failure(gang, run, gang.hang), step=gang.trainer.step if gang.trainer is not None else None)
     step = gang.trainer.step if gang.trainer is not None else None
@@ -48,8 +51,9 @@ def first_failure(gang: Gang, run: Run) -> Failure:
 
 
 def is_final(gang: Gang, run: Run) -> bool:
-    """Another attempt would end the same way: Lockstep's trainer says that its configuration is at fault, or the fabric is refused."""
-    if refusal(gang.fabric, run) is not None:
+    """Another attempt would end the same way: Lockstep's trainer says that its configuration is at fault, the fabric is
+    refused, or ranks never came."""
+    if gang.late or refusal(gang.fabric, run) is not None:
         return True
     exits = (gang.ranks[rank].exit for rank in failed_ranks(gang, run))
     return run.training is not None and any(e is not None and e.exit_code == CONFIGURATION for e in exits)

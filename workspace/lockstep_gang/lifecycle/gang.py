@@ -14,7 +14,7 @@ from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.fabric import FabricState
 from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.preflight_state import Preflight
-from lockstep_gang.lifecycle.progress import Hang, Progress
+from lockstep_gang.lifecycle.progress import Hang, Progress, Wait
 
 
 class Phase(Enum):
@@ -89,6 +89,9 @@ class Gang:
     stop_began: float = 0.0
     stopped: StopReport | None = None
     """What came of the newest stop that was asked for."""
+    wait: Wait = field(default_factory=Wait)
+    late: tuple[int, ...] = ()
+    """Ranks that had not been heard when the start's time was over, for which the attempt is stopped."""
     hang: Hang | None = None
     """Why the attempt is stopped, when it is for this."""
     dumps: tuple[Dumped, ...] = ()

@@ -107,7 +107,7 @@ def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:
     shown = blamed[0] if blamed else hang.rank
     progress, dump = gang.ranks[shown].progress, dumps.get(shown)
     limit = f" within {hang.limit_seconds} s" if hang.limit_seconds else ""
-    text = f"{_who(blamed, run, dumps)}: {progress.doing} has not ended{limit}{_seen(dump)}"
+    text = f"{_who(blamed, run, dumps)}: {progress.doing} has not ended{limit}{seen(dump)}"
     if hang.said and not blamed:
         text += f"; rank {hang.rank} says: {hang.said}"
     stacks = dump.stacks if dump is not None else None
@@ -143,7 +143,8 @@ def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
     return f"rank {names} on {where} hangs" if len(blamed) == 1 else f"ranks {names} on {where} hang"
 
 
-def _seen(dump: Dumped | None) -> str:
+def seen(dump: Dumped | None) -> str:
+    """What is to be said of it beside its progress."""
     if dump is None:
         return ""
     kernel = f", in the kernel's {dump.kernel_function}" if dump.kernel_function else ""

@@ -34,6 +34,15 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """Whom a start waits for: `nodes`, then `ranks`; empty: nobody."""
+
+    what: str = ""
+    attempt: int = 0
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
 class Hang:
     """A rank has not ended what it is in within its limit."""
 

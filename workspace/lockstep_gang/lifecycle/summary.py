@@ -7,6 +7,7 @@ from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.gang import Gang, Phase, ranks_of
+from lockstep_gang.lifecycle.start import listed_nodes, listed_ranks, missing_nodes, missing_ranks
 
 
 def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
@@ -56,8 +57,10 @@ def message_of(gang: Gang, run: Run) -> str:
         return f"{how}: {gang.stop_reason}"
     if gang.phase is Phase.WAITING:
         return _waiting_for(gang, run)
-    desired, ready = run.world_size, _ready(gang, range(run.world_size))
-    return f"{ready} of {desired} ranks have reported" if state_of(gang) is State.STARTING else f"attempt {gang.attempt} runs"
+    if state_of(gang) is not State.STARTING:
+        return f"attempt {gang.attempt} runs"
+    missing = listed_ranks(run, tuple(missing_ranks(gang)))
+    return f"{_ready(gang, range(run.world_size))} of {run.world_size} ranks have reported; waiting for {missing}"
 
 
 def _waiting_for(gang: Gang, run: Run) -> str:
@@ -65,10 +68,10 @@ def _waiting_for(gang: Gang, run: Run) -> str:
         return gang.trouble
     if gang.held:
         return gang.stopped.message if gang.stopped is not None else "stopped as asked before the first start"
-    missing = [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving]
+    missing = missing_nodes(gang)
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:
-        return f"waiting for {_listed(missing)} of {run.nodes}{after}"
+        return f"waiting for {listed_nodes(gang, run, missing)}{after}"
     checking = preflight.message_of(gang.preflight, run)
     if checking:
         return checking + after

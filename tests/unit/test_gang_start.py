@@ -1,0 +1,93 @@
+"""Whom a start waits for, for how long, and what it begins with; no process, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lockstep_gang.contract import Cause, CheckpointReport, Fact, FactType, RestartPolicy, State, Timeouts
+from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
+from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.lifecycle.facts import Facts
+from lockstep_gang.lifecycle.gang import Phase, new_gang
+from lockstep_gang.lifecycle.start import waits_for
+from unit.gang_cases import make_run
+from unit.gang_story import Story, all_stopped, hello, started
+
+ADDRESSES = ("x-0.x-headless.ns.svc", "x-1.x-headless.ns.svc")
+
+
+def waiting(**changes: Any) -> Story:
+    """Node 0 is here, node 1 isn't."""
+    story = Story(make_run(timeouts=Timeouts(start_seconds=600), **{"addresses": ADDRESSES} | changes))
+    return story.hears(0, hello(0))
+
+
+def test_a_node_that_never_comes_fails_the_job_when_the_time_is_over_and_not_before() -> None:
+    story = waiting()
+    assert story.wake_at == story.now + 600
+    assert story.waits(599).gang.phase is Phase.WAITING
+    story.waits(1)
+    assert (story.report.state, story.report.failure.cause, story.report.failure.node) == (State.FAILED, Cause.SETUP, 1)
+    assert story.report.message == "node 1 of 2: x-1 did not come within the 600 s of startTimeoutSeconds"
+    assert [type(order) for _, order in story.orders] == [Finish]
+    assert story.records == ["end"]
+
+
+def test_the_line_names_the_pod_and_what_it_waits_for() -> None:
+    story = waiting()
+    assert story.report.message == "waiting for node 1 of 2: x-1"
+    story.gang = replace(story.gang, facts=Facts((Fact(FactType.WAITING, 1, "x-1", "ImagePulling"),)))
+    assert story.report.message == "waiting for node 1 of 2: x-1 (ImagePulling)"
+    assert waiting(addresses=("127.0.0.1", "127.0.0.1")).report.message == "waiting for node 1 of 2"
+
+
+def test_a_job_that_is_held_waits_for_nobody() -> None:
+    story = waiting()
+    story.gang = replace(story.gang, held=True)
+    assert story.decide().waits(10**6).gang.phase is Phase.WAITING
+    assert waits_for(story.gang, story.now) == ""
+
+
+def test_the_time_begins_anew_once_all_nodes_were_here() -> None:
+    story = waiting(restart=RestartPolicy(3, 0)).waits(500).hears(1, hello(1)).waits(500)
+    story.hears(1, Leaving()).exits(0, 75, ordered=True).exits(1, 75, ordered=True)
+    all_stopped(story)
+    assert story.gang.phase is Phase.WAITING
+    assert story.waits(599).gang.phase is Phase.WAITING
+    assert story.waits(1).report.state is State.FAILED
+
+
+def test_ranks_that_never_report_are_written_down_and_fail_the_job_for_good() -> None:
+    story = started(training={}, timeouts=Timeouts(start_seconds=600), restart=RestartPolicy(3, 0)).reports(0, Activity(0, "Init"))
+    assert story.report.message == "1 of 2 ranks have reported; waiting for rank 1 on node 1"
+    assert story.waits(599).gang.phase is Phase.ACTIVE
+    story.waits(1)
+    assert [order.mode for _, order in story.orders if isinstance(order, Stop)] == [StopMode.DUMP] * 2
+    story.hears(1, Dumped(1, 1, state="D", kernel_function="nfs_wait", stacks="/r/1"))
+    for rank in (0, 1):
+        story.exits(rank, None, signal="SIGKILL", ordered=True)
+    all_stopped(story)
+    failure = story.report.failure
+    assert (story.report.state, failure.cause, failure.rank, failure.node, failure.stacks) == (State.FAILED, Cause.SETUP, 1, 1, "/r/1")
+    assert failure.message.startswith(
+        "rank 1 on node 1 did not report within the 600 s of startTimeoutSeconds; its process can't be interrupted"
+    )
+
+
+def test_ranks_that_have_reported_are_not_judged_by_the_start_s_time() -> None:
+    story = started(training={}, timeouts=Timeouts(start_seconds=600)).reports(0, Activity(0, "Init")).reports(1, Activity(1, "Init"))
+    assert story.waits(10**6).gang.phase is Phase.ACTIVE
+
+
+def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
+    run = make_run(addresses=ADDRESSES, gpus_per_node=4, ranks_per_node=4)
+    before = new_gang(run)
+    begun = replace(before, phase=Phase.ACTIVE, attempt=2, restarts=1, checkpoint=CheckpointReport(7, "/c/step-7.a1", "t"))
+    assert list(telling(before, begun, run)) == [
+        "attempt 2 starts: 8 ranks on 2 nodes, restart 1 of at most 0",
+        "  nodes: x-0, x-1, 4 ranks and 4 GPUs each",
+        "  fabric: not stated, taken as it is",
+        "  run: /workspace/runs/x, works in /workspace, log of what happens in /workspace/runs/x/logs",
+        "  from: the newest commit is step 7, /c/step-7.a1; the script finds its own",
+    ]

@@ -1,0 +1,111 @@
+"""The start: what is waited for and for how long, so that nodes that are there are not held for those that never come (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lockstep_gang.contract.report import Cause, Failure
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.hang import seen
+from lockstep_gang.lifecycle.progress import Wait
+
+SHOWN = 5
+
+
+def missing_nodes(gang: Gang) -> list[int]:
+    return [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving]
+
+
+def missing_ranks(gang: Gang) -> list[int]:
+    return [index for index, rank in enumerate(gang.ranks) if not rank.ready and rank.exit is None]
+
+
+def waits_for(gang: Gang, now: float) -> str:
+    """`nodes` or `ranks` while somebody is waited for, else nothing. A job that is held or backs off waits for nobody."""
+    if gang.phase is Phase.WAITING and not gang.held and now >= gang.not_before and missing_nodes(gang):
+        return "nodes"
+    return "ranks" if gang.phase is Phase.ACTIVE and missing_ranks(gang) else ""
+
+
+def timed(gang: Gang, now: float) -> Gang:
+    """The gang with the beginning of what it waits for."""
+    what = waits_for(gang, now)
+    if what == gang.wait.what and (not what or gang.wait.attempt == gang.attempt):
+        return gang
+    return replace(gang, wait=Wait(what, gang.attempt, now) if what else Wait())
+
+
+def start_deadline(gang: Gang, run: Run) -> float | None:
+    return gang.wait.since + run.timeouts.start_seconds if gang.wait.what else None
+
+
+def is_late(gang: Gang, run: Run, now: float) -> bool:
+    deadline = start_deadline(gang, run)
+    return deadline is not None and now >= deadline
+
+
+def late_nodes_failure(gang: Gang, run: Run) -> Failure:
+    missing = missing_nodes(gang)
+    after = f", after {gang.failure.message}" if gang.failure is not None else ""
+    return Failure(
+        message=f"{listed_nodes(gang, run, missing)} did not come within the {_allowed(run)}{after}"[:1000],
+        node=missing[0],
+        cause=Cause.SETUP,
+    )
+
+
+def late_ranks_failure(gang: Gang, run: Run) -> Failure:
+    """`gang.late` ranks; what was seen of the first of them before it was killed."""
+    rank = gang.late[0]
+    dump = next((dump for dump in gang.dumps if dump.rank == rank), None)
+    stacks = dump.stacks if dump is not None else None
+    where = f"; stacks of all its threads are in {stacks}" if stacks else ""
+    text = f"{listed_ranks(run, gang.late)} did not report within the {_allowed(run)}{seen(dump)}{where}"
+    return Failure(message=text[:1000], rank=rank, node=run.node_of(rank), cause=Cause.SETUP, activity="start", stacks=stacks)
+
+
+def _allowed(run: Run) -> str:
+    return f"{run.timeouts.start_seconds} s of startTimeoutSeconds"
+
+
+def listed_nodes(gang: Gang, run: Run, nodes: list[int]) -> str:
+    """`node 1 of 2: x-1 (ImagePullBackOff)`, as far as that is known."""
+    shown = ", ".join(str(node) for node in nodes[:SHOWN]) + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
+    pods = ", ".join(filter(None, (gang.facts.waiting(node) or pod_name(run, node) for node in nodes[:SHOWN])))
+    return f"node{'s' if len(nodes) > 1 else ''} {shown} of {run.nodes}" + (f": {pods}" if pods else "")
+
+
+def listed_ranks(run: Run, ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:SHOWN]) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
+    nodes = sorted({run.node_of(rank) for rank in ranks})
+    where = ", ".join(str(node) for node in nodes[:SHOWN])
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown} on node{'s' if len(nodes) > 1 else ''} {where}"
+
+
+def pod_name(run: Run, node: int) -> str:
+    """The first label of the node's address; empty where it is a number."""
+    first = run.addresses[node].split(".")[0]
+    return "" if not first or first.isdigit() or ":" in first else first
+
+
+def banner(gang: Gang, run: Run) -> Iterator[str]:
+    """What an attempt starts with, after the line that says that it does."""
+    devices = f"{run.gpus_per_node} GPUs" if run.gpus_per_node else "CPU"
+    nodes = ", ".join(filter(None, (pod_name(run, node) for node in range(min(run.nodes, SHOWN)))))
+    more = f" and {run.nodes - SHOWN} more" if nodes and run.nodes > SHOWN else ""
+    yield f"  nodes: {nodes + more or run.nodes}, {run.ranks_per_node} ranks and {devices} each"
+    yield f"  fabric: {_fabric(run)}"
+    yield f"  run: {run.run_dir}, works in {run.working_directory}, log of what happens in {run.run_dir}/logs"
+    commit = gang.checkpoint
+    known = f"the newest commit is step {commit.step}, {commit.path}" if commit is not None else "no commit of this job is known yet"
+    yield f"  from: {known}" + ("" if run.training is not None else "; the script finds its own")
+
+
+def _fabric(run: Run) -> str:
+    if run.fabric is None:
+        return "not stated, taken as it is"
+    hcas = f" on {', '.join(run.fabric.hcas)}" if run.fabric.hcas else ""
+    gloo = "; ranks without GPUs talk over gloo" if not run.gpus_per_node else ""
+    return f"asked for {run.fabric.transport}{hcas}{gloo}"
