@@ -63,7 +63,10 @@ def test_a_script_s_ranks_are_ready_when_they_run() -> None:
 
 def test_lockstep_s_trainer_is_ready_when_every_rank_was_heard() -> None:
     story = started(training={})
-    assert (story.report.state, story.report.message) == (State.STARTING, "0 of 2 ranks have reported; waiting for ranks 0, 1 on nodes 0, 1")
+    assert (story.report.state, story.report.message) == (
+        State.STARTING,
+        "0 of 2 ranks have reported; waiting for ranks 0, 1 on nodes 0, 1",
+    )
     story.reports(0, Activity(0, "Init"))
     assert story.report.nodes[0].ready_ranks == 1
     assert story.reports(1, Activity(1, "Init")).report.state is State.RUNNING
