@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +27,21 @@ def test_the_file_alone_runs_a_job(tmp_path: Path) -> None:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "[rank 0] from the zip" in ended.stdout
+
+
+def test_a_pod_that_is_told_to_go_while_its_agent_starts_goes_at_once(tmp_path: Path) -> None:
+    write_zipapp(tmp_path / "agent.pyz")
+    run = tmp_path / "run.json"
+    os.mkfifo(run)  # the agent waits in the midst of its start
+    command = [sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"), "--run", str(run), "--node", "0"]
+    ignored = lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # noqa: E731 (as the first process of a container)
+    agent = subprocess.Popen(command, preexec_fn=ignored)  # noqa: PLW1509
+    try:
+        with run.open("w"):  # returns when the agent opens it
+            agent.terminate()
+            assert agent.wait(20) == 75
+    finally:
+        agent.kill()
 
 
 def test_the_agent_imports_nothing_that_python_does_not_bring() -> None:
