@@ -44,6 +44,7 @@ class Story:
             self._record(decision)
             self.orders.extend(decision.orders)
             self.gang, self.wake_at = decision.gang, decision.wake_at
+            self.run = replace(self.run, order=self.gang.placement.order)
             if self.gang.phase is phase:
                 return self
 

@@ -107,7 +107,7 @@ def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
     async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
         body = report_body(REPORT)
         async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-            assert (reply.status, await reply.json()) == (200, {"orders": [], "facts": []})
+            assert (reply.status, await reply.json()) == (200, {"orders": [], "facts": [], "racks": []})
         kept = server.reports.of("job-uid")
         assert kept is not None
         assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")

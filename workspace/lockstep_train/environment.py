@@ -18,6 +18,7 @@ class RankEnvironment:
     local_rank: int
     local_world_size: int
     node: int
+    """The node's number, which stays when ranks are ordered otherwise at the next start: a volume of its own belongs to it."""
     nodes: int
     master_address: str
     master_port: int
@@ -51,7 +52,7 @@ def rank_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         world_size=number("WORLD_SIZE", "1"),
         local_rank=number("LOCAL_RANK", "0"),
         local_world_size=number("LOCAL_WORLD_SIZE", values.get("WORLD_SIZE", "1")),
-        node=number("GROUP_RANK", "0"),
+        node=number("LOCKSTEP_NODE", values.get("GROUP_RANK", "0")),
         nodes=number("GROUP_WORLD_SIZE", "1"),
         master_address=values.get("MASTER_ADDR", "127.0.0.1"),
         master_port=number("MASTER_PORT", "0"),

@@ -71,6 +71,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         timeouts=_timeouts(resolved.job.spec),
         storage=placement.storage,
         report=placement.report,
+        rack_grouped=placement.report is not None and resolved.profile.spec.nodes.rack_label is not None,
         save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
         training=resolved.training,
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),

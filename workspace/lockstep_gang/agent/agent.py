@@ -285,7 +285,7 @@ class Agent:
         """What is new in NCCL's logs; of gloo, which interface it takes."""
         if self._ranks is None or not self._running:
             return
-        ranks = (*self._ranks.nccl.news(), *self._gloo.news(self._known_attempt, self._node.index))
+        ranks = (*self._ranks.nccl.news(), *self._gloo.news(self._known_attempt, self._ranks.group_rank))
         if ranks:
             self.link.send(FabricSeen(self._known_attempt, ranks))
 

@@ -14,6 +14,9 @@ class Place:
     """Where on this node a rank is, and the files it and its agent share."""
 
     node: int
+    """Its number, which is its pod's."""
+    group_rank: int
+    """Its place in the order of ranks."""
     local_rank: int
     run_path: str
     report_socket: str
@@ -22,14 +25,14 @@ class Place:
 
 def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
     """The pod's own variables, over them the run's, over them torchrun's and ours."""
-    rank = place.node * run.ranks_per_node + place.local_rank
+    rank = place.group_rank * run.ranks_per_node + place.local_rank
     threads = {"OMP_NUM_THREADS": "1"} if run.ranks_per_node > 1 else {}  # as torchrun: ranks share the cores
     torchrun = {
         "RANK": rank,
         "LOCAL_RANK": place.local_rank,
         "WORLD_SIZE": run.world_size,
         "LOCAL_WORLD_SIZE": run.ranks_per_node,
-        "GROUP_RANK": place.node,
+        "GROUP_RANK": place.group_rank,
         "GROUP_WORLD_SIZE": run.nodes,
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,
@@ -43,7 +46,7 @@ def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[st
         "TORCHELASTIC_ERROR_FILE": place.error_file,
     }
     ours = {
-        "NODE_RANK": place.node,
+        "NODE_RANK": place.group_rank,
         "NNODES": run.nodes,
         "GPUS_PER_NODE": run.gpus_per_node,
         "LOCKSTEP_RUN": place.run_path,

@@ -30,12 +30,12 @@ class GlooInterface:
             environment = {**os.environ, **self._run.environment}
             self._name = await asyncio.get_running_loop().run_in_executor(None, gloo_interface, environment)
 
-    def news(self, attempt: int, node: int) -> tuple[RankFabric, ...]:
+    def news(self, attempt: int, group_rank: int) -> tuple[RankFabric, ...]:
         """Of every rank of the node, once an attempt."""
         if self._name is None or self._told_attempt == attempt:
             return ()
         self._told_attempt = attempt
-        first = node * self._run.ranks_per_node
+        first = group_rank * self._run.ranks_per_node
         return tuple(RankFabric(first + i, networks=("gloo",), interface=self._name) for i in range(self._run.ranks_per_node))
 
     def forget_told(self) -> None:

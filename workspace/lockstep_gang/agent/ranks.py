@@ -41,7 +41,8 @@ class RankProcess:
     """One rank: its process, its pipe, and what is known of it."""
 
     def __init__(self, node: Node, start: Start, local_rank: int, write: Callable[[str], None]) -> None:
-        self.rank = node.index * node.run.ranks_per_node + local_rank
+        group_rank = node.index if start.group_rank is None else start.group_rank
+        self.rank = group_rank * node.run.ranks_per_node + local_rank
         self.pid = 0
         self.pipe = -1
         self.ready = False
@@ -54,7 +55,7 @@ class RankProcess:
         self._asked = False
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
-        place = Place(node.index, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
+        place = Place(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
         inherited = {**os.environ, **offered(node.reporting, {**os.environ, **node.run.environment})}
         self._environment = rank_environment(node.run, start, place, inherited)
 
@@ -136,6 +137,11 @@ class Ranks:
             if rank.exit is None:
                 self._by_pid[rank.pid] = rank
                 asyncio.get_running_loop().add_reader(rank.pipe, self._output, rank)
+
+    @property
+    def group_rank(self) -> int:
+        """This node's place in the order of ranks."""
+        return self._ranks[0].rank // self._node.run.ranks_per_node
 
     @property
     def leaders(self) -> dict[int, RankProcess]:

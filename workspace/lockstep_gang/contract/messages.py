@@ -228,6 +228,8 @@ class Start:
     restarts: int
     master_address: str
     master_port: int
+    group_rank: int | None = None
+    """This node's place in the order of ranks; null: its number."""
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,17 @@ class Reply:
 
     orders: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
+    racks: tuple[str, ...] = ()
+    """Of node i, empty where its Node has none; (): nothing is known of racks."""
 
 
 def reply_json(reply: Reply) -> dict[str, Any]:
     """The reply's body as plain JSON values."""
-    return {"orders": [{"type": order} for order in reply.orders], "facts": [to_json(fact) for fact in reply.facts]}
+    return {
+        "orders": [{"type": order} for order in reply.orders],
+        "facts": [to_json(fact) for fact in reply.facts],
+        "racks": list(reply.racks),
+    }
 
 
 def parse_reply(body: bytes) -> Reply:
@@ -61,9 +67,10 @@ def parse_reply(body: bytes) -> Reply:
         value = json.loads(body)
         orders = tuple(str(order["type"]) for order in value["orders"])
         found = [_fact(item) for item in value.get("facts", [])]
+        racks = tuple(str(rack)[:FACT_CHARACTERS] for rack in value.get("racks", []))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ContractError(f'the reply is not {{"orders": [{{"type": …}}], …}}: {error!r}') from None
-    return Reply(orders, tuple(fact for fact in found if fact is not None))
+    return Reply(orders, tuple(fact for fact in found if fact is not None), racks)
 
 
 _TEXTS = ("pod", "reason", "message", "pod_uid", "node_name")

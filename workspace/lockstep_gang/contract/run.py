@@ -82,6 +82,10 @@ class Run:
     report: ReportTarget | None = None
     save_grace_seconds: int = 120
     """How long ranks that were asked to save and stop may take before they are killed."""
+    rack_grouped: bool = False
+    """The operator knows the nodes' racks, so its answer is worth a short wait before a start."""
+    order: tuple[int, ...] = ()
+    """Nodes in the order of their ranks; empty: by their numbers. Of one attempt, so run.json never has it."""
     training: dict[str, Any] | None = None
     """Read by Lockstep's trainer only; null for a user's script."""
     fabric: FabricAsked | None = None
@@ -97,6 +101,7 @@ class Run:
         _require(self.save_grace_seconds >= 0, "saveGraceSeconds", self.save_grace_seconds, "0 or more")
         _require(self.gpus_per_node >= 0, "gpusPerNode", self.gpus_per_node, "0 or more")
         _require(len(self.addresses) == self.nodes, "addresses", len(self.addresses), f"a list of {self.nodes}, one for every node")
+        _require(not self.order or sorted(self.order) == list(range(self.nodes)), "order", self.order, "empty, or every node once")
         _require(bool(self.command), "command", "empty", "the argument list of a rank")
         for name in ("coordinator_port", "master_port"):
             _require(1 <= getattr(self, name) <= 65535, name, getattr(self, name), "a port, 1 to 65535")
@@ -106,7 +111,16 @@ class Run:
         return self.nodes * self.ranks_per_node
 
     def node_of(self, rank: int) -> int:
-        return rank // self.ranks_per_node
+        position = rank // self.ranks_per_node
+        return self.order[position] if self.order else position
+
+    def position_of(self, node: int) -> int:
+        """torchrun's GROUP_RANK."""
+        return self.order.index(node) if self.order else node
+
+    def ranks_of(self, node: int) -> range:
+        first = self.position_of(node) * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
 
 
 def _require(holds: bool, name: str, value: object, valid: str) -> None:

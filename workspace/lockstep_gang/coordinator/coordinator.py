@@ -26,6 +26,7 @@ from lockstep_gang.lifecycle.hang import excused
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
 from lockstep_gang.lifecycle.losses import heard, is_asking
 from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.placement import with_racks
 from lockstep_gang.lifecycle.start import waits_for
 from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
@@ -114,7 +115,7 @@ class Coordinator:
 
     def _replied(self, reply: Reply) -> None:
         before = (self.gang.history, self.gang.budget)
-        self._become(heard(self.gang, reply.facts, self._now()))
+        self._become(replace(heard(self.gang, reply.facts, self._now()), placement=with_racks(self.gang.placement, reply.racks)))
         if (self.gang.history, self.gang.budget) != before:
             self._correct_records()
         for order in reply.orders:
@@ -133,6 +134,7 @@ class Coordinator:
             if not self._recorded(decision):
                 return
             before, self.gang = self.gang, decision.gang
+            self._run = replace(self._run, order=self.gang.placement.order)
             self._tell(before)
             for node, order in decision.orders:
                 self._send(node, order)

@@ -12,6 +12,7 @@ from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.placement import racks_line
 from lockstep_gang.lifecycle.preflight import ends_with_it
 from lockstep_gang.lifecycle.preflight_lines import preflight_lines
 from lockstep_gang.lifecycle.start import banner
@@ -82,6 +83,9 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
         yield f"attempt {after.attempt} starts: {run.world_size} ranks on {run.nodes} nodes{again}"
         yield from banner(after, run)
+        line = racks_line(after.placement)
+        if line is not None:
+            yield line
     stopped = after.stopped is not None and after.stopped != before.stopped
     if after.stopped is not None and stopped:
         yield after.stopped.message

@@ -22,6 +22,7 @@ from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import hang_failure, next_deadline, noticed
 from lockstep_gang.lifecycle.hang import overdue as overdue_rank
 from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, told_to_go
+from lockstep_gang.lifecycle.placement import awaited, placed
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_ranks_failure, missing_ranks, start_deadline, timed
 from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
@@ -77,6 +78,11 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     gang = replace(gang, preflight=preflight.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
     if not gang.preflight.passed or preflight.ends_with_it(run):
         return _before_the_attempt(gang, run)
+    gang = replace(gang, placement=awaited(gang.placement, run, now))
+    if gang.placement.waits_until is not None and now < gang.placement.waits_until:
+        return Decision(gang)
+    gang = replace(gang, placement=placed(gang.placement, run))
+    run = replace(run, order=gang.placement.order)
     attempt = max(gang.attempt, gang.known_attempt) + 1
     fresh = replace(
         gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
@@ -171,7 +177,7 @@ def _ended(gang: Gang, state: State, message: str) -> Decision:
 def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
     orders: list[tuple[int, Order]] = []
     for index, node in enumerate(gang.nodes):
-        order = (_order(gang, run, node) or _question(gang, run, index)) if node.connected else None
+        order = (_order(gang, run, index) or _question(gang, run, index)) if node.connected else None
         if order is not None and order != node.told:
             orders.append((index, order))
             attempt = order.attempt if isinstance(order, Start) else node.attempt
@@ -179,12 +185,14 @@ def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
     return gang, tuple(orders)
 
 
-def _order(gang: Gang, run: Run, node: Node) -> Order | None:
+def _order(gang: Gang, run: Run, index: int) -> Order | None:
     """What this node should have been told last, as things stand; None: nothing."""
+    node = gang.nodes[index]
     if gang.phase is Phase.ENDED and gang.ending is not None:
         return Finish(gang.ending.state, gang.ending.message)
     if gang.phase is Phase.ACTIVE and not told_to_start(node, gang.attempt) and node.attempt != gang.attempt:
-        return Start(gang.attempt, gang.restarts, run.addresses[0], run.master_port + (gang.attempt - 1) % PORTS)
+        place = gang.placement.order.index(index) if gang.placement.order else None
+        return Start(gang.attempt, gang.restarts, run.addresses[0], run.master_port + (gang.attempt - 1) % PORTS, place)
     if gang.phase is Phase.STOPPING and node.attempt:
         return Stop(node.attempt, gang.stopping or StopMode.KILL, gang.stop_reason)
     if gang.phase is Phase.WAITING and node.attempt:
@@ -210,4 +218,6 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
         times.append(checked)
     fabric = fabric_wake_at(gang.fabric) if gang.phase is Phase.ACTIVE else None
     times += [fabric] if fabric is not None else []
+    if gang.phase is Phase.WAITING and gang.placement.waits_until is not None and gang.placement.waits_until > now:
+        times.append(gang.placement.waits_until)
     return min(times, default=None)

@@ -13,6 +13,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.fabric import FabricState
 from lockstep_gang.lifecycle.facts import Facts
+from lockstep_gang.lifecycle.placement import Placement
 from lockstep_gang.lifecycle.preflight_state import Preflight
 from lockstep_gang.lifecycle.progress import Hang, Progress, Wait
 
@@ -111,6 +112,8 @@ class Gang:
     result: dict[str, str | None] | None = None
     goodput: Goodput = field(default_factory=Goodput)
     fabric: FabricState = field(default_factory=FabricState)
+    placement: Placement = field(default_factory=Placement)
+    """Which node has which ranks."""
     facts: Facts = field(default_factory=Facts)
     """What the operator says of the cluster."""
 
@@ -124,10 +127,6 @@ class Gang:
 def new_gang(run: Run) -> Gang:
     """Nobody is connected, nothing was ever started."""
     return Gang(nodes=(Node(),) * run.nodes, ranks=(Rank(),) * run.world_size)
-
-
-def ranks_of(run: Run, node: int) -> range:
-    return range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)
 
 
 def told_to_start(node: Node, attempt: int) -> bool:

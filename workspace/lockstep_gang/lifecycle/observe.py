@@ -31,7 +31,7 @@ from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerRepor
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.fabric import seen, training
-from lockstep_gang.lifecycle.gang import Gang, Node, Phase, ranks_of, told_to_start
+from lockstep_gang.lifecycle.gang import Gang, Node, Phase, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, stepped
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
@@ -59,7 +59,7 @@ def _of_the_attempt(
     if isinstance(message, Started):
         return _started(gang, run, node)
     if isinstance(message, Dumped):
-        return replace(gang, dumps=(*gang.dumps, message)) if message.rank in ranks_of(run, node) else gang
+        return replace(gang, dumps=(*gang.dumps, message)) if message.rank in run.ranks_of(node) else gang
     if isinstance(message, Progressed):
         for value in message.reports:
             gang = _reported(gang, run, node, rank_report_from_json(value), now)
@@ -67,7 +67,7 @@ def _of_the_attempt(
     if isinstance(message, Exited):
         return _exited(gang, run, node, message.exit)
     if isinstance(message, FabricSeen):
-        return replace(gang, fabric=seen(gang.fabric, run, message.ranks, ranks_of(run, node), now))
+        return replace(gang, fabric=seen(gang.fabric, run, message.ranks, run.ranks_of(node), now))
     return _reported(gang, run, node, rank_report_from_json(message.report), now)
 
 
@@ -87,7 +87,7 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     if hello.known_attempt == gang.attempt:
         for state in hello.ranks:
             gang = _caught_up(gang, run, node, state, now)
-    unfinished = any(gang.ranks[rank].exit is None for rank in ranks_of(run, node))
+    unfinished = any(gang.ranks[rank].exit is None for rank in run.ranks_of(node))
     forgot = not same and (before.attempt == gang.attempt or told_to_start(before, gang.attempt))
     stopped = hello.known_attempt >= gang.attempt and hello.attempt != gang.attempt
     if unfinished and (forgot or stopped):
@@ -97,7 +97,7 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
 
 def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) -> Gang:
     """What it said of its progress while it was away is lost, so its time counts from here."""
-    if state.rank not in ranks_of(run, node):
+    if state.rank not in run.ranks_of(node):
         return gang
     rank = gang.ranks[state.rank]
     if rank.progress.heard_at:
@@ -110,13 +110,13 @@ def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) ->
 def _started(gang: Gang, run: Run, node: int) -> Gang:
     if run.training is not None:
         return gang  # Lockstep's trainer says itself when it is there
-    for rank in ranks_of(run, node):
+    for rank in run.ranks_of(node):
         gang = gang.with_rank(rank, replace(gang.ranks[rank], ready=True))
     return gang
 
 
 def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:
-    if exit_.rank not in ranks_of(run, node) or gang.ranks[exit_.rank].exit is not None:
+    if exit_.rank not in run.ranks_of(node) or gang.ranks[exit_.rank].exit is not None:
         return gang
     gang, sign = _sign(gang, exit_.rank)
     rank = gang.ranks[exit_.rank]
@@ -129,7 +129,7 @@ def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
 
 
 def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -> Gang:
-    if report.rank not in ranks_of(run, node):
+    if report.rank not in run.ranks_of(node):
         return gang
     rank = gang.ranks[report.rank]
     gang = gang.with_rank(report.rank, replace(rank, ready=True, progress=told(rank.progress, report, now)))

@@ -9,7 +9,7 @@ from lockstep_gang.contract.messages import RankExit
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.lifecycle.budget import stamp
-from lockstep_gang.lifecycle.gang import Gang, Phase, ranks_of
+from lockstep_gang.lifecycle.gang import Gang, Phase
 
 LISTED = 5
 SAME_MOMENT_SECONDS = 1.0
@@ -63,7 +63,7 @@ def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
     silent = [
         index
         for index, node in enumerate(gang.nodes)
-        if not node.connected and any(gang.ranks[r].exit is None for r in ranks_of(run, index))
+        if not node.connected and any(gang.ranks[r].exit is None for r in run.ranks_of(index))
     ]
     if silent:
         return f"node {silent[0]} was gone before it said how its ranks ended"

@@ -6,7 +6,7 @@ from lockstep_gang.contract.messages import StopMode
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import preflight
-from lockstep_gang.lifecycle.gang import Gang, Phase, ranks_of
+from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.start import listed_nodes, listed_ranks, missing_nodes, missing_ranks
 
 
@@ -21,7 +21,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         restarts=gang.restarts,
         state=state,
         message=message_of(gang, run),
-        nodes=tuple(NodeReport(index, node.connected, _ready(gang, ranks_of(run, index))) for index, node in enumerate(gang.nodes)),
+        nodes=tuple(NodeReport(index, node.connected, _ready(gang, run.ranks_of(index))) for index, node in enumerate(gang.nodes)),
         ranks=RankCount(run.world_size, _ready(gang, range(run.world_size))),
         trainer=gang.trainer,
         checkpoint=gang.checkpoint,

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from lockstep.plan.facts import facts_of
 from lockstep.plan.observed import ReceivedReport
+from lockstep.plan.racks import racks_of
 from lockstep.platforms.kubernetes.authenticate import Refusal, ReviewToken, bearer_of, check_node_zero, check_signature
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError
@@ -121,7 +122,8 @@ class ReportServer:
         self.heard(key)
         observed = self.inventory.observed(key)
         facts = () if observed is None else facts_of(observed, self.losses.of(key))
-        return web.json_response(reply_json(Reply(facts=facts)))
+        racks = () if observed is None else racks_of(observed, len(report.nodes))
+        return web.json_response(reply_json(Reply(facts=facts, racks=racks)))
 
 
 def _elsewhere(leader: str | None) -> web.Response:

@@ -1,0 +1,36 @@
+"""The racks of a job's nodes, from the label that its profile names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.plan.observed import Observed
+from lockstep.plan.racks import racks_of
+from unit.test_reconcile import PROFILE, pod, report, settled
+
+
+def on_racks(label: str | None = "example.com/rack", **labels: str) -> Observed:
+    """Two pods on node-0 and node-1, with these racks."""
+    nodes = tuple({"metadata": {"name": name.replace("_", "-"), "labels": {"example.com/rack": rack}}} for name, rack in labels.items())
+    spec = {**PROFILE["spec"], "nodes": {"rackLabel": label} if label else {}}
+    return replace(settled(report()), profiles=({**PROFILE, "spec": spec},), nodes=nodes)
+
+
+def test_racks_are_those_of_the_nodes_that_the_pods_are_on() -> None:
+    assert racks_of(on_racks(node_0="b", node_1="a", other="c"), 2) == ("b", "a")
+
+
+def test_a_node_without_the_label_has_no_rack() -> None:
+    assert racks_of(on_racks(node_0="b"), 2) == ("b", "")
+
+
+@pytest.mark.parametrize("unknown", ["label", "node", "pod"])
+def test_nothing_is_said_before_everything_is_known(unknown: str) -> None:
+    observed = on_racks(None if unknown == "label" else "example.com/rack", node_0="b", node_1="a")
+    if unknown == "node":
+        observed = replace(observed, pods=(pod(0), {**pod(1), "spec": {}}))
+    if unknown == "pod":
+        observed = replace(observed, pods=(pod(0),))
+    assert racks_of(observed, 2) == ()
