@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,6 +12,8 @@ import yaml
 from lockstep.api.errors import ConfigError
 from lockstep.cli import target
 from lockstep.cli.deploy import Mode, deploy, planned
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.install import monitoring_objects, without_unknown_kinds
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -67,3 +71,31 @@ def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="the embedded cluster is not up: `make cluster-up`"):
         target.use_embedded_cluster("local", None)
     assert target.use_embedded_cluster("barcelona", None) is False
+
+
+def test_monitoring_is_sent_only_when_asked_for() -> None:
+    plain, watched = (planned("local", Mode.TCP, monitoring=monitoring).objects for monitoring in (False, True))
+    assert watched[: len(plain)] == plain
+    kinds = {item["kind"] for item in watched[len(plain) :]}
+    assert kinds >= {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_kinds_that_the_cluster_does_not_know_are_left_out_and_said(there: bool) -> None:
+    class Crds(Cluster):
+        def __init__(self) -> None:
+            pass
+
+        async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
+            assert (kind, namespace) == ("CustomResourceDefinition", None)
+            return {} if there else None
+
+    said: list[str] = []
+    objects = monitoring_objects(CHECKOUT / "manifests")
+    found = asyncio.run(without_unknown_kinds(Crds(), objects, said.append))
+    left_out = [item["kind"] for item in objects if item not in found]
+    assert left_out == ([] if there else ["ServiceMonitor", "PrometheusRule"])
+    assert said == ([] if there else [
+        "left out ServiceMonitor lockstep-operator: this cluster has no CRD servicemonitors.monitoring.coreos.com",
+        "left out PrometheusRule lockstep: this cluster has no CRD prometheusrules.monitoring.coreos.com",
+    ])  # fmt: skip

@@ -51,6 +51,9 @@ def deploy(
     mode: Annotated[Mode, typer.Option(case_sensitive=False, help="What jobs that don't say use between nodes.")] = Mode.AUTO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it; needs no cluster.")] = False,
     image: ImageOption = None,
+    monitoring: Annotated[
+        bool, typer.Option("--monitoring", help="Also the ServiceMonitor, alert rules and dashboard, where the cluster has their CRDs.")
+    ] = False,
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
@@ -61,9 +64,9 @@ def deploy(
     if dry_run:
         from lockstep.api.yamltext import dump_all_yaml
 
-        print(dump_all_yaml(planned(cluster, mode, image).objects), end="")
+        print(dump_all_yaml(planned(cluster, mode, image, monitoring=monitoring).objects), end="")
         return
-    done = install_cluster(cluster, mode, context, print, image, force)
+    done = install_cluster(cluster, mode, context, print, image, force, monitoring)
     namespace = done.cluster.cluster.namespace
     if done.profile.spec.security.requires_privileged_scc:
         account = done.profile.spec.security.service_account
@@ -75,7 +78,7 @@ def deploy(
     print(f"Ready. Next: kubectl apply -n {namespace} -f manifests/samples/trainingjob.yaml; kubectl get tj -n {namespace} -w")
 
 
-def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = "") -> Deployment:
+def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False) -> Deployment:
     """What `deploy` would send. Reads files only.
 
     Raises:
@@ -83,13 +86,14 @@ def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = 
     """
     from lockstep.cli.paths import checkout
     from lockstep.cli.target import load
-    from lockstep.platforms.kubernetes.install import operator_objects
+    from lockstep.platforms.kubernetes.install import monitoring_objects, operator_objects
 
     found = load(cluster)
     profile = _with_mode(found, mode)
     chosen = image or (profile.spec.image if profile.spec.pod.volumes else None) or OPERATOR_IMAGE
     objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=checkout() / "manifests", revision=revision)
-    return Deployment(found, profile, objects)
+    more = monitoring_objects(checkout() / "manifests") if monitoring else []
+    return Deployment(found, profile, [*objects, *more])
 
 
 def _with_mode(found: ClusterFile, mode: Mode) -> ClusterProfile:
@@ -104,7 +108,13 @@ def _with_mode(found: ClusterFile, mode: Mode) -> ClusterProfile:
 
 
 def install_cluster(
-    cluster: str, mode: Mode, context: str | None, say: Callable[[str], None], image: str | None = None, force: bool = False
+    cluster: str,
+    mode: Mode,
+    context: str | None,
+    say: Callable[[str], None],
+    image: str | None = None,
+    force: bool = False,
+    monitoring: bool = False,
 ) -> Deployment:
     """Send everything and wait until the operator is ready.
 
@@ -113,15 +123,15 @@ def install_cluster(
     """
     from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.install import install
+    from lockstep.platforms.kubernetes.install import install, without_unknown_kinds
 
     embedded = use_embedded_cluster(cluster, context)
-    plan = planned(cluster, mode, image, revision=_publish() if embedded else "")
+    plan = planned(cluster, mode, image, revision=_publish() if embedded else "", monitoring=monitoring)
     refuse_other_cluster(plan.cluster, context, force)
 
     async def send() -> None:
         async with await Cluster.connect(context) as connection:
-            await install(connection, plan.objects, say)
+            await install(connection, await without_unknown_kinds(connection, plan.objects, say), say)
 
     asyncio.run(send())
     return plan
@@ -142,15 +152,15 @@ def clean(cluster: ClusterArgument, force: ForceOption = False, context: Context
     """
     from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.install import uninstall
+    from lockstep.platforms.kubernetes.install import uninstall, without_unknown_kinds
 
     use_embedded_cluster(cluster, context)
-    plan = planned(cluster, Mode.AUTO)
+    plan = planned(cluster, Mode.AUTO, monitoring=True)
     refuse_other_cluster(plan.cluster, context, force)
 
     async def remove() -> None:
         async with await Cluster.connect(context) as connection:
-            await uninstall(connection, plan.objects, print)
+            await uninstall(connection, await without_unknown_kinds(connection, plan.objects, lambda line: None), print)
 
     asyncio.run(remove())
 

@@ -53,7 +53,7 @@ MAY = [
     ("update", "trainingjobs.lockstep.dev/finalizers"), ("create", "statefulsets.apps"), ("delete", "statefulsets.apps"),
     ("create", "secrets"), ("get", "secrets"), ("create", "persistentvolumeclaims"), ("delete", "configmaps"), ("list", "nodes"),
     ("watch", "pods"), ("delete", "pods"), ("create", "events"), ("delete", "trainingjobs.lockstep.dev"),
-    ("create", "tokenreviews.authentication.k8s.io"), ("patch", "networkpolicies.networking.k8s.io"),
+    ("create", "tokenreviews.authentication.k8s.io"), ("create", "subjectaccessreviews.authorization.k8s.io"), ("patch", "networkpolicies.networking.k8s.io"),
 ]  # fmt: skip
 MAY_NOT = [
     ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"), ("delete", "secrets"), ("update", "secrets"), ("create", "pods"),

@@ -57,6 +57,9 @@ KINDS: Mapping[str, Kind] = {
     "StorageClass": Kind("storage.k8s.io/v1", "storageclasses", False),
     "NetworkAttachmentDefinition": Kind("k8s.cni.cncf.io/v1", "network-attachment-definitions"),
     "SelfSubjectAccessReview": Kind("authorization.k8s.io/v1", "selfsubjectaccessreviews", False),
+    "SubjectAccessReview": Kind("authorization.k8s.io/v1", "subjectaccessreviews", False),
+    "ServiceMonitor": Kind("monitoring.coreos.com/v1", "servicemonitors"),
+    "PrometheusRule": Kind("monitoring.coreos.com/v1", "prometheusrules"),
     "TokenReview": Kind("authentication.k8s.io/v1", "tokenreviews", False),
     "TrainingJob": Kind("lockstep.dev/v1alpha1", "trainingjobs"),
     "ClusterProfile": Kind("lockstep.dev/v1alpha1", "clusterprofiles", False),
@@ -97,11 +100,14 @@ class Cluster:
         self.namespace = namespace
         """The namespace that the kubeconfig's context names."""
         self._check: Callable[[], None] = lambda: None
+        self.requested: Callable[[str, str, int], None] = lambda method, path, code: None
+        """Told of every request, with 0 for a server that could not be reached."""
 
     def fenced(self, check: Callable[[], None]) -> Cluster:
         """The same connection, where `check` is called before everything that isn't a GET, and may raise."""
         fenced = Cluster(self._api, self.namespace)
         fenced._check = check
+        fenced.requested = self.requested
         return fenced
 
     @property
@@ -142,8 +148,13 @@ class Cluster:
         url = f"{path}?{urlencode(query)}" if query else path
         headers = {"Content-Type": content_type, "Accept": JSON}
         sent = await self._api.param_serialize(method, url, header_params=headers, body=None, auth_settings=["BearerToken"])
-        with _reaching():
-            response = await self._api.call_api(sent[0], sent[1], header_params=sent[2], body=body, _request_timeout=seconds)
+        code = 0
+        try:
+            with _reaching():
+                response = await self._api.call_api(sent[0], sent[1], header_params=sent[2], body=body, _request_timeout=seconds)
+            code = response.status
+        finally:
+            self.requested(method, path, code)
         if response.status >= 400:
             raise _error(response.status, await response.read())
         return response

@@ -22,7 +22,7 @@ from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
-from lockstep.platforms.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.cluster import CONFLICT, KINDS, NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.secrets import KEY_SECRET, TLS_SECRET
 
 Say = Callable[[str], None]
@@ -32,6 +32,7 @@ GONE_SECONDS = 120.0
 RDMA_ROLE = "lockstep-rdma"
 ANNOTATION_REVISION = "lockstep.dev/revision"
 CLAIM = "PersistentVolumeClaim"
+MONITORING_GROUP = "monitoring.coreos.com"
 
 
 class InstallError(Failed):
@@ -68,6 +69,24 @@ def operator_objects(
     claims = [_claim(volume, place["metadata"]["name"]) for place in spaces for volume in profile.spec.pod.volumes if volume.storage_class]
     rest = [item for item in operator if item["kind"] != "Namespace"]
     return [*crds, *spaces, *claims, _profile_object(profile, default_profile), *_for_jobs(profile, namespace), *rest]
+
+
+def monitoring_objects(manifests: Path) -> list[Object]:
+    """What lets Prometheus and Grafana see the operator."""
+    return kustomized(manifests / "monitoring")
+
+
+async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
+    """Without objects of the Prometheus operator where its CRDs are missing."""
+    found = []
+    for item in objects:
+        group, _, _ = item["apiVersion"].rpartition("/")
+        crd = f"{KINDS[item['kind']].plural}.{group}"
+        if group == MONITORING_GROUP and await cluster.get("CustomResourceDefinition", None, crd) is None:
+            say(f"left out {item['kind']} {item['metadata']['name']}: this cluster has no CRD {crd}")
+        else:
+            found.append(item)
+    return found
 
 
 def _namespace(name: str) -> Object:

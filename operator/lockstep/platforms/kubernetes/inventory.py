@@ -155,6 +155,10 @@ class Inventory:
     def jobs(self) -> list[Key]:
         return list(self._objects["TrainingJob"])
 
+    def job_objects(self) -> list[Object]:
+        """The TrainingJobs themselves, as they are stored."""
+        return list(self._objects["TrainingJob"].values())
+
     def observed(self, key: Key) -> Observed | None:
         """All that is known about one job; None when there is no such job."""
         job = self._objects["TrainingJob"].get(key)

@@ -27,6 +27,7 @@ from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, job_of
 from lockstep.platforms.kubernetes.login import connection
+from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
@@ -49,6 +50,8 @@ class Settings:
     pod: str = OPERATOR_NAME
     """This replica's name in the election."""
     pod_ip: str = ""
+    metrics_port: int = 0
+    """0: none."""
     webhooks: bool = True
     """Whether spec.notify is obeyed: the operator itself makes these calls."""
 
@@ -67,6 +70,7 @@ class Settings:
             port=int(environment.get("LOCKSTEP_REPORT_PORT", "8443")),
             pod=environment.get("LOCKSTEP_POD", OPERATOR_NAME),
             pod_ip=environment.get("LOCKSTEP_POD_IP", ""),
+            metrics_port=int(environment.get("LOCKSTEP_METRICS_PORT", "8444")),
             webhooks=environment.get("LOCKSTEP_WEBHOOKS", "On") != "Off",
         )
 
@@ -81,6 +85,7 @@ class Operator:
     tls: Certificates
     inventory: Inventory = field(default_factory=Inventory)
     standing: Callable[[], Standing] = Standing
+    metrics: Metrics = field(default_factory=Metrics)
     synced: bool = False
 
     def __post_init__(self) -> None:
@@ -88,6 +93,8 @@ class Operator:
         self.executor = Executor(self.cluster, self.written)
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
         self.server = ReportServer(self.master, token_reviewer(self.cluster), self.inventory, self.queue.mark, self.standing)
+        leads, depth = lambda: self.standing().leads, lambda: self.queue.depth
+        self.metrics.registry.register(Jobs(leads, self.inventory.job_objects, self.server.reports.time, depth))
 
     def observe(self, kind: str, item: dict[str, Any], *, deleted: bool) -> None:
         if kind == "Pod" and (job := job_of(item)):
@@ -102,6 +109,10 @@ class Operator:
 
     async def work(self, key: Key) -> float | None:
         """Reconcile one job; seconds until it should be looked at again."""
+        with self.metrics.reconciling():
+            return await self._reconcile(key)
+
+    async def _reconcile(self, key: Key) -> float | None:
         observed = self.inventory.observed(key)
         if observed is None:
             self.server.losses.forget(key)
@@ -112,6 +123,7 @@ class Operator:
             observed = self.inventory.observed(key) or observed
         observed = replace(observed, delivery=self.notifier.delivery(observed.uid))
         self.notifier.look(observed)
+        self.metrics.count(observed, observed.status)
         context = self._context(observed.uid)
         received = self.server.reports.of(observed.uid)
         plan = reconcile(observed, received, context, time.time())
@@ -127,6 +139,7 @@ class Operator:
                 if error.status in (404, 409):  # deleted or replaced meanwhile: its event comes
                     return plan.again_seconds
                 raise
+            self.metrics.count(observed, plan.status)
             await self.executor.tell(observed, plan.events, time.time())
         return OBSTACLE_SECONDS if obstacle is not None else plan.again_seconds
 
@@ -146,6 +159,7 @@ class Operator:
         self.server.reports.forget(uids)
         self.executor.forget(uids)
         self.notifier.forget(uids)
+        self.metrics.forget(uids)
         for key in jobs:
             self.queue.mark(key)
 

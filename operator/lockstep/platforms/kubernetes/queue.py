@@ -38,6 +38,11 @@ class WorkQueue:
             self._waiting.add(key)
             self._ready.put_nowait(key)
 
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._waiting)
+
     def mark_later(self, key: Key, seconds: float) -> None:
         """As `mark`, after a while; an earlier mark or timer of the key is enough."""
         when = asyncio.get_running_loop().time() + seconds

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from lockstep.api.names import OPERATOR_NAME
 from lockstep.platforms.kubernetes.certificate import Certificates, service_names
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.lease import Lease, LeaseLost
+from lockstep.platforms.kubernetes.metrics import Metrics
+from lockstep.platforms.kubernetes.metrics_server import MetricsServer
 from lockstep.platforms.kubernetes.operator import Operator, Settings
 from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, serving, tls_context
 from lockstep.platforms.kubernetes.secrets import certificates, master_key
@@ -36,7 +39,10 @@ class Replica:
         self._cluster = cluster
         self._settings = settings
         self._lease = Lease(cluster, settings.namespace, settings.pod, settings.address)
-        self._operator = Operator(cluster.fenced(self._lease.check), settings, master, tls, standing=self._standing)
+        metrics = Metrics()
+        cluster.requested = metrics.requested
+        self._metrics = MetricsServer(cluster, metrics.registry)
+        self._operator = Operator(cluster.fenced(self._lease.check), settings, master, tls, standing=self._standing, metrics=metrics)
         self._tls_context = tls_context(tls)
 
     def _standing(self) -> Standing:
@@ -45,7 +51,12 @@ class Replica:
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Until `stop`, which SIGTERM and SIGINT set. Raises LeaseLost, and whatever ended the work."""
-        async with serving(self._operator.server.application(), "", self._settings.port, self._tls_context) as port:
+        async with AsyncExitStack() as stack:
+            reports = serving(self._operator.server.application(), "", self._settings.port, self._tls_context)
+            port = await stack.enter_async_context(reports)
+            if self._settings.metrics_port:
+                metrics = serving(self._metrics.application(), "", self._settings.metrics_port, self._tls_context)
+                await stack.enter_async_context(metrics)
             ready(port)
             await first_of(stop.wait(), self._lead(stop), self._renew_certificate())
 

@@ -40,6 +40,11 @@ class Reports:
     def of(self, uid: str) -> ReceivedReport | None:
         return self._newest.get(uid)
 
+    def time(self, uid: str) -> float | None:
+        """When the newest one came, seconds since the epoch."""
+        known = self._newest.get(uid)
+        return None if known is None else known.received
+
     def sequence(self, uid: str) -> int:
         known = self._newest.get(uid)
         return -1 if known is None else known.report.sequence

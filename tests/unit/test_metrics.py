@@ -1,0 +1,223 @@
+"""What the operator's metrics say, who may read them, and that nothing is counted twice or lost over a change of the leader."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.parser import text_string_to_metric_families
+
+from lockstep.plan.measures import FINISHED, GOODPUT, LOST_GPU, RESTARTS, STATES, Counted, Growth, counted, growth, state
+from lockstep.plan.observed import Object, Observed
+from lockstep.platforms.kubernetes import metrics as module
+from lockstep.platforms.kubernetes.cluster import ApiError
+from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
+from lockstep.platforms.kubernetes.metrics_server import MetricsServer
+from unit.test_reconcile import NOW, fresh
+
+RESTART = {"attempt": 1, "cause": "Hang", "message": "m", "lostSteps": 1}
+
+
+def status(train: int = 0, gpu: int = 0, end: str = "", restarts: list[Object] | None = None, **fields: Any) -> Object:
+    goodput: Object = {
+        "percentage": 50,
+        "trainSeconds": train,
+        "losses": [{"cause": "Hang", "seconds": gpu // 8, "gpuSeconds": gpu}] if gpu else [],
+    }
+    conditions = [{"type": end, "status": "True", "reason": end}] if end else []
+    return {"goodput": goodput, "conditions": conditions, "restartHistory": restarts or [], "profile": {"name": "p"}, **fields}
+
+
+def job(name: str = "x", found: Object | None = None, uid: str = "u") -> Observed:
+    observed = fresh()
+    metadata = {**observed.job["metadata"], "name": name, "uid": uid, "creationTimestamp": f"2027-01-01T00:00:{len(name):02}Z"}
+    return replace(observed, job={**observed.job, "metadata": metadata, "status": found or status()})
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    found = metrics.registry.get_sample_value(name, {"job_namespace": "ns", "profile": "p", **labels})
+    return None if found is None else float(found)
+
+
+def test_growth_is_what_is_new_since_it_was_counted() -> None:
+    known = counted(status(train=10, gpu=80))
+    known, more = growth(known, status(train=25, gpu=160, restarts=[RESTART], end="Failed"))
+    assert set(more) == {
+        Growth(GOODPUT, "train", 15),
+        Growth("lost", "Hang", 10),
+        Growth(LOST_GPU, "Hang", 80),
+        Growth(RESTARTS, "Hang", 1),
+        Growth(FINISHED, "Failed", 1),
+    }
+    assert growth(known, status(train=25, gpu=160, restarts=[RESTART], end="Failed")) == (known, ())
+
+
+def test_a_total_that_went_back_is_counted_only_once_it_is_beyond() -> None:
+    known, more = growth(counted(status(train=10)), status(train=8))
+    assert more == ()
+    assert growth(known, status(train=13))[1] == (Growth(GOODPUT, "train", 3),)
+
+
+def test_a_second_end_after_a_retry_is_another_end() -> None:
+    known, first = growth(Counted(), status(end="Failed"))
+    known, going = growth(known, status(retry=1))
+    known, second = growth(known, status(end="Failed", retry=1))
+    assert ([more.counter for more in first], going, [more.counter for more in second]) == ([FINISHED], (), [FINISHED])
+
+
+def test_nothing_is_lost_or_counted_twice_when_another_replica_takes_over() -> None:
+    first, second = Metrics(), Metrics()
+    first.count(job(found={}), {})
+    for train in (10, 40, 40):
+        first.count(job(), status(train=train))
+    second.count(job(), status(train=40))  # what is stored when it takes over
+    second.count(job(), status(train=55, restarts=[RESTART]))
+    second.count(job(), status(train=55, restarts=[RESTART]))
+    name, labels = "lockstep_goodput_seconds_total", {"kind": "train"}
+    assert (value(first, name, **labels), value(second, name, **labels)) == (40, 15)
+    assert (value(first, "lockstep_restarts_total", cause="Hang"), value(second, "lockstep_restarts_total", cause="Hang")) == (0, 1)
+
+
+def test_counters_begin_at_zero_so_that_the_first_failure_is_an_increase() -> None:
+    metrics = Metrics()
+    metrics.count(job(), status())
+    assert value(metrics, "lockstep_restarts_total", cause="OutOfMemory") == 0
+    assert value(metrics, "lockstep_jobs_finished_total", outcome="Failed") == 0
+
+
+def test_a_deleted_job_takes_nothing_back() -> None:
+    metrics = Metrics()
+    metrics.count(job(found={}), {})
+    metrics.count(job(), status(train=30))
+    metrics.forget(set())
+    assert value(metrics, "lockstep_goodput_seconds_total", kind="train") == 30
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({}, "Waiting"),
+        ({"Progressing": ("True", "Running")}, "Running"),
+        ({"Progressing": ("False", "Unschedulable")}, "Waiting"),
+        ({"Progressing": ("Unknown", "NoReport")}, "Silent"),
+        ({"Progressing": ("True", "Resizing")}, "Stopping"),
+        ({"Progressing": ("False", "Suspended"), "Suspended": ("True", "Suspended")}, "Suspended"),
+        ({"Progressing": ("False", "Failed"), "Failed": ("True", "RanksFailed")}, "Failed"),
+    ],
+)
+def test_a_job_is_in_exactly_one_state(conditions: dict[str, tuple[str, str]], expected: str) -> None:
+    found = {"conditions": [{"type": kind, "status": s, "reason": r} for kind, (s, r) in conditions.items()]}
+    assert state(found) == expected
+    assert expected in STATES
+
+
+def shown(jobs: list[Observed], *, leads: bool = True, heard: float | None = None) -> dict[str, list[tuple[dict[str, str], float]]]:
+    collector = Jobs(lambda: leads, lambda: [each.job for each in jobs], lambda uid: heard, lambda: 3)
+    return {family.name: [(sample.labels, sample.value) for sample in family.samples] for family in collector.collect()}
+
+
+def test_a_running_job_has_series_of_its_own_and_a_finished_one_none() -> None:
+    found = status(
+        trainer={"step": 7, "totalSteps": 70, "metrics": [{"name": "saveSeconds", "value": "1.5"}, {"name": "loss", "value": "2"}]},
+        checkpoint={"lastCommittedStep": 5, "lastCommitTime": "2020-01-01T00:00:00Z"}, preflight={"ok": True},
+    )  # fmt: skip
+    found["conditions"] = [
+        {"type": "Progressing", "status": "True", "reason": "Running"},
+        {"type": "FabricVerified", "status": "False", "reason": "Degraded"},
+    ]
+    series = shown([job("a", found), job("b", status(end="Complete"))])
+    labels = {"job_namespace": "ns", "job_name": "a"}
+    expected = {
+        "running": 1,
+        "step": 7,
+        "total_steps": 70,
+        "checkpoint_step": 5,
+        "checkpoint_commit_seconds": 1.5,
+        "fabric_verified": 0,
+        "preflight_ok": 1,
+    }
+    for name, number in expected.items():
+        assert series[f"lockstep_job_{name}"] == [(labels, number)], name
+    assert series["lockstep_job_checkpoint_age_seconds"][0][1] > 1e8
+    assert series["lockstep_job_straggling"] == []
+    by_state = {sample[0]["state"]: sample[1] for sample in series["lockstep_jobs"]}
+    assert by_state == dict.fromkeys(STATES, 0) | {"Running": 1, "Complete": 1}
+
+
+def test_the_oldest_jobs_have_series_and_the_others_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JOBS_WITH_SERIES", 2)
+    series = shown([job("aaa"), job("a"), job("aa")])
+    assert [labels["job_name"] for labels, _ in series["lockstep_job_running"]] == ["a", "aa"]
+    assert series["lockstep_jobs_without_series"] == [({}, 1)]
+
+
+def test_a_follower_shows_that_it_follows_and_no_job() -> None:
+    series = shown([job("a")], leads=False)
+    assert series["lockstep_operator_leader"] == [({}, 0)]
+    assert (series["lockstep_jobs"], series["lockstep_job_running"]) == ([], [])
+
+
+def test_requests_are_counted_by_resource_whatever_their_names() -> None:
+    metrics = Metrics()
+    for path in ("/api/v1/namespaces/ns/pods?limit=5", "/apis/lockstep.dev/v1alpha1/namespaces/ns/trainingjobs/x/status", "/version"):
+        metrics.requested("GET", path, 200)
+    for resource in ("pods", "trainingjobs", "other"):
+        assert metrics.registry.get_sample_value("lockstep_api_requests_total", {"verb": "GET", "resource": resource, "code": "200"}) == 1
+
+
+class Reviewer:
+    """An API server that knows one token of an account that may, and one of another."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def request(self, method: str, path: str, body: Any) -> Object:
+        self.asked.append(path.rsplit("/", 1)[1])
+        if body["spec"].get("token") == "away":
+            raise ApiError(500, "InternalError", "away")
+        if path.endswith("tokenreviews"):
+            name = {"reader": "reader", "other": "other"}.get(body["spec"]["token"])
+            return {"status": {"authenticated": name is not None, "user": {"username": name, "groups": ["g"]}}}
+        assert body["spec"]["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
+        return {"status": {"allowed": body["spec"]["user"] == "reader"}}
+
+
+def scrape(*headers: dict[str, str]) -> tuple[list[int], list[str], list[str]]:
+    async def run() -> tuple[list[int], list[str], list[str]]:
+        registry, reviewer = CollectorRegistry(), Reviewer()
+        Gauge("lockstep_test", "A test's.", registry=registry).set(4)
+        server = MetricsServer(reviewer, registry)  # type: ignore[arg-type]
+        codes, texts = list[int](), list[str]()
+        async with TestClient(TestServer(server.application())) as client:
+            for each in headers:
+                async with client.get("/metrics", headers=each) as reply:
+                    codes.append(reply.status)
+                    texts.append(await reply.text())
+        return codes, texts, reviewer.asked
+
+    return asyncio.run(run())
+
+
+def test_only_who_may_get_metrics_sees_them() -> None:
+    tokens = ("reader", "other", "nobody", "away")
+    basic = {"Authorization": "Basic " + b64encode(b"a:b").decode()}
+    codes, texts, _ = scrape({}, basic, *({"Authorization": f"Bearer {token}"} for token in tokens))
+    assert codes == [401, 401, 200, 403, 401, 503]
+    assert [family.name for family in text_string_to_metric_families(texts[2])] == ["lockstep_test"]
+    assert not any("lockstep_test" in text for text in (*texts[:2], *texts[3:]))
+
+
+def test_a_token_is_asked_about_once_a_minute() -> None:
+    reader = {"Authorization": "Bearer reader"}
+    codes, _, asked = scrape(reader, reader, {**reader, "Accept": "application/openmetrics-text; version=1.0.0"})
+    assert codes == [200, 200, 200]
+    assert asked == ["tokenreviews", "subjectaccessreviews"]
+
+
+def test_an_age_is_never_negative() -> None:
+    assert shown([job("a")], heard=NOW * 10)["lockstep_job_report_age_seconds"][0][1] == 0
