@@ -78,7 +78,10 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     gang = replace(gang, preflight=preflight.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
     if not gang.preflight.passed or preflight.ends_with_it(run):
         return _before_the_attempt(gang, run)
-    gang = replace(gang, placement=awaited(gang.placement, run, now))
+    return _start(replace(gang, placement=awaited(gang.placement, run, now)), run, now)
+
+
+def _start(gang: Gang, run: Run, now: float) -> Decision:
     if gang.placement.waits_until is not None and now < gang.placement.waits_until:
         return Decision(gang)
     gang = replace(gang, placement=placed(gang.placement, run))
