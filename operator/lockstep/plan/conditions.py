@@ -63,6 +63,7 @@ class Reason(StrEnum):
     ALL_RANKS_READY = "AllRanksReady"
     RUNNING = "Running"
     NO_REPORT = "NoReport"
+    START_TIMEOUT = "StartTimeout"
     SLOW_RANK = "SlowRank"
     NO_STRAGGLER = "NoStraggler"
     PREFLIGHT_FAILED = "PreflightFailed"

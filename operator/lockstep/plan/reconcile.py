@@ -21,6 +21,7 @@ from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
 from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
+from lockstep.plan.starting import start_overdue, until_start_overdue
 from lockstep.plan.status import due, job_status
 from lockstep.plan.stopping import last_word, stop_status, stopping
 from lockstep.plan.writes import Decision, absent_claims, object_writes, with_log
@@ -69,7 +70,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     word, life = last_word(observed, received), _life(observed, received, now)
     received = _newest(observed, received)
     late = overdue(observed, life["active"], now)
-    end = _ending(observed, received, life, late)
+    end = _ending(observed, received, life, late, now)
     held = held_until(observed, received, now)
     lost = lost_nodes(observed, received, now)
     decision = _decide(observed, context, late, finished=end.finished, held=held is not None)
@@ -84,6 +85,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         again,
         _next_look(view),
         until_overdue(observed, life["active"], now),
+        until_start_overdue(observed, now) if not end.finished else None,
         lost.again_seconds,
         expires if expires and expires > 0 else None,
     )
@@ -118,7 +120,7 @@ def _has_failed(observed: Observed) -> bool:
     return is_true(observed.status, "Failed") and not is_retried(observed, _thawed(observed))
 
 
-def _ending(observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None) -> Ending:
+def _ending(observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None, now: float) -> Ending:
     """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
     known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
     if not _has_failed(observed):
@@ -133,7 +135,8 @@ def _ending(observed: Observed, received: ReceivedReport | None, life: Object, l
     if late is not None and observed.at_zero:
         how = life["stop"]["message"] if life["stop"] is not None else "no rank ever ran"
         return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
-    return Ending()
+    stuck = start_overdue(observed, now)
+    return Ending(failed=True, reason=Reason.START_TIMEOUT, message=stuck.message) if stuck is not None else Ending()
 
 
 def _stopped(observed: Observed, word: Report | None, life: Object) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from lockstep.api.names import LABEL_JOB
-from lockstep.plan.conditions import View, facts, timestamp, with_times
+from lockstep.plan.conditions import Reason, View, facts, timestamp, with_times
 from lockstep.plan.excluded import excluded_nodes
 from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.goodput import goodput_status, is_stale
@@ -58,6 +58,8 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
             )
         },
     }
+    if view.failed and view.failure_reason == Reason.START_TIMEOUT:
+        status["failure"] = {"cause": Cause.SETUP.value, "node": 0, "message": view.failure_message[:LONG_TEXT]}
     said = view.report or view.last_word
     if said is not None:
         status |= _reported(observed, said, view.now)

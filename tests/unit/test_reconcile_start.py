@@ -1,0 +1,50 @@
+"""A start whose node 0 never runs: the operator gives it up, since no coordinator is there to. No cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lockstep.plan.conditions import timestamp
+from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile import reconcile
+from unit.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running
+from unit.test_reconcile_stop import replicas, status
+
+PULLING = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}  # fmt: skip
+
+
+def starting(node_0: Any, *others: Any) -> Observed:
+    """A start 600 s ago of which `node_0` is the first pod."""
+    made = [{**item, "metadata": {**item["metadata"], "creationTimestamp": timestamp(NOW)}} for item in (node_0, *others)]
+    return replace(running(startTimeoutSeconds=600), pods=tuple(made))
+
+
+def test_a_start_whose_node_0_never_runs_fails_and_lets_the_other_nodes_go() -> None:
+    observed = starting(pod(0, status=PULLING), pod(1))
+    before = reconcile(observed, None, CONTEXT, NOW + 590)
+    assert condition(before, "Failed")[0] == "False"
+    assert (before.again_seconds or 0) <= 10
+    plan = reconcile(observed, None, CONTEXT, NOW + 601)
+    assert replicas(plan) == [0]
+    assert condition(plan, "Failed")[:2] == ("True", "StartTimeout")
+    assert "node 0 did not start within the 600 s of startTimeoutSeconds: pod x-0" in condition(plan, "Failed")[2]
+    assert status(plan)["failure"]["cause"] == "Setup"
+    again = reconcile(after(observed, plan), None, CONTEXT, NOW + 700)
+    assert condition(again if again.status else after(observed, plan), "Failed")[:2] == ("True", "StartTimeout")
+
+
+def test_a_job_without_any_node_may_wait_for_ever() -> None:
+    queued = {"kind": "Pod", "spec": {"containers": []}, "status": {"phase": "Pending"}}
+    observed = starting({**pod(0), **queued}, {**pod(1), **queued})
+    assert condition(reconcile(observed, None, CONTEXT, NOW + 10**6), "Failed")[0] == "False"
+
+
+def test_a_node_0_that_ran_before_is_its_coordinator_s_to_judge() -> None:
+    crashed = {
+        "phase": "Running",
+        "containerStatuses": [{"name": "trainer", "restartCount": 1, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}],
+    }
+    observed = starting(pod(0, status=crashed), pod(1))
+    assert condition(reconcile(observed, None, CONTEXT, NOW + 10**6), "Failed")[0] == "False"
+    assert condition(reconcile(starting(pod(0), pod(1)), report(), CONTEXT, NOW + 10**6), "Failed")[0] == "False"
