@@ -66,6 +66,12 @@ def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
     _run("ip", "route", "replace", node.pod_network, "via", node.address)
 
 
+def remove_node(node: NodeLayout) -> None:
+    """The node's cable and namespace; its processes must have ended."""
+    _delete_link(node.link)
+    subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
+
+
 def remove(layout: Layout) -> None:
     """Everything of this cluster: cables, the bridge and its routes, namespaces, filter rules."""
     for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):

@@ -1,0 +1,96 @@
+"""A node dies without a word. The longest test of all: Kubernetes takes 40 to 50 s to believe it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from cluster_jobs import Jobs, until
+from cluster_nodes import cut_power, third_node
+from lockstep.devcluster.layout import NodeLayout
+
+NOT_READY_SECONDS = 90.0
+AGAIN_SECONDS = 90.0
+STEPS = """
+import json, os, signal, socket, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+reports.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+for step in range(1, 100000):
+    reports.send(json.dumps({"rank": int(os.environ["RANK"]), "event": "step", "step": step}).encode())
+    time.sleep(0.2)
+"""
+
+
+@pytest.fixture
+def core(jobs: Jobs) -> client.CoreV1Api:
+    return client.CoreV1Api(jobs.api.client)
+
+
+@pytest.fixture
+def doomed(core: client.CoreV1Api) -> Iterator[NodeLayout]:
+    with third_node(core) as node:
+        yield node
+
+
+@contextmanager
+def cordoned(core: client.CoreV1Api) -> Iterator[None]:
+    """The scheduler places nothing meanwhile."""
+    names = [node.metadata.name for node in core.list_node().items]
+    try:
+        for name in names:
+            core.patch_node(name, {"spec": {"unschedulable": True}})
+        yield
+    finally:
+        for name in names:
+            core.patch_node(name, {"spec": {"unschedulable": False}})
+
+
+def bind(core: client.CoreV1Api, jobs: Jobs, pod: str, node: str) -> None:
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    body: Any = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+    core.create_namespaced_pod_binding(pod, jobs.namespace, body, _preload_content=False)
+
+
+def is_ready(core: client.CoreV1Api, node: str) -> bool:
+    return any(c.type == "Ready" and c.status == "True" for c in core.read_node(node).status.conditions)
+
+
+@pytest.mark.parametrize("lost", [1])
+def test_a_job_that_allows_it_goes_on_elsewhere_and_its_budget_is_not_touched(
+    jobs: Jobs, core: client.CoreV1Api, doomed: NodeLayout, lost: int
+) -> None:
+    jobs.patch("ConfigMap", "scripts", {"data": {"steps.py": STEPS}})
+    stays, other = doomed.cluster.node(0).name, doomed.cluster.node(1).name
+    with cordoned(core):
+        jobs.start("lives", "steps.py", restart={"maxRestarts": 0, "lostNodeSeconds": 5})
+        until("pods", lambda: len(jobs.pods("lives")) == 2)
+        bind(core, jobs, f"lives-{lost}", doomed.name)
+        bind(core, jobs, f"lives-{1 - lost}", stays)
+    jobs.until_running("lives")
+    cut_power(doomed)
+    until("the Node is NotReady", lambda: not is_ready(core, doomed.name), NOT_READY_SECONDS)
+    began = time.monotonic()
+
+    def again() -> dict[str, Any] | None:
+        history = jobs.job("lives")["status"].get("restartHistory", [])
+        return history[0] if history and "downtimeSeconds" in history[0] else None
+
+    restart = until("steps again", again, AGAIN_SECONDS)
+    took = time.monotonic() - began
+    print(f"lost node {lost}: first new step {took:.1f} s after NotReady, downtime {restart['downtimeSeconds']} s")
+    assert took <= AGAIN_SECONDS
+    status = jobs.job("lives")["status"]
+    assert (restart["cause"], restart["node"], restart["counts"]) == ("NodeLost", lost, False)
+    assert doomed.name in restart["message"]
+    assert (status["attempts"], status["restartsCountTowardsMax"]) == (2, 0)
+    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in jobs.pods("lives")}
+    assert placed == {f"lives-{lost}": other, f"lives-{1 - lost}": stays}
+    jobs.until_condition("lives", "NodesHealthy", "True", "AllNodesReady")
+    jobs.until_running("lives")
+    jobs.end("lives")
