@@ -30,6 +30,7 @@ class Scene:
     run: Run
     coordinator: Coordinator
     address: tuple[str, int]
+    lines: list[str]
     channels: list[Channel] = field(default_factory=list)
 
     async def connect(self, node: int, key: bytes = KEY, uid: str = "uid-1") -> Channel:
@@ -37,8 +38,12 @@ class Scene:
         self.channels.append(channel)
         return channel
 
-    async def hears(self, node: int) -> None:
-        while not self.coordinator.gang.nodes[node].connected:  # noqa: ASYNC110 (the coordinator has no event of it)
+    async def hears(self, node: int, instance: str = "a") -> None:
+        while (found := self.coordinator.gang.nodes[node]).instance != instance or not found.connected:  # noqa: ASYNC110 (no event of it)
+            await asyncio.sleep(0)
+
+    async def says(self, text: str) -> None:
+        while not any(text in line for line in self.lines):  # noqa: ASYNC110 (the coordinator has no event of it)
             await asyncio.sleep(0)
 
 
@@ -51,7 +56,7 @@ def with_server(tmp_path: Path, test: Callable[[Scene], Awaitable[None]]) -> lis
         output = Output(lines.append, tuple)
         coordinator = Coordinator(run, KEY, output)
         server = Server(run, KEY, coordinator, output)
-        scene = Scene(run, coordinator, await server.start())
+        scene = Scene(run, coordinator, await server.start(), lines)
         try:
             await asyncio.wait_for(test(scene), 10)
         finally:
@@ -71,8 +76,8 @@ async def closed(channel: Channel) -> bool:
     return True
 
 
-def hello(node: int) -> dict[str, object]:
-    return message_to_json(Hello(node, "a", 0, 0))
+def hello(node: int, instance: str = "a") -> dict[str, object]:
+    return message_to_json(Hello(node, instance, 0, 0))
 
 
 def test_all_agents_that_prove_the_key_get_their_order_to_start(tmp_path: Path) -> None:
@@ -173,6 +178,24 @@ def test_the_newer_connection_of_a_node_takes_the_place_of_the_older(tmp_path: P
         newer.send(hello(0))
         assert await closed(older)
         assert scene.coordinator.gang.nodes[0].connected
+
+    with_server(tmp_path, test)
+
+
+def test_an_agent_that_was_replaced_does_not_take_its_place_back(tmp_path: Path) -> None:
+    """Its pod was taken for lost and replaced; then its machine is back."""
+
+    async def test(scene: Scene) -> None:
+        lost, replacement, returned, other = [await scene.connect(node) for node in (1, 1, 1, 0)]
+        for channel, instance in ((lost, "old"), (replacement, "new")):
+            channel.send(hello(1, instance))
+            await scene.hears(1, instance)
+        assert await closed(lost)
+        returned.send(hello(1, "old"))
+        await scene.says("an agent of before is back")
+        other.send(hello(0))
+        await scene.hears(0)
+        assert (await replacement.receive())["type"] == "Start"
 
     with_server(tmp_path, test)
 

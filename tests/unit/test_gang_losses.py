@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep_gang.contract import Cause, Fact, FactType, ReportTarget, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, Start, Started, Step, Stopped
+from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
@@ -191,6 +193,19 @@ def test_why_a_node_is_not_there_yet_is_what_the_operator_said_last() -> None:
     assert story.gang.facts.waiting(1) == "x-1 (ImagePulling)"
     assert story.gang.facts.waiting(0) is None
     assert story.report.history == ()
+
+
+def test_a_coordinator_whose_pod_was_replaced_writes_nothing_over_its_successor_s_record(tmp_path: Path) -> None:
+    story = started(restart=RestartPolicy(3, 0))
+    old, new = Records(str(tmp_path)), Records(str(tmp_path))
+    begun = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
+    old.write_attempts(begun)
+    successor = begun_records(new.attempts(), replace(story.gang, attempt=2), story.run, "2026-01-01T00:01:00Z")
+    new.write_attempts(successor)
+    with pytest.raises(Replaced, match="attempt 2 of another coordinator is there"):
+        old.write_attempts(closed_records(begun, "Failed", story.gang))
+    new.write_attempts(closed_records(successor, "Failed", story.gang))
+    assert [record.attempt for record in new.attempts()] == [1, 2]
 
 
 # Retry

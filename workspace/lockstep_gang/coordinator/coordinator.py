@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.exits import PING_SECONDS
-from lockstep_gang.contract.messages import AgentMessage, Order, Ping, Start, StopMode, message_to_json
+from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Start, StopMode, message_to_json
 from lockstep_gang.contract.reply import ORDER_STOP, Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.ports import free_port
-from lockstep_gang.coordinator.records import Records
+from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.budget import stamp
@@ -59,6 +59,8 @@ class Coordinator:
         self._account = Account(self._records, run, output.say)
         self.gang = self._account.opened(resumed(run, self._attempts, self._records.end(), self._now()), self._now())
         self._channels: dict[int, Channel] = {}
+        self._replaced: set[str] = set()
+        """Agents, by instance, in whose place another one has come: their pod was taken for lost, and may yet run."""
         self._ports: dict[int, int] = {}
         self._wake = asyncio.Event()
         self._wake_at: float | None = None
@@ -74,13 +76,20 @@ class Coordinator:
             tasks.append(self._reporter.run())
         await asyncio.gather(*tasks)
 
-    def connected(self, node: int, channel: Channel, hello: AgentMessage) -> None:
-        """A proved connection; it takes the place of an older one of the same node."""
+    def connected(self, node: int, channel: Channel, hello: Hello) -> bool:
+        """A proved connection; it takes the place of an older one of the same node. False: of an agent that was replaced and knows it not."""
+        before = self.gang.nodes[node].instance
+        if hello.instance in self._replaced:
+            self._output.say(f"node {node} was replaced, and an agent of before is back: it is left alone until it ends")
+            return False
+        if before not in ("", hello.instance):
+            self._replaced.add(before)
         older = self._channels.get(node)
         if older is not None:
             older.close()
         self._channels[node] = channel
         self.heard(node, hello)
+        return True
 
     def heard(self, node: int, message: AgentMessage) -> None:
         self._become(observe(self.gang, self._run, node, message, self._now()))
@@ -157,7 +166,8 @@ class Coordinator:
             if decision.begin or decision.end or decision.close is not None:
                 self._account.keep(decision.gang)
         except OSError as error:
-            trouble = f"cannot write the job's record under {self._run.run_dir}/gang ({error.strerror}): is the volume full or read-only?"
+            hint = "" if isinstance(error, Replaced) else ": is the volume full or read-only?"
+            trouble = f"cannot write the job's record under {self._run.run_dir}/gang ({error.strerror}){hint}"
             if trouble != self.gang.trouble:
                 self._output.say(trouble)
             self.gang = replace(self.gang, trouble=trouble)

@@ -5,6 +5,7 @@ Every write replaces the whole file by rename after fsync, so that a reader sees
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ class GoodputRecord:
     goodput: Goodput
 
 
+class Replaced(OSError):
+    """Another coordinator has taken the job over and begun an attempt: this one's pod was taken for lost, and nothing it knows counts."""
+
+
 class Records:
     """What the run's folder remembers. OSError when the volume can't be read or written, ContractError when a record can't be understood."""
 
@@ -35,13 +40,17 @@ class Records:
         self._attempts_path = self._folder / "attempts.jsonl"
         self._end_path = self._folder / "end.json"
         self._goodput_path = self._folder / "goodput.json"
+        self._newest = 0
+        """The highest attempt that this process has read or written."""
 
     def attempts(self) -> list[AttemptRecord]:
         """All attempts ever started here, oldest first, of earlier jobs of this name too."""
         if not self._attempts_path.exists():
             return []
         lines = self._attempts_path.read_text(encoding="utf-8").splitlines()
-        return [_parsed(AttemptRecord, line, f"{self._attempts_path}:{number}") for number, line in enumerate(lines, 1)]
+        found = [_parsed(AttemptRecord, line, f"{self._attempts_path}:{number}") for number, line in enumerate(lines, 1)]
+        self._newest = max((record.attempt for record in found), default=0)
+        return found
 
     def end(self) -> EndRecord | None:
         if not self._end_path.exists():
@@ -50,10 +59,13 @@ class Records:
 
     def write_attempts(self, attempts: Sequence[AttemptRecord]) -> None:
         """Durable when it returns."""
+        self._refuse_newer()
+        self._newest = max((record.attempt for record in attempts), default=0)
         self._replace(self._attempts_path, "".join(json.dumps(to_json(record)) + "\n" for record in attempts))
 
     def write_end(self, end: EndRecord) -> None:
         """Durable when it returns."""
+        self._refuse_newer()
         self._replace(self._end_path, json.dumps(to_json(end), indent=1) + "\n")
 
     def goodput(self, job_uid: str) -> Goodput:
@@ -66,6 +78,15 @@ class Records:
     def write_goodput(self, job_uid: str, goodput: Goodput) -> None:
         """Durable when it returns."""
         self._replace(self._goodput_path, json.dumps(to_json(GoodputRecord(job_uid, goodput))) + "\n")
+
+    def _refuse_newer(self) -> None:
+        """Raises Replaced. A coordinator that wrote between this look and the write is not seen: its attempt begins again under the next number."""
+        if not self._attempts_path.exists():
+            return
+        last = self._attempts_path.read_text(encoding="utf-8").splitlines()[-1:]
+        newest = max((_parsed(AttemptRecord, line, str(self._attempts_path)).attempt for line in last), default=0)
+        if newest > self._newest:
+            raise Replaced(errno.ESTALE, f"attempt {newest} of another coordinator is there, so this pod was replaced")
 
     def _replace(self, path: Path, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

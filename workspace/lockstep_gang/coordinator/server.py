@@ -66,7 +66,9 @@ class Server:
             hello = agent_message(await asyncio.wait_for(channel.receive(), PROOF_SECONDS))
             if not isinstance(hello, Hello) or hello.node != node:
                 raise ContractError(f"a connection of node {node} must open with its Hello")
-            self._coordinator.connected(node, channel, hello)
+            if not self._coordinator.connected(node, channel, hello):
+                await asyncio.sleep(SILENCE_SECONDS)  # hearing nothing, it stops its ranks
+                return
             while True:
                 message = agent_message(await asyncio.wait_for(channel.receive(), SILENCE_SECONDS))
                 self._coordinator.heard(node, message)
