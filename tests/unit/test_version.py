@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -28,3 +29,9 @@ def test_it_is_a_plugin_of_kubectl_and_oc_too() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts["kubectl-lockstep"] == scripts["lockstep"]
     assert (Path(sys.prefix) / "bin" / "kubectl-lockstep").exists()
+
+
+def test_a_help_page_does_not_wait_for_models_and_clients() -> None:
+    code = "import sys, lockstep.cli.main; print([m for m in ('pydantic', 'kubernetes', 'torch', 'aiohttp', 'jinja2') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lockstep.api.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.errors import ConfigError
-from lockstep.api.problems import nearest
-from lockstep.api.shared import StorageMode
+
+if TYPE_CHECKING:  # the models take 0.4 s to import, which `lockstep --help` needn't wait for
+    from lockstep.api.clusterfile import ClusterFile
 
 TEMPLATE = "template"
 
@@ -32,6 +33,8 @@ def load_cluster(name_or_path: str, folder: Path) -> ClusterFile:
 
     Raises ConfigError: no such file (the known names are told), or every mistake in it.
     """
+    from lockstep.api.clusterfile import parse_cluster_file
+
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
     path = folder / f"{name_or_path}.yaml"
@@ -44,6 +47,8 @@ def load_cluster(name_or_path: str, folder: Path) -> ClusterFile:
 
 
 def _unknown_cluster(name: str, folder: Path) -> str:
+    from lockstep.api.problems import nearest
+
     known = cluster_names(folder)
     close = nearest(name, known)
     there = f"known are {', '.join(known)}" if known else "there is none yet"
@@ -85,6 +90,8 @@ def print_clusters(folder: Path) -> None:
 
 
 def _row(found: ClusterFile) -> tuple[str, ...]:
+    from lockstep.api.shared import StorageMode
+
     spec = found.profile.spec
     storage = (
         f"rwx {spec.storage.class_rwx or ''}" if spec.storage.mode is StorageMode.SHARED else f"per pod {spec.storage.class_rwo or ''}"

@@ -29,6 +29,7 @@ from lockstep.cli import (
     run,
     scale,
     suspend,
+    sync,
     validate,
     version,
     why,
@@ -61,6 +62,7 @@ app.command("suspend", rich_help_panel="A job")(suspend.suspend)
 app.command("resume", rich_help_panel="A job")(suspend.resume)
 app.command("stop", rich_help_panel="A job")(suspend.stop)
 app.command("retry", rich_help_panel="A job")(retry.retry)
+app.command("sync", rich_help_panel="A job")(sync.sync)
 app.command("scale", rich_help_panel="A job")(scale.scale)
 app.command("delete", rich_help_panel="A job")(delete.delete)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")

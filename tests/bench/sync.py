@@ -1,0 +1,114 @@
+""".venv/bin/python tests/bench/sync.py --json: how long it takes until an edit is in the pods, beside tar through exec as `kubectl cp` does it.
+
+Two pods of their own on the cluster of $KUBECONFIG (else the embedded one), each with a volume of its own; 1,000 small files. In turn, round after
+round: `lockstep sync` (as a process, as it is typed) and `tar | kubectl exec -- tar` of the whole folder to both pods at once.
+
+unchanged_seconds, small_change_seconds (one file of 1 kB), first_seconds (all files); medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PODS = 2
+FILES = 1000
+JOB = "bench-sync"
+HERE = Path(__file__).resolve().parent
+LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
+
+
+def timed(act: Callable[[], None]) -> float:
+    begun = time.monotonic()
+    act()
+    return time.monotonic() - begun
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def tar_to_all(kubectl: list[str], namespace: str, folder: Path, target: str) -> None:
+    """What `kubectl cp` and `oc rsync --strategy=tar` do, to both pods at once."""
+    waiting = []
+    for node in range(PODS):
+        packing = subprocess.Popen(["tar", "cf", "-", "-C", str(folder), "."], stdout=subprocess.PIPE)
+        unpack = ["sh", "-c", f"mkdir -p {target} && tar xmf - -C {target}"]
+        command = [*kubectl, "exec", "-i", "-n", namespace, f"{JOB}-{node}", "-c", "trainer", "--", *unpack]
+        waiting += [packing, subprocess.Popen(command, stdin=packing.stdout)]
+    for process in waiting:
+        if process.wait() != 0:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+
+
+def measure(kubectl: list[str], namespace: str, rounds: int) -> list[dict[str, Any]]:
+    samples: dict[str, dict[str, list[float]]] = {way: {} for way in ("lockstep", "tar")}
+    with tempfile.TemporaryDirectory(prefix="sync-bench-") as name:
+        folder = Path(name)
+        for number in range(FILES):
+            (folder / f"d{number % 20}").mkdir(exist_ok=True)
+            (folder / f"d{number % 20}" / f"f{number}.py").write_text(f"{number}\n" * 100)
+
+        def lockstep(target: str) -> None:
+            run(LOCKSTEP, "sync", JOB, str(folder), "--to", target, "-n", namespace)
+
+        ways = {"lockstep": lockstep, "tar": lambda target: tar_to_all(kubectl, namespace, folder, target)}
+        for turn in range(rounds):
+            for way, act in ways.items() if turn % 2 == 0 else reversed(ways.items()):
+                target = f"/workspace/{way}-{turn}"
+                found = samples[way]
+                found.setdefault("first_seconds", []).append(timed(lambda act=act, target=target: act(target)))  # type: ignore[misc]
+                found.setdefault("unchanged_seconds", []).append(timed(lambda act=act, target=target: act(target)))  # type: ignore[misc]
+                (folder / "d0" / "f0.py").write_text(f"{way} {turn}\n" * 100)
+                found.setdefault("small_change_seconds", []).append(timed(lambda act=act, target=target: act(target)))  # type: ignore[misc]
+    return [
+        {"name": way, "pods": PODS, "files": FILES, **{k: round(statistics.median(v), 3) for k, v in found.items()}}
+        for way, found in samples.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    sys.path.insert(0, str(HERE.parent))
+    from kubernetes import client, config, dynamic
+
+    from cluster_jobs import prepare
+    from lockstep.cli.deploy import Mode, install_cluster
+    from lockstep.cli.devcluster import bring_up
+    from lockstep.devcluster import binary
+    from lockstep.devcluster.layout import cache_root
+
+    os.environ.setdefault("KUBECONFIG", str(bring_up()))
+    install_cluster("local", Mode.AUTO, None, lambda line: None)
+    kubectl = [str(binary.folder(cache_root()) / binary.MULTI_CALL), "kubectl"]
+    with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
+        core = client.CoreV1Api(connection)
+        namespace = core.create_namespace({"metadata": {"generateName": "lockstep-bench-"}}).metadata.name
+        try:
+            jobs = prepare(dynamic.DynamicClient(connection), namespace)
+            jobs.start(JOB, storage={"mode": "PerPod"})
+            jobs.until_running(JOB)
+            results = measure(kubectl, namespace, options.rounds)
+        finally:
+            core.delete_namespace(namespace)
+    if options.json:
+        print(json.dumps({"results": results, "machine": {"cpus": os.cpu_count(), "loadAverage": os.getloadavg()[0]}}, indent=1))
+    else:
+        for result in results:
+            print(result)
+
+
+if __name__ == "__main__":
+    main()
