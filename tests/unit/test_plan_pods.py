@@ -25,6 +25,7 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.plan.objects import RenderContext, freeze, render
 from lockstep.plan.resolve import resolve
 from lockstep.plan.template import fill, to_yaml_json
+from lockstep_gang.contract import parse_run
 
 
 def objects(a_job: TrainingJob, a_profile: ClusterProfile) -> list[dict[str, Any]]:
@@ -140,13 +141,39 @@ def test_selectors_of_job_and_profile_are_both_asked_of_a_node() -> None:
 
 def test_what_the_job_adds_to_its_pods_is_there() -> None:
     added = {
-        "labels": {"team": "a"}, "annotations": {"note": "b"}, "priorityClassName": "high",
+        "labels": {"team": "a"}, "annotations": {"note": "b"}, "priorityClassName": "high", "schedulerName": "volcano",
         "tolerations": [{"key": "spot", "operator": "Equal", "value": "yes", "effect": "NoExecute", "tolerationSeconds": 30}],
     }  # fmt: skip
     (stateful_set,) = of_kind(objects(job(podTemplate=added, imagePullSecrets=[{"name": "login"}]), profile()), "StatefulSet")
     metadata, pod = stateful_set["spec"]["template"]["metadata"], stateful_set["spec"]["template"]["spec"]
     assert (metadata["labels"]["team"], metadata["annotations"]["note"]) == ("a", "b")
     assert (pod["priorityClassName"], pod["tolerations"], pod["imagePullSecrets"]) == ("high", added["tolerations"], [{"name": "login"}])
+    assert pod["schedulerName"] == "volcano"
+
+
+def test_a_spread_counts_the_pods_of_its_own_job() -> None:
+    spread = {"topologyKey": "example.com/rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}
+    pod = pod_of(objects(job(podTemplate={"topologySpreadConstraints": [spread]}), profile()))
+    assert pod["topologySpreadConstraints"] == [spread | {"labelSelector": {"matchLabels": {"lockstep.dev/job": "x"}}}]
+
+
+@pytest.mark.parametrize(("stated", "grace", "save"), [(None, 180, 150), (60, 60, 30), (3600, 3600, 3570)])
+def test_ranks_may_take_almost_as_long_to_save_as_their_pod_to_stop(stated: int | None, grace: int, save: int) -> None:
+    template = {} if stated is None else {"terminationGracePeriodSeconds": stated}
+    found = objects(job(podTemplate=template), profile())
+    (config_map,) = of_kind(found, "ConfigMap")
+    assert pod_of(found)["terminationGracePeriodSeconds"] == grace
+    assert parse_run(config_map["data"]["run.json"]).save_grace_seconds == save
+
+
+def test_a_queue_is_written_where_kueue_reads_it_and_nowhere_else() -> None:
+    found = objects(job(queueName="team-a"), profile())
+    labelled = [item["kind"] for item in found if "kueue.x-k8s.io/queue-name" in item["metadata"]["labels"]]
+    assert labelled == ["StatefulSet"]
+    (stateful_set,) = of_kind(found, "StatefulSet")
+    assert stateful_set["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert "kueue.x-k8s.io/queue-name" not in stateful_set["spec"]["template"]["metadata"]["labels"]
+    assert "kueue.x-k8s.io/queue-name" not in stateful_set["spec"]["selector"]["matchLabels"]
 
 
 @pytest.mark.parametrize(

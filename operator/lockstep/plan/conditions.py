@@ -47,6 +47,7 @@ class Reason(StrEnum):
     PODS_NOT_CREATED = "PodsNotCreated"
     PODS_REFUSED = "PodsRefused"
     SCHEDULING = "Scheduling"
+    QUEUED = "Queued"
     UNSCHEDULABLE = "Unschedulable"
     CLAIM_NOT_BOUND = "ClaimNotBound"
     ALL_SCHEDULED = "AllScheduled"

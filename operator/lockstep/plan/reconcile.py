@@ -64,13 +64,13 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     """The next step of one job. `context` holds what only the operator knows of it."""
     if is_terminating(observed.job):
         return Plan()
-    expires = until_expired(observed, now)
-    if expires is not None and expires <= 0 and observed.at_zero:
-        return Plan(delete=(observed.job,))
     word, life = last_word(observed, received), _life(observed, received, now)
     received = _newest(observed, received)
     late = overdue(observed, life["active"], now)
     end = _ending(observed, received, life, late, now)
+    expires = until_expired(observed, now) if end.finished else None
+    if expires is not None and expires <= 0 and observed.at_zero:
+        return Plan(delete=(observed.job,))
     held = held_until(observed, received, now)
     lost = lost_nodes(observed, received, now)
     decision = _decide(observed, context, late, finished=end.finished, held=held is not None)

@@ -8,6 +8,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.nodes import named, why_no_node_fits
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.plan.queueing import why_gated
 
 _INSUFFICIENT = re.compile(r"Insufficient ([^\s,.]+(?:\.[^\s,.]+)*)")
 _OF_VOLUMES = re.compile(r"\d+ node\(s\) [^,.]*volume[^,.]*")
@@ -17,6 +18,9 @@ _NO_CLASS = re.compile(r'storageclass\.storage\.k8s\.io "([^"]*)" not found')
 def why_unscheduled(observed: Observed) -> Notice:
     """One sentence for all pods that have no node."""
     waiting = [pod for pod in observed.pods if not is_scheduled(pod)]
+    gated = why_gated(observed, waiting)
+    if gated is not None:
+        return gated
     unbound = [text for pod in waiting for text in _claims_not_bound(observed, pod)]
     if unbound:
         return Notice("ClaimNotBound", "; ".join(dict.fromkeys(unbound)))
