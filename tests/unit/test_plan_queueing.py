@@ -37,6 +37,7 @@ def test_pods_behind_a_gate_say_whom_they_wait_for(observed: Observed, says: str
     assert says in condition(plan, "PodsScheduled")[2]
     assert condition(plan, "Progressing")[:2] == ("False", "Queued")
     assert (plan.apply, plan.create) == ((), ())
+    assert [(note.type, note.reason) for note in plan.events if note.reason == "Queued"] == [("Normal", "Queued")]
 
 
 def test_time_in_the_queue_doesnt_count_toward_the_deadline() -> None:

@@ -38,9 +38,9 @@ _HOLDS: Mapping[str, tuple[str, str]] = {
 _TROUBLE = (ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.RANKS_READY, ConditionType.FABRIC_VERIFIED)
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
-    "WaitingForRanks", "Resizing", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
+    "WaitingForRanks", "Resizing", "Queued", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
 })  # fmt: skip
-_SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "DeadlineExceeded": WARNING}
+_SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "Queued": NORMAL, "DeadlineExceeded": WARNING}
 """Reasons of the summary that no other condition has."""
 _CAUSES = {"Hang": "RankHung", "NodeLost": "NodeLost", "Preempted": "Preempted", "Fabric": "FabricFailed"}
 """Restarts that have a reason of their own; the others are Restarting."""
