@@ -141,3 +141,16 @@ def test_the_columns_of_a_job_are_those_that_were_promised() -> None:
 def test_names_and_scopes() -> None:
     found = {kind: (crd["spec"]["scope"], crd["spec"]["names"]["shortNames"]) for kind, crd in CRDS.items()}
     assert found == {"TrainingJob": ("Namespaced", ["tj"]), "ClusterProfile": ("Cluster", ["cprof"])}
+
+
+def test_the_api_server_adds_nothing_to_a_status() -> None:
+    """Else status would never be as the operator wants it, and be written at every look at the job."""
+    status = training_job_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+
+    def defaults(schema: object) -> list[object]:
+        if isinstance(schema, dict):
+            own = [schema] if "default" in schema and "type" in schema else []
+            return own + [found for value in schema.values() for found in defaults(value)]
+        return [found for item in schema for found in defaults(item)] if isinstance(schema, list) else []
+
+    assert defaults(status) == []

@@ -22,7 +22,7 @@ JOB_NAME_RULE = Rule(
 def training_job_crd() -> dict[str, Any]:
     """The definition of TrainingJob: namespaced, with the status and scale subresources."""
     schema = _root(structural_schema(TrainingJob)) | {"x-kubernetes-validations": [validation(JOB_NAME_RULE)]}
-    schema["properties"]["status"] = structural_schema(TrainingJobStatus)
+    schema["properties"]["status"] = _without_defaults(structural_schema(TrainingJobStatus))
     version = _version(schema, [
         _column("Ready", "integer", ".status.ranks.ready", "Ranks that run."),
         _column("Step", "integer", ".status.trainer.step", "The optimizer step that training has reached."),
@@ -64,6 +64,16 @@ def _root(schema: Schema) -> Schema:
     }
     schema["required"] = ["spec"]
     return schema
+
+
+def _without_defaults(schema: Any) -> Any:
+    """What the API server added to a status would differ from what the operator wants, which would write it again for ever."""
+    if isinstance(schema, list):
+        return [_without_defaults(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key != "default" or isinstance(value, dict)}
+    return {key: _without_defaults(value) for key, value in kept.items()}
 
 
 def _column(name: str, kind: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
