@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -33,12 +34,9 @@ class Executor:
             for pod in plan.force_delete:
                 metadata = pod["metadata"]
                 await self._cluster.delete("Pod", observed.namespace, metadata["name"], metadata["uid"], grace_seconds=0)
-            for claim in plan.claims:
-                await self._create_claim(claim)
-            for item in plan.create:
-                obstacle = await self._create(observed, item)
-                if obstacle is not None:
-                    return obstacle
+            obstacle = await self._create_all(observed, plan)
+            if obstacle is not None:
+                return obstacle
             for item in plan.apply:
                 self._written(item["kind"], await self._cluster.apply(item))
         except ApiError as error:
@@ -46,6 +44,19 @@ class Executor:
                 raise
             return Notice(Reason.WRITE_REFUSED, f"the API server refused an object of the job: {error.message}")
         return None
+
+    async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
+        """What pods need all at once, since each takes a round trip; then what makes pods."""
+        needed = [self._create(observed, item) for item in plan.create if item["kind"] != "StatefulSet"]
+        done = await asyncio.gather(*map(self._create_claim, plan.claims), *needed, return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
+        obstacle = next((found for found in done if isinstance(found, Notice)), None)
+        for item in plan.create:
+            if item["kind"] == "StatefulSet" and obstacle is None:
+                obstacle = await self._create(observed, item)
+        return obstacle
 
     async def _create_claim(self, claim: Object) -> None:
         try:

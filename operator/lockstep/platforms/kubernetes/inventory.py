@@ -6,7 +6,7 @@ Losing an event costs time only: a slow resync replaces everything with what a l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY, key_secret_name
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.platforms.kubernetes.kept import Kept, job_of, version_of
 from lockstep.platforms.kubernetes.queue import Key
 
 OF_JOBS = f"{LABEL_JOB},{LABEL_MANAGED_BY}={APP}"
@@ -51,52 +52,23 @@ EVENT_REASONS = frozenset(
         "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox",
     }
 )  # fmt: skip
-_METADATA = (
-    "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences", "deletionTimestamp",
-    "creationTimestamp",
-)  # fmt: skip
-
-
-def _node(item: Object) -> Object:
-    spec = {key: item["spec"][key] for key in ("taints", "unschedulable") if item.get("spec", {}).get(key)}
-    status = item.get("status", {})
-    kept = ("type", "status", "lastTransitionTime")  # not the heartbeat, which changes all the time
-    ready = [{key: c[key] for key in kept if key in c} for c in status.get("conditions") or [] if c["type"] == "Ready"]
-    return {"spec": spec, "status": {"allocatable": status.get("allocatable", {}), "conditions": ready}}
-
-
-def _event(item: Object) -> Object:
-    kept = ("involvedObject", "reason", "message", "lastTimestamp", "eventTime", "series", "type")
-    return {key: item[key] for key in kept if item.get(key) is not None}
-
-
-def _whole(item: Object) -> Object:
-    return {key: value for key, value in item.items() if key != "metadata"}
-
-
-_KEPT: dict[str, Callable[[Object], Object]] = {"Node": _node, "Event": _event, "ServiceAccount": lambda item: {}}
-
-
-def project(kind: str, item: Mapping[str, Any]) -> Object:
-    """The part of an object that decisions are made from."""
-    metadata = {key: item["metadata"][key] for key in _METADATA if key in item["metadata"]}
-    return {**_KEPT.get(kind, _whole)(dict(item)), "kind": kind, "metadata": metadata}
 
 
 class Inventory:
     """All watched objects; `observe` says whose jobs an event concerns."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[Key, Object]] = defaultdict(dict)
-        self._by_job: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
+        self._objects: dict[str, dict[Key, Kept]] = defaultdict(dict)
+        self._by_job: dict[Key, dict[tuple[str, str], Kept]] = defaultdict(dict)
+        self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
 
     def observe_write(self, kind: str, item: Mapping[str, Any]) -> set[Key]:
         """Take in the reply to a write, ahead of the watch; one of an object that was deleted meanwhile changes nothing."""
         known = self._objects[kind].get((item["metadata"].get("namespace", ""), item["metadata"]["name"]))
-        is_known = known is not None and known["metadata"]["uid"] == item["metadata"]["uid"]
-        if not is_known and _version(item) <= self._last_deletion[kind]:
+        is_known = known is not None and known.uid == item["metadata"]["uid"]
+        if not is_known and version_of(item) <= self._last_deletion[kind]:
             return set()
         return self.observe(kind, item, deleted=False)
 
@@ -105,17 +77,17 @@ class Inventory:
         if kind == "Event" and item.get("reason") not in EVENT_REASONS:
             return set()
         if deleted:
-            self._last_deletion[kind] = max(self._last_deletion[kind], _version(item))
+            self._last_deletion[kind] = max(self._last_deletion[kind], version_of(item))
         key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
         known = self._objects[kind].get(key)
-        if known is not None and _version(known) > _version(item):
+        if known is not None and known.version > version_of(item):
             return set()
-        if deleted and known is not None and known["metadata"]["uid"] != item["metadata"]["uid"]:
+        if deleted and known is not None and known.uid != item["metadata"]["uid"]:
             return set()
-        now = None if deleted else project(kind, item)
+        now = None if deleted else Kept(kind, item)
         self._put(kind, key, now)
-        if now is not None and known is not None and _unversioned(now) == _unversioned(known):
-            return set()  # a heartbeat of a node, say
+        if now is not None and known is not None and now.says_the_same(known):
+            return set()
         if kind == "TrainingJob" and deleted:
             self.forget_secret(key)
         return self._concerned(kind, key, item)
@@ -124,7 +96,7 @@ class Inventory:
         """Take in a list: what it doesn't have is gone, unless it is newer than the list."""
         self._last_deletion[kind] = max(self._last_deletion[kind], version)
         listed = {(item["metadata"].get("namespace", ""), item["metadata"]["name"]): item for item in items}
-        for key in [key for key, item in self._objects[kind].items() if key not in listed and _version(item) <= version]:
+        for key in [key for key, item in self._objects[kind].items() if key not in listed and item.version <= version]:
             self._put(kind, key, None)
         for item in listed.values():
             self.observe(kind, item, deleted=False)
@@ -133,14 +105,18 @@ class Inventory:
         """Secrets aren't watched: what is known of them is what was written."""
         self._put("Secret", (job[0], key_secret_name(job[1])), None)
 
-    def _put(self, kind: str, key: Key, item: Object | None) -> None:
+    def _put(self, kind: str, key: Key, item: Kept | None) -> None:
+        namespace, name = key
         old = self._objects[kind].pop(key, None)
-        if old is not None and (job := job_of(old)):
-            self._by_job[key[0], job].pop((kind, key[1]), None)
+        if old is not None:
+            self._in_namespace[kind, namespace].pop(name, None)
+            if old.job:
+                self._by_job[namespace, old.job].pop((kind, name), None)
         if item is not None:
             self._objects[kind][key] = item
-            if job := job_of(item):
-                self._by_job[key[0], job][kind, key[1]] = item
+            self._in_namespace[kind, namespace][name] = item
+            if item.job:
+                self._by_job[namespace, item.job][kind, name] = item
 
     def _concerned(self, kind: str, key: Key, item: Mapping[str, Any]) -> set[Key]:
         if kind == "TrainingJob":
@@ -150,14 +126,14 @@ class Inventory:
         job = job_of(item)
         if job:
             return {(key[0], job)}
-        return {found for found in self.jobs() if found[0] == key[0]}
+        return {(key[0], name) for name in self._in_namespace.get(("TrainingJob", key[0]), ())}
 
     def jobs(self) -> list[Key]:
         return list(self._objects["TrainingJob"])
 
     def job_objects(self) -> list[Object]:
         """The TrainingJobs themselves, as they are stored."""
-        return list(self._objects["TrainingJob"].values())
+        return list(self._all("TrainingJob"))
 
     def observed(self, key: Key) -> Observed | None:
         """All that is known about one job; None when there is no such job."""
@@ -165,28 +141,34 @@ class Inventory:
         if job is None:
             self._obstacles.pop(key, None)
             return None
-        namespace = key[0]
-        children = self._by_job.get(key, {})
+        children = {child: kept.item for child, kept in self._by_job.get(key, {}).items()}
         pods = tuple(sorted((i for c, i in children.items() if c[0] == "Pod"), key=lambda pod: str(pod["metadata"]["name"])))
         return Observed(
-            job=job,
-            profiles=tuple(self._objects["ClusterProfile"].values()),
+            job=job.item,
+            profiles=self._all("ClusterProfile"),
             objects={child: item for child, item in children.items() if child[0] != "Pod"},
             pods=pods,
-            nodes=tuple(self._objects["Node"].values()),
-            claims={name: item for (place, name), item in self._objects["PersistentVolumeClaim"].items() if place == namespace},
-            service_accounts=frozenset(name for place, name in self._objects["ServiceAccount"] if place == namespace),
-            warnings=tuple(item for (place, _), item in self._objects["Event"].items() if place == namespace),
+            nodes=self._all("Node"),
+            claims={name: kept.item for name, kept in self._of_namespace("PersistentVolumeClaim", key).items()},
+            service_accounts=frozenset(self._of_namespace("ServiceAccount", key)),
+            warnings=tuple(kept.item for kept in self._of_namespace("Event", key).values()),
             others=self._pods_of_others(key) if any(map(scheduler_message, pods)) else (),
             obstacle=self._obstacles.get(key),
         )
 
+    def _all(self, kind: str) -> tuple[Object, ...]:
+        return tuple(kept.item for kept in self._objects[kind].values())
+
+    def _of_namespace(self, kind: str, job: Key) -> Mapping[str, Kept]:
+        return self._in_namespace.get((kind, job[0]), {})
+
     def _pods_of_others(self, job: Key) -> tuple[Object, ...]:
-        found = self._objects["Pod"].values()
-        return tuple(pod for pod in found if is_scheduled(pod) and (pod["metadata"].get("namespace", ""), job_of(pod)) != job)
+        found = [kept.item for place, kept in self._objects["Pod"].items() if (place[0], kept.job) != job]
+        return tuple(filter(is_scheduled, found))
 
     def pod(self, namespace: str, name: str) -> Object | None:
-        return self._objects["Pod"].get((namespace, name))
+        found = self._objects["Pod"].get((namespace, name))
+        return None if found is None else found.item
 
     def set_obstacle(self, key: Key, obstacle: Notice | None) -> None:
         """Why the last write for this job failed."""
@@ -194,17 +176,3 @@ class Inventory:
             self._obstacles.pop(key, None)
         else:
             self._obstacles[key] = obstacle
-
-
-def job_of(item: Mapping[str, Any]) -> str:
-    """The name of the job that the object belongs to; '' for none."""
-    return str((item["metadata"].get("labels") or {}).get(LABEL_JOB, ""))
-
-
-def _unversioned(item: Object) -> Object:
-    return {**item, "metadata": {key: value for key, value in item["metadata"].items() if key != "resourceVersion"}}
-
-
-def _version(item: Mapping[str, Any]) -> int:
-    version = item["metadata"].get("resourceVersion", "0")
-    return int(version) if str(version).isdigit() else 0

@@ -25,7 +25,8 @@ from lockstep.platforms.kubernetes.authenticate import token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
-from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, job_of
+from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
+from lockstep.platforms.kubernetes.kept import job_of
 from lockstep.platforms.kubernetes.login import connection
 from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
