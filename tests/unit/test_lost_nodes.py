@@ -23,6 +23,10 @@ def node(name: str, ready: str = "True", since: str = SINCE) -> Object:
     return {"kind": "Node", "metadata": {"name": name, "labels": {}}, "status": {"allocatable": {}, "conditions": conditions}}
 
 
+def by_name(*nodes: Object) -> dict[str, Object]:
+    return {found["metadata"]["name"]: found for found in nodes}
+
+
 NODES = (node("node-0"), node("node-1", "Unknown"), node("node-2"))
 
 
@@ -56,20 +60,20 @@ def disrupted(reason: str, kind: str = "DisruptionTarget", said: str = "") -> Ob
     ],
 )
 def test_who_takes_a_pod_away_is_told(found: Object, kind: FactType, reason: str) -> None:
-    fact = loss_of(found, (node("node-1"),))
+    fact = loss_of(found, by_name(node("node-1")))
     assert fact is not None
     assert (fact.type, fact.reason, fact.node, fact.pod, fact.pod_uid) == (kind, reason, 1, "x-1", "pod-1")
 
 
 @pytest.mark.parametrize(("nodes", "reason"), [((node("node-1", "Unknown"),), "Unreachable"), ((node("node-1", "False"),), "NotReady"), ((node("other"),), "Gone")])  # fmt: skip
 def test_a_pod_on_a_node_that_is_silent_not_ready_or_gone_is_lost(nodes: tuple[Object, ...], reason: str) -> None:
-    fact = loss_of(pod(1), nodes)
+    fact = loss_of(pod(1), by_name(*nodes))
     assert fact is not None
     assert (fact.type, fact.reason, fact.node_name) == (FactType.NODE_LOST, reason, "node-1")
 
 
 def test_a_taint_that_follows_a_lost_node_is_still_a_lost_node() -> None:
-    fact = loss_of(disrupted("DeletionByTaintManager"), (node("node-1", "Unknown"),))
+    fact = loss_of(disrupted("DeletionByTaintManager"), by_name(node("node-1", "Unknown")))
     assert fact is not None
     assert (fact.type, fact.since) == (FactType.NODE_LOST, SINCE)
 
@@ -77,8 +81,8 @@ def test_a_taint_that_follows_a_lost_node_is_still_a_lost_node() -> None:
 def test_a_pod_that_somebody_deletes_is_no_loss() -> None:
     deleted = pod(1)
     deleted["metadata"]["deletionTimestamp"] = SINCE
-    assert loss_of(deleted, (node("node-1"),)) is None
-    assert loss_of(pod(1), ()) is None
+    assert loss_of(deleted, by_name(node("node-1"))) is None
+    assert loss_of(pod(1), {}) is None
 
 
 def container(**waiting: str) -> Object:
@@ -150,6 +154,13 @@ def test_node_zero_is_alive_as_long_as_it_reports() -> None:
     assert lost_nodes(observed, heard(age=29), NOW).reason == "AgentConnected"
     assert [found["metadata"]["name"] for found in lost_nodes(observed, heard(age=31), NOW).replace] == ["x-0"]
     assert [found["metadata"]["name"] for found in lost_nodes(observed, None, NOW).replace] == ["x-0"]
+
+
+def test_an_operator_that_was_just_started_deletes_nothing_before_it_could_hear_of_the_agents() -> None:
+    observed = lost(lostNodeSeconds=0)
+    early = lost_nodes(observed, None, NOW, listening_since=NOW - 29)
+    assert (early.reason, early.replace, early.again_seconds) == ("Replacing", (), 1.0)
+    assert lost_nodes(observed, None, NOW, listening_since=NOW - 30).replace != ()
 
 
 def test_without_the_opt_in_nothing_is_deleted_and_the_commands_are_told() -> None:

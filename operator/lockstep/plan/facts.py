@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.api.names import pod_name
@@ -37,13 +37,12 @@ class NodeTrouble:
         return f"Node {self.name} is NotReady" + (f" since {self.since}" if self.since else "")
 
 
-def node_trouble(pod: Object, nodes: Sequence[Object]) -> NodeTrouble | None:
-    """None: its Node is Ready, or it has none yet."""
+def node_trouble(pod: Object, nodes: Mapping[str, Object]) -> NodeTrouble | None:
+    """None: its Node is Ready, or it has none yet. `nodes`: by name; none at all: they weren't looked at."""
     name = pod["spec"].get("nodeName")
     if not name or not nodes:
         return None
-    found = next((node for node in nodes if node["metadata"]["name"] == name), None)
-    return NodeTrouble(name, "Gone") if found is None else trouble_of(found)
+    return trouble_of(nodes[name]) if name in nodes else NodeTrouble(name, "Gone")
 
 
 def trouble_of(node: Object) -> NodeTrouble | None:
@@ -54,7 +53,7 @@ def trouble_of(node: Object) -> NodeTrouble | None:
     return NodeTrouble(node["metadata"]["name"], reason, ready.get("lastTransitionTime"))
 
 
-def loss_of(pod: Object, nodes: Sequence[Object]) -> Fact | None:
+def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
     """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay. A pod that somebody deletes is no loss."""
     status = pod.get("status", {})
     marks = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
@@ -92,7 +91,7 @@ def node_index(pod: str) -> int:
 
 def losses(observed: Observed) -> dict[str, Fact]:
     """uid → the loss of every pod that is still there."""
-    found = ((str(pod["metadata"]["uid"]), loss_of(pod, observed.nodes)) for pod in observed.pods)
+    found = ((str(pod["metadata"]["uid"]), loss_of(pod, observed.nodes_by_name)) for pod in observed.pods)
     return {uid: fact for uid, fact in found if fact is not None}
 
 

@@ -46,19 +46,20 @@ _MOST_URGENT = ("NodeBoundVolume", "NodeLost", "NoNodeFree", "Replacing", "Agent
 """By what a person can do about it."""
 
 
-def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float) -> Verdict:
+def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, listening_since: float = 0.0) -> Verdict:
+    """`listening_since`: when this operator began to take reports; it deletes nothing before the first ones must have come."""
     found = [*_on_lost_nodes(observed, current_report(observed, received), now), *_without_node(observed)]
     if not found:
         return Verdict()
     found.sort(key=lambda lost: _MOST_URGENT.index(lost.reason))
     more = f" (and {len(found) - NAMED} more)" if len(found) > NAMED else ""
-    due = [lost for lost in found if lost.due is not None and lost.due <= now]
-    looks = [lost.due - now for lost in found if lost.due is not None and lost.due > now]
+    at = [(max(lost.due, listening_since + FRESH_SECONDS), lost.pod) for lost in found if lost.due is not None]
+    looks = [due - now for due, _ in at if due > now]
     looks += [LOOK_AGAIN_SECONDS for lost in found if lost.reason == "AgentConnected"]
     return Verdict(
         reason=found[0].reason,
         message="; ".join(lost.message for lost in found[:NAMED]) + more,
-        replace=tuple(lost.pod for lost in due if lost.pod is not None),
+        replace=tuple(pod for due, pod in at if due <= now and pod is not None),
         again_seconds=min(looks, default=None),
     )
 
@@ -66,7 +67,7 @@ def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float) 
 def _on_lost_nodes(observed: Observed, received: ReceivedReport | None, now: float) -> Iterator[_Lost]:
     seconds = (observed.job["spec"].get("restart") or {}).get("lostNodeSeconds")
     for pod in observed.pods:
-        trouble = node_trouble(pod, observed.nodes)
+        trouble = node_trouble(pod, observed.nodes_by_name)
         if trouble is not None:
             yield _lost(observed, pod, trouble, seconds, connected=_is_connected(pod, received, now))
 
@@ -111,9 +112,11 @@ def _node_bound_claim(observed: Observed, pod: Object) -> str | None:
 
 def _without_node(observed: Observed) -> Iterator[_Lost]:
     """Pods of a job that has run before which find no Node while one is lost."""
-    lost = [trouble for node in observed.nodes if (trouble := trouble_of(node)) is not None]
     waiting = [pod for pod in observed.pods if not is_scheduled(pod) and scheduler_message(pod)]
-    if not lost or not waiting or not observed.status.get("attempts"):
+    if not waiting or not observed.status.get("attempts"):
+        return
+    lost = [trouble for node in observed.nodes if (trouble := trouble_of(node)) is not None]
+    if not lost:
         return
     names = ", ".join(pod["metadata"]["name"] for pod in waiting[:NAMED])
     fewer = observed.replicas - len(waiting)

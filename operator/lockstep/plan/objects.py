@@ -35,6 +35,8 @@ class RenderContext:
     key: str = MADE_BY_OPERATOR
     owner_uid: str | None = MADE_BY_OPERATOR
     report: ReportTarget | None = _PLAIN_REPORT
+    listening_since: float = 0.0
+    """When this operator began to take reports, seconds since the epoch."""
 
 
 PLAIN = RenderContext()

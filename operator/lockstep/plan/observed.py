@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from lockstep.api import names
@@ -72,6 +73,10 @@ class Observed:
     @property
     def status(self) -> Object:
         return self.job.get("status") or {}
+
+    @cached_property
+    def nodes_by_name(self) -> Mapping[str, Object]:
+        return {str(node["metadata"]["name"]): node for node in self.nodes}
 
     @property
     def stateful_set(self) -> Object | None:

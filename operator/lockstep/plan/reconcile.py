@@ -72,7 +72,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     if expires is not None and expires <= 0 and observed.at_zero:
         return Plan(delete=(observed.job,))
     held = held_until(observed, received, now)
-    lost = lost_nodes(observed, received, now)
+    lost = lost_nodes(observed, received, now, context.listening_since)
     decision = _decide(observed, context, late, finished=end.finished, held=held is not None)
     create, apply, delete = object_writes(observed, decision, context)
     if end.finished:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.names import LABEL_JOB, REPORT_AUDIENCE, pod_name
-from lockstep.plan.observed import Object, owner_uid
+from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.platforms.kubernetes.cluster import Cluster, path_of
 from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.secrets import job_key
@@ -80,8 +80,8 @@ def _bearer(user: Any) -> Bearer:
     return Bearer(parts[2], pod[0], uid[0])
 
 
-def check_node_zero(inventory: Inventory, bearer: Bearer, report: Report) -> None:
-    """The bearer is the pod x-0 that lives now, made by the StatefulSet of the very job that the report is about. Raises Refusal."""
+def check_node_zero(inventory: Inventory, bearer: Bearer, report: Report) -> Observed:
+    """What is seen of the job, when the bearer is the pod x-0 that lives now, made by the StatefulSet of the very job that the report is about. Raises Refusal."""
     job = report.job
     observed = inventory.observed((job.namespace, job.name))
     if observed is None or observed.uid != job.uid:
@@ -94,3 +94,4 @@ def check_node_zero(inventory: Inventory, bearer: Bearer, report: Report) -> Non
     made_here = stateful_set is not None and owner_uid(pod) == stateful_set["metadata"]["uid"] and owner_uid(stateful_set) == job.uid
     if not made_here or pod["metadata"].get("labels", {}).get(LABEL_JOB) != job.name:
         raise Refusal(FORBIDDEN, f"pod {bearer.pod} was not made for job {job.namespace}/{job.name}")
+    return observed

@@ -146,7 +146,7 @@ class Operator:
 
     def _context(self, uid: str) -> RenderContext:
         report = report_target(self.settings.report_url, self.tls.ca_cert)
-        return RenderContext(self.settings.agent_image, job_key(self.master, uid), uid, report)
+        return RenderContext(self.settings.agent_image, job_key(self.master, uid), uid, report, self.server.reports.since)
 
     async def resync(self) -> None:
         """Replace what is known with what the API server lists, and look at every job."""
@@ -174,6 +174,7 @@ class Operator:
 
     async def run(self, watching: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
+        self.server.reports.since = time.time()
         await self.resync()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(watching))

@@ -34,7 +34,7 @@ class RememberedLosses:
 
     def see_pod(self, key: Key, pod: Object, now: float) -> None:
         """At once, since a pod that makes room may be gone before its job is looked at."""
-        fact = loss_of(pod, ())
+        fact = loss_of(pod, {})
         if fact is not None:
             self._of.setdefault(key, {}).setdefault(str(pod["metadata"]["uid"]), (fact, now))
 

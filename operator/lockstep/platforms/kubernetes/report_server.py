@@ -36,6 +36,8 @@ class Reports:
 
     def __init__(self) -> None:
         self._newest: dict[str, ReceivedReport] = {}
+        self.since = time.time()
+        """When this replica began to lead, and so to hear them."""
 
     def of(self, uid: str) -> ReceivedReport | None:
         return self._newest.get(uid)
@@ -118,15 +120,14 @@ class ReportServer:
         report = parse_report(body)
         check_signature(self.master, body, report, request.headers.get(SIGNATURE, ""))
         bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
-        check_node_zero(self.inventory, bearer, report)
+        observed = check_node_zero(self.inventory, bearer, report)
         newest = self.reports.sequence(report.job.uid)
         if report.sequence <= newest:
             return web.json_response({"message": f"sequence must be greater than {newest}", "sequence": newest}, status=409)
         self.reports.take(report, bearer.pod_uid, time.time())
         key = (report.job.namespace, report.job.name)
         self.heard(key)
-        observed = self.inventory.observed(key)
-        facts = () if observed is None else facts_of(observed, self.losses.of(key))
+        facts = facts_of(observed, self.losses.of(key))
         racks = () if observed is None else racks_of(observed, len(report.nodes))
         return web.json_response(reply_json(Reply(facts=facts, racks=racks)))
 
