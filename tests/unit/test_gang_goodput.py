@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep_gang.contract import Goodput, Loss, RestartPolicy, Run, Spent
+from lockstep_gang.contract import Cause, Expected, Failure, Goodput, Loss, RestartPolicy, Run, Spent
 from lockstep_gang.contract.messages import Activity, Leaving, Started, Step
 from lockstep_gang.coordinator.account import Account
 from lockstep_gang.coordinator.records import Records
@@ -40,6 +40,15 @@ def test_waiting_for_nodes_is_queued_and_the_time_until_the_first_step_is_load()
     story.hears(0, hello(0)).waits(7).hears(1, hello(1)).waits(3)
     story.reports(0, Activity(0, "Load")).waits(2).reports(0, Activity(0, "Step")).waits(1).reports(0, Step(0, 1)).waits(4)
     assert seconds(story) == {"queued": 7, "load": 6, "train": 4}
+
+
+def test_checks_before_the_first_attempt_are_preflight_and_after_a_failure_part_of_being_down() -> None:
+    story = Story(make_run(**TRAINER, preflight=Expected()))
+    story.hears(0, hello(0)).waits(4).hears(1, hello(1)).waits(3)
+    assert story.gang.attempt == 0
+    assert seconds(story) == {"queued": 4, "preflight": 3}
+    story.gang = replace(story.gang, failure=Failure("gone", cause=Cause.FABRIC))
+    assert seconds(story.waits(2)) == {"queued": 4, "preflight": 3, "down": 2}
 
 
 def test_evaluations_and_saves_are_their_own_kinds() -> None:

@@ -86,7 +86,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, self._leave)
         loop.add_signal_handler(signal.SIGINT, self._leave)
         loop.add_reader(self._socket.fileno(), self._read_reports)
-        if self._run.training is None and self._node.index == 0:  # a script, beside its rank 0
+        if self._run.training is None:  # a script; rank 0 may be on any node
             self._node = replace(self._node, reporting=await self._progress.start())
         tasks = [
             asyncio.ensure_future(task)

@@ -63,7 +63,10 @@ def spent_on(gang: Gang, run: Run) -> Spent | None:
         return _active(gang, run)
     if gang.held:
         return Spent.STOPPED
-    return Spent.QUEUED if gang.failure is None else Spent.DOWN
+    if gang.failure is not None:
+        return Spent.DOWN
+    checks = gang.preflight.stage is not None or gang.preflight.failures
+    return Spent.PREFLIGHT if checks else Spent.QUEUED
 
 
 def _active(gang: Gang, run: Run) -> Spent:
