@@ -58,6 +58,18 @@ def test_a_bad_fabric_is_told_after_a_while_even_if_other_ranks_stay_silent() ->
     assert story.wake_at is None
 
 
+def test_a_large_gang_is_judged_at_times_and_misses_nothing() -> None:
+    story = started(nodes=2, ranks_per_node=64, gpus_per_node=64, fabric=RDMA)
+    story.waits(1)
+    logs(story, 0, "2.18-ib-peermem")
+    logs(story, 1, "2.18-sockets-no-libibverbs")
+    assert told(story).reason is FabricReason.WAITING
+    assert story.wake_at == story.now + 0.064
+    story.waits(0.064)
+    assert told(story).message == "asked for RDMA, ranks 64–127 on node 1 use sockets (enp1s0): libibverbs could not be opened"
+    assert story.wake_at is None
+
+
 def test_warn_goes_on() -> None:
     story = logs(logs(gpu_story(), 1, "2.18-sockets-no-libibverbs"), 0, "2.18-ib-peermem")
     assert story.gang.phase is Phase.ACTIVE

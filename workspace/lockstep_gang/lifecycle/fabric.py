@@ -17,6 +17,8 @@ from lockstep_gang.lifecycle.ncclfaults import worst_fault
 
 SETTLE_SECONDS = 10.0
 """From the first sign that the fabric is not as asked until it is told, while ranks are still silent."""
+JUDGED_AT_ONCE = 64
+"""Ranks of a gang in which every word is judged at once; a larger one is judged once in a millisecond for each further rank."""
 STEPS_SECONDS = 15.0
 """After the first step every rank's log has been read."""
 _UNTELLING = frozenset(
@@ -35,6 +37,9 @@ class FabricState:
     """The verdict on what is known at this moment."""
     verdict: FabricReport | None = None
     """The one that is told."""
+    judge_at: float | None = None
+    """What was heard since the last time is judged then."""
+    judged_at: float | None = None
     broken_since: float | None = None
     steps_since: float | None = None
 
@@ -69,12 +74,19 @@ def settled(state: FabricState, run: Run, now: float) -> FabricState:
 
 
 def wake_at(state: FabricState) -> float | None:
-    """When a verdict is told even if ranks stay silent."""
+    """When there is something to judge, or a verdict is told even if ranks stay silent."""
     untold = state.judged is not None and state.judged.verified is Verified.FALSE and state.verdict != state.judged
-    return state.broken_since + SETTLE_SECONDS if untold and state.broken_since is not None else None
+    settled_at = state.broken_since + SETTLE_SECONDS if untold and state.broken_since is not None else None
+    return min((at for at in (settled_at, state.judge_at) if at is not None), default=None)
 
 
 def _judged(state: FabricState, run: Run, now: float) -> FabricState:
+    """At once, or soon: hundreds of nodes of a large gang speak in the same second, and a verdict looks at every rank."""
+    free_at = (state.judged_at or 0.0) + max(0, run.world_size - JUDGED_AT_ONCE) / 1000
+    return replace(state, judge_at=free_at) if now < free_at else _told(replace(state, judge_at=None, judged_at=now), run, now)
+
+
+def _told(state: FabricState, run: Run, now: float) -> FabricState:
     steps_done = state.steps_since is not None and now >= state.steps_since + STEPS_SECONDS
     judged = verdict(run, state.ranks, steps_done=steps_done)
     if judged is None or judged.verified is not Verified.FALSE:
