@@ -167,16 +167,14 @@ def test_a_volume_that_takes_no_log_is_said(tmp_path: Path) -> None:
     assert said[0].startswith(f"cannot keep NCCL's logs under {tmp_path / 'file'}")
 
 
-def test_gloos_interface_is_the_named_one_or_that_of_the_hosts_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gloo_interface({"GLOO_SOCKET_IFNAME": "net1"}) == "net1"
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.0.1")
-    assert gloo_interface({}) == "lo"
-
-    def unknown(name: str) -> str:
-        raise OSError
-
-    monkeypatch.setattr(socket, "gethostbyname", unknown)
-    assert gloo_interface({}) == ""
+def test_gloos_interface_is_the_named_one_or_that_of_the_hosts_own_name(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"# 9.9.9.9 {socket.gethostname()}\n::1 {socket.gethostname()}\n127.0.0.1 x {socket.gethostname()} # me\n")
+    assert gloo_interface({"GLOO_SOCKET_IFNAME": "net1"}, hosts) == "net1"
+    assert gloo_interface({}, hosts) == "lo"
+    hosts.write_text("127.0.0.1 localhost\n")
+    assert gloo_interface({}, hosts) == ""
+    assert gloo_interface({}, tmp_path / "none") == ""
 
 
 @pytest.fixture

@@ -52,16 +52,16 @@ def rdma(jobs: Jobs) -> Iterator[str]:
 
 def start(jobs: Jobs, profile: str, name: str, *logs: str, **fabric: Any) -> None:
     """A job whose ranks write these logs, one a node, as NCCL would."""
-    volume = {"name": "fabric", "mountPath": "/fabric", "configMap": {"name": "fabric"}}
-    jobs.start(
-        name,
-        clusterProfileName=profile,
-        gpusPerNode=1,
-        fabric=fabric,
-        script={"path": "/fabric/pretend.py", "args": list(logs)},
-        podTemplate={"volumes": [volume]},
-        restart={"maxRestarts": 3, "backoffSeconds": 0},
-    )
+    spec = {
+        "clusterProfileName": profile,
+        "nodes": 2,
+        "gpusPerNode": 1,
+        "fabric": fabric,
+        "script": {"path": "/fabric/pretend.py", "args": list(logs)},
+        "podTemplate": {"volumes": [{"name": "fabric", "mountPath": "/fabric", "configMap": {"name": "fabric"}}]},
+        "restart": {"maxRestarts": 3, "backoffSeconds": 0},
+    }
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
 
 
 def test_what_nccl_logs_on_both_nodes_is_verified_and_shown(jobs: Jobs, gpus: None, rdma: str) -> None:

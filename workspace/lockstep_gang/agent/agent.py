@@ -290,7 +290,6 @@ class Agent:
             self.link.send(FabricSeen(self._known_attempt, ranks))
 
     async def _watch_fabric(self) -> None:
-        await self._gloo.look()
         while True:
             self._tell_fabric()
             await asyncio.sleep(FABRIC_SECONDS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
 import socket
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.run import Run
@@ -21,14 +21,9 @@ class GlooInterface:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._name: str | None = None
+        silent = run.gpus_per_node > 0 or run.fabric is None
+        self._name = None if silent else gloo_interface({**os.environ, **run.environment})
         self._told_attempt = 0
-
-    async def look(self) -> None:
-        """In a thread: a name server that does not answer must not hold up the agent."""
-        if self._run.gpus_per_node == 0 and self._run.fabric is not None:
-            environment = {**os.environ, **self._run.environment}
-            self._name = await asyncio.get_running_loop().run_in_executor(None, gloo_interface, environment)
 
     def news(self, attempt: int, group_rank: int) -> tuple[RankFabric, ...]:
         """Of every rank of the node, once an attempt."""
@@ -42,15 +37,23 @@ class GlooInterface:
         self._told_attempt = 0
 
 
-def gloo_interface(environment: Mapping[str, str]) -> str:
-    """The one that GLOO_SOCKET_IFNAME names, else the one that has the address of the host's own name; empty where it can't be known."""
+def gloo_interface(environment: Mapping[str, str], hosts: Path = Path("/etc/hosts")) -> str:
+    """The one that GLOO_SOCKET_IFNAME names, else the one that has the address of the host's own name; empty where it can't be known.
+
+    From the file that the kubelet writes: no name server is asked, which might not answer.
+    """
     named = environment.get("GLOO_SOCKET_IFNAME", "")
     if named:
         return named
     with contextlib.suppress(OSError):
-        address = socket.gethostbyname(socket.gethostname())
-        return next((name for _, name in socket.if_nameindex() if _address(name) == address), "")
+        address = _address_of(socket.gethostname(), hosts.read_text(encoding="utf-8", errors="replace"))
+        return next((name for _, name in socket.if_nameindex() if address and _address(name) == address), "")
     return ""
+
+
+def _address_of(host: str, hosts: str) -> str:
+    entries = (line.partition("#")[0].split() for line in hosts.splitlines())
+    return next((words[0] for words in entries if host in words[1:] and ":" not in words[0]), "")
 
 
 def _address(interface: str) -> str:
