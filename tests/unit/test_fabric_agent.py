@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -225,3 +227,22 @@ def test_cpu_ranks_say_that_gloo_leaves_nothing_to_verify(agents: Gang) -> None:
     agents.start(0, 1)
     agents.until("fabric: CPU ranks over gloo (over eth7): nothing to verify")
     assert agents.codes() == [0, 0]
+
+
+REAL = """import ctypes, sys
+sys.exit(ctypes.CDLL(sys.argv[1]).ncclGetUniqueId(ctypes.create_string_buffer(128)))
+"""
+
+
+def test_the_real_library_logs_where_it_is_told_and_is_read(agents: Gang) -> None:
+    """Without a GPU it comes as far as its bootstrap network: what it says of that is read, relayed and named like all else."""
+    (folder,) = list(importlib.import_module("nvidia.nccl").__path__)
+    command = (sys.executable, "-S", "rank.py", f"{folder}/lib/libnccl.so.2")
+    asked, environment = FabricAsked("RDMA"), {"NCCL_SOCKET_IFNAME": "none7"}
+    agents.write(REAL, gpus_per_node=1, nodes=1, fabric=asked, command=command, environment=environment)
+    agents.start(0)
+    assert agents.codes() == [1]
+    failure = agents.record("end.json")["failure"]
+    assert failure["cause"] == "Fabric"
+    assert failure["message"].endswith("NCCL says: Bootstrap : no socket interface found")
+    assert "NCCL_SOCKET_IFNAME" in (agents.folder / "run" / "logs" / "nccl" / "rank-0.log").read_text()
