@@ -52,8 +52,9 @@ def free_port() -> int:
 class Gang:
     """Agents of one run, as processes; everything they start is gone when the test is over."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python_options: tuple[str, ...]) -> None:
         self.folder = folder
+        self.python_options = python_options
         self.run_path = folder / "run.json"
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self._lines: dict[int, list[str]] = {}
@@ -83,7 +84,7 @@ class Gang:
             if node in self.processes:
                 self.processes[node].wait(10)  # the agent before this one
             environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": str(self.folder)}
-            command = [sys.executable, "-S", "-m", "lockstep_gang.agent.main", "--run", str(run_path or self.run_path)]
+            command = [sys.executable, *self.python_options, "-m", "lockstep_gang.agent.main", "--run", str(run_path or self.run_path)]
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -149,8 +150,9 @@ class Gang:
 
 
 @contextmanager
-def gang(folder: Path) -> Iterator[Gang]:
-    agents = Gang(folder)
+def gang(folder: Path, python_options: tuple[str, ...] = ("-S",)) -> Iterator[Gang]:
+    """-S: without site-packages an agent starts sooner."""
+    agents = Gang(folder, python_options)
     try:
         yield agents
     finally:

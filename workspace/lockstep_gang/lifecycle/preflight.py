@@ -212,7 +212,7 @@ def _measurement(group: tuple[int, ...], said: dict[int, Measured]) -> Measureme
     missing = next((node for node in group if node not in said), None)
     if missing is not None:
         return Measurement(group, 0, f"node {missing} did not answer in {GROUP_SECONDS + 10} s")
-    failed = next((node for node in group if said[node].error), None)
+    failed = next((node for node in said if node in group and said[node].error), None)  # who answered first: the others lost it
     if failed is not None:
         return Measurement(group, 0, f"on node {failed}: {said[failed].error}")
     return Measurement(group, busbw(said[group[0]]))
