@@ -101,7 +101,7 @@ SLOW = Finding("allReduce", Severity.ERROR, "node 1 (x-1) is slow", "look at its
 
 
 def failing(*findings: Finding, state: State = State.WAITING, ok: bool = False) -> ReceivedReport:
-    result = PreflightReport(TIME, ok, 12, 2, 345, findings, 0, Bandwidth(2, 1024, 1_234_000_000))
+    result = PreflightReport(TIME, ok, ("names",) * 12, 2, 345, findings, 0, Bandwidth(2, 1024, 1_234_000_000))
     return report(state, 0, preflight=result)
 
 

@@ -100,7 +100,7 @@ def test_preflight_alone_starts_no_rank_and_leaves_nothing_behind(agents: Gang) 
     start(agents, preflight=Expected(only=True), storage=Storage.SHARED)
     assert agents.codes() == [0, 0]
     found = result(agents)
-    assert (found.ok, found.checks, found.nodes, found.findings) == (True, 10, 2, ())
+    assert (found.ok, len(found.checks), found.nodes, found.findings) == (True, 10, 2, ())
     assert "runs" not in agents.log()
     assert not (agents.folder / "run").exists()
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lockstep.api.job import TrainingJob
 from lockstep.api.model import quantity_value
 from lockstep.api.preflight import PreflightMode
 from lockstep.plan.fabric import Transport
-from lockstep_gang.contract import AllReduce, Expected, ExpectedPath, ExpectedRdma, Kind
+from lockstep_gang.contract import (
+    PREFLIGHT_RESULT,
+    AllReduce,
+    Expected,
+    ExpectedPath,
+    ExpectedRdma,
+    Kind,
+    PreflightReport,
+    Run,
+    WhenDone,
+    from_json,
+)
 
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
@@ -27,6 +41,27 @@ def expected(resolved: Resolved) -> Expected | None:
         rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
         all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
     )
+
+
+def alone(job: TrainingJob) -> TrainingJob:
+    """The job with its preflight on, whatever it says."""
+    given = job.spec.preflight
+    if given.mode is not PreflightMode.OFF:
+        return job
+    switched_on = given.model_copy(update={"mode": PreflightMode.FULL})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"preflight": switched_on})})
+
+
+def ending_with_it(run: Run, run_dir: str) -> Run:
+    """The run without its ranks: agents end when preflight has, and leave the records in the job's own folder alone."""
+    assert run.preflight is not None  # noqa: S101 (of a job that `alone` gave)
+    return replace(run, run_dir=run_dir, when_done=WhenDone.EXIT, preflight=replace(run.preflight, only=True))
+
+
+def result_in(line: str) -> PreflightReport | None:
+    """The result, where this line of node 0's log has it."""
+    _, mark, text = line.partition(PREFLIGHT_RESULT)
+    return from_json(PreflightReport, json.loads(text), "preflight result") if mark else None
 
 
 def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:

@@ -21,7 +21,7 @@ def preflight_status(observed: Observed, result: PreflightReport) -> Object:
     before = observed.status.get("preflight") or {}
     known = {f.get("node"): f.get("nodeName") for f in before.get("findings", [])} if before.get("time") == result.time else {}
     found: dict[str, Any] = {
-        "time": result.time, "ok": result.ok, "checks": result.checks, "nodes": result.nodes, "milliseconds": result.milliseconds,
+        "time": result.time, "ok": result.ok, "checks": len(result.checks), "nodes": result.nodes, "milliseconds": result.milliseconds,
         "findings": [_finding(observed, finding, known.get(finding.node)) for finding in result.findings], "omitted": result.omitted,
     }  # fmt: skip
     if result.all_reduce is not None:

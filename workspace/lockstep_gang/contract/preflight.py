@@ -235,7 +235,8 @@ class PreflightReport:
 
     time: str
     ok: bool
-    checks: int
+    checks: tuple[str, ...]
+    """Names of those that were made."""
     nodes: int
     milliseconds: int
     findings: tuple[Finding, ...] = ()

@@ -230,7 +230,7 @@ def _ended(preflight: Preflight, run: Run, findings: list[Finding], now: float) 
     report = PreflightReport(
         time=stamp(now),
         ok=not errors,
-        checks=len(checks_of(run)) + (preflight.whole is not None),
+        checks=(*checks_of(run), *(() if preflight.whole is None else ("allReduce",))),
         nodes=run.nodes,
         milliseconds=max(0, round((now - preflight.began_at) * 1000)),
         findings=tuple(ordered[:FINDINGS_MAX]),

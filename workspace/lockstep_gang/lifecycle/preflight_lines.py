@@ -13,7 +13,7 @@ def preflight_lines(result: PreflightReport) -> Iterator[str]:
         yield f"preflight {finding.severity.value.lower()}: {finding.message}: {finding.fix}"
     if result.omitted:
         yield f"preflight: {result.omitted} more findings are left out"
-    made = f"{result.checks} checks on {result.nodes} node{'s' if result.nodes > 1 else ''}"
+    made = f"{len(result.checks)} checks on {result.nodes} node{'s' if result.nodes > 1 else ''}"
     ended = f"found {errors} errors" if errors else "passed"
     yield f"preflight: {made} {ended} in {result.milliseconds / 1000:.1f} s{_measured(result.all_reduce)}"
 

@@ -65,6 +65,15 @@ async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None,
         return COMPLETE if code == COMPLETE else FAILED
 
 
+async def run_once(cluster: Cluster, run: Run, say: Say) -> int:
+    """Start, follow to the end, then remove all but the claims: node 0's exit code. Raises ConfigError, ApiError."""
+    await _start(cluster, run, say)
+    try:
+        return await _follow(cluster, run, say)
+    finally:
+        await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+
+
 def _print(line: str) -> None:
     print(line, flush=True)
 

@@ -26,12 +26,12 @@ class Interrupted(Exception):
 
 
 class Agents:
-    """One agent a node. Node 0's output is this process's; the others' goes to files `node-N.log` in `logs`."""
+    """One agent a node. Node 0's output is this process's, if `shown`; the others' goes to files `node-N.log` in `logs`."""
 
-    def __init__(self, run_path: Path, nodes: int, logs: Path) -> None:
+    def __init__(self, run_path: Path, nodes: int, logs: Path, *, shown: bool = True) -> None:
         self._logs = logs
         self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        self._processes = [self._start(run_path, node, logs) for node in range(nodes)]
+        self._processes = [self._start(run_path, node, None if shown and node == 0 else logs) for node in range(nodes)]
         for node, process in enumerate(self._processes):
             threading.Thread(target=lambda n=node, p=process: self._ended.put((n, p.wait())), daemon=True).start()
 
@@ -72,7 +72,7 @@ class Agents:
             self.wait_all(END_SECONDS)
 
     @staticmethod
-    def _start(run_path: Path, node: int, logs: Path) -> subprocess.Popen[bytes]:
+    def _start(run_path: Path, node: int, logs: Path | None) -> subprocess.Popen[bytes]:
         command = [
             sys.executable,
             "-m",
@@ -84,17 +84,17 @@ class Agents:
             "--parent",
             str(os.getpid()),
         ]
-        if node == 0:
+        if logs is None:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         logs.mkdir(parents=True, exist_ok=True)
         with (logs / f"node-{node}.log").open("wb") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
-def run_agents(run_path: Path, nodes: int, logs: Path) -> int:
+def run_agents(run_path: Path, nodes: int, logs: Path, *, shown: bool = True) -> int:
     """The exit code: 0 complete, 1 failed, 130 interrupted. Ctrl-C lets the ranks save; a second one stops them at once."""
     with interruptible():
-        agents = Agents(run_path, nodes, logs)
+        agents = Agents(run_path, nodes, logs, shown=shown)
         try:
             code = agents.wait()
             agents.wait_all(END_SECONDS)

@@ -15,7 +15,7 @@ from lockstep.api.shared import Variable
 from lockstep.api.training import Training
 from lockstep.plan.resolve import PlatformDefaults, Resolved
 from lockstep.plan.run import Placement, build_run
-from lockstep_gang.contract import Expected, Run, Storage, WhenDone
+from lockstep_gang.contract import AllReduce, Expected, Run, Storage, WhenDone
 
 LOOPBACK = "127.0.0.1"
 
@@ -42,12 +42,15 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
     )
     run = build_run(resolved, placement)
     command = (sys.executable, *run.command[1:]) if run.command[0] == "python3" else run.command
-    return replace(run, command=command, environment=rank_variables(resolved, inherited), preflight=_here(run.preflight))
+    return replace(run, command=command, environment=rank_variables(resolved, inherited), preflight=_here(resolved, run.preflight))
 
 
-def _here(expected: Expected | None) -> Expected | None:
-    """Without what the profile says of its cluster's pods."""
-    return None if expected is None else replace(expected, shm_bytes=None, rdma=None, all_reduce=None)
+def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
+    """Without what the profile says of its cluster's pods and network."""
+    if expected is None:
+        return None
+    measured = expected.all_reduce is not None and resolved.job.spec.preflight.all_reduce
+    return replace(expected, shm_bytes=None, rdma=None, all_reduce=AllReduce() if measured else None)
 
 
 def run_dir(resolved: Resolved) -> Path:

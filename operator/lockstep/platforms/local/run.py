@@ -36,7 +36,7 @@ def run_local(job: TrainingJob, profile: ClusterProfile, root: Path, earlier: Ea
     with _alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         key_file, run_path = Path(private) / "key", Path(private) / "run.json"
         run = local_run(resolved, key_file, free_ports(), os.environ)
-        _write_private(key_file, secrets.token_hex(32))
+        write_private(key_file, secrets.token_hex(32))
         run_path.write_text(run_text(run), encoding="utf-8")
         return run_agents(run_path, resolved.nodes, folder / "logs")
 
@@ -65,7 +65,8 @@ def free_ports() -> tuple[int, int]:
         return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """A file for this user only."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -1,0 +1,97 @@
+"""`lockstep preflight -f job.yaml`: look at the nodes of a job without starting it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs
+
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
+    from lockstep_gang.contract import Finding, PreflightReport
+
+LOCAL_CLUSTER = "local"
+
+
+def preflight(
+    file: FileOption,
+    local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
+    namespace: NamespaceOption = None,
+    context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
+    cluster: ClusterOption = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Instead of the job's.")] = None,
+    workspace: Annotated[
+        Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
+    ] = Path(".lockstep/workspace"),
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Check the nodes, volumes and network of a job without starting its ranks. Exit code 0: it may start, 1: an error was found.
+
+    On a cluster it runs in pods like the job's own, in the job's namespace, and removes them at the end; the operator isn't needed.
+
+    Example: lockstep preflight -f job.yaml
+    """
+    inputs = read_inputs(file, (cluster or LOCAL_CLUSTER) if local else cluster, namespace)
+    job = _with_nodes(inputs.job, nodes)
+    if local:
+        from lockstep.platforms.local.preflight import preflight_local
+
+        result = preflight_local(job, inputs.cluster.profile, workspace)
+    else:
+        from lockstep.cli.target import use_embedded_cluster
+        from lockstep.platforms.kubernetes.preflight import preflight_on_cluster
+
+        use_embedded_cluster(inputs.cluster.cluster.name, context)
+        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say)
+    _show(result, as_json)
+    raise typer.Exit(0 if result.ok else 1)
+
+
+def _with_nodes(job: TrainingJob, nodes: int | None) -> TrainingJob:
+    return job if nodes is None else job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _show(result: PreflightReport, as_json: bool) -> None:
+    from lockstep_gang.contract import to_json
+
+    if as_json:
+        print(json.dumps(to_json(result), indent=1))
+        return
+    _table(result)
+    measured = result.all_reduce
+    if measured is not None:
+        size = f"{measured.bytes // 1024**2} MiB over {measured.ranks} ranks"
+        print(f"all-reduce of {size}: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth")
+    found = "passed" if result.ok else "found errors: the job would not start"
+    print(f"{len(result.checks)} checks on {result.nodes} nodes {found} ({result.milliseconds / 1000:.1f} s)")
+
+
+def _table(result: PreflightReport) -> None:
+    """Every check: ok, or what was found."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("check", "node", "result", "what was seen", "what to do", box=None)
+    for name in result.checks:
+        found = [finding for finding in result.findings if finding.check == name]
+        for row in map(_row, found) if found else [(name, "", "ok", "", "")]:
+            table.add_row(*row)
+    for finding in (finding for finding in result.findings if finding.check not in result.checks):
+        table.add_row(*_row(finding))
+    Console().print(table)
+    if result.omitted:
+        print(f"{result.omitted} more findings are left out")
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    node = "" if finding.node is None else str(finding.node)
+    return finding.check, node, finding.severity.value, finding.message, finding.fix

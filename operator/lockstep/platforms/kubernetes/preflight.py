@@ -1,0 +1,62 @@
+"""Preflight of a job on a cluster: the job's own pods, which end when it has. The role `admin` in one namespace is enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from posixpath import join
+
+from lockstep.api import names
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfile
+from lockstep.api.shared import StorageMode
+from lockstep.plan.preflight import alone, ending_with_it, result_in
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.in_namespace import run_once
+from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
+from lockstep_gang.contract import PreflightReport, parse_run, run_text
+
+SUFFIX = "-preflight"
+OWN = "lockstep:"
+"""Begins what the command says itself, not node 0's log."""
+Say = Callable[[str], None]
+
+
+def preflight_on_cluster(
+    job: TrainingJob, profile: ClusterProfile, namespace: str, context: str | None, say: Say
+) -> PreflightReport:
+    """`say` hears what is waited for. Raises ConfigError when the job can't start, Failed when its pods ended without a result."""
+    return asyncio.run(_preflight(prepared(job, profile, namespace), context, say))
+
+
+def prepared(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
+    """The job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
+    job's name, since that is what its volumes are found by."""
+    wanted = alone(job)
+    run = prepare(wanted, profile, namespace)
+    if run.resolved.storage_mode is StorageMode.SHARED:
+        name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(SUFFIX)].rstrip('-')}{SUFFIX}"
+        run = prepare(wanted.model_copy(update={"metadata": wanted.metadata.model_copy(update={"name": name})}), profile, namespace)
+    text = run_text(ending_with_it(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name)))
+    return replace(run, frozen=replace(run.frozen, run=text))
+
+
+async def _preflight(run: Run, context: str | None, say: Say) -> PreflightReport:
+    lines: list[str] = []
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        if line.startswith(OWN):
+            say(line)
+
+    async with await Cluster.connect(context) as cluster:
+        try:
+            await run_once(cluster, run, hear)
+        except ApiError as error:
+            raise ConfigError(f"the API server refused an object of the preflight: {error.message}") from None
+    result = next(filter(None, map(result_in, lines)), None)
+    if result is None:
+        raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines[-5:]))
+    return result
