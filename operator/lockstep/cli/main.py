@@ -23,6 +23,7 @@ from lockstep.cli import (
     get,
     init,
     logs,
+    preflight,
     quickstart,
     render,
     retry,
@@ -50,6 +51,7 @@ app.command("quickstart", rich_help_panel="Start")(quickstart.quickstart)
 app.add_typer(init.app, name="init", rich_help_panel="Start")
 app.command("validate", rich_help_panel="A job")(validate.validate)
 app.command("render", rich_help_panel="A job")(render.render)
+app.command("preflight", rich_help_panel="A job")(preflight.preflight)
 app.command("run", rich_help_panel="A job")(run.run)
 app.command("diff", rich_help_panel="A job")(diff.diff)
 app.command("logs", rich_help_panel="A job")(logs.logs)

@@ -20,7 +20,6 @@ from lockstep_gang.contract import (
     Kind,
     PreflightReport,
     Run,
-    WhenDone,
     from_json,
 )
 
@@ -53,9 +52,9 @@ def alone(job: TrainingJob) -> TrainingJob:
 
 
 def ending_with_it(run: Run, run_dir: str) -> Run:
-    """The run without its ranks: agents end when preflight has, and leave the records in the job's own folder alone."""
+    """The run without its ranks: it is over when preflight is, and the records in the job's own folder are left alone."""
     assert run.preflight is not None  # noqa: S101 (of a job that `alone` gave)
-    return replace(run, run_dir=run_dir, when_done=WhenDone.EXIT, preflight=replace(run.preflight, only=True))
+    return replace(run, run_dir=run_dir, preflight=replace(run.preflight, only=True))
 
 
 def result_in(line: str) -> PreflightReport | None:

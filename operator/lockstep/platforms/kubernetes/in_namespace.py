@@ -65,12 +65,16 @@ async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None,
         return COMPLETE if code == COMPLETE else FAILED
 
 
-async def run_once(cluster: Cluster, run: Run, say: Say) -> int:
-    """Start, follow to the end, then remove all but the claims: node 0's exit code. Raises ConfigError, ApiError."""
+async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event) -> None:
+    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims. Raises ConfigError, ApiError."""
     await _start(cluster, run, say)
+    parts = [asyncio.ensure_future(_follow(cluster, run, say)), asyncio.ensure_future(heard.wait())]
     try:
-        return await _follow(cluster, run, say)
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
         await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
 
 

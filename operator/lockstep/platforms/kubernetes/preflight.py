@@ -14,9 +14,9 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import StorageMode
 from lockstep.plan.preflight import alone, ending_with_it, result_in
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.in_namespace import run_once
+from lockstep.platforms.kubernetes.in_namespace import run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
-from lockstep_gang.contract import PreflightReport, parse_run, run_text
+from lockstep_gang.contract import PreflightReport, WhenDone, parse_run, run_text
 
 SUFFIX = "-preflight"
 OWN = "lockstep:"
@@ -24,9 +24,7 @@ OWN = "lockstep:"
 Say = Callable[[str], None]
 
 
-def preflight_on_cluster(
-    job: TrainingJob, profile: ClusterProfile, namespace: str, context: str | None, say: Say
-) -> PreflightReport:
+def preflight_on_cluster(job: TrainingJob, profile: ClusterProfile, namespace: str, context: str | None, say: Say) -> PreflightReport:
     """`say` hears what is waited for. Raises ConfigError when the job can't start, Failed when its pods ended without a result."""
     return asyncio.run(_preflight(prepared(job, profile, namespace), context, say))
 
@@ -39,21 +37,26 @@ def prepared(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
     if run.resolved.storage_mode is StorageMode.SHARED:
         name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(SUFFIX)].rstrip('-')}{SUFFIX}"
         run = prepare(wanted.model_copy(update={"metadata": wanted.metadata.model_copy(update={"name": name})}), profile, namespace)
-    text = run_text(ending_with_it(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name)))
-    return replace(run, frozen=replace(run.frozen, run=text))
+    ending = ending_with_it(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
+    # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
+    waiting = replace(ending, when_done=WhenDone.WAIT)
+    return replace(run, frozen=replace(run.frozen, run=run_text(waiting)))
 
 
 async def _preflight(run: Run, context: str | None, say: Say) -> PreflightReport:
     lines: list[str] = []
+    heard = asyncio.Event()
 
     def hear(line: str) -> None:
         lines.append(line)
-        if line.startswith(OWN):
+        if result_in(line) is not None:
+            heard.set()
+        elif line.startswith(OWN):
             say(line)
 
     async with await Cluster.connect(context) as cluster:
         try:
-            await run_once(cluster, run, hear)
+            await run_until(cluster, run, hear, heard)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the preflight: {error.message}") from None
     result = next(filter(None, map(result_in, lines)), None)
