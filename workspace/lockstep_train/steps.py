@@ -11,6 +11,8 @@ from lockstep_train.checkpoint import zero_access
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.schedule import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
+from lockstep_train.engine.waits import Waits
+from lockstep_train.report.pace import PaceTeller
 from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes
 from lockstep_train.stop import StopSignal
 from lockstep_train.watch import limits
@@ -25,6 +27,9 @@ class Steps:
         training = run.config.training
         self._run = run
         self._stop = stop
+        waits = Waits(run.ranks.device)
+        waits.install()
+        self._pace = PaceTeller(run.reporter.agent)
         self._stepper = Stepper(
             run.engine,
             run.loss,
@@ -34,6 +39,7 @@ class Steps:
             seed=training.seed,
             policy=training.optimization.non_finite,
             looking=run.usage.look_at if run.usage else lambda batch: None,
+            waits=waits,
         )
         self._speed = measure_speed(run.engine.module, training, run.ranks.world_size, run.reporter)
         self._clock = Clock(run.ranks.device)
@@ -60,6 +66,7 @@ class Steps:
         result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, told)
         self._computing = result.seconds["forward"] + result.seconds["backward"]
         self._durations.append(time.monotonic() - started)
+        self._pace.step(step, result.own_seconds)
         self._report(step, rate, work, result)
         return result
 

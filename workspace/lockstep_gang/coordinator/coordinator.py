@@ -211,9 +211,10 @@ class Coordinator:
         report = summarise(self.gang, self._run)
         if (state_of(before), before.attempt, before.stopped) != (state_of(self.gang), self.gang.attempt, self.gang.stopped):
             self._reporter.transition(replace(report, log=self._output.tail()))
-        elif (before.checkpoint, before.fabric.verdict, message_of(before, self._run)) != (
+        elif (before.checkpoint, before.fabric.verdict, before.stragglers, message_of(before, self._run)) != (
             report.checkpoint,
             report.fabric,
+            self.gang.stragglers,
             report.message,
         ):
             self._reporter.news(report)

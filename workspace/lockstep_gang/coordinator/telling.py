@@ -16,6 +16,7 @@ from lockstep_gang.lifecycle.placement import racks_line
 from lockstep_gang.lifecycle.preflight import ends_with_it
 from lockstep_gang.lifecycle.preflight_lines import preflight_lines
 from lockstep_gang.lifecycle.start import banner
+from lockstep_gang.lifecycle.stragglers import in_words
 from lockstep_gang.lifecycle.summary import message_of, state_of
 
 
@@ -26,6 +27,7 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     yield from _explained(before, after)
     yield from _preflight(before, after, run)
     yield from _fabric(before, after)
+    yield from _stragglers(before, after)
     yield from _phases(before, after, run)
 
 
@@ -58,6 +60,18 @@ def _fabric(before: Gang, after: Gang) -> Iterator[str]:
     told = after.fabric.verdict
     if told is not None and told != before.fabric.verdict and told.reason is not FabricReason.WAITING:
         yield f"{'warning, ' if told.verified is Verified.FALSE else ''}fabric: {told.message}"
+
+
+def _stragglers(before: Gang, after: Gang) -> Iterator[str]:
+    if before.stragglers == after.stragglers or before.attempt != after.attempt:
+        return
+    for straggler in after.stragglers:
+        if straggler not in before.stragglers:
+            yield in_words(straggler)
+    now = {straggler.rank for straggler in after.stragglers}
+    for straggler in before.stragglers:
+        if straggler.rank not in now:
+            yield f"rank {straggler.rank} on node {straggler.node} is as fast as the others again"
 
 
 def _exits(before: Gang, after: Gang, run: Run) -> Iterator[str]:

@@ -91,7 +91,9 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
         gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
     )
     fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now))
-    return Decision(replace(fresh, stopping=None, hang=None, late=(), dumps=(), lost=(), trainer=None, trouble=None), begin=True)
+    return Decision(
+        replace(fresh, stopping=None, hang=None, stragglers=(), late=(), dumps=(), lost=(), trainer=None, trouble=None), begin=True
+    )
 
 
 def _before_the_attempt(gang: Gang, run: Run) -> Decision:

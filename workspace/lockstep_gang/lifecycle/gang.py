@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from lockstep_gang.contract.goodput import Goodput
-from lockstep_gang.contract.messages import Dumped, Error, Order, RankExit, Start, StopMode
-from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, TrainerReport
+from lockstep_gang.contract.messages import Dumped, Error, Order, Pace, RankExit, Start, StopMode
+from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, Straggler, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.fabric import FabricState
@@ -33,6 +33,8 @@ class Rank:
     sign: int = 0
     """When its first sign of trouble came, counted over the whole gang; 0: none."""
     progress: Progress = field(default_factory=Progress)
+    paces: tuple[Pace, ...] = ()
+    """The last ones it told."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Gang:
     stop_began: float = 0.0
     stopped: StopReport | None = None
     """What came of the newest stop that was asked for."""
+    stragglers: tuple[Straggler, ...] = ()
+    """Of the newest attempt, the slowest first."""
     wait: Wait = field(default_factory=Wait)
     late: tuple[int, ...] = ()
     """Ranks that had not been heard when the start's time was over, for which the attempt is stopped."""

@@ -16,6 +16,7 @@ from lockstep_gang.contract.messages import (
     FabricSeen,
     Hello,
     Leaving,
+    Pace,
     Progressed,
     RankExit,
     RankReport,
@@ -35,6 +36,7 @@ from lockstep_gang.lifecycle.gang import Gang, Node, Phase, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, stepped
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
+from lockstep_gang.lifecycle.stragglers import paced
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
@@ -133,6 +135,8 @@ def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -
         return gang
     rank = gang.ranks[report.rank]
     gang = gang.with_rank(report.rank, replace(rank, ready=True, progress=told(rank.progress, report, now)))
+    if isinstance(report, Pace):
+        return paced(gang, run, report)
     if isinstance(report, Error):
         gang, sign = _sign(gang, report.rank)
         return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))

@@ -28,6 +28,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         failure=gang.failure if state in (State.BACKING_OFF, State.FAILED) else None,
         restarts_counted=gang.budget.counted,
         history=gang.history,
+        stragglers=gang.stragglers if gang.phase is Phase.ACTIVE else (),
         stop=gang.stopped,
         result=gang.result if state is State.COMPLETE else None,
         goodput=gang.goodput,

@@ -16,6 +16,7 @@ from lockstep_train.data.collate import Batch
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.loss import TokenLoss, targets
 from lockstep_train.engine.ranks import Ranks
+from lockstep_train.engine.waits import Waits
 from lockstep_train.errors import NonFinite
 
 MOST_SKIPPED = 20
@@ -36,6 +37,8 @@ class StepResult:
     """Why the update was left out, on all ranks alike; None when it was applied."""
     seconds: Mapping[str, float]
     """Of each part of the step on this rank (clock.PARTS)."""
+    own_seconds: float
+    """Of data, forward and backward on this rank, without what it waited for others."""
     told: list[list[float]]
     """What each rank told of itself, in rank order."""
 
@@ -75,6 +78,7 @@ class Stepper:
         seed: int,
         policy: NonFinitePolicy,
         looking: Callable[[Batch], None] = lambda batch: None,
+        waits: Waits | None = None,
     ) -> None:
         """`looking` sees each batch before its forward pass."""
         self._engine = engine
@@ -85,6 +89,7 @@ class Stepper:
         self._seed = seed
         self._policy = policy
         self._looking = looking
+        self._waits = waits or Waits(ranks.device)
         self._skipped_in_a_row = 0
 
     def take(
@@ -95,7 +100,9 @@ class Stepper:
         `tokens`: the learned tokens of the whole global batch, over all ranks. `told`: what the other ranks shall know of this one. Raises NonFinite, on every rank alike, before
         an update that would not be finite, unless the policy is to leave such updates out.
         """
+        self._waits.taken()
         loss = self._gradients(step, batches, tokens, clock)
+        waited = self._waits.taken()
         self._progress.at("waiting for the other ranks' losses")
         losses, told_by_rank, (stop, busy) = exchange(loss, told, (stopping(), self._saving.busy), self._ranks)
         clock.lap("wait")
@@ -110,7 +117,9 @@ class Stepper:
         if not math.isfinite(norm):
             skipped = skipped or self._left_out(step)
         self._count(step, skipped)
-        return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, clock.seconds(), told_by_rank)
+        seconds = clock.seconds()
+        own = max(0.0, sum(seconds[part] for part in ("data", "forward", "backward")) - waited.seconds)
+        return StepResult(math.fsum(losses) / tokens, norm, stop, busy, skipped, seconds, own, told_by_rank)
 
     def _gradients(self, step: int, batches: Sequence[Batch], tokens: int, clock: Clock) -> torch.Tensor:
         """This rank's summed loss; its gradients are left where DeepSpeed reduces them.
