@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
+import signal
 import ssl
 import threading
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from lockstep_gang.contract import Report, ReportTarget, State, WhenDone, is_report_signature, parse_report
+from lockstep_gang.contract import Report, ReportTarget, Save, State, WhenDone, is_report_signature, parse_report
 from unit.gang_cases import KEY, Gang, free_port, gang
 
 
@@ -70,6 +71,7 @@ class Operator:
         self.tokens: list[str] = []
         self.seen: list[int] = []
         self.orders: dict[State, list[dict[str, str]]] = {}
+        self.racks: list[str] = []
         self.answers: list[tuple[int, dict[str, Any]]] = []
         self.news = threading.Condition()
         operator = self
@@ -99,12 +101,15 @@ class Operator:
             assert is_report_signature(KEY, body, signature)
             report = parse_report(body)
             self.seen.append(report.sequence)
-            status, answer = self.answers.pop(0) if self.answers else (200, {"orders": self.orders.get(report.state, []), "facts": []})
+            status, answer = self.answers.pop(0) if self.answers else (200, self.reply(report))
             if status == 200:
                 self.reports.append(report)
                 self.tokens.append(authorization)
             self.news.notify_all()
             return status, answer
+
+    def reply(self, report: Report) -> dict[str, Any]:
+        return {"orders": self.orders.get(report.state, []), "facts": [], "racks": self.racks}
 
     def until(self, state: State) -> Report:
         with self.news:
@@ -256,6 +261,48 @@ def test_the_operator_s_order_to_stop_lets_the_ranks_save(agents: Gang, certific
     agents.until("stopped before the first step of attempt 1")
     agents.until("'FromTheFuture' is not known")
     assert agents.record("attempts.jsonl")[-1]["outcome"] == "Stopped"
+
+
+STEPPING = """
+import json, os, signal, socket, sys
+report = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+report.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+def tell(event, **fields):
+    report.send(json.dumps({"event": event, "rank": int(os.environ["RANK"]), **fields}).encode())
+def save(*_):
+    if os.environ["RANK"] == "0":
+        tell("checkpoint", step=7, path="/c/step-7")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+tell("step", step=7)
+print("step 7 is done", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_the_last_report_tells_how_the_stop_went(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
+    agents.write(STEPPING, target(agents, certificate, port), when_done=WhenDone.WAIT)
+    agents.start(0, 1)
+    for node in (0, 1):
+        agents.until("step 7 is done", node)
+    for node in (0, 1):
+        agents.signal(node, signal.SIGTERM)
+    assert agents.codes() == [75, 75]
+    stop = operator.reports[-1].stop
+    assert stop is not None
+    assert (stop.save, stop.message, stop.lost_steps) == (Save.SAVED, "saved at step 7 and stopped", 0)
+
+
+def test_ranks_of_one_rack_are_neighbours(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
+    operator.racks = ["a", "b", "a"]
+    say = 'import os\nprint("place", *(os.environ[n] for n in ("RANK", "GROUP_RANK", "LOCKSTEP_NODE")))'
+    agents.write(say, target(agents, certificate, port), nodes=3, ranks_per_node=2, rack_grouped=True)
+    agents.start(0, 1, 2)
+    assert agents.codes() == [0, 0, 0]
+    agents.until("ranks follow the racks: node 0, 2 (rack a), then 1 (rack b)")
+    places = [sorted(line.split("place ")[1] for line in agents.log(node).splitlines() if "place " in line) for node in range(3)]
+    assert places == [["0 0 0", "1 0 0"], ["4 2 1", "5 2 1"], ["2 1 2", "3 1 2"]]
 
 
 def test_a_server_whose_certificate_the_run_does_not_know_gets_no_report(agents: Gang, operator: Operator, port: int) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep_gang.contract import Save, State, StopReport
 from lockstep_gang.contract.messages import Checkpoint, Error, Exited, Leaving, RankExit, Step, Stopped
+from lockstep_gang.coordinator import coordinator
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.telling import telling
+from unit.gang_cases import KEY
 from unit.gang_story import Story, all_stopped, hello, started
 
 TRAINING: dict[str, Any] = {"training": {}}
@@ -135,3 +140,41 @@ def test_the_log_says_once_what_came_of_the_stop() -> None:
     before = story.gang
     ended(story, 75, 75)
     assert list(telling(before, story.gang, story.run)).count("saved at step 43 and stopped") == 1
+
+
+def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.01)
+    story = stopping(training(step=7, training=None, run_dir=str(tmp_path)))
+    story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
+
+    async def settle() -> str:
+        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: ()))
+        hosted._begin_record(story.gang)
+        hosted.gang = replace(story.gang, stop_began=hosted._now())
+        settling = asyncio.ensure_future(hosted.settle())
+        await asyncio.sleep(0.1)
+        assert not settling.done()
+        hosted.heard(1, Exited(1, RankExit(1, 3, None, ordered=True)))
+        hosted.heard(1, Stopped(1))
+        await settling
+        assert hosted.gang.stopped is not None
+        return hosted.gang.stopped.message
+
+    assert asyncio.run(settle()) == "stopped without a save: 7 steps since the start are lost: rank 1 exited with 3"
+
+
+def test_a_node_that_does_not_answer_in_time_is_not_waited_for_any_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.01)
+    story = stopping(training(step=7, commit=7, run_dir=str(tmp_path), save_grace_seconds=0))
+    story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
+
+    async def settle() -> StopReport | None:
+        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: ()))
+        hosted._begin_record(story.gang)
+        hosted.gang = replace(story.gang, stop_began=hosted._now())
+        await hosted.settle()
+        return hosted.gang.stopped
+
+    stop = asyncio.run(settle())
+    assert stop is not None
+    assert (stop.save, stop.message) == (Save.SAVED, "saved at step 7 and stopped")
