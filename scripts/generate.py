@@ -1,4 +1,4 @@
-"""Writes the files that are generated from the API models, or checks that they are as they would be written.
+"""Writes the files that are generated from the API models and the verbs, or checks that they are as they would be written.
 
     scripts/generate.py crds|docs|all [--check]
 
@@ -33,8 +33,9 @@ def crds() -> dict[Path, str]:
 def docs() -> dict[Path, str]:
     """Path below the repository's root → text, of every page of the reference."""
     from lockstep.api.reference import cluster_file_page, training_job_page
+    from lockstep.cli.reference import cli_page
 
-    return {DOCS / "trainingjob.md": training_job_page(), DOCS / "clusterprofile.md": cluster_file_page()}
+    return {DOCS / "trainingjob.md": training_job_page(), DOCS / "clusterprofile.md": cluster_file_page(), DOCS / "cli.md": cli_page()}
 
 
 def differences(files: dict[Path, str]) -> str:

@@ -27,7 +27,10 @@ def export(
     sources: SourceArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter's folder; made if it isn't there.")],
 ) -> None:
-    """Make a PEFT adapter folder from a checkpoint's shards, without a GPU and without the base model."""
+    """Make a PEFT adapter folder from a checkpoint's shards, without a GPU and without the base model.
+
+    Example: lockstep adapter export runs/demo -o adapter
+    """
     run_trainer("export", [*sources, "--output", output])
 
 
@@ -37,6 +40,9 @@ def merge(
     output: Annotated[Path, typer.Option("--output", "-o", help="The model's folder: a new or an empty one.")],
     base: Annotated[Path | None, typer.Option("--base", help="The base model's folder. Default: where the run had it.")] = None,
 ) -> None:
-    """Make a full model folder from a checkpoint's shards and the base model, without a GPU, tensor by tensor."""
+    """Make a full model folder from a checkpoint's shards and the base model, without a GPU, tensor by tensor.
+
+    Example: lockstep adapter merge runs/demo -o model --base models/tiny-base
+    """
     stated: list[str | Path] = [] if base is None else ["--base", base]
     run_trainer("merge", [*sources, "--output", output, *stated])

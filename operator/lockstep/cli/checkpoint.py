@@ -28,7 +28,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("list")
 def list_commits(sources: SourceArgument, as_json: JsonOption = False) -> None:
-    """Every commit: its step, size and evaluation loss, whether its files are there, and why it is kept."""
+    """Every commit: its step, size and evaluation loss, whether its files are there, and why it is kept.
+
+    Example: lockstep checkpoint list runs/demo
+    """
     text, _ = ask_trainer("inspect", ["list", *sources])
     if as_json:
         typer.echo(text)
@@ -45,7 +48,10 @@ def verify(
     everything: Annotated[bool, typer.Option("--all", help="Every commit that a start might choose, not only the newest.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read every shard and compare its checksum with the manifest's. Exit code 1 when something is missing or damaged."""
+    """Read every shard and compare its checksum with the manifest's. Exit code 1 when something is missing or damaged.
+
+    Example: lockstep checkpoint verify runs/demo --all
+    """
     text, code = ask_trainer("inspect", ["verify", *sources, *(["--all"] if everything else [])])
     typer.echo(text if as_json else "\n".join(verdicts(json.loads(text)["commits"])))
     raise typer.Exit(code)
@@ -53,7 +59,10 @@ def verify(
 
 @app.command("inspect")
 def inspect(sources: SourceArgument, as_json: JsonOption = False) -> None:
-    """The newest commit, or the one given, in words: what it was trained from, and what it holds."""
+    """The newest commit, or the one given, in words: what it was trained from, and what it holds.
+
+    Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
+    """
     text, _ = ask_trainer("inspect", ["show", *sources])
     if as_json:
         typer.echo(text)

@@ -1,0 +1,66 @@
+"""docs/reference/cli.md: every verb's help page, from the verbs themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer.main
+from typer import Context
+from typer.core import TyperGroup, TyperOption
+
+from lockstep.cli.main import app
+
+HEADER = """# Command line
+
+Generated from the verbs: `lockstep VERB --help` says the same. `kubectl lockstep VERB` and `oc lockstep VERB` work, too, where the command is on the PATH.
+
+Exit codes: 0 done; 1 it failed (the job, the cluster, a check); 2 what was written or asked can't be used, and nothing was changed; 130 interrupted.
+"""
+
+
+def cli_page() -> str:
+    root = typer.main.get_command(app)
+    return HEADER + "".join(_section(path, command) for path, command in commands(root, ["lockstep"]))
+
+
+def commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """(words to type, command) of every verb below."""
+    if not isinstance(command, TyperGroup):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        yield from commands(inner, [*path, name])
+
+
+def _section(path: list[str], command: Any) -> str:
+    with Context(command, info_name=" ".join(path)) as context:
+        usage = " ".join(command.collect_usage_pieces(context))
+    lines = [f"\n## {' '.join(path)}\n", f"\n```\n{' '.join(path)} {usage}\n```\n", f"\n{_text(command)}\n"]
+    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    if rows:
+        lines += ["\n| | default | |\n|---|---|---|\n", *rows]
+    return "".join(lines)
+
+
+def _text(command: Any) -> str:
+    """The help page's words; the example as code."""
+    paragraphs = (command.help or "").strip().split("\n\n")
+    shown = [f"`{p.strip().removeprefix('Example: ')}`" if p.strip().startswith("Example: ") else " ".join(p.split()) for p in paragraphs]
+    return "\n\n".join(shown)
+
+
+def _row(parameter: Any) -> str:
+    if isinstance(parameter, TyperOption):
+        names, text = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts)), parameter.help or ""
+    else:
+        names, text = f"`{(parameter.name or '').upper()}`", getattr(parameter, "help", "") or ""
+    default = parameter.default
+    value = (
+        "required"
+        if parameter.required
+        else ""
+        if default in (None, False) or callable(default)
+        else f"`{getattr(default, 'value', default)}`"
+    )
+    return f"| {names} | {value} | {text} |\n".replace("||", "|  |")
