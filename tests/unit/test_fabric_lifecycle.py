@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, DegradedPolicy, FabricAsked, FabricReason, RestartPolicy, State, Verified
+from lockstep_gang.contract import Cause, DegradedPolicy, FabricAsked, FabricReason, Failure, RestartPolicy, State, Verified
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.messages import Error, FabricSeen, Step, Stop, StopMode
 from lockstep_gang.coordinator.telling import telling
-from lockstep_gang.lifecycle.fabric import SETTLE_SECONDS, STEPS_SECONDS
+from lockstep_gang.lifecycle.fabric import SETTLE_SECONDS, STEPS_SECONDS, explained_hang
 from lockstep_gang.lifecycle.gang import Phase
 from unit.fabric_cases import read
 from unit.gang_story import Story, all_stopped, started
@@ -204,6 +204,16 @@ def test_a_rank_with_a_cause_of_its_own_keeps_it(exception: str, message: str, c
     assert failure is not None
     assert failure.cause is cause
     assert "NCCL says" not in failure.message
+
+
+def test_a_hang_is_explained_by_the_hung_ranks_nccl_and_else_told_what_another_one_says() -> None:
+    story = gpu_story().hears(0, FabricSeen(1, (read("fault-2.18-completion-error-12", 1), read("fault-2.19-peer-closed", 0))))
+    own, others, none = (Failure("a rank hangs", rank=rank, cause=Cause.HANG) for rank in (1, 2, 2))
+    words = "NET/IB : Got completion from peer 10.0.0.12<52042> with error 12, opcode 1, len 32768, vendor err 129 (Recv)"
+    fabric = story.gang.fabric
+    assert explained_hang(own, fabric, story.run) == replace(own, message=f"a rank hangs; NCCL says: {words}", cause=Cause.FABRIC)
+    assert explained_hang(others, fabric, story.run) == replace(others, message=f"a rank hangs; NCCL says on rank 1: {words}")
+    assert explained_hang(none, gpu_story().gang.fabric, story.run) is none
 
 
 def test_a_run_of_an_older_version_has_no_verdict_and_runs() -> None:

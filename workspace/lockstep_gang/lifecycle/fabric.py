@@ -123,6 +123,17 @@ def explained(failure: Failure, state: FabricState, run: Run) -> Failure:
     return replace(failure, message=f"{failure.message[:600]}; NCCL says: {fault.text}{peer}", cause=Cause.FABRIC)
 
 
+def explained_hang(failure: Failure, state: FabricState, run: Run) -> Failure:
+    """A rank that hangs by a fault of its own fabric has that cause. What another rank's NCCL says is told beside: it may be the effect."""
+    own = explained(failure, state, run)
+    found = [(rank.rank, fault) for rank in state.ranks if rank is not None and (fault := worst_fault(rank)) is not None]
+    telling = [entry for entry in found if entry[1].kind is not FaultKind.EFFECT]
+    if own is not failure or not telling:
+        return own
+    rank, fault = min(telling, key=lambda entry: list(FaultKind).index(entry[1].kind))
+    return replace(failure, message=f"{failure.message[:600]}; NCCL says on rank {rank}: {fault.text}")
+
+
 def _fault(failure: Failure, state: FabricState) -> NcclFault | None:
     if failure.rank is None or failure.cause not in _WEAK or failure.exception not in {None, *_UNTELLING}:
         return None

@@ -12,7 +12,7 @@ from lockstep_gang.contract.messages import Error, RankExit
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.causes import rank_cause
-from lockstep_gang.lifecycle.fabric import explained, fault_kind, refusal
+from lockstep_gang.lifecycle.fabric import explained, explained_hang, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import hang_failure, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang
@@ -35,7 +35,8 @@ def first_failure(gang: Gang, run: Run) -> Failure:
     if gang.late:
         return late_ranks_failure(gang, run)
     if gang.hang is not None:
-        return replace(hang_failure(gang, run, gang.hang), step=gang.trainer.step if gang.trainer is not None else None)
+        hung = explained_hang(hang_failure(gang, run, gang.hang), gang.fabric, run)
+        return replace(hung, step=gang.trainer.step if gang.trainer is not None else None)
     step = gang.trainer.step if gang.trainer is not None else None
     refused = refusal(gang.fabric, run)
     if refused is not None:
