@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run status-cluster clean-cluster logs cluster-up cluster-down test test-unit test-train test-faults test-cluster lint format manifests lock
+.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run status-cluster clean-cluster logs cluster-up cluster-down test test-unit test-train test-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -62,6 +62,9 @@ test-faults: setup ## power cut at every step of a save, on a disk in a file; ro
 
 test-cluster: setup ## a real API server and real pods; root
 	@$(PYTEST) tests/cluster
+
+drills: setup ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost (part of test-cluster); root
+	@$(PYTEST) tests/cluster/operator/test_drills.py
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check

@@ -20,6 +20,7 @@ from lockstep.cli import (
     devcluster,
     diff,
     doctor,
+    drill,
     get,
     init,
     logs,
@@ -58,6 +59,7 @@ app.command("logs", rich_help_panel="A job")(logs.logs)
 app.command("get", rich_help_panel="A job")(get.get)
 app.command("describe", rich_help_panel="A job")(get.describe)
 app.command("why", rich_help_panel="A job")(why.why)
+app.command("drill", rich_help_panel="A job")(drill.drill)
 app.command("events", rich_help_panel="A job")(get.events)
 app.command("wait", rich_help_panel="A job")(get.wait)
 app.command("suspend", rich_help_panel="A job")(suspend.suspend)

@@ -32,13 +32,16 @@ class Form(StrEnum):
     JSON = "json"
 
 
+OutputOption = Annotated[Form, typer.Option("-o", "--output", help="text or json.")]
+
+
 def why(
     job: JobArgument,
     bundle: Annotated[
         Path | None,
         typer.Option("--bundle", metavar="FILE.tar.gz", help="Also write logs, stacks, events and objects there, without secrets."),
     ] = None,
-    output: Annotated[Form, typer.Option("-o", "--output", help="text or json.")] = Form.TEXT,
+    output: OutputOption = Form.TEXT,
     local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
     workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
     cluster: ClusterNameOption = "local",

@@ -153,7 +153,7 @@ def test_a_held_failure_is_explained_bundled_without_its_secret_and_let_go(jobs:
     archive = tmp_path / "dies.tar.gz"
     done = lockstep("why", "dies", "-n", jobs.namespace, "--bundle", str(archive))
     assert done.returncode == 1, done.stderr
-    assert "first cause  rank 1 on node 1 (Node lockstep-" in done.stdout
+    assert "first cause  rank 1 on node 1 (Node lockstep" in done.stdout
     assert "kubectl exec -it dies-1" in done.stdout
     with tarfile.open(archive) as bundle:
         files = {name.partition("/")[2]: bundle.extractfile(name).read().decode() for name in bundle.getnames()}  # type: ignore[union-attr]

@@ -1,0 +1,161 @@
+"""What `lockstep drill` does inside a pod: `python3 -c SOURCE VERB ARGUMENTS`, where arguments and answers are JSON, one a line.
+
+Sent as text into whatever image the job has, so: the standard library of Python 3.10, and nothing of Lockstep's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RUN = "/etc/lockstep/run/run.json"
+FILLER = "drill-fill"
+WATCH_SECONDS = 0.05
+COMMIT = re.compile(r"step-(\d+)\.a(\d+)")
+
+
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def run_dir() -> Path:
+    return Path(json.loads(Path(RUN).read_text(encoding="utf-8"))["runDir"])
+
+
+def processes() -> list[dict[str, int]]:
+    """Every process that belongs to a rank, by the variables that its agent gave it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            pairs = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+            known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+            session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
+        except (OSError, IndexError):
+            continue  # it ended meanwhile, or is another user's
+        if {"LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET", "RANK"} <= known.keys():
+            pid = int(folder.name)
+            found.append({"pid": pid, "rank": int(known["RANK"]), "attempt": int(known["LOCKSTEP_ATTEMPT"]), "leads": int(session == pid)})
+    return found
+
+
+def leader(rank: int) -> int:
+    """The process of the rank itself, not one of its workers."""
+    for process in processes():
+        if process["rank"] == rank and process["leads"]:
+            return process["pid"]
+    sys.exit(f"there is no process of rank {rank} in this pod")
+
+
+def hit(rank: int, number: int) -> None:
+    """Send the rank's process a signal."""
+    os.kill(leader(rank), number)
+    say(hit=rank)
+
+
+def watch(attempt: int, seconds: float) -> None:
+    """Say when nothing of the attempt runs here any more, and when something of a later one does."""
+    say(watching=attempt)
+    end, stopped = time.monotonic() + seconds, False
+    while time.monotonic() < end:
+        attempts = {process["attempt"] for process in processes()}
+        if not stopped and attempt not in attempts:
+            stopped = True
+            say(stopped=attempt)
+        if stopped and any(other > attempt for other in attempts):
+            say(started=max(attempts))
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+def commits() -> list[tuple[int, int, Path]]:
+    """(attempt, step, folder) of every commit, the newest last."""
+    folders = (run_dir() / "checkpoints").glob("step-*")
+    named = ((COMMIT.fullmatch(folder.name), folder) for folder in folders if (folder / "manifest.json").exists())
+    return sorted((int(match[2]), int(match[1]), folder) for match, folder in named if match)
+
+
+def corrupt(rank: int) -> None:
+    """Change some bytes in the middle of the newest commit's largest shard, then kill the rank before there is a newer one."""
+    pid, known = leader(rank), commits()
+    if len(known) < 2:
+        sys.exit(f"there are {len(known)} commits, and this needs 2: the damaged one, and the one before it to go back to")
+    _, step, folder = known[-1]
+    shard = max(folder.glob("shard-*"), key=lambda path: path.stat().st_size)
+    with shard.open("r+b") as file:
+        middle = shard.stat().st_size // 2
+        file.seek(middle)
+        before = file.read(64)
+        file.seek(middle)
+        file.write(bytes(byte ^ 0xFF for byte in before))
+        file.flush()
+        os.fsync(file.fileno())
+    os.kill(pid, signal.SIGKILL)
+    say(hit=rank, damaged=str(shard), step=step)
+
+
+def started_from(attempt: int) -> None:
+    """Which commit the attempt began with, as its own record says; null: none is written yet, or it began anew."""
+    for path in (run_dir() / "checkpoints" / "chain").glob("a*.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record.get("given") == attempt:
+            found = COMMIT.search(record["start"] or "")
+            say(record=path.name, start=record["start"], step=int(found[1]) if found else 0)
+            return
+    say(record=None, start=None, step=None)
+
+
+def fill(most: int, seconds: float) -> None:
+    """Leave no room on the volume of the run's folder until the file is removed, or for so long. More than `most` bytes are never written."""
+    folder = run_dir()
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize
+    if free > most:
+        sys.exit(f"the volume has {free >> 20} MiB free, and no more than {most >> 20} are to be written")
+    path, end = folder / FILLER, time.monotonic() + seconds
+    try:
+        with path.open("wb", buffering=0) as file:
+            grow(file.fileno(), most)
+            say(full=True, bytes=os.fstat(file.fileno()).st_size)
+            while time.monotonic() < end and path.exists():
+                grow(file.fileno(), most)  # what rotation frees meanwhile
+                time.sleep(0.2)
+    finally:
+        path.unlink(missing_ok=True)
+    say(full=False)
+
+
+def grow(descriptor: int, most: int) -> None:
+    for size in (1 << 20, 4096):
+        try:
+            while os.fstat(descriptor).st_size < most:
+                os.write(descriptor, bytes(size))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+
+def empty() -> None:
+    """Whoever fills sees that its file is gone, and ends."""
+    (run_dir() / FILLER).unlink(missing_ok=True)
+    say(full=False)
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "hit": hit,
+    "watch": watch,
+    "corrupt": corrupt,
+    "started_from": started_from,
+    "fill": fill,
+    "empty": empty,
+}
+
+if __name__ == "__main__":
+    VERBS[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -1,0 +1,188 @@
+"""`make drills`: faults done to one training job through the command line, what each costs, and that nothing is lost in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from cluster_jobs import API, Jobs, until
+from lockstep.api.job import TrainingJob
+from lockstep.cli.quickstart import demo_folder
+from lockstep.cli.target import load
+from lockstep.devcluster.layout import default_layout
+from lockstep.plan.resolve import PlatformDefaults, resolve
+from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
+from small_volume import small_volume
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+STEP_LIMIT_SECONDS = 10
+DISK_BYTES = 400 << 20  # preflight wants 256 MiB of it free before every attempt
+SPEC: dict[str, Any] = {
+    "nodes": 2,
+    "training": {
+        "model": {"name": "/workspace/models/tiny-base"},
+        "lora": {"rank": 4, "alpha": 8},
+        "precision": "FP32",
+        "zeroStage": "Stage2",
+        "data": {"path": "/datasets/demo.jsonl", "maxLength": 128},
+        "optimization": {"epochs": 1000, "maxSteps": 5000, "learningRate": "1e-3", "microBatchSize": 2, "globalBatchSize": 8},
+        "checkpoint": {"everySteps": 10, "keep": 1000},
+        "limits": {"stepTimeoutSeconds": STEP_LIMIT_SECONDS},
+        "metrics": {"tensorBoard": False},
+    },
+    "restart": {"maxRestarts": 10, "backoffSeconds": 1},
+}
+
+
+# Run where a run's folder is: the loss of every step, and the digests of a commit's shards.
+LEARNT = """
+import glob, hashlib, json, os, sys
+folder, step = sys.argv[1:]
+losses = [(entry["step"], entry["loss"]) for entry in map(json.loads, open(folder + "/logs/train_log.jsonl"))]
+commits = [path for path in glob.glob(f"{folder}/checkpoints/step-{step}.a*") if os.path.exists(path + "/manifest.json")]
+newest = max(commits, key=lambda path: int(path.rpartition(".a")[2]), default=folder)
+shards = {os.path.basename(path): hashlib.sha256(open(path, "rb").read()).hexdigest() for path in glob.glob(newest + "/shard-*")}
+print(json.dumps({"losses": losses, "shards": shards}))
+"""
+
+
+def lockstep(*arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep.cli.main", *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def drill(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:
+    """What the command reports. The job must be well before it."""
+    jobs.until_condition("drilled", "Progressing", "True", "Running", 60)
+    done = lockstep("drill", fault, "--job", "drilled", "-n", jobs.namespace, "--yes", "--timeout", "100", "-o", "json", *arguments)
+    assert done.returncode == 0, done.stderr
+    print(done.stderr, done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The run's folder of the same training as two processes of this machine, to which nothing is done. It has only the time that is left over."""
+    folder, demo = tmp_path_factory.mktemp("undisturbed"), demo_folder()
+    (folder / "workspace").mkdir()
+    (folder / "workspace" / "models").symlink_to(demo / "models")
+    (folder / "datasets").symlink_to(demo / "datasets")
+    job = {"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    run = [sys.executable, "-m", "lockstep.cli.main", "run", "-f", "job.yaml", "--local", "--workspace", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(["nice", "-n", "19", *run], cwd=folder, stdout=output, stderr=output, env=environment)
+    yield folder / "workspace" / "runs" / "drilled"
+    process.terminate()
+    process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A pod on the namespace's volumes, which hold the demo's model and texts; the workspace is a disk that can be filled."""
+    core = client.CoreV1Api(jobs.api.client)
+    job = TrainingJob.model_validate({"metadata": {"name": "drilled"}, "spec": SPEC})
+    resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
+    ensure_claims(core, resolved)
+    demo, layout = demo_folder(), default_layout()
+    folder = layout.volumes / jobs.namespace / "ml-dev-workspace"
+    until("the claim's folder", folder.exists)
+    image = tmp_path_factory.mktemp("disk") / "image"
+    with (
+        small_volume(layout, len(core.list_node().items), folder, image, DISK_BYTES),
+        running_pod(core, jobs.namespace, files_pod("files", resolved)) as pod,
+    ):
+        run_in_pod(core, jobs.namespace, pod, ["mkdir", "-p", "/workspace/models"])
+        send_folder(core, jobs.namespace, pod, demo / "models", "/workspace/models")
+        send_folder(core, jobs.namespace, pod, demo / "datasets", "/datasets")
+        yield pod
+        jobs.end("drilled")
+        until("the job's pods are gone", lambda: not jobs.pods("drilled"), 60)
+
+
+@pytest.fixture(scope="module")
+def drilled(undisturbed: Path, jobs: Jobs, files: str) -> Jobs:
+    """The job that everything is done to, with its first commits made."""
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC})
+    try:
+        until("two commits", lambda: (jobs.job("drilled").get("status") or {}).get("checkpoint", {}).get("lastCommittedStep", 0) >= 20, 90)
+    except AssertionError as error:
+        said = lockstep("logs", "drilled", "-n", jobs.namespace).stdout.splitlines()[-30:]
+        raise AssertionError("\n".join([str(error), str(jobs.job("drilled").get("status")), *said])) from None
+    return jobs
+
+
+def test_a_drill_asks_before_it_hurts_and_refuses_what_the_job_is_not_ready_for(drilled: Jobs) -> None:
+    done = lockstep("drill", "kill-rank", "--job", "drilled", "-n", drilled.namespace)
+    assert done.returncode == 2
+    assert "ends one rank by SIGKILL: all ranks restart from the last commit. Say --yes to do it" in done.stderr
+    done = lockstep("drill", "kill-rank", "--job", "drilled", "-n", drilled.namespace, "--yes", "--rank", "2")
+    assert (done.returncode, "--rank is 2, but the job has ranks 0 to 1" in done.stderr) == (2, True)
+    done = lockstep("drill", "fill-disk", "--job", "drilled", "-n", drilled.namespace, "--yes", "--fill-at-most", "1")
+    assert (done.returncode, "no more than 1 are to be written" in done.stderr) == (2, True)
+    assert drilled.job("drilled")["status"]["attempts"] == 1
+
+
+def test_a_killed_rank_stops_all_within_2_seconds_and_all_train_again_within_20(drilled: Jobs) -> None:
+    outcome = drill(drilled, "kill-rank")
+    assert outcome["stopped_seconds"] <= 2
+    assert outcome["downtime_seconds"] <= 20
+    assert "rank 1 on node 1 was ended by SIGKILL" in outcome["named"]
+
+
+def test_a_frozen_rank_is_named_within_twice_the_step_limit(drilled: Jobs) -> None:
+    outcome = drill(drilled, "freeze-rank", "--rank", "0")
+    assert outcome["named"].startswith("Hang: rank 0 on node 0 ")
+    assert outcome["named_seconds"] <= 2 * STEP_LIMIT_SECONDS
+    assert outcome["downtime_seconds"] <= 20
+
+
+def test_a_damaged_checkpoint_costs_the_way_to_the_one_before(drilled: Jobs) -> None:
+    outcome = drill(drilled, "corrupt-checkpoint")
+    assert outcome["lost_steps"] >= 10
+    assert "went back to step-" in outcome["notes"][-1]
+    assert outcome["downtime_seconds"] <= 20
+
+
+def test_a_full_volume_costs_a_commit_and_no_step(drilled: Jobs) -> None:
+    outcome = drill(drilled, "fill-disk")
+    assert "No space left on device" in outcome["named"]
+    assert outcome["lost_steps"] == 0
+
+
+def test_a_killed_operator_costs_nothing(drilled: Jobs) -> None:
+    before = drilled.job("drilled")["status"]["attempts"]
+    outcome = drill(drilled, "kill-operator")
+    assert outcome["attempt"] == before
+    assert outcome["named_seconds"] <= 60
+
+
+def test_what_a_drilled_job_has_learnt_is_what_an_undisturbed_one_learns(drilled: Jobs, files: str, undisturbed: Path) -> None:
+    """Bit by bit: every step's loss, and the newest commit's weights and moments."""
+    drilled.change("drilled", suspend=True)
+    drilled.until_condition("drilled", "Suspended", "True", "Suspended", 60)
+    status, core = drilled.job("drilled")["status"], client.CoreV1Api(drilled.api.client)
+    assert [entry["cause"] for entry in status["restartHistory"]] == ["Internal", "Hang", "Internal"]
+    asked = ["python3", "-c", LEARNT, "/workspace/runs/drilled", str(status["checkpoint"]["lastCommittedStep"] // 10 * 10)]
+    learnt = json.loads(run_in_pod(core, drilled.namespace, files, asked))
+    wanted = until("the undisturbed run gets as far", lambda: _learnt(undisturbed, len(learnt["losses"]), asked[-1]), 200)
+    assert [step for step, _ in learnt["losses"]] == list(range(1, len(learnt["losses"]) + 1))
+    assert learnt["losses"] == wanted["losses"][: len(learnt["losses"])]
+    assert learnt["shards"] == wanted["shards"]
+    assert len(learnt["shards"]) == 2
+
+
+def _learnt(folder: Path, steps: int, step: str) -> dict[str, Any] | None:
+    done = subprocess.run([sys.executable, "-c", LEARNT, str(folder), step], capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"losses": [], "shards": {}}
+    return found if len(found["losses"]) >= steps and found["shards"] else None

@@ -1,0 +1,148 @@
+"""Drills: what speaks against one, which rights it needs, when a job has recovered, and what is done inside a pod."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.plan.drill import RISKS, Fault, Outcome, Right, has_recovered, rights, text, why_not_now
+from lockstep.plan.observed import Object
+from lockstep.platforms.kubernetes import drill_in_pod
+from lockstep.platforms.kubernetes.drills import SOURCE
+
+
+def job(reason: str = "Running", *, training: bool = True, committed: int | None = 40, counted: int = 0) -> Object:
+    status: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason": reason, "message": "m"}], "attempts": 1}
+    status |= {"checkpoint": {"lastCommittedStep": committed}} if committed is not None else {}
+    status["restartsCountTowardsMax"] = counted
+    return {"spec": {"training": {}} if training else {"script": {}}, "status": status}
+
+
+def test_a_job_that_runs_well_may_be_drilled_in_every_way() -> None:
+    assert [why_not_now(job(), fault) for fault in Fault] == [""] * len(Fault)
+
+
+@pytest.mark.parametrize(
+    ("a_job", "fault", "says"),
+    [
+        (job("Starting"), Fault.KILL_RANK, "the job is not running (Starting: m)"),
+        ({"spec": {}, "status": {}}, Fault.KILL_OPERATOR, "the job is not running (Unknown"),
+        (job(counted=3), Fault.FREEZE_RANK, "restart.maxRestarts is 3 and 3 are used"),
+        (job(committed=None), Fault.KILL_RANK, "nothing is committed yet"),
+        (job(training=False), Fault.CORRUPT_CHECKPOINT, "needs a job of Lockstep's trainer"),
+    ],
+)
+def test_what_speaks_against_a_drill_is_said(a_job: Object, fault: Fault, says: str) -> None:
+    assert says in why_not_now(a_job, fault)
+
+
+def test_a_lost_node_and_a_killed_operator_cost_no_restart_so_a_spent_budget_allows_them() -> None:
+    assert why_not_now(job(counted=3), Fault.LOSE_NODE) == why_not_now(job(counted=3), Fault.KILL_OPERATOR) == ""
+
+
+def test_every_drill_says_what_it_risks_and_which_rights_it_needs() -> None:
+    assert set(RISKS) == set(Fault)
+    assert list(map(str, rights(Fault.KILL_RANK, "ns"))) == ["list pods in namespace ns", "create pods/exec in namespace ns"]
+    assert Right("patch", "nodes", cluster_wide=True) in rights(Fault.LOSE_NODE, "ns")
+    assert {right.namespace for right in rights(Fault.KILL_OPERATOR, "ns")} == {"lockstep-system"}
+
+
+def test_a_job_has_recovered_when_a_later_attempt_has_made_a_step() -> None:
+    entry: dict[str, Any] = {"attempt": 1, "cause": "Internal", "message": "m", "lostSteps": 3}
+    status = {**job()["status"], "attempts": 2, "restartHistory": [entry]}
+    assert not has_recovered(job()["status"], 1, tells_steps=False)
+    assert not has_recovered(status, 1, tells_steps=True)
+    assert has_recovered(status, 1, tells_steps=False)
+    assert has_recovered({**status, "restartHistory": [{**entry, "downtimeSeconds": 4}]}, 1, tells_steps=True)
+    assert not has_recovered({**status, "attempts": 1}, 1, tells_steps=False)
+
+
+def test_an_outcome_is_told_without_what_was_not_measured() -> None:
+    said = text(Outcome(Fault.KILL_RANK, "rank 1 in pod x-1", 1, stopped_seconds=0.31, lost_steps=0, named="Internal: m"))
+    assert said.splitlines() == [
+        "kill-rank: recovered",
+        "  done                   rank 1 in pod x-1",
+        "  ranks stopped after    0.3 s",
+        "  named as               Internal: m",
+        "  steps done again       0",
+    ]
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like rank 987654 of attempt 5, with a child that does, too."""
+    program = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)"
+    variables = {"RANK": "987654", "LOCKSTEP_ATTEMPT": "5", "LOCKSTEP_REPORT_SOCKET": str(tmp_path), "PATH": os.environ["PATH"]}
+    process = subprocess.Popen([sys.executable, "-c", program], env=variables, start_new_session=True)
+    while not any(found["rank"] == 987654 for found in drill_in_pod.processes()):  # until then it still has this process's variables
+        assert process.poll() is None
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_the_ranks_own_process_is_hit_and_not_its_workers(rank: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]) -> None:
+    drill_in_pod.hit(987654, signal.SIGSTOP)
+    assert json.loads(capfd.readouterr().out) == {"hit": 987654}
+    pid, status = os.waitpid(rank.pid, os.WUNTRACED)
+    assert (pid, os.WIFSTOPPED(status)) == (rank.pid, True)
+    with pytest.raises(SystemExit, match="there is no process of rank 5"):
+        drill_in_pod.leader(5)
+
+
+def commit(root: Path, name: str) -> Path:
+    folder = root / "checkpoints" / name
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (folder / "shard-r00000-of-00001.safetensors").write_bytes(bytes(1000))
+    return folder
+
+
+def test_the_newest_commit_is_damaged_and_only_when_there_is_one_before_it(
+    tmp_path: Path, rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drill_in_pod, "run_dir", lambda: tmp_path)
+    commit(tmp_path, "step-100.a1")
+    with pytest.raises(SystemExit, match="there are 1 commits"):
+        drill_in_pod.corrupt(987654)
+    newest = commit(tmp_path, "step-20.a2")
+    drill_in_pod.corrupt(987654)
+    shard = newest / "shard-r00000-of-00001.safetensors"
+    assert json.loads(capfd.readouterr().out) == {"hit": 987654, "damaged": str(shard), "step": 20}
+    assert shard.read_bytes().count(b"\xff") == 64
+    assert rank.wait(10) == -signal.SIGKILL
+
+
+def test_the_commit_that_an_attempt_began_with_is_read_from_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drill_in_pod, "run_dir", lambda: tmp_path)
+    (tmp_path / "checkpoints" / "chain").mkdir(parents=True)
+    record = {"attempt": 7, "given": 3, "jobUid": "u", "start": "step-30.a6"}
+    (tmp_path / "checkpoints" / "chain" / "a7.json").write_text(json.dumps(record))
+    drill_in_pod.started_from(3)
+    drill_in_pod.started_from(4)
+    found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert found == [{"record": "a7.json", "start": "step-30.a6", "step": 30}, {"record": None, "start": None, "step": None}]
+
+
+def test_a_volume_with_more_room_than_may_be_filled_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill_in_pod, "run_dir", lambda: tmp_path)
+    with pytest.raises(SystemExit, match="MiB free, and no more than 1 are to be written"):
+        drill_in_pod.fill(1 << 20, 1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_sent_to_pods_needs_nothing_but_python() -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", SOURCE.read_text(), "hit", '{"rank": -1, "number": 9}'], capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "there is no process of rank -1 in this pod\n")
