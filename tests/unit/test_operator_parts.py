@@ -92,6 +92,32 @@ def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatc
     assert delays == [0.01, 0.02, 0.04, 0.08]
 
 
+def test_who_waits_for_a_key_waits_for_work_that_began_later_and_did_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.kubernetes.queue.BACKOFF_FIRST_SECONDS", 0.01)
+    turns: list[int] = []
+    told: list[int] = []
+    done = asyncio.Event()
+
+    async def waits() -> None:
+        await queue.worked(KEY)
+        told.append(len(turns))
+        done.set()
+
+    async def work(key: Key) -> None:
+        turns.append(1)
+        if len(turns) == 1:
+            waiting.append(asyncio.ensure_future(waits()))
+            await asyncio.sleep(0.02)
+        elif len(turns) == 2:
+            raise OSError("the API server is away")
+
+    waiting: list[asyncio.Future[None]] = []
+    queue = WorkQueue(work)
+    queue.mark(KEY)
+    run_queue(queue, done)
+    assert told == [3]
+
+
 def item(name: str, version: int, **more: Any) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "ns", "uid": "u", "resourceVersion": str(version), "labels": {"lockstep.dev/job": "x"}}
     return {"metadata": metadata, "spec": {"replicas": 1}, **more}

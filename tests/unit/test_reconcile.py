@@ -392,3 +392,11 @@ def test_every_reason_has_a_line_in_the_reference() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "status.md").read_text()
     documented = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     assert {str(reason) for reason in Reason} - documented == set()
+
+
+def test_a_secret_that_was_not_seen_is_made_unless_pods_that_run_show_that_it_is_there() -> None:
+    observed = settled(report())
+    unseen = replace(observed, objects={key: item for key, item in observed.objects.items() if key[0] != "Secret"})
+    assert reconcile(unseen, report(), CONTEXT, NOW).create == ()
+    one_waits = replace(unseen, pods=(pod(0), pod(1, status={"phase": "Pending"})))
+    assert [item["kind"] for item in reconcile(one_waits, report(), CONTEXT, NOW).create] == ["Secret"]

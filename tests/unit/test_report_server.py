@@ -235,6 +235,22 @@ def test_a_replica_that_does_not_lead_says_who_does(leader: str | None, status: 
     assert served(use) == []
 
 
+def test_last_lines_are_accepted_only_when_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.kubernetes.report_server.WRITTEN_SECONDS", 0.05)
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        async def never(key: tuple[str, str]) -> None:
+            await asyncio.Event().wait()
+
+        server.written = never
+        for sequence, log, status in ((6, ("done",), 503), (7, (), 200)):
+            body = report_body(replace(REPORT, sequence=sequence, log=log))
+            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+                assert reply.status == status
+
+    served(use)
+
+
 NAMES = service_names("lockstep-operator", "lockstep-system")
 TODAY = datetime.now(UTC)
 

@@ -10,6 +10,7 @@ from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, children, claims
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
+from lockstep.plan.pods import is_running
 from lockstep.plan.stopping import Stopping
 
 LOG_KEY = "node-0.log"
@@ -41,7 +42,7 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     wanted = children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas)
     if decision.replicas == 0:
         wanted = [item for item in wanted if item["kind"] == "StatefulSet"]
-    create = [item for item in wanted if _key(item) not in observed.objects]
+    create = [item for item in wanted if _key(item) not in observed.objects and not _is_mounted(item, observed)]
     present = [(item, observed.objects[_key(item)]) for item in wanted if _key(item) in observed.objects]
     ours = [(item, seen) for item, seen in present if owner_uid(seen) == observed.uid and not is_terminating(seen)]
     renewed = [seen for item, seen in ours if decision.starts and needs_recreation(item, seen)]
@@ -56,6 +57,11 @@ def _unknown_gang(observed: Observed, decision: Decision) -> tuple[Object, ...]:
     found = observed.stateful_set
     must_end = observed.replicas > 0 and decision.replicas == 0 and found is not None
     return (found,) if must_end and found is not None and owner_uid(found) == observed.uid else ()
+
+
+def _is_mounted(item: Object, observed: Observed) -> bool:
+    """Secrets aren't watched; pods that run show that theirs is there, also to an operator that has just been started."""
+    return item["kind"] == "Secret" and bool(observed.pods) and all(map(is_running, observed.pods))
 
 
 def _is_fixed(item: Object) -> bool:

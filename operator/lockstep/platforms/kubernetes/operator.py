@@ -94,6 +94,7 @@ class Operator:
         self.executor = Executor(self.cluster, self.written)
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
         self.server = ReportServer(self.master, token_reviewer(self.cluster), self.inventory, self.queue.mark, self.standing)
+        self.server.written = self.queue.worked
         leads, depth = lambda: self.standing().leads, lambda: self.queue.depth
         self.metrics.registry.register(Jobs(leads, self.inventory.job_objects, self.server.reports.time, depth))
 

@@ -28,6 +28,7 @@ class WorkQueue:
         self._marked_while_running: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._waiters: dict[Key, list[asyncio.Future[None]]] = {}
 
     def mark(self, key: Key) -> None:
         """This key's objects may have changed."""
@@ -42,6 +43,13 @@ class WorkQueue:
     def depth(self) -> int:
         """Keys that wait for a worker."""
         return len(self._waiting)
+
+    async def worked(self, key: Key) -> None:
+        """Mark it, and return when it has been worked on since, without a failure."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(key, []).append(waiter)
+        self.mark(key)
+        await waiter
 
     def mark_later(self, key: Key, seconds: float) -> None:
         """As `mark`, after a while; an earlier mark or timer of the key is enough."""
@@ -78,14 +86,20 @@ class WorkQueue:
                 self.mark(key)
 
     async def _attempt(self, key: Key) -> None:
+        waiters = [waiter for waiter in self._waiters.pop(key, []) if not waiter.done()]
         try:
             again = await self._work(key)
         except Exception as error:
+            if waiters:
+                self._waiters[key] = waiters + self._waiters.get(key, [])
             failures = self._failures.get(key, 0)
             self._failures[key] = failures + 1
             again = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2**failures)
             log.warning("%s/%s: %s: %s; again in %.2f s", *key, type(error).__name__, error, again)
         else:
             self._failures.pop(key, None)
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
         if again is not None:
             self.mark_later(key, again)

@@ -7,7 +7,7 @@ import logging
 import ssl
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,8 @@ from lockstep_gang.contract import REPORT_BYTES_MAX, ContractError, Reply, Repor
 PATH = "/v1/report"
 SIGNATURE = "X-Lockstep-Signature"
 BODY_SECONDS = 10.0
+WRITTEN_SECONDS = 6.0
+"""Less than a coordinator waits for the reply."""
 log = logging.getLogger(__name__)
 
 
@@ -69,6 +71,10 @@ class Standing:
     """Where another replica takes reports ("": nobody knows); None while nobody else is known to lead."""
 
 
+async def _at_once(key: Key) -> None:
+    del key
+
+
 @dataclass
 class ReportServer:
     """Checks and keeps reports; `heard` is told whose job has news."""
@@ -81,6 +87,7 @@ class ReportServer:
     reports: Reports = field(default_factory=Reports)
     losses: RememberedLosses = field(default_factory=RememberedLosses)
     was_ready: bool = False
+    written: Callable[[Key], Awaitable[None]] = _at_once
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=REPORT_BYTES_MAX)
@@ -127,9 +134,20 @@ class ReportServer:
         self.reports.take(report, bearer.pod_uid, time.time())
         key = (report.job.namespace, report.job.name)
         self.heard(key)
+        if report.log and not await self._is_written(key):
+            return web.json_response({"message": "what the report says could not be written yet"}, status=503)
         facts = facts_of(observed, self.losses.of(key))
         racks = () if observed is None else racks_of(observed, len(report.nodes))
         return web.json_response(reply_json(Reply(facts=facts, racks=racks)))
+
+    async def _is_written(self, key: Key) -> bool:
+        """Last lines are told once: they are accepted when they are on the cluster, else an operator that is killed now would lose them."""
+        try:
+            async with asyncio.timeout(WRITTEN_SECONDS):
+                await self.written(key)
+        except TimeoutError:
+            return False
+        return True
 
 
 def _elsewhere(leader: str | None) -> web.Response:
