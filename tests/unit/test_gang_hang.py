@@ -74,6 +74,12 @@ def test_a_step_ends_an_evaluation_that_nobody_said_the_end_of() -> None:
     assert story.waits(60).gang.phase is Phase.STOPPING
 
 
+def test_what_follows_the_last_step_has_the_time_of_an_export() -> None:
+    story = started(timeouts=LIMITS, nodes=1).reports(0, Step(0, 9, total_steps=9))
+    assert story.waits(LIMITS.export_seconds - 1).gang.phase is Phase.ACTIVE
+    assert story.waits(1).gang.phase is Phase.STOPPING
+
+
 def test_the_rank_that_misses_the_newest_step_is_named_with_its_file_and_the_gang_starts_again() -> None:
     story = scripted().reports(0, Step(0, 4)).waits(60)
     found = failure(dumped(dumped(story, 0, stacks="/r/0"), 1, stacks="/r/1"))

@@ -66,8 +66,16 @@ def told(progress: Progress, report: RankReport, now: float) -> Progress:
         progress = replace(progress, step=report.step)
     if progress.position is not None:
         return progress
-    activity = report.activity if isinstance(report, Activity) else "Step" if isinstance(report, Step) else progress.activity
-    return replace(progress, activity=activity, since=now)
+    return replace(progress, activity=_activity(progress.activity, report), since=now)
+
+
+def _activity(before: str, report: RankReport) -> str:
+    """After the last step a script exports, uploads or tests what it has, whether it says so or not."""
+    if isinstance(report, Activity):
+        return report.activity
+    if isinstance(report, Step):
+        return "Export" if report.total_steps is not None and report.step >= report.total_steps else "Step"
+    return before
 
 
 def later(progress: Progress, seconds: float) -> Progress:
