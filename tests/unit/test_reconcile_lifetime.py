@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.job import TrainingJobSpec
+from lockstep.plan.lifetime import without_operator
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile import reconcile
 from lockstep_gang.contract import Failure, State
@@ -122,3 +124,9 @@ def test_without_a_time_to_live_a_job_stays() -> None:
 def test_a_suspended_job_is_not_finished() -> None:
     observed = gone(going(asked(settled(report(), ttlSecondsAfterFinished=0), suspend=True)))
     assert reconcile(observed, None, CONTEXT, NOW + 5).delete == ()
+
+
+def test_what_only_the_operator_carries_out_is_known() -> None:
+    spec = {"script": {"path": "a.py"}, "activeDeadlineSeconds": 5, "ttlSecondsAfterFinished": 0, "queueName": "q"}
+    assert without_operator(TrainingJobSpec.model_validate(spec)) == ["spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished"]
+    assert without_operator(TrainingJobSpec.model_validate({"script": {"path": "a.py"}})) == []

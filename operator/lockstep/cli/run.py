@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.inputs import FileOption, NamespaceOption, read_inputs
+
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
 
 LOCAL_CLUSTER = "local"
 
@@ -44,6 +48,7 @@ def _run_in_namespace(file: Path, cluster: str | None, namespace: str | None, co
     from lockstep.platforms.kubernetes.in_namespace import run_in_namespace
 
     inputs = read_inputs(file, cluster, namespace)
+    _warn(inputs.job)
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
 
 
@@ -51,7 +56,16 @@ def _run_local(file: Path, cluster: str, nodes: int | None, workspace: Path) -> 
     from lockstep.platforms.local.run import run_local
 
     inputs = read_inputs(file, cluster, None)
+    _warn(inputs.job)
     job = inputs.job
     if nodes is not None:
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
     return run_local(job, inputs.cluster.profile, workspace)
+
+
+def _warn(job: TrainingJob) -> None:
+    from lockstep.plan.lifetime import without_operator
+
+    ignored = without_operator(job.spec)
+    if ignored:
+        print(f"warning: {', '.join(ignored)} has no effect without the operator", file=sys.stderr)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from lockstep.api.job import TrainingJobSpec
 from lockstep.plan.conditions import Reason, timestamp
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled
+
+_BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished")
+
+
+def without_operator(spec: TrainingJobSpec) -> list[str]:
+    """Fields of the job's life that are set, and that nobody carries out where no operator is."""
+    fields = type(spec).model_fields
+    return [
+        f"spec.{fields[name].alias}" for name in _BY_THE_OPERATOR if getattr(spec, name) is not None and getattr(spec, name) is not False
+    ]
 
 
 def active_time(observed: Observed, now: float) -> Object | None:
