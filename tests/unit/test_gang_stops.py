@@ -103,15 +103,25 @@ def test_of_a_script_that_reports_nothing_it_isnt_known_whether_it_saved() -> No
     stop = ended(stopping(training(training=None)), 75, 0)
     assert said(stop) == (
         Save.UNKNOWN,
-        "stopped: its ranks exited with 0 or exited with 75; the script reports no steps, so only it knows what was saved",
+        "stopped: its ranks exited with 0 or exited with 75; the script reports no checkpoint, so only it knows what was saved",
         None,
         None,
     )
 
 
-def test_a_script_that_reports_steps_and_no_checkpoint_lost_them() -> None:
+def test_of_a_script_that_reports_steps_and_no_checkpoint_it_isnt_known_either() -> None:
     stop = ended(stopping(training(step=7, training=None)), 75, 75)
-    assert stop.message == "stopped without a save: 7 steps since the start are lost: the script reported no checkpoint"
+    assert said(stop) == (
+        Save.UNKNOWN,
+        "stopped at step 7: its ranks exited with 75; the script reports no checkpoint, so only it knows what was saved",
+        None,
+        None,
+    )
+
+
+def test_a_script_that_reports_its_commits_is_judged_by_them() -> None:
+    stop = ended(stopping(training(step=7, commit=5, training=None)), 75, 1)
+    assert stop.message == "stopped without a save: 2 steps since the commit of step 5 are lost: rank 1 exited with 1"
 
 
 def test_a_stop_between_two_attempts_costs_nothing_more_and_is_told_once() -> None:
@@ -144,7 +154,7 @@ def test_the_log_says_once_what_came_of_the_stop() -> None:
 
 def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.01)
-    story = stopping(training(step=7, training=None, run_dir=str(tmp_path)))
+    story = stopping(training(step=7, run_dir=str(tmp_path)))
     story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
 
     async def settle() -> str:

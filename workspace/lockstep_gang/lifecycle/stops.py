@@ -19,8 +19,10 @@ SAME_MOMENT_SECONDS = 1.0
 def stop_report(gang: Gang, run: Run, now: float) -> StopReport:
     """At the end of a save and stop: the work is saved when the newest commit is of the last step that was reported."""
     done = gang.trainer.step if gang.trainer is not None else None
+    if run.training is None and gang.checkpoint is None:
+        return _by_the_script_alone(gang, done, now)
     if done is None:
-        return _without_steps(gang, run, now)
+        return _before_the_first_step(gang, now)
     lost = max(0, done - (_committed(gang) or 0))
     if lost == 0:
         return _report(gang, now, Save.SAVED, f"saved at step {_committed(gang)} and stopped", 0)
@@ -39,13 +41,17 @@ def with_idle_stop(gang: Gang, now: float) -> Gang:
     return replace(gang, stopped=_report(gang, now, Save.NOTHING_TO_SAVE, f"stopped while no rank ran: {where}", 0))
 
 
-def _without_steps(gang: Gang, run: Run, now: float) -> StopReport:
-    if run.training is not None:
-        where = f"; the newest commit is step {_committed(gang)}" if _committed(gang) is not None else ""
-        return _report(gang, now, Save.NOTHING_TO_SAVE, f"stopped before the first step of attempt {gang.attempt}{where}", 0)
+def _before_the_first_step(gang: Gang, now: float) -> StopReport:
+    where = f"; the newest commit is step {_committed(gang)}" if _committed(gang) is not None else ""
+    return _report(gang, now, Save.NOTHING_TO_SAVE, f"stopped before the first step of attempt {gang.attempt}{where}", 0)
+
+
+def _by_the_script_alone(gang: Gang, done: int | None, now: float) -> StopReport:
+    """A script that never reported a commit may save on its own, or not at all."""
     codes = sorted({_how(rank.exit) for rank in gang.ranks if rank.exit is not None})
     ended = f"its ranks {' or '.join(codes)}" if codes else "nobody says how its ranks ended"
-    text = f"stopped: {ended}; the script reports no steps, so only it knows what was saved"
+    at = "" if done is None else f" at step {done}"
+    text = f"stopped{at}: {ended}; the script reports no checkpoint, so only it knows what was saved"
     return _report(gang, now, Save.UNKNOWN, text, None)
 
 
@@ -67,8 +73,6 @@ def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
     ]
     if silent:
         return f"node {silent[0]} was gone before it said how its ranks ended"
-    if gang.checkpoint is None and run.training is None:
-        return "the script reported no checkpoint"
     return "no rank says why"
 
 
