@@ -254,8 +254,6 @@ def test_a_job_deleted_and_created_again_under_its_name_works(jobs: Jobs) -> Non
 def test_a_job_runs_on_while_the_operator_is_away_and_its_end_is_heard_afterwards(jobs: Jobs, kubectl: Kubectl) -> None:
     jobs.start("alone", "brief.py")
     jobs.until_running("alone")
-    gloo = jobs.until_condition("alone", "FabricVerified", "Unknown", "Gloo")
-    assert gloo["message"] == "CPU ranks over gloo (over eth0): nothing to verify"
     before = {pod["metadata"]["uid"] for pod in jobs.pods("alone")}
     transitions = {c["type"]: c["lastTransitionTime"] for c in jobs.job("alone")["status"]["conditions"]}
     assert kubectl("delete", "pods", "-n", "lockstep-system", "-l", "app.kubernetes.io/component=operator", "--wait").returncode == 0
@@ -269,6 +267,8 @@ def test_a_job_runs_on_while_the_operator_is_away_and_its_end_is_heard_afterward
 def test_a_reconcile_that_changes_nothing_sends_nothing(jobs: Jobs, counting_proxy: CountingProxy) -> None:
     jobs.start("quiet")
     jobs.until_running("quiet")
+    gloo = jobs.until_condition("quiet", "FabricVerified", "Unknown", "Gloo")
+    assert gloo["message"] == "CPU ranks over gloo (over eth0): nothing to verify"
 
     async def reconcile_often() -> tuple[int, int]:
         """(requests before, requests after): a second operator that has just been started and looks at a job that runs."""
