@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from lockstep_gang.contract import RestartPolicy
+from lockstep_gang.contract import Expected, RestartPolicy
 from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import (
     AgentMessage,
@@ -23,6 +23,7 @@ from lockstep_gang.contract.messages import (
     StopMode,
     Stopped,
 )
+from lockstep_gang.contract.preflight import Check, Checked, Looked, Met, Stage
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Phase, new_gang
 from lockstep_gang.lifecycle.observe import closed, observe
@@ -60,6 +61,9 @@ class SimulatedAgent:
                 self.end(75 if order.mode is StopMode.SAVE else 137, ordered=True)
             else:
                 self.outbox.append(Stopped(order.attempt))
+        elif isinstance(order, Check):
+            looks = order.stage is Stage.LOOK
+            self.outbox.append(Checked(order.round, looked=Looked(port=1)) if looks else Checked(order.round, met=Met()))
         elif isinstance(order, Finish):
             self.finished = True
 
@@ -74,7 +78,8 @@ class Day:
 
     def __init__(self, seed: int, restarts: int) -> None:
         self.draw = random.Random(seed)  # noqa: S311 (no secret: a seed that names the day)
-        self.run = make_run(nodes=NODES, restart=RestartPolicy(restarts, 1))
+        preflight = Expected() if seed % 2 else None
+        self.run = make_run(nodes=NODES, restart=RestartPolicy(restarts, 1), preflight=preflight)
         self.gang = new_gang(self.run)
         self.now = 0.0
         self.agents = [SimulatedAgent(node, 0) for node in range(NODES)]

@@ -71,3 +71,10 @@ def test_a_claim_that_is_there_is_taken_as_it_is() -> None:
         if item["kind"] == "PersistentVolumeClaim":
             item["spec"]["resources"]["requests"]["storage"] = "1Gi"
     assert differing(compare(resolved(), seen)) == {}
+
+
+def test_a_node_that_preflight_ruled_out_is_no_difference() -> None:
+    ruled_out = PlatformDefaults(uid=UID, excluded_nodes=("node-b",))
+    status = {"excludedNodes": [{"name": "node-b"}]}
+    training_job = {"kind": "TrainingJob", "metadata": {"name": "x", "uid": UID}, "status": status}
+    assert differing(compare(resolved(), [training_job, *render(resolve(job(), profile(), ruled_out), LIVE)])) == {}

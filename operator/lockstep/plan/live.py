@@ -42,13 +42,19 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
     uid = None if job is None else str(job["metadata"]["uid"])
     running = _running(resolved.name, seen)
     context = _context(running, uid)
-    frozen = freeze(resolved if uid is None else replace(resolved, uid=uid), context)
+    frozen = freeze(resolved if job is None else _as_it_is_there(resolved, job), context)
     replicas = 0 if resolved.suspend or _is_over(job) else frozen.nodes
     owned = [item for item in children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas) if item["kind"] != "Secret"]
     return [
         *(Comparison(_key(claim), absent=_key(claim) not in seen) for claim in claims(resolved)),
         *(_compare_run(frozen, running) if item["kind"] == "ConfigMap" and running else _compare(item, seen, uid) for item in owned),
     ]
+
+
+def _as_it_is_there(resolved: Resolved, job: Object) -> Resolved:
+    """With what only the object on the cluster says: its uid, and the nodes that preflight ruled out."""
+    left_out = tuple(node["name"] for node in job.get("status", {}).get("excludedNodes") or [])
+    return replace(resolved, uid=str(job["metadata"]["uid"]), platform=replace(resolved.platform, excluded_nodes=left_out))
 
 
 def _key(item: Object) -> str:

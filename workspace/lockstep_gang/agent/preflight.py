@@ -20,6 +20,7 @@ from lockstep_gang.lifecycle.preflight import neighbours
 T = TypeVar("T")
 LOOK_SECONDS = 8.0
 """A check that takes longer is reported as not finished: a volume whose server is gone blocks for ever."""
+TIDY_SECONDS = 1.0
 
 
 class NodePreflight:
@@ -51,9 +52,14 @@ class NodePreflight:
             self._stop()
             self._shut()
             self._round = 0
-            files.remove_markers(self._run.run_dir, self._node)
-            if self._expected.only:  # on a shared volume, whoever is last finds them empty
-                files.remove_empty_folders(self._run.run_dir)
+            tidying = threading.Thread(target=self._tidy, name="preflight tidy", daemon=True)
+            tidying.start()
+            tidying.join(TIDY_SECONDS)  # a volume may hang, ranks must not wait for it
+
+    def _tidy(self) -> None:
+        files.remove_markers(self._run.run_dir, self._node)
+        if self._expected.only:  # on a shared volume, whoever is last finds them empty
+            files.remove_empty_folders(self._run.run_dir)
 
     def _stop(self) -> None:
         if self._task is not None:
