@@ -11,11 +11,20 @@ from lockstep.plan.facts import facts_of, loss_of
 from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.reconcile import reconcile
+from lockstep.plan.why import text, why
 from lockstep.platforms.kubernetes.remembered import KEPT_SECONDS, RememberedLosses
 from lockstep_gang.contract import FactType, NodeReport, State
-from unit.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running, settled
+from unit import test_reconcile
+from unit.test_reconcile import CONTEXT, NOW, after, condition, report, running, settled
 
 SINCE = "2027-01-15T07:59:00Z"  # a minute before NOW
+
+
+def pod(index: int, owner: str = "uid-StatefulSet-x", **changes: Any) -> Object:
+    """As the job's StatefulSet makes it."""
+    found = test_reconcile.pod(index, **changes)
+    found["metadata"]["ownerReferences"] = [{"kind": "StatefulSet", "name": "x", "uid": owner, "controller": True}]
+    return found
 
 
 def node(name: str, ready: str = "True", since: str = SINCE) -> Object:
@@ -32,7 +41,7 @@ NODES = (node("node-0"), node("node-1", "Unknown"), node("node-2"))
 
 def lost(nodes: tuple[Object, ...] = NODES, **restart: Any) -> Observed:
     """Two pods run, of which x-1 is on a Node that is lost."""
-    return replace(settled(report(), restart=restart), nodes=nodes)
+    return replace(settled(report(), restart=restart), pods=(pod(0), pod(1)), nodes=nodes)
 
 
 def heard(connected: bool = False, age: float = 0.0) -> ReceivedReport:
@@ -163,6 +172,12 @@ def test_an_operator_that_was_just_started_deletes_nothing_before_it_could_hear_
     assert lost_nodes(observed, None, NOW, listening_since=NOW - 30).replace != ()
 
 
+def test_a_pod_that_an_earlier_job_of_this_name_left_is_not_deleted() -> None:
+    observed = replace(lost(lostNodeSeconds=0), pods=(pod(0), pod(1, owner="an-earlier-set")))
+    verdict = lost_nodes(observed, heard(), NOW)
+    assert (verdict.reason, verdict.replace) == ("NodeLost", ())
+
+
 def test_without_the_opt_in_nothing_is_deleted_and_the_commands_are_told() -> None:
     plan = reconcile(lost(), heard(), CONTEXT, NOW)
     assert plan.force_delete == ()
@@ -193,6 +208,12 @@ def test_a_pod_that_finds_no_node_while_one_is_lost_says_what_can_be_done() -> N
     assert "kubectl scale tj x -n ns --replicas=1" in verdict.message
     never_ran = replace(observed, job={**observed.job, "status": {**observed.status, "attempts": 0}})
     assert lost_nodes(never_ran, None, NOW).reason == ""
+
+
+def test_lockstep_why_has_the_commands_too() -> None:
+    observed = lost()
+    told = text(why(after(observed, reconcile(observed, heard(), CONTEXT, NOW)), (), NOW))
+    assert "\nnodes        Node node-1 is NotReady since 2027-01-15T07:59:00Z, and pod x-1 was on it: bring the Node back" in told
 
 
 def test_nodes_that_are_ready_need_nothing() -> None:

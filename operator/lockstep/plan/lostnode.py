@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lockstep.plan.facts import NodeTrouble, node_index, node_trouble, trouble_of
-from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report
+from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, owner_uid
 from lockstep.plan.pods import is_scheduled, scheduler_message
 
 FRESH_SECONDS = 30.0
@@ -72,6 +72,12 @@ def _on_lost_nodes(observed: Observed, received: ReceivedReport | None, now: flo
             yield _lost(observed, pod, trouble, seconds, connected=_is_connected(pod, received, now))
 
 
+def _is_own(observed: Observed, pod: Object) -> bool:
+    """Not one that an earlier job of this name left behind, or that somebody runs without an operator."""
+    made_by = observed.stateful_set
+    return made_by is not None and owner_uid(made_by) == observed.uid and owner_uid(pod) == made_by["metadata"]["uid"]
+
+
 def _is_connected(pod: Object, received: ReceivedReport | None, now: float) -> bool:
     if received is None or now - received.received > FRESH_SECONDS:
         return False
@@ -91,6 +97,8 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
         give_up = f"kubectl delete pvc {bound} {where} --wait=false; {force}"
         text = f"{begun}: its claim {bound} can be mounted by one Node only, so bring the Node back, or give up what only this claim holds: {give_up}"
         return _Lost("NodeBoundVolume", text)
+    if not _is_own(observed, pod):
+        return _Lost("NodeLost", f"{begun}, left by an earlier job of this name: once the machine is off, {force}")
     if seconds is None:
         patch = f'{{"spec":{{"restart":{{"lostNodeSeconds":{SUGGESTED_SECONDS}}}}}}}'
         always = f"kubectl patch tj {observed.name} {where} --type merge -p '{patch}'"

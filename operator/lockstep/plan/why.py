@@ -48,6 +48,8 @@ class Answer:
     cost: str
     held: str
     fabric: str
+    nodes: str
+    """What to do about a Node that is lost."""
     next: tuple[Step, ...]
     not_seen: tuple[str, ...]
     """What could not be looked at, and why."""
@@ -78,6 +80,7 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float) -> Answer:
         cost=cost(observed.status),
         held=_message(conditions, "Held") if _holds(conditions, "Held") else "",
         fabric=_message(conditions, "FabricVerified") if conditions.get("FabricVerified", {}).get("status") == "False" else "",
+        nodes=_message(conditions, "NodesHealthy") if conditions.get("NodesHealthy", {}).get("status") == "False" else "",
         next=next_steps(observed, state, held=_holds(conditions, "Held")),
         not_seen=not_seen,
     )
@@ -185,7 +188,7 @@ def text(answer: Answer) -> str:
     parts = [f"{answer.job}: {answer.state}: {answer.summary}"]
     labelled = (
         ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("lost", [answer.cost]), ("held", [answer.held]),
-        ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
+        ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for label, lines in labelled:
         for index, line in enumerate(filter(None, lines)):
