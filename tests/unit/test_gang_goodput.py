@@ -185,3 +185,13 @@ def test_an_account_that_cannot_be_read_or_written_is_said_once_and_stops_nothin
     account.keep(accounted(gang, run, 9.0))
     assert [line for line in said if line.startswith("cannot write down")] == said[1:]
     assert len(said) == 2
+
+
+def test_while_its_coordinator_was_lost_the_job_was_down_and_after_a_stop_stopped(tmp_path: Path) -> None:
+    run = make_run(**TRAINER, run_dir=str(tmp_path))
+    account = Account(Records(run.run_dir), run, print)
+    account.keep(replace(new_gang(run), goodput=Goodput(0 + 1, 1001, {"train": 1000})))
+    lost = replace(new_gang(run), attempt=1, failure=Failure("node 0 is gone", cause=Cause.NODE_LOST))
+    after = account.opened(lost, 31.001).goodput
+    assert (after.spent, after.causes) == ({"train": 1000, "down": 30_000}, {"NodeLost": Loss(30_000, 240_000)})
+    assert account.opened(replace(new_gang(run), attempt=1), 31.001).goodput.spent == {"train": 1000, "stopped": 30_000}

@@ -13,13 +13,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from lockstep.api.job import TrainingJobSpec
 from lockstep.api.notify import NotificationStatus
+from lockstep.plan.lifetime import without_operator
 from lockstep.plan.notify import BOUND_SECONDS, Message, due_message, next_try, url_problem
 from lockstep.plan.observed import Delivery, Object, Observed
 from lockstep.plan.reconcile import reconcile
 from lockstep.platforms.kubernetes import notify
 from lockstep.platforms.kubernetes.cluster import ApiError
-from lockstep.platforms.kubernetes.notify import Notifier
+from lockstep.platforms.kubernetes.notify import Notifier, SafeResolver
 from unit.test_reconcile import CONTEXT, NOW, UID, after, fresh
 
 NOTIFY = {"webhookSecretRef": {"name": "hook", "key": "url"}}
@@ -218,3 +220,16 @@ def test_an_administrator_can_turn_it_off() -> None:
 def test_the_message_says_where_its_url_stands() -> None:
     assert isinstance(message := due_message(ended()), Message)
     assert (message.secret, message.key) == ("hook", "url")
+
+
+def test_without_an_operator_it_is_known_that_nobody_will_tell() -> None:
+    assert without_operator(TrainingJobSpec.model_validate(ended().job["spec"])) == ["spec.notify"]
+
+
+def test_no_name_leads_to_a_link_local_address() -> None:
+    async def resolve(name: str) -> list[str]:
+        return [each["host"] for each in await SafeResolver().resolve(name, 443)]
+
+    assert asyncio.run(resolve("127.0.0.1")) == ["127.0.0.1"]
+    with pytest.raises(OSError, match="link-local"):
+        asyncio.run(resolve("2852039166"))  # 169.254.169.254, as one number

@@ -10,11 +10,11 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled
 
-_BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished")
+_BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "notify")
 
 
 def without_operator(spec: TrainingJobSpec) -> list[str]:
-    """Fields of the job's life that are set, and that nobody carries out where no operator is."""
+    """Fields of the job's life and its end that are set, and that nobody carries out where no operator is."""
     fields = type(spec).model_fields
     return [
         f"spec.{fields[name].alias}" for name in _BY_THE_OPERATOR if getattr(spec, name) is not None and getattr(spec, name) is not False

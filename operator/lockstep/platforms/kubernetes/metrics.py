@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -70,6 +70,7 @@ class Metrics:
     """All that /metrics shows. One for a process; the jobs' part is the leader's only."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, which nobody reads
         self.registry = CollectorRegistry()
         self._known: dict[str, Counted] = {}
         self._groups: set[tuple[str, str]] = set()
