@@ -33,7 +33,7 @@ def explaining(gang: Gang, failure: Failure, failed_at: float) -> Fact | None:
     if failure.rank is None and failure.cause is Cause.NODE_LOST:
         return next((fact for fact in fitting if fact.node == failure.node), None)
     if failure.cause is Cause.FABRIC:  # a peer of the lost node was heard first
-        return next((fact for fact in fitting if fact.node < len(gang.nodes) and not gang.nodes[fact.node].connected), None)
+        return next((fact for fact in fitting if 0 <= fact.node < len(gang.nodes) and not gang.nodes[fact.node].connected), None)
     return None
 
 
