@@ -20,7 +20,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from lockstep_gang.contract import Report, ReportTarget, Save, State, WhenDone, is_report_signature, parse_report
+from lockstep_gang.contract import (
+    Fact,
+    FactType,
+    Report,
+    ReportTarget,
+    RestartPolicy,
+    Save,
+    State,
+    WhenDone,
+    is_report_signature,
+    parse_report,
+    to_json,
+)
 from unit.gang_cases import KEY, Gang, free_port, gang
 
 
@@ -72,6 +84,7 @@ class Operator:
         self.seen: list[int] = []
         self.orders: dict[State, list[dict[str, str]]] = {}
         self.racks: list[str] = []
+        self.facts: list[Fact] = []
         self.answers: list[tuple[int, dict[str, Any]]] = []
         self.news = threading.Condition()
         operator = self
@@ -109,7 +122,7 @@ class Operator:
             return status, answer
 
     def reply(self, report: Report) -> dict[str, Any]:
-        return {"orders": self.orders.get(report.state, []), "facts": [], "racks": self.racks}
+        return {"orders": self.orders.get(report.state, []), "facts": [to_json(fact) for fact in self.facts], "racks": self.racks}
 
     def until(self, state: State) -> Report:
         with self.news:
@@ -184,6 +197,27 @@ def test_an_operator_that_comes_late_hears_every_transition(agents: Gang, certif
         assert operator.states()[0] == "Waiting"
     finally:
         operator.close()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_that_the_cluster_took_away_is_waited_for_and_costs_no_restart(
+    agents: Gang, certificate: Certificate, operator: Operator, port: int, lost: int
+) -> None:
+    """Node 0 takes the coordinator along: the next one goes on from the record on the volume."""
+    script = 'import signal\nprint("here", flush=True)\nsignal.pause()'
+    agents.write(script, target(agents, certificate, port), when_done=WhenDone.WAIT, restart=RestartPolicy(0, 0))
+    agents.start(0, 1)
+    operator.until(State.RUNNING)
+    since = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    operator.facts = [Fact(FactType.NODE_LOST, lost, f"x-{lost}", "Unreachable", "Node b is NotReady", "pod", "b", since)]
+    agents.processes[lost].kill()
+    agents.start(lost)  # its replacement
+    agents.until("attempt 2 starts")
+    with operator.news:
+        assert operator.news.wait_for(lambda: operator.reports[-1].attempt == 2, 15)
+    report = operator.reports[-1]
+    assert [(entry.failure.message, entry.counts) for entry in report.history] == [(f"node {lost} was lost: Node b is NotReady", False)]
+    assert (report.restarts, report.restarts_counted) == (1, 0)
 
 
 @pytest.mark.parametrize("status", [500, 421, 401])
