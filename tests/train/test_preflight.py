@@ -50,7 +50,7 @@ def start(agents: Gang, nodes: int, minimum: int | None, slow: int | None = None
 
 def test_a_fast_all_reduce_passes_and_gives_its_figure(agents: Gang) -> None:
     start(agents, 2, minimum=10**6)
-    assert agents.codes(60) == [0, 0]
+    assert agents.codes(120) == [0, 0]
     measured = result(agents).all_reduce
     assert measured is not None
     assert (measured.ranks, measured.bytes) == (2, 8 * 1024**2)
@@ -60,7 +60,7 @@ def test_a_fast_all_reduce_passes_and_gives_its_figure(agents: Gang) -> None:
 
 def test_the_one_slow_node_of_three_is_named(agents: Gang) -> None:
     start(agents, 3, minimum=25 * 10**6, slow=1)
-    assert agents.codes(120) == [1, 1, 1]
+    assert agents.codes(240) == [1, 1, 1]
     errors = [finding for finding in result(agents).findings if finding.check == "allReduce"]
     assert [(finding.node, finding.excludes) for finding in errors] == [(1, True)]
 
@@ -73,6 +73,6 @@ def test_a_collective_that_fails_is_told_with_where(agents: Gang) -> None:
     (agents.folder / "broken.json").write_text(run_text(there))
     agents.start(0)
     agents.start(1, run_path=agents.folder / "broken.json")
-    assert agents.codes(60) == [1, 1]
+    assert agents.codes(120) == [1, 1]
     (finding,) = [finding for finding in result(agents).findings if finding.check == "allReduce"]
     assert "on node 1: ZeroDivisionError: division by zero" in finding.message
