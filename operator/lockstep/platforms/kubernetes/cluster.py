@@ -177,17 +177,22 @@ class Cluster:
             raise
 
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
-        """All objects as one List, read in pages; items get their kind and apiVersion."""
-        items: list[Object] = []
-        page: Object = {}
-        token = ""
-        while True:
-            asked = {"limit": "500", **(query or {}), **({"continue": token} if token else {})}
+        """All objects as one List; items get their kind and apiVersion."""
+        found = [page async for page in self.pages(kind, namespace, query)]
+        return {**found[-1], "items": [item for page in found for item in page["items"]]}
+
+    async def pages(
+        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500
+    ) -> AsyncIterator[Object]:
+        """The same as Lists of at most `limit` items, of one and the same resourceVersion."""
+        token: str | None = ""
+        while token is not None:
+            asked = {"limit": str(limit), **(query or {}), **({"continue": token} if token else {})}
             page = await self.request("GET", path_of(kind, namespace), query=asked)
-            items += [{**item, "kind": kind, "apiVersion": KINDS[kind].api_version} for item in page["items"]]
-            token = page["metadata"].get("continue", "")
-            if not token:
-                return {**page, "items": items}
+            for item in page["items"]:
+                item |= {"kind": kind, "apiVersion": KINDS[kind].api_version}
+            token = page["metadata"].get("continue") or None
+            yield page
 
     async def create(self, item: Object) -> Object:
         return await self.request("POST", _object_path(item, collection=True), item, {"fieldManager": FIELD_MANAGER})

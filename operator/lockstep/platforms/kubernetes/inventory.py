@@ -94,12 +94,21 @@ class Inventory:
 
     def replace(self, kind: str, items: Iterable[Object], version: int) -> None:
         """Take in a list: what it doesn't have is gone, unless it is newer than the list."""
+        self.drop_others(kind, self.take_in(kind, items), version)
+
+    def take_in(self, kind: str, items: Iterable[Object]) -> set[Key]:
+        """Take in a part of a list; the keys of what it has."""
+        listed = set()
+        for item in items:
+            listed.add((item["metadata"].get("namespace", ""), item["metadata"]["name"]))
+            self.observe(kind, item, deleted=False)
+        return listed
+
+    def drop_others(self, kind: str, listed: set[Key], version: int) -> None:
+        """After all parts of a list of this version."""
         self._last_deletion[kind] = max(self._last_deletion[kind], version)
-        listed = {(item["metadata"].get("namespace", ""), item["metadata"]["name"]): item for item in items}
         for key in [key for key, item in self._objects[kind].items() if key not in listed and item.version <= version]:
             self._put(kind, key, None)
-        for item in listed.values():
-            self.observe(kind, item, deleted=False)
 
     def forget_secret(self, job: Key) -> None:
         """Secrets aren't watched: what is known of them is what was written."""
