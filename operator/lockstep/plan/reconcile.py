@@ -18,6 +18,7 @@ from lockstep.plan.hold import held_until
 from lockstep.plan.layers import Notice
 from lockstep.plan.lifetime import active_time, overdue, until_expired, until_overdue
 from lockstep.plan.lostnode import lost_nodes
+from lockstep.plan.notify import due_message
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
 from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
@@ -69,7 +70,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     late = overdue(observed, life["active"], now)
     end = _ending(observed, received, life, late, now)
     expires = until_expired(observed, now) if end.finished else None
-    if expires is not None and expires <= 0 and observed.at_zero:
+    if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
         return Plan(delete=(observed.job,))
     held = held_until(observed, received, now)
     lost = lost_nodes(observed, received, now, context.listening_since)
