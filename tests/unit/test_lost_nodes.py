@@ -134,6 +134,12 @@ def test_what_happened_to_a_pod_is_remembered_after_it_is_gone_and_forgotten_whe
     assert seen.of(key) == {}
 
 
+def test_what_is_remembered_of_a_pod_that_is_there_is_overtaken_by_what_it_shows_now() -> None:
+    fact = loss_of(disrupted("PreemptionByScheduler"), {})
+    assert fact is not None
+    assert facts_of(running(), {"pod-1": fact}) == ()
+
+
 def test_a_pod_on_a_lost_node_is_deleted_by_force_once_it_is_time() -> None:
     observed = lost(lostNodeSeconds=60)
     early = reconcile(observed, heard(), CONTEXT, NOW - 5)
@@ -273,6 +279,13 @@ def test_a_retry_of_a_job_whose_pods_are_still_there_waits_until_they_are_gone()
     assert condition(plan, "Failed")[0] == "True"
     emptied = replace(after(observed, plan), pods=())
     assert [i["spec"]["replicas"] for i in reconcile(emptied, broken, CONTEXT, NOW).apply if i["kind"] == "StatefulSet"] == [2]
+
+
+def test_a_retry_while_the_pods_of_the_failure_are_ending_starts_none_of_them_again() -> None:
+    observed = replace(at_zero(retry=1), pods=(pod(0), pod(1)))
+    plan = reconcile(observed, None, CONTEXT, NOW + 60)  # the operator is new: only status tells of the failure
+    assert [item for item in plan.apply if item["kind"] == "StatefulSet"] == []
+    assert condition(plan if plan.status else observed, "Failed")[0] == "True"
 
 
 def test_a_complete_job_is_not_retried() -> None:
