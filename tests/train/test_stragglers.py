@@ -14,7 +14,7 @@ from rank_harness import ForkServer, RunFile
 from lockstep_gang.contract import JobIdentity, RestartPolicy, Run, WhenDone
 from lockstep_gang.contract.messages import Pace
 from lockstep_gang.lifecycle.gang import new_gang
-from lockstep_gang.lifecycle.stragglers import paced
+from lockstep_gang.lifecycle.stragglers import judged, with_pace
 
 STEPS = 22
 RUN = Run(
@@ -52,5 +52,6 @@ def test_a_slow_rank_is_known_by_its_own_time(ranks: ForkServer, run_file: RunFi
     assert own[1] > 1.5 * own[0], own
     gang = new_gang(RUN)
     for event in sorted(told, key=lambda event: (event["step"], -event["rank"])):
-        gang = paced(gang, RUN, Pace(event["rank"], event["step"], event["steps"], event["microseconds"]))
-    assert [straggler.rank for straggler in gang.stragglers] == [1]
+        pace = Pace(event["rank"], event["step"], event["steps"], event["microseconds"])
+        gang = gang.with_rank(pace.rank, with_pace(gang.ranks[pace.rank], pace))
+    assert [straggler.rank for straggler in judged(gang, RUN).stragglers] == [1]

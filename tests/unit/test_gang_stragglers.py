@@ -12,7 +12,7 @@ from lockstep_gang.contract import Straggler
 from lockstep_gang.contract.messages import Pace, Progressed, rank_report_to_json
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.gang import Gang
-from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, paced
+from lockstep_gang.lifecycle.stragglers import ENOUGH, WINDOW, judged, with_pace
 from unit.gang_story import Story, started
 
 SECOND = 1_000_000
@@ -28,7 +28,8 @@ def steps(story: Story, count: int, time_of: Callable[[int, int], float]) -> Ite
     gang = story.gang
     for step in range(1, count + 1):
         for rank in range(story.run.world_size - 1, -1, -1):
-            gang = paced(gang, story.run, Pace(rank, step, 1, round(time_of(rank, step))))
+            gang = gang.with_rank(rank, with_pace(gang.ranks[rank], Pace(rank, step, 1, round(time_of(rank, step)))))
+        gang = judged(gang, story.run)
         yield gang
 
 

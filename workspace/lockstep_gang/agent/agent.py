@@ -51,8 +51,8 @@ FABRIC_SECONDS = 1.0
 """NCCL's logs are read so often."""
 STEP_SECONDS = 0.5
 """Steps and the like of node 0's ranks are told at most this often, the newest ones; everything else at once."""
-PROGRESS_SECONDS = 2.0
-"""Those of other nodes' ranks."""
+PROGRESS_SECONDS = (2.0, 5.0)
+"""Those of other nodes' ranks: the least, and the most for a gang of many nodes."""
 DUMP_SECONDS = 3.0
 """How long ranks may take to write down their stacks."""
 
@@ -277,8 +277,10 @@ class Agent:
 
     async def _tell_progress(self) -> None:
         """Rank 0's soon, since it is shown; the others' seldom, since there may be a thousand of them."""
+        seldom = min(max(PROGRESS_SECONDS[0], self._run.nodes / 16), PROGRESS_SECONDS[1])
+        pause = STEP_SECONDS if self._node.index == 0 else seldom
         while True:
-            await asyncio.sleep(STEP_SECONDS if self._node.index == 0 else PROGRESS_SECONDS)
+            await asyncio.sleep(pause)
             self._flush()
 
     def _tell_fabric(self) -> None:

@@ -32,11 +32,11 @@ from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerRepor
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.fabric import seen, training
-from lockstep_gang.lifecycle.gang import Gang, Node, Phase, told_to_start
+from lockstep_gang.lifecycle.gang import Gang, Node, Phase, Rank, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, stepped
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
-from lockstep_gang.lifecycle.stragglers import paced
+from lockstep_gang.lifecycle.stragglers import judged, with_pace
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
@@ -63,9 +63,7 @@ def _of_the_attempt(
     if isinstance(message, Dumped):
         return replace(gang, dumps=(*gang.dumps, message)) if message.rank in run.ranks_of(node) else gang
     if isinstance(message, Progressed):
-        for value in message.reports:
-            gang = _reported(gang, run, node, rank_report_from_json(value), now)
-        return gang
+        return _progressed(gang, run, node, [rank_report_from_json(value) for value in message.reports], now)
     if isinstance(message, Exited):
         return _exited(gang, run, node, message.exit)
     if isinstance(message, FabricSeen):
@@ -130,13 +128,30 @@ def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
     return (gang, known) if known else (replace(gang, signs=gang.signs + 1), gang.signs + 1)
 
 
+def heard(rank: Rank, report: RankReport, now: float) -> Rank:
+    rank = replace(rank, ready=True, progress=told(rank.progress, report, now))
+    return with_pace(rank, report) if isinstance(report, Pace) else rank
+
+
+def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now: float) -> Gang:
+    """As `_reported` for each, with one copy of the gang for all: a big one hears of its ranks all the time."""
+    ranks = list(gang.ranks)
+    own = [report for report in reports if report.rank in run.ranks_of(node)]
+    for report in own:
+        ranks[report.rank] = heard(ranks[report.rank], report, now)
+    gang = replace(gang, ranks=tuple(ranks))
+    if any(isinstance(report, Step) for report in own):
+        gang = replace(gang, fabric=training(gang.fabric, run, now))
+    for report in own:
+        if report.rank == 0:
+            gang = judged(gang, run) if isinstance(report, Pace) else _told_by_rank_zero(gang, report, now)
+    return gang
+
+
 def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -> Gang:
     if report.rank not in run.ranks_of(node):
         return gang
-    rank = gang.ranks[report.rank]
-    gang = gang.with_rank(report.rank, replace(rank, ready=True, progress=told(rank.progress, report, now)))
-    if isinstance(report, Pace):
-        return paced(gang, run, report)
+    gang = gang.with_rank(report.rank, heard(gang.ranks[report.rank], report, now))
     if isinstance(report, Error):
         gang, sign = _sign(gang, report.rank)
         return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))

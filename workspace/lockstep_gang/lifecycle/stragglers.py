@@ -13,7 +13,7 @@ from dataclasses import replace
 from lockstep_gang.contract.messages import Pace
 from lockstep_gang.contract.report import Straggler
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.gang import Gang
+from lockstep_gang.lifecycle.gang import Gang, Rank
 
 WINDOW = 30
 """Samples of a rank that count; one is told every 2 s, or every step if steps are longer."""
@@ -31,14 +31,16 @@ SAID_ANEW = 1.15
 LISTED = 8
 
 
-def paced(gang: Gang, run: Run, pace: Pace) -> Gang:
-    """The gang after a rank has told its pace. All are judged when rank 0 tells, so that the work doesn't grow with their square."""
-    rank = gang.ranks[pace.rank]
-    gang = gang.with_rank(pace.rank, replace(rank, paces=(*rank.paces, pace)[-WINDOW:]))
-    return replace(gang, stragglers=_judged(gang, run)) if pace.rank == 0 else gang
+def with_pace(rank: Rank, pace: Pace) -> Rank:
+    return replace(rank, paces=(*rank.paces, pace)[-WINDOW:])
 
 
-def _judged(gang: Gang, run: Run) -> tuple[Straggler, ...]:
+def judged(gang: Gang, run: Run) -> Gang:
+    """The gang with its stragglers, looked for when rank 0 tells its pace, so that the work doesn't grow with the square of the ranks."""
+    return replace(gang, stragglers=_stragglers(gang, run))
+
+
+def _stragglers(gang: Gang, run: Run) -> tuple[Straggler, ...]:
     paces = {index: rank.paces for index, rank in enumerate(gang.ranks) if rank.paces}
     if len(paces) < 2 or min(len(samples) for samples in paces.values()) < ENOUGH:
         return ()

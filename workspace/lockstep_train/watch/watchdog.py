@@ -185,12 +185,14 @@ class Watchdog:
         return Beat(position, activity, place, round(time.monotonic() - since, 1), self._beats)
 
     def _lose_store(self, error: Exception) -> None:
-        """Rank 0 keeps the store: without it, rank 0 has ended, and this rank can't go on."""
+        """Rank 0 keeps the store: without it this rank can't go on. If rank 0 had ended, its agent would have stopped this rank by now: it
+        is frozen, or the network between is cut."""
         self._lost_since = self._lost_since or time.monotonic()
         if time.monotonic() - self._lost_since > GRACE_SECONDS and not self._closed.is_set():
-            self._end(
-                EXIT_STOPPED if self._loading and self._stop.requested else EXIT_FAILED, f"rank 0 can't be reached any more ({error})"
-            )
+            message = f"rank 0 can't be reached any more ({error})"
+            if self._loading and self._stop.requested:
+                self._end(EXIT_STOPPED, message)
+            self._hang(message)
 
     def _obey(self, mark: Mark) -> None:
         if self._store is not None:
