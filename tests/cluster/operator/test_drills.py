@@ -62,7 +62,7 @@ def lockstep(*arguments: str, timeout: float = 200) -> subprocess.CompletedProce
 def drill(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:
     """What the command reports. The job must be well before it."""
     jobs.until_condition("drilled", "Progressing", "True", "Running", 60)
-    done = lockstep("drill", fault, "--job", "drilled", "-n", jobs.namespace, "--yes", "--timeout", "100", "-o", "json", *arguments)
+    done = lockstep("drill", fault, "--job", "drilled", "-n", jobs.namespace, "--yes", "--timeout", "170", "-o", "json", *arguments)
     assert done.returncode == 0, done.stderr
     print(done.stderr, done.stdout)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -115,11 +115,25 @@ def drilled(undisturbed: Path, jobs: Jobs, files: str) -> Jobs:
     """The job that everything is done to, with its first commits made."""
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC})
     try:
-        until("two commits", lambda: (jobs.job("drilled").get("status") or {}).get("checkpoint", {}).get("lastCommittedStep", 0) >= 20, 90)
+        until("two commits", lambda: (jobs.job("drilled").get("status") or {}).get("checkpoint", {}).get("lastCommittedStep", 0) >= 20, 200)
     except AssertionError as error:
         said = lockstep("logs", "drilled", "-n", jobs.namespace).stdout.splitlines()[-30:]
         raise AssertionError("\n".join([str(error), str(jobs.job("drilled").get("status")), *said])) from None
     return jobs
+
+
+def test_a_lost_node_is_left_and_taken_back_and_costs_no_restart(jobs: Jobs) -> None:
+    jobs.start("moves", nodes=1)
+    jobs.until_running("moves")
+    before = jobs.pods("moves")[0]["spec"]["nodeName"]
+    done = lockstep("drill", "lose-node", "--job", "moves", "-n", jobs.namespace, "--yes", "--timeout", "150", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["named"].startswith("NodeLost: ")
+    assert jobs.pods("moves")[0]["spec"]["nodeName"] != before
+    assert jobs.job("moves")["status"]["restartsCountTowardsMax"] == 0
+    assert not client.CoreV1Api(jobs.api.client).read_node(before).spec.unschedulable
+    jobs.end("moves")
+    until("its pod is gone", lambda: not jobs.pods("moves"), 60)
 
 
 def test_a_drill_asks_before_it_hurts_and_refuses_what_the_job_is_not_ready_for(drilled: Jobs) -> None:
