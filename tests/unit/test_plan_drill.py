@@ -17,7 +17,7 @@ import pytest
 from lockstep.plan.drill import RISKS, Fault, Outcome, Right, has_recovered, rights, text, why_not_now
 from lockstep.plan.observed import Object
 from lockstep.platforms.kubernetes import drill_in_pod
-from lockstep.platforms.kubernetes.drills import SOURCE
+from lockstep.platforms.kubernetes.drill_place import SOURCE
 
 
 def job(reason: str = "Running", *, training: bool = True, committed: int | None = 40, counted: int = 0) -> Object:

@@ -38,7 +38,8 @@ def drill(
     """
     from kubernetes.client import CoreV1Api
 
-    from lockstep.platforms.kubernetes.drills import Place, run_drill
+    from lockstep.platforms.kubernetes.drill_place import Place
+    from lockstep.platforms.kubernetes.drills import run_drill
 
     found = find_job(job, cluster, namespace, context)
     _refuse_without_rights(found, fault)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client
 
 from cluster_jobs import API, Jobs, until
@@ -54,9 +55,10 @@ print(json.dumps({"losses": losses, "shards": shards}))
 """
 
 
-def lockstep(*arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def lockstep(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lockstep.cli.main", *arguments]
-    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=timeout, check=False)
+    variables = {**os.environ, **(environment or {})}
+    return subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, timeout=200, check=False)
 
 
 def drill(jobs: Jobs, fault: str, *arguments: str) -> dict[str, Any]:
@@ -122,9 +124,43 @@ def drilled(undisturbed: Path, jobs: Jobs, files: str) -> Jobs:
     return jobs
 
 
-def test_a_lost_node_is_left_and_taken_back_and_costs_no_restart(jobs: Jobs) -> None:
+@pytest.fixture
+def moves(jobs: Jobs) -> Iterator[Jobs]:
+    """A job of one node that runs."""
     jobs.start("moves", nodes=1)
     jobs.until_running("moves")
+    yield jobs
+    jobs.end("moves")
+    until("its pod is gone", lambda: not jobs.pods("moves"), 60)
+
+
+def kubeconfig_of_viewer(jobs: Jobs, cluster: Path, folder: Path) -> Path:
+    """For a person who holds the built-in role `view` in the namespace and nothing else."""
+    jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "viewer"}})
+    rbac = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": "viewer", "namespace": jobs.namespace}
+    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "view"}
+    jobs.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "viewer"}, "roleRef": role, "subjects": [subject]})
+    made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token("viewer", jobs.namespace, {"spec": {}})
+    known = yaml.safe_load(cluster.read_text())
+    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(known))
+    return path
+
+
+def test_without_the_rights_nothing_is_done_and_they_are_named(moves: Jobs, cluster: Path, tmp_path: Path) -> None:
+    pods = [pod["metadata"]["uid"] for pod in moves.pods("moves")]
+    viewer = {"KUBECONFIG": str(kubeconfig_of_viewer(moves, cluster, tmp_path))}
+    done = lockstep("drill", "lose-node", "--job", "moves", "-n", moves.namespace, "--yes", environment=viewer)
+    place = f"in namespace {moves.namespace}"
+    assert done.returncode == 2
+    assert f"nothing was done: create pods/exec {place}; delete pods {place}; patch nodes of the cluster" in done.stderr
+    assert [pod["metadata"]["uid"] for pod in moves.pods("moves")] == pods
+
+
+def test_a_lost_node_is_left_and_taken_back_and_costs_no_restart(moves: Jobs) -> None:
+    jobs = moves
     before = jobs.pods("moves")[0]["spec"]["nodeName"]
     done = lockstep("drill", "lose-node", "--job", "moves", "-n", jobs.namespace, "--yes", "--timeout", "150", "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -132,8 +168,6 @@ def test_a_lost_node_is_left_and_taken_back_and_costs_no_restart(jobs: Jobs) -> 
     assert jobs.pods("moves")[0]["spec"]["nodeName"] != before
     assert jobs.job("moves")["status"]["restartsCountTowardsMax"] == 0
     assert not client.CoreV1Api(jobs.api.client).read_node(before).spec.unschedulable
-    jobs.end("moves")
-    until("its pod is gone", lambda: not jobs.pods("moves"), 60)
 
 
 def test_a_drill_asks_before_it_hurts_and_refuses_what_the_job_is_not_ready_for(drilled: Jobs) -> None:

@@ -3,85 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
-from lockstep.plan.drill import RESTARTS, WATCHED_PODS, Fault, Outcome, Right, entry_of, has_recovered, rights
+from lockstep.plan.drill import RESTARTS, Fault, Outcome, Right, entry_of, has_recovered, rights
 from lockstep.plan.observed import Object, is_true
-from lockstep.platforms.kubernetes.files import run_in_pod
-from lockstep.platforms.kubernetes.jobs import job_status
+from lockstep.platforms.kubernetes.drill_place import Place
+from lockstep.platforms.kubernetes.drill_watch import Stream, Watch
 
-T = TypeVar("T")
-SOURCE = Path(__file__).with_name("drill_in_pod.py")
 KILL, STOP = 9, 19
-POLL_SECONDS = 0.2
 SAVE_FAILED = "CHECKPOINT step"
 OPERATOR_PODS = "app.kubernetes.io/name=lockstep,app.kubernetes.io/component=operator"
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Place:
-    """The job that is drilled, and how its cluster is reached."""
-
-    client: Any
-    core: Any
-    job: Object
-    timeout_seconds: float
-    say: Say
-
-    @property
-    def name(self) -> str:
-        return str(self.job["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.job["metadata"]["namespace"])
-
-    @property
-    def attempt(self) -> int:
-        return int(self.job["status"]["attempts"])
-
-    @property
-    def tells_steps(self) -> bool:
-        return "step" in (self.job["status"].get("trainer") or {})
-
-    def status(self) -> Object:
-        return job_status(self.client, self.namespace, self.name)
-
-    def pod_of(self, rank: int) -> str:
-        """Raises ConfigError for a rank that the job doesn't have."""
-        desired, nodes = int(self.job["status"]["ranks"]["desired"]), int(self.job["status"]["nodes"])
-        if not 0 <= rank < desired:
-            raise ConfigError(f"--rank is {rank}, but the job has ranks 0 to {desired - 1}")
-        return pod_name(self.name, rank // (desired // nodes))
-
-    def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
-        """The last answer. Raises PodError."""
-        answer: Object = json.loads(run_in_pod(self.core, self.namespace, pod, _command(verb, arguments)).strip().splitlines()[-1])
-        return answer
-
-    def until(self, what: str, look: Callable[[], T | None]) -> T:
-        """The first result that is neither None nor False. Raises Failed after the time that was given."""
-        end = time.monotonic() + self.timeout_seconds
-        while time.monotonic() < end:
-            found = look()
-            if found:
-                return found
-            time.sleep(POLL_SECONDS)
-        raise Failed(f"{what} did not happen within {self.timeout_seconds:.0f} s (--timeout): lockstep why {self.name} -n {self.namespace}")
-
-
-def _command(verb: str, arguments: Object) -> list[str]:
-    return ["python3", "-c", SOURCE.read_text(encoding="utf-8"), verb, json.dumps(arguments)]
 
 
 def missing_rights(client: Any, fault: Fault, namespace: str) -> list[Right]:
@@ -110,14 +47,14 @@ def run_drill(place: Place, fault: Fault, rank: int, fill_bytes: int) -> Outcome
     }
     pod = place.pod_of(rank)
     away = _cordoned(place, pod) if fault is Fault.LOSE_NODE else contextlib.nullcontext()
-    with away, _Watch(place, pod) as watch:
+    with away, Watch(place, pod) as watch:
         hurt = hurts[fault](pod)
         place.say(f"{fault}: done to rank {rank} in pod {pod}; waiting until the job trains again")
         outcome = _recovery(place, Outcome(fault, f"rank {rank} in pod {pod}", place.attempt), watch)
     return _with_step_back(place, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
 
 
-def _recovery(place: Place, outcome: Outcome, watch: _Watch) -> Outcome:
+def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
     assert outcome.fault in RESTARTS  # noqa: S101 (an invariant of the caller)
     attempt = outcome.attempt
 
@@ -213,7 +150,7 @@ def _leader(place: Place) -> str:
 def _fill_disk(place: Place, most: int) -> Outcome:
     """A save must fail and be told, the attempt must go on, and the next save with room must be a commit again."""
     pod, before = pod_name(place.name, 0), place.status()
-    with _Stream(place, pod, "fill", most=most, seconds=place.timeout_seconds) as filling:
+    with Stream(place, pod, "fill", most=most, seconds=place.timeout_seconds) as filling:
         try:
             place.until("a full volume", lambda: filling.said("full") or filling.ended)
             if filling.said("full") is None:
@@ -249,92 +186,3 @@ def _failed_save(place: Place, pod: str, since: float) -> str | None:
     seconds = int(time.monotonic() - since) + 2
     log: str = place.core.read_namespaced_pod_log(pod, place.namespace, container=CONTAINER, since_seconds=seconds)
     return next((line for line in log.splitlines() if SAVE_FAILED in line and "FAILED" in line), None)
-
-
-class _Stream:
-    """A verb that runs in a pod and says things meanwhile, each with the time at which it was heard here."""
-
-    def __init__(self, place: Place, pod: str, verb: str, **arguments: Any) -> None:
-        self._place, self._pod, self._command = place, pod, _command(verb, arguments)
-        self._heard: list[tuple[float, Object]] = []
-        self.ended = False
-        self.problem = ""
-        self._thread = threading.Thread(target=self._listen, name=f"drill {pod}", daemon=True)
-
-    def __enter__(self) -> _Stream:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join(5.0)
-
-    def said(self, key: str) -> float | None:
-        """When it first said so."""
-        return next((when for when, said in list(self._heard) if key in said), None)
-
-    def wait(self, key: str, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while self.said(key) is None and not self.ended and time.monotonic() < end:
-            time.sleep(0.02)
-        return self.said(key) is not None
-
-    def _listen(self) -> None:
-        from kubernetes.client import ApiClient, CoreV1Api
-        from kubernetes.stream import stream
-
-        core = CoreV1Api(ApiClient(self._place.client.configuration))  # a stream changes its client while it opens
-        try:
-            session = stream(
-                core.connect_get_namespaced_pod_exec, self._pod, self._place.namespace, command=self._command,
-                stdin=False, stdout=True, stderr=True, tty=False, _preload_content=False,
-            )  # fmt: skip
-            with contextlib.closing(session):
-                self._read(session)
-        except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
-        self.ended = True
-
-    def _read(self, session: Any) -> None:
-        rest = ""
-        while session.is_open():
-            session.update(timeout=1)
-            self.problem += session.read_stderr() if session.peek_stderr() else ""
-            *lines, rest = (rest + (session.read_stdout() if session.peek_stdout() else "")).split("\n")
-            self._heard += [(time.monotonic(), json.loads(line)) for line in lines if line]
-
-
-class _Watch:
-    """Sees in the pods of a job when the ranks of its attempt end and when the next ones come."""
-
-    def __init__(self, place: Place, target: str) -> None:
-        nodes = int(place.job["status"]["nodes"])
-        pods = list(dict.fromkeys([target, *(pod_name(place.name, node) for node in range(nodes))]))[:WATCHED_PODS]
-        self._streams = {pod: _Stream(place, pod, "watch", attempt=place.attempt, seconds=place.timeout_seconds) for pod in pods}
-        self.notes = [f"{len(pods)} of {nodes} nodes were watched"] if len(pods) < nodes else []
-        self._place = place
-        self._hit = 0.0
-
-    def __enter__(self) -> _Watch:
-        for stream in self._streams.values():
-            stream.__enter__()
-        for pod, stream in self._streams.items():
-            if not stream.wait("watching", 30.0):
-                raise Failed(f"pod {pod} could not be watched: {stream.problem}")
-        self._hit = time.monotonic()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return  # the threads end with the streams, or with this process
-
-    def since_the_fault(self) -> float:
-        return time.monotonic() - self._hit
-
-    def all_said(self, key: str) -> float | None:
-        """When the last pod that was there all the time said so, since the fault."""
-        said = [stream.said(key) for stream in self._streams.values()]
-        times = [when - self._hit for when in said if when is not None]
-        return max(times) if times else None
-
-    def first_said(self, key: str) -> float | None:
-        times = [when - self._hit for stream in self._streams.values() if (when := stream.said(key)) is not None]
-        return min(times) if times else None

@@ -1,0 +1,77 @@
+"""The job that is drilled, and how its pods are reached."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import pod_name
+from lockstep.plan.observed import Object
+from lockstep.platforms.kubernetes.files import run_in_pod
+from lockstep.platforms.kubernetes.jobs import job_status
+
+T = TypeVar("T")
+SOURCE = Path(__file__).with_name("drill_in_pod.py")
+POLL_SECONDS = 0.2
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The job that is drilled, and how its cluster is reached."""
+
+    client: Any
+    core: Any
+    job: Object
+    timeout_seconds: float
+    say: Say
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def attempt(self) -> int:
+        return int(self.job["status"]["attempts"])
+
+    @property
+    def tells_steps(self) -> bool:
+        return "step" in (self.job["status"].get("trainer") or {})
+
+    def status(self) -> Object:
+        return job_status(self.client, self.namespace, self.name)
+
+    def pod_of(self, rank: int) -> str:
+        """Raises ConfigError for a rank that the job doesn't have."""
+        desired, nodes = int(self.job["status"]["ranks"]["desired"]), int(self.job["status"]["nodes"])
+        if not 0 <= rank < desired:
+            raise ConfigError(f"--rank is {rank}, but the job has ranks 0 to {desired - 1}")
+        return pod_name(self.name, rank // (desired // nodes))
+
+    def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
+        """The last answer. Raises PodError."""
+        answer: Object = json.loads(run_in_pod(self.core, self.namespace, pod, command_of(verb, arguments)).strip().splitlines()[-1])
+        return answer
+
+    def until(self, what: str, look: Callable[[], T | None]) -> T:
+        """The first result that is neither None nor False. Raises Failed after the time that was given."""
+        end = time.monotonic() + self.timeout_seconds
+        while time.monotonic() < end:
+            found = look()
+            if found:
+                return found
+            time.sleep(POLL_SECONDS)
+        raise Failed(f"{what} did not happen within {self.timeout_seconds:.0f} s (--timeout): lockstep why {self.name} -n {self.namespace}")
+
+
+def command_of(verb: str, arguments: Object) -> list[str]:
+    return ["python3", "-c", SOURCE.read_text(encoding="utf-8"), verb, json.dumps(arguments)]

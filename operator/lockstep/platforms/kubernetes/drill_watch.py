@@ -1,0 +1,104 @@
+"""What happens in a job's pods meanwhile, told by themselves, each thing with the time at which it was heard here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from typing import Any
+
+from lockstep.api.errors import Failed
+from lockstep.api.names import pod_name
+from lockstep.plan.drill import WATCHED_PODS
+from lockstep.plan.observed import Object
+from lockstep.platforms.kubernetes.drill_place import Place, command_of
+
+
+class Stream:
+    """A verb that runs in a pod and says things meanwhile, each with the time at which it was heard here."""
+
+    def __init__(self, place: Place, pod: str, verb: str, **arguments: Any) -> None:
+        self._place, self._pod, self._command = place, pod, command_of(verb, arguments)
+        self._heard: list[tuple[float, Object]] = []
+        self.ended = False
+        self.problem = ""
+        self._thread = threading.Thread(target=self._listen, name=f"drill {pod}", daemon=True)
+
+    def __enter__(self) -> Stream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(5.0)
+
+    def said(self, key: str) -> float | None:
+        """When it first said so."""
+        return next((when for when, said in list(self._heard) if key in said), None)
+
+    def wait(self, key: str, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while self.said(key) is None and not self.ended and time.monotonic() < end:
+            time.sleep(0.02)
+        return self.said(key) is not None
+
+    def _listen(self) -> None:
+        from kubernetes.client import ApiClient, CoreV1Api
+        from kubernetes.stream import stream
+
+        core = CoreV1Api(ApiClient(self._place.client.configuration))  # a stream changes its client while it opens
+        try:
+            session = stream(
+                core.connect_get_namespaced_pod_exec, self._pod, self._place.namespace, command=self._command,
+                stdin=False, stdout=True, stderr=True, tty=False, _preload_content=False,
+            )  # fmt: skip
+            with contextlib.closing(session):
+                self._read(session)
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+        self.ended = True
+
+    def _read(self, session: Any) -> None:
+        rest = ""
+        while session.is_open():
+            session.update(timeout=1)
+            self.problem += session.read_stderr() if session.peek_stderr() else ""
+            *lines, rest = (rest + (session.read_stdout() if session.peek_stdout() else "")).split("\n")
+            self._heard += [(time.monotonic(), json.loads(line)) for line in lines if line]
+
+
+class Watch:
+    """Sees in the pods of a job when the ranks of its attempt end and when the next ones come."""
+
+    def __init__(self, place: Place, target: str) -> None:
+        nodes = int(place.job["status"]["nodes"])
+        pods = list(dict.fromkeys([target, *(pod_name(place.name, node) for node in range(nodes))]))[:WATCHED_PODS]
+        self._streams = {pod: Stream(place, pod, "watch", attempt=place.attempt, seconds=place.timeout_seconds) for pod in pods}
+        self.notes = [f"{len(pods)} of {nodes} nodes were watched"] if len(pods) < nodes else []
+        self._place = place
+        self._hit = 0.0
+
+    def __enter__(self) -> Watch:
+        for stream in self._streams.values():
+            stream.__enter__()
+        for pod, stream in self._streams.items():
+            if not stream.wait("watching", 30.0):
+                raise Failed(f"pod {pod} could not be watched: {stream.problem}")
+        self._hit = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return  # the threads end with the streams, or with this process
+
+    def since_the_fault(self) -> float:
+        return time.monotonic() - self._hit
+
+    def all_said(self, key: str) -> float | None:
+        """When the last pod that was there all the time said so, since the fault."""
+        said = [stream.said(key) for stream in self._streams.values()]
+        times = [when - self._hit for when in said if when is not None]
+        return max(times) if times else None
+
+    def first_said(self, key: str) -> float | None:
+        times = [when - self._hit for stream in self._streams.values() if (when := stream.said(key)) is not None]
+        return min(times) if times else None
