@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.drill import RISKS, Fault, Outcome, Right, has_recovered, rights, text, why_not_now
+from lockstep.plan.drill import RISKS, Fault, Outcome, Right, cost_of, has_recovered, rights, text, why_not_now
 from lockstep.plan.observed import Object
 from lockstep.platforms.kubernetes import drill_in_pod
 from lockstep.platforms.kubernetes.drill_place import SOURCE
@@ -45,8 +45,9 @@ def test_what_speaks_against_a_drill_is_said(a_job: Object, fault: Fault, says: 
     assert says in why_not_now(a_job, fault)
 
 
-def test_a_lost_node_and_a_killed_operator_cost_no_restart_so_a_spent_budget_allows_them() -> None:
-    assert why_not_now(job(counted=3), Fault.LOSE_NODE) == why_not_now(job(counted=3), Fault.KILL_OPERATOR) == ""
+def test_a_killed_operator_costs_no_restart_so_a_spent_budget_allows_it() -> None:
+    assert why_not_now(job(counted=3), Fault.KILL_OPERATOR) == ""
+    assert why_not_now(job(counted=3), Fault.LOSE_NODE) != ""
 
 
 def test_every_drill_says_what_it_risks_and_which_rights_it_needs() -> None:
@@ -60,10 +61,19 @@ def test_a_job_has_recovered_when_a_later_attempt_has_made_a_step() -> None:
     entry: dict[str, Any] = {"attempt": 1, "cause": "Internal", "message": "m", "lostSteps": 3}
     status = {**job()["status"], "attempts": 2, "restartHistory": [entry]}
     assert not has_recovered(job()["status"], 1, tells_steps=False)
+    assert not has_recovered({**status, "conditions": []}, 1, tells_steps=False)
     assert not has_recovered(status, 1, tells_steps=True)
     assert has_recovered(status, 1, tells_steps=False)
     assert has_recovered({**status, "restartHistory": [{**entry, "downtimeSeconds": 4}]}, 1, tells_steps=True)
     assert not has_recovered({**status, "attempts": 1}, 1, tells_steps=False)
+
+
+def test_an_attempt_that_was_stopped_in_order_costs_what_its_stop_says() -> None:
+    stop = {"attempt": 1, "time": "t", "save": "NotSaved", "lostSteps": 7, "message": "not every rank saved"}
+    status = {**job()["status"], "attempts": 2, "stop": stop}
+    assert cost_of(status, 1) == {"cause": "Stopped", "message": "not every rank saved", "lostSteps": 7}
+    assert has_recovered(status, 1, tells_steps=True)
+    assert cost_of(status, 2) is None
 
 
 def test_an_outcome_is_told_without_what_was_not_measured() -> None:

@@ -76,7 +76,7 @@ def why_not_now(job: Object, fault: Fault) -> str:
     most = int((spec.get("restart") or {}).get("maxRestarts", 3))
     used = int(status.get("restartsCountTowardsMax", 0))
     commit = (status.get("checkpoint") or {}).get("lastCommittedStep")
-    if fault in RESTARTS and fault is not Fault.LOSE_NODE and used >= most:
+    if fault in RESTARTS and used >= most:
         return f"restart.maxRestarts is {most} and {used} are used since the last commit, so that one more failure would end the job"
     if fault in RESTARTS and spec.get("training") is not None and commit is None:
         return "nothing is committed yet, so that all steps would be lost: wait for the first checkpoint (lockstep wait --for CheckpointCommitted)"
@@ -111,17 +111,22 @@ class Outcome:
         return asdict(self)
 
 
-def entry_of(status: Object, attempt: int) -> Object | None:
-    """What status.restartHistory says of a failed attempt."""
-    return next((entry for entry in status.get("restartHistory", []) if entry["attempt"] == attempt), None)
+def cost_of(status: Object, attempt: int) -> Object | None:
+    """What status.restartHistory says of a failed attempt; of one that was stopped, as a pod that goes in order stops it, what status.stop says."""
+    entry = next((entry for entry in status.get("restartHistory", []) if entry["attempt"] == attempt), None)
+    stop = status.get("stop") or {}
+    if entry is None and stop.get("attempt") == attempt:
+        return {"cause": "Stopped", "message": stop.get("message", ""), "lostSteps": stop.get("lostSteps", 0)}
+    return entry
 
 
-def has_recovered(status: Object, attempt: int, *, tells_steps: bool) -> bool:
-    """Whether a later attempt than `attempt` runs, and, where the job tells its steps, has made one."""
-    entry = entry_of(status, attempt)
+def has_recovered(status: Object, attempt: int, tells_steps: bool) -> bool:
+    """Whether a later attempt than `attempt` runs, and, where the job tells its steps, has made one after the failure."""
     runs = any(c["type"] == "Progressing" and c["reason"] == "Running" for c in status.get("conditions", []))
-    later = int(status.get("attempts", 0)) > attempt
-    return entry is not None and runs and later and (not tells_steps or "downtimeSeconds" in entry)
+    if not runs or int(status.get("attempts", 0)) <= attempt:
+        return False
+    cost = cost_of(status, attempt)
+    return cost is None or cost["cause"] == "Stopped" or not tells_steps or "downtimeSeconds" in cost
 
 
 def text(outcome: Outcome) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
-from lockstep.plan.drill import RESTARTS, Fault, Outcome, Right, entry_of, has_recovered, rights
+from lockstep.plan.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_recovered, rights
 from lockstep.plan.observed import Object, is_true
 from lockstep.platforms.kubernetes.drill_place import Place
 from lockstep.platforms.kubernetes.drill_watch import Stream, Watch
@@ -66,20 +66,21 @@ def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
             )
         return status if done(status) else None
 
-    place.until("the failure's name in status", lambda: look(lambda status: entry_of(status, attempt) is not None))
+    place.until(
+        "its name in status", lambda: look(lambda status: cost_of(status, attempt) is not None or has_recovered(status, attempt, False))
+    )
     named = watch.since_the_fault()
-    ended = lambda status: has_recovered(status, attempt, tells_steps=place.tells_steps)  # noqa: E731
-    status = place.until("the recovery", lambda: look(ended))
-    entry = entry_of(status, attempt) or {}
+    status = place.until("the recovery", lambda: look(lambda status: has_recovered(status, attempt, place.tells_steps)))
+    well, cost = watch.since_the_fault(), cost_of(status, attempt) or {}
     return replace(
         outcome,
         stopped_seconds=watch.all_said("stopped"),
         started_seconds=watch.first_said("started"),
         named_seconds=named,
-        named=f"{entry['cause']}: {entry['message']}",
-        downtime_seconds=entry.get("downtimeSeconds"),
-        lost_steps=entry["lostSteps"],
-        notes=watch.notes,
+        named=f"{cost['cause']}: {cost['message']}" if cost else "",
+        downtime_seconds=cost.get("downtimeSeconds"),
+        lost_steps=cost.get("lostSteps"),
+        notes=[*watch.notes, f"all ranks ran again after {well:.1f} s, as status told"],
     )
 
 
