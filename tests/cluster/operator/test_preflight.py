@@ -49,4 +49,4 @@ def test_the_command_looks_at_a_job_s_nodes_and_leaves_no_pod(jobs: Jobs, tmp_pa
     assert (result["ok"], result["nodes"]) == (code == 0, 2)
     assert {"names", "peers", "shared"} <= set(result["checks"])
     assert {finding["check"] for finding in result["findings"]} == (set() if code == 0 else {"paths"})
-    until("the pods go", lambda: not jobs.pods("looks-preflight"), 60)
+    until("the pods go", lambda: all("deletionTimestamp" in pod["metadata"] for pod in jobs.pods("looks-preflight")))

@@ -20,7 +20,7 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.api.status import ConditionStatus
 from lockstep.plan.conditions import Fact, Reason, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.objects import claims
-from lockstep.plan.observed import Observed, owner_uid
+from lockstep.plan.observed import Observed, is_terminating, owner_uid
 from lockstep.plan.retry import Earlier
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, path_of
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
@@ -67,6 +67,7 @@ async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None,
 
 async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event) -> None:
     """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims. Raises ConfigError, ApiError."""
+    await _until_pods_are_gone(cluster, run)
     await _start(cluster, run, say)
     parts = [asyncio.ensure_future(_follow(cluster, run, say)), asyncio.ensure_future(heard.wait())]
     try:
@@ -76,6 +77,15 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event) 
             part.cancel()
         await asyncio.gather(*parts, return_exceptions=True)
         await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+
+
+async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
+    """Pods of an earlier one that still end: their log must not be taken for this one's. Raises ConfigError."""
+    end = time.monotonic() + GONE_SECONDS
+    while (left := (await _observe(cluster, run)).pods) and all(is_terminating(pod) for pod in left):
+        if time.monotonic() > end:
+            raise ConfigError(f"pods of an earlier {run.name} still end after {GONE_SECONDS:.0f} s: kubectl get pods -n {run.namespace}")
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _print(line: str) -> None:
