@@ -112,14 +112,12 @@ def ends_with_it(run: Run) -> bool:
     return run.preflight is not None and run.preflight.only
 
 
-def message_of(preflight: Preflight, run: Run) -> str:
+def message_of(preflight: Preflight) -> str:
     """One sentence while it runs or waits to be made again; '' when there is nothing to say."""
+    if preflight.stage is Stage.ALL_REDUCE:
+        return "preflight: all-reduce" + (f" in pairs, round {preflight.pair_rounds}" if preflight.pair_rounds else "")
     if preflight.stage is not None:
-        what = {Stage.LOOK: "looking at every node", Stage.MEET: "nodes meet each other", Stage.ALL_REDUCE: "all-reduce"}[preflight.stage]
-        if preflight.stage is Stage.ALL_REDUCE and preflight.pair_rounds:
-            what = f"all-reduce in pairs, round {preflight.pair_rounds}"
-        missing = [str(node) for node in _asked(preflight, run) if all(node != other for other, _, _ in preflight.answers)]
-        return f"preflight: {what}" + (f", no answer yet from node {', '.join(missing[:5])}" if missing and preflight.answers else "")
+        return "preflight: looking at every node"  # the same for both rounds: each change of a job's message is a write
     failure = failure_of(preflight)
     return f"preflight failed, it is made again soon: {failure.message}" if failure is not None and preflight.failures else ""
 

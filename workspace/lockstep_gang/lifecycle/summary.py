@@ -73,7 +73,7 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:
         return f"waiting for {listed_nodes(gang, run, missing)}{after}"
-    checking = preflight.message_of(gang.preflight, run)
+    checking = preflight.message_of(gang.preflight)
     if checking:
         return checking + after
     busy = [index for index, node in enumerate(gang.nodes) if node.attempt]
