@@ -88,6 +88,17 @@ def test_a_retry_counts_from_zero() -> None:
     assert status(plan)["active"] == {"retry": 1, "since": "2027-01-15T08:01:10Z", "earlierSeconds": 0}
 
 
+def test_a_retry_lets_a_job_go_on_that_failed_by_its_deadline() -> None:
+    observed = late()
+    stopped = replace(after(observed, reconcile(observed, report(), CONTEXT, NOW + 60)), pods=())
+    failed = after(stopped, reconcile(stopped, stopped_report(), CONTEXT, NOW + 80))
+    retried = asked(failed, restart={"retry": 1})
+    plan = reconcile(retried, None, CONTEXT, NOW + 100)
+    assert replicas(plan) == [2]
+    assert condition(plan, "Failed")[0] == "False"
+    assert "active" not in status(plan) or status(plan)["active"].get("earlierSeconds") == 0
+
+
 def test_a_job_that_ended_well_at_its_deadline_is_complete() -> None:
     plan = reconcile(late(), report(State.COMPLETE, ready=0), CONTEXT, NOW + 61)
     assert (condition(plan, "Complete")[0], condition(plan, "Failed")[0]) == ("True", "False")
