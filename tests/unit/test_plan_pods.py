@@ -24,7 +24,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.plan.objects import RenderContext, freeze, render
 from lockstep.plan.resolve import resolve
-from lockstep.plan.template import fill, to_yaml_json
+from lockstep.plan.template import MARK, fill
 from lockstep_gang.contract import parse_run
 
 
@@ -227,8 +227,16 @@ def test_a_template_reads_back_every_value_as_it_was(text: str) -> None:
     assert (made["metadata"], made["data"]) == ({"name": text}, {text: [text]})
 
 
-def test_values_are_written_in_printable_ascii() -> None:
-    assert to_yaml_json("a\x7f\u2028😀") == '"a\\u007f\\u2028\\U0001f600"'
+def test_a_value_that_looks_like_a_mark_of_the_templates_is_only_a_value() -> None:
+    made = fill("secret", metadata={"name": f"{MARK}1"}, data={f"{MARK}0": [f"{MARK}7"]})
+    assert (made["metadata"], made["data"]) == ({"name": f"{MARK}1"}, {f"{MARK}0": [f"{MARK}7"]})
+
+
+def test_two_objects_of_the_same_template_share_nothing_that_could_be_changed() -> None:
+    first, second = (fill("secret", metadata={"name": "a"}, data={"a": "b"}) for _ in range(2))
+    first["metadata"]["name"] = "changed"
+    first["data"]["a"] = "changed"
+    assert (second["metadata"], second["data"]) == ({"name": "a"}, {"a": "b"})
 
 
 def test_the_operators_image_and_certificate_are_part_of_the_frozen_run() -> None:

@@ -1,44 +1,68 @@
-"""YAML templates to plain objects. Templates hold structure only: every value goes in through `tojson`."""
+"""YAML templates to plain objects. Templates hold structure only: every value goes in through `tojson`.
+
+YAML never sees a value: `tojson` puts a mark where it goes, and it replaces the mark after parsing. So no text can become structure, what YAML
+can't hold (DEL, lone surrogates) passes unchanged, and the parsed structure is the same for all jobs and kept: parsing took most of a reconcile.
+"""
 
 from __future__ import annotations
 
 import json
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, lru_cache
 from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+MARK = "\ue000value "
+"""A character of private use: no template has it."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
+_values: ContextVar[list[object]] = ContextVar("values")
 
 
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def to_yaml_json(value: object) -> str:
-    """`value` as JSON that YAML reads back unchanged.
-
-    Not Jinja's own filter: plain JSON lets DEL through, which YAML refuses, and writes characters beyond U+FFFF as two
-    surrogates, which YAML reads as two broken characters.
-    """
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(character if " " <= character <= "~" else _escaped(character) for character in text)
+def _marked(value: object) -> str:
+    values = _values.get()
+    values.append(value)
+    return f'"{MARK}{len(values) - 1}"'
 
 
 @cache
 def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("lockstep.plan"), undefined=StrictUndefined, autoescape=False)  # noqa: S701 (not HTML)
-    environment.filters["tojson"] = to_yaml_json
+    environment.filters["tojson"] = _marked
     return environment
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
 
 
 def fill(template: str, **values: object) -> dict[str, Any]:
     """The object that `templates/<template>.yaml.j2` makes of `values`; fields that are empty or None are left out."""
-    text = _environment().get_template(f"{template}.yaml.j2").render(values)
-    result: dict[str, Any] = _without_empty(yaml.load(text, Loader=_Loader))  # noqa: S506 (a safe loader)
+    token = _values.set([])
+    try:
+        text = _environment().get_template(f"{template}.yaml.j2").render(values)
+        result: dict[str, Any] = _without_empty(_with_values(_parsed(text), _values.get()))
+    finally:
+        _values.reset(token)
     return result
+
+
+def _with_values(structure: Any, values: list[object]) -> Any:
+    """A copy with every mark replaced, also where it is a key."""
+    if isinstance(structure, dict):
+        return {_with_values(key, values): _with_values(item, values) for key, item in structure.items()}
+    if isinstance(structure, list):
+        return [_with_values(item, values) for item in structure]
+    if isinstance(structure, str) and structure.startswith(MARK):
+        return _plain(values[int(structure.removeprefix(MARK))])
+    return structure
+
+
+def _plain(value: object) -> Any:
+    """As JSON has it, and nobody else's."""
+    return value if type(value) in (str, int, bool, type(None)) else json.loads(json.dumps(value))
 
 
 def _without_empty(value: Any) -> Any:
