@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,3 +196,33 @@ def test_while_its_coordinator_was_lost_the_job_was_down_and_after_a_stop_stoppe
     after = account.opened(lost, 31.001).goodput
     assert (after.spent, after.causes) == ({"train": 1000, "down": 30_000}, {"NodeLost": Loss(30_000, 240_000)})
     assert account.opened(replace(new_gang(run), attempt=1), 31.001).goodput.spent == {"train": 1000, "stopped": 30_000}
+
+
+def test_a_preflight_on_its_own_leaves_the_job_s_account_alone(tmp_path: Path) -> None:
+    run = make_run(**TRAINER, run_dir=str(tmp_path))
+    kept = replace(new_gang(run), goodput=Goodput(1, 2, {"train": 1}))
+    Account(Records(run.run_dir), run, print).keep(kept)
+    alone = replace(run, job=replace(run.job, uid="another"), preflight=Expected(only=True))
+    Account(Records(run.run_dir), alone, print).keep(replace(kept, goodput=Goodput(5, 6, {"preflight": 1})))
+    assert Records(run.run_dir).goodput(run.job.uid) == kept.goodput
+
+
+def test_a_volume_that_hangs_holds_up_one_writer_and_nobody_else(tmp_path: Path) -> None:
+    run = make_run(**TRAINER, run_dir=str(tmp_path))
+    reached, goes_on = threading.Event(), threading.Event()
+
+    class Hanging(Records):
+        def write_goodput(self, job_uid: str, goodput: Goodput) -> None:
+            reached.set()
+            assert goes_on.wait(10)
+            super().write_goodput(job_uid, goodput)
+
+    account = Account(Hanging(run.run_dir), run, print)
+    first = replace(new_gang(run), goodput=Goodput(1, 2, {"train": 1}))
+    writer = threading.Thread(target=account.keep, args=(first,))
+    writer.start()
+    assert reached.wait(10)
+    account.keep(replace(first, goodput=Goodput(1, 3, {"train": 2})))  # returns at once
+    goes_on.set()
+    writer.join(10)
+    assert Records(run.run_dir).goodput(run.job.uid) == first.goodput

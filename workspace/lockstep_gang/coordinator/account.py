@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.records import Records
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.goodput import absent, accounted
+from lockstep_gang.lifecycle.preflight import ends_with_it
 
 ACCOUNT_SECONDS = 15.0
 """At most so much of what an ended coordinator knew is booked as absence by the next one."""
@@ -25,6 +27,7 @@ class Account:
         self._say = say
         self._kept: Goodput | None = None
         self._trouble = False
+        self._writing = threading.Lock()
 
     def opened(self, gang: Gang, now: float) -> Gang:
         """The gang of a coordinator that begins, with the account of those before it."""
@@ -36,9 +39,16 @@ class Account:
         return accounted(absent(replace(gang, goodput=known), self._run, now), self._run, now)
 
     def keep(self, gang: Gang) -> None:
-        """Write it down, if it has changed."""
-        if gang.goodput == self._kept:
-            return
+        """Write it down, if it has changed, and nobody is at it: a volume that hangs must hold up one thread, not the gang. Any thread."""
+        if ends_with_it(self._run):
+            return  # the account on the volume is that of the job itself
+        if gang.goodput != self._kept and self._writing.acquire(blocking=False):
+            try:
+                self._write(gang)
+            finally:
+                self._writing.release()
+
+    def _write(self, gang: Gang) -> None:
         try:
             self._records.write_goodput(self._run.job.uid, gang.goodput)
         except OSError as error:

@@ -253,9 +253,9 @@ class Coordinator:
         while True:
             await asyncio.sleep(ACCOUNT_SECONDS)
             self.gang = accounted(self.gang, self._run, self._now())
-            self._account.keep(self.gang)
             if self._reporter is not None:
                 self._reporter.refresh(summarise(self.gang, self._run))
+            await asyncio.to_thread(self._account.keep, self.gang)
 
     def _now(self) -> float:
         """Unix time that never jumps: read once, then counted on."""
