@@ -145,6 +145,12 @@ def test_torchruns_and_the_agents_variables_are_read() -> None:
     assert (environment.master_address, environment.master_port, environment.attempt, environment.report_socket) == ("x-0", 29500, 7, "/s")
 
 
+def test_a_node_keeps_its_number_when_its_ranks_are_ordered_otherwise() -> None:
+    """Volumes of their own belong to nodes, not to ranks."""
+    environment = rank_environment({"RANK": "2", "GROUP_RANK": "1", "LOCKSTEP_NODE": "2", "GROUP_WORLD_SIZE": "3", "WORLD_SIZE": "6"})
+    assert (environment.rank, environment.node, environment.nodes) == (2, 2, 3)
+
+
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ConfigError, match="RANK is 'one'"):
         rank_environment({"RANK": "one"})
