@@ -128,3 +128,11 @@ def test_the_main_thread_is_the_last_one_that_faulthandler_writes() -> None:
         "Extension modules: numpy (total: 1)",
     ]  # fmt: skip
     assert [frame["function"] for frame in main_thread(lines)] == ["inner", "<module>"]
+
+
+def test_every_pace_of_a_rank_reaches_the_verdict(agents: Gang) -> None:
+    """Steps are told sparsely, the newest ones; of paces none may be left out, or the window would never fill."""
+    tell = 'for n in range(25): tell("pace", step=n, steps=1, microseconds=1000 * (R + 1)); time.sleep(0.02)\nsignal.pause()'
+    agents.write(START + tell, nodes=1, ranks_per_node=2)
+    agents.start(0)
+    assert "rank 1 on node 0 is slow: its own work takes 2.00 times as long" in agents.until("is slow")

@@ -53,6 +53,8 @@ STEP_SECONDS = 0.5
 """Steps and the like of node 0's ranks are told at most this often, the newest ones; everything else at once."""
 PROGRESS_SECONDS = (2.0, 5.0)
 """Those of other nodes' ranks: the least, and the most for a gang of many nodes."""
+PROGRESS_MAX = 1000
+"""Of a script that tells its pace more often than anybody needs, some are left out."""
 DUMP_SECONDS = 3.0
 """How long ranks may take to write down their stacks."""
 
@@ -74,7 +76,7 @@ class Agent:
         self._leaving = False
         self._finish: Finish | None = None
         self._done = asyncio.Event()
-        self._progress_of: dict[tuple[type, int], RankReport] = {}
+        self._progress_of: dict[tuple[type, int, int], RankReport] = {}
         self._malformed_said = False
         self._gloo = GlooInterface(run)
 
@@ -263,13 +265,14 @@ class Agent:
         if isinstance(report, Error):
             rank.error = report
         if isinstance(report, (Step, Beat, Pace)) and not first:
-            self._progress_of[type(report), report.rank] = report
+            each = report.step if isinstance(report, Pace) and len(self._progress_of) < PROGRESS_MAX else 0
+            self._progress_of[type(report), report.rank, each] = report
             return
         self._flush()
         self.link.send(Reported(self._known_attempt, rank_report_to_json(report)))
 
     def _flush(self) -> None:
-        """The newest of each kind and rank, in one message."""
+        """The newest of each kind and rank, and every pace, in one message."""
         if self._progress_of:
             reports = tuple(rank_report_to_json(report) for report in self._progress_of.values())
             self.link.send(Progressed(self._known_attempt, reports))
