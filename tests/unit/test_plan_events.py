@@ -64,6 +64,11 @@ def test_an_operator_that_has_just_begun_tells_nothing_again() -> None:
         ({"Straggling": "False"}, {"Straggling": "True:SlowRank"}, ["SlowRank"]),
         ({"Straggling": "True"}, {"Straggling": "False:NoStraggler"}, ["StragglingEnded"]),
         ({"Failed": "False"}, {"Failed": "True:RanksFailed"}, ["Failed"]),
+        ({"Failed": "True"}, {"Failed": "False:Retried"}, ["Retried"]),
+        ({"NodesHealthy": "True"}, {"NodesHealthy": "False:NodeLost"}, ["NodeLost"]),
+        ({"NodesHealthy": "False:NodeLost"}, {"NodesHealthy": "True"}, ["NodesHealthy"]),
+        ({}, {"NodesHealthy": "True", "Straggling": "False", "Failed": "False"}, []),
+        ({"RanksReady": "False:Starting"}, {"RanksReady": "False:PreflightFailed"}, []),
     ],
 )
 def test_a_condition_that_turns_is_told_when_a_person_would_want_to_know(
@@ -80,7 +85,7 @@ def test_a_restart_is_told_with_its_cause_and_what_it_costs_once() -> None:
     before = status({}, attempts=2, restartHistory=history((1, "Hang")))
     now = status({}, attempts=3, restartHistory=history((1, "Hang"), (2, "NodeLost")), ranks={"desired": 8})
     assert notes(before, now) == (
-        Note("Warning", "NodeLost", "attempt 2 failed (NodeLost): rank 1 ended; 4 steps are done again"),
+        Note("Warning", "Restarting", "attempt 2 failed (NodeLost): rank 1 ended; 4 steps are done again"),
         Note("Normal", "AttemptStarted", "attempt 3 starts with 8 ranks"),
     )
     assert reasons(status({}), status({}, attempts=2, restartHistory=history((1, "Hang")))) == ["RankHung", "AttemptStarted"]

@@ -35,14 +35,22 @@ _HOLDS: Mapping[str, tuple[str, str]] = {
     ConditionType.FAILED: (WARNING, "Failed"),
     ConditionType.HELD: (NORMAL, "HoldOnFailure"),
 }
-_TROUBLE = (ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.RANKS_READY, ConditionType.FABRIC_VERIFIED)
+_TROUBLE = frozenset({
+    ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.NODES_HEALTHY, ConditionType.RANKS_READY, ConditionType.FABRIC_VERIFIED,
+})  # fmt: skip
+_OVER: Mapping[str, tuple[str, str]] = {
+    ConditionType.STRAGGLING: ("True", "StragglingEnded"),
+    ConditionType.NODES_HEALTHY: ("False", "NodesHealthy"),
+    ConditionType.FAILED: ("True", "Retried"),
+}
+"""A trouble that ends: what the condition's status was until then, and the reason under which that is told."""
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
     "WaitingForRanks", "Resizing", "Queued", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
 })  # fmt: skip
 _SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "Queued": NORMAL, "DeadlineExceeded": WARNING}
 """Reasons of the summary that no other condition has."""
-_CAUSES = {"Hang": "RankHung", "NodeLost": "NodeLost", "Preempted": "Preempted", "Fabric": "FabricFailed"}
+_CAUSES = {"Hang": "RankHung", "Preempted": "Preempted", "Fabric": "FabricFailed"}
 """Restarts that have a reason of their own; the others are Restarting."""
 
 
@@ -87,8 +95,8 @@ def _conditions(before: Object, after: Object) -> Iterator[Note]:
             yield from _suspension(known, condition)
         elif kind == ConditionType.PROGRESSING and condition["reason"] in _SUMMARY:
             yield Note(_SUMMARY[condition["reason"]], condition["reason"], condition["message"])
-        elif kind == ConditionType.STRAGGLING and known.get("status") == "True":
-            yield Note(NORMAL, "StragglingEnded", condition["message"])
+        elif kind in _OVER and turned and known.get("status") == _OVER[ConditionType(kind)][0]:
+            yield Note(NORMAL, _OVER[ConditionType(kind)][1], condition["message"])
 
 
 def _suspension(known: Object, condition: Object) -> Iterator[Note]:
