@@ -13,6 +13,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import StorageMode
 from lockstep.plan.preflight import alone, ending_with_it, result_in
+from lockstep.plan.resolve import PlatformDefaults, resolve
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace import run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
@@ -33,10 +34,10 @@ def prepared(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
     """The job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
     job's name, since that is what its volumes are found by."""
     wanted = alone(job)
-    run = prepare(wanted, profile, namespace)
-    if run.resolved.storage_mode is StorageMode.SHARED:
+    if resolve(wanted, profile, PlatformDefaults(namespace=namespace)).storage_mode is StorageMode.SHARED:
         name = f"{job.metadata.name[: names.JOB_NAME_MAX - len(SUFFIX)].rstrip('-')}{SUFFIX}"
-        run = prepare(wanted.model_copy(update={"metadata": wanted.metadata.model_copy(update={"name": name})}), profile, namespace)
+        wanted = wanted.model_copy(update={"metadata": wanted.metadata.model_copy(update={"name": name})})
+    run = prepare(wanted, profile, namespace)
     ending = ending_with_it(parse_run(run.frozen.run), join(names.WORKSPACE, "runs", job.metadata.name))
     # An agent that ends is started again by the kubelet, and one that has only just started doesn't hear that it is to go.
     waiting = replace(ending, when_done=WhenDone.WAIT)
