@@ -98,9 +98,10 @@ def test_native_code_that_holds_the_interpreter_is_found_by_its_line(agents: Gan
 
 def test_a_rank_started_by_a_shell_script_is_asked_as_well(agents: Gang) -> None:
     (agents.folder / "start.sh").write_text(f"{sys.executable} -S rank.py\nexit $?\n")
-    write(agents, "time.sleep(1000)", nodes=1, ranks_per_node=2, command=("/bin/sh", "start.sh"))
+    write(agents, "time.sleep(1000)", nodes=1, ranks_per_node=2, command=("/bin/sh", "start.sh"), restart=RestartPolicy(0, 0))
     agents.start(0)
-    assert ended(agents)["rank"] == 1
+    assert agents.codes() == [1]
+    assert agents.record("end.json")["failure"]["rank"] == 1
     assert "in get_stuck" in stacks(agents, 1)
 
 
