@@ -27,21 +27,34 @@ class CountingProxy:
         self.port = 0
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append((request.method, request.path))
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
-        body = await request.read()
-        url = self._host + request.raw_path
-        session: aiohttp.ClientSession = self._rest.pool_manager or self._rest._create_pool_manager()
-        self._rest.pool_manager = session
-        async with session.request(request.method, url, headers=headers, data=body) as reply:
+        try:
+            return await self._pass(request)
+        except ConnectionResetError:  # who asked is gone
+            return web.Response()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        async with await self._upstream_request(request) as reply:
             response = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.headers.get("Content-Type", "")})
             await response.prepare(request)
             async for chunk in reply.content.iter_any():
                 await response.write(chunk)
             return response
 
+    async def _ask(self, request: web.Request) -> web.Response:
+        """The whole reply, before anything of it is passed on."""
+        async with await self._upstream_request(request) as reply:
+            return web.Response(status=reply.status, body=await reply.read(), content_type=reply.content_type)
+
+    async def _upstream_request(self, request: web.Request) -> Any:
+        self.requests.append((request.method, request.path))
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
+        session: aiohttp.ClientSession = self._rest.pool_manager or self._rest._create_pool_manager()
+        self._rest.pool_manager = session
+        return session.request(request.method, self._host + request.raw_path, headers=headers, data=await request.read() or None)
+
     async def _serve(self, started: threading.Event) -> None:
         configuration = client.Configuration()
+        configuration.connection_pool_maxsize = 1000  # a dozen watches stay open
         await config.load_kube_config(str(self._upstream), client_configuration=configuration)
         self._host = configuration.host
         api = client.ApiClient(configuration)
