@@ -179,6 +179,17 @@ def test_one_that_ends_lets_the_next_lead_at_once_and_a_pod_that_starts_again_ho
     asyncio.run(story())
 
 
+def test_a_release_holds_also_when_a_renewal_was_on_its_way(world: World) -> None:
+    async def story() -> None:
+        first = world.lease("a")
+        await first.acquire()
+        await world.store.request("PATCH", "", {"metadata": {"resourceVersion": "2"}, "spec": {}})  # the renewal, as the store sees it
+        await first.release()
+        assert (world.store.holder, first.is_held) == ("", False)
+
+    asyncio.run(story())
+
+
 def test_a_call_that_hangs_is_given_up_long_before_the_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALL_SECONDS", 0.05)
 

@@ -152,6 +152,8 @@ def test_training_and_a_restart_go_on_while_the_api_server_is_away_and_the_leade
 
 
 def test_a_leader_that_is_told_to_end_hands_over_at_once(jobs: Jobs, kubectl: Kubectl) -> None:
+    ready = kubectl("rollout", "status", "deployment/lockstep-operator", "-n", SYSTEM, "--timeout=50s")
+    assert ready.returncode == 0, ready.stderr
     old = leader(jobs)
     assert kubectl("delete", "pod", old, "-n", SYSTEM, "--wait=false").returncode == 0
     assert until_another_leads(jobs, old, 15) < 8

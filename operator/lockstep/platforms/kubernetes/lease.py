@@ -62,11 +62,12 @@ class Lease:
         self._clock = clock
         self._seen: Seen | None = None
         self._held_until: float | None = None
+        self._is_released = False
         self._trouble = ""
 
     @property
     def is_held(self) -> bool:
-        return self._held_until is not None and self._clock() < self._held_until
+        return self._held_until is not None and not self._is_released and self._clock() < self._held_until
 
     def check(self) -> None:
         """Before every write. Raises LeaseLost."""
@@ -96,10 +97,17 @@ class Lease:
             self.check()
 
     async def release(self) -> None:
-        """Let another replica lead at once. To be called when nothing writes any more."""
-        if self.is_held and self._seen is not None:
-            self._held_until = None
-            await self._tried(lambda: self._write({"holderIdentity": "", "leaseDurationSeconds": 1}, ""))
+        """Let another replica lead at once. From here on this one doesn't, whatever a renewal on its way still does."""
+        if self.is_held:
+            self._is_released = True
+            await self._tried(self._release)
+
+    async def _release(self) -> bool:
+        spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+        if await self._write(spec, ""):
+            return True
+        await self._look()  # a renewal was faster
+        return self._seen is not None and self._seen.holder == self._identity and await self._write(spec, "")
 
     async def _tried(self, call: Callable[[], Any]) -> bool:
         try:

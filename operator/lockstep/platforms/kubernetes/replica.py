@@ -58,7 +58,13 @@ class Replica:
                 metrics = serving(self._metrics.application(), "", self._settings.metrics_port, self._tls_context)
                 await stack.enter_async_context(metrics)
             ready(port)
-            await first_of(stop.wait(), self._lead(stop), self._renew_certificate())
+            stop_on_signals(stop)
+            await first_of(self._give_way(stop), self._lead(stop), self._renew_certificate())
+
+    async def _give_way(self, stop: asyncio.Event) -> None:
+        """Before anything is ended: kopf may take longer for that than a pod has. From the release on nothing is written."""
+        await stop.wait()
+        await self._lease.release()
 
     async def _lead(self, stop: asyncio.Event) -> None:
         await self._lease.acquire()
@@ -116,16 +122,12 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], 
             master = await master_key(cluster, settings.namespace)
             return master, await certificates(cluster, settings.namespace, names, datetime.now(UTC))
 
-        async def run() -> None:
-            master, tls = await patiently("the operator's own Secrets", own_secrets)
-            await Replica(cluster, settings, master, tls).run(stop, ready)
-
-        await first_of(stop.wait(), run())
+        master, tls = await patiently("the operator's own Secrets", own_secrets)
+        await Replica(cluster, settings, master, tls).run(stop, ready)
 
 
 async def _main() -> None:
     stop = asyncio.Event()
-    stop_on_signals(stop)
     try:
         await serve(Settings.from_environment(dict(os.environ)), stop, lambda port: log.info("reports are taken on port %d", port))
     except LeaseLost as error:
