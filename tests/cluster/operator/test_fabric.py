@@ -28,7 +28,7 @@ signal.pause()
 def gpus(jobs: Jobs) -> Iterator[None]:
     """One pretended GPU a node, for this module only."""
     core = client.CoreV1Api(jobs.api.client)
-    nodes = [node.metadata.name for node in core.list_node().items]
+    nodes = [node.metadata.name for node in core.list_node().items if node.status.capacity]
     for node in nodes:
         set_resources(core, node, {"nvidia.com/gpu": 1})
     yield
