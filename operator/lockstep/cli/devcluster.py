@@ -42,14 +42,15 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None) -> Path:
     Raises:
         ConfigError: this machine can't do it; the message lists what is missing.
     """
-    from lockstep.devcluster.cluster import Wanted, up
+    from lockstep.devcluster.cluster import Wanted, shared_things, up
     from lockstep.devcluster.layout import default_layout
     from lockstep.devcluster.needs import ensure
     from lockstep.devcluster.resources import parse
 
     wanted = Wanted(nodes=nodes, resources=parse(resources, nodes) if resources else None)
     layout = default_layout()
-    ensure(layout, _say)
+    with shared_things(layout):
+        ensure(layout, _say)
     return up(layout, wanted, _say)
 
 

@@ -53,6 +53,15 @@ def _exclusive(layout: Layout) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def shared_things(layout: Layout) -> Iterator[None]:
+    """One at a time over all clusters of this machine: packages, binaries, images and the published code are theirs together."""
+    layout.root.mkdir(parents=True, exist_ok=True)
+    with (layout.root / "devcluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _wait(layout: Layout, what: str, done: Callable[[], bool], *daemons: str) -> None:
     """Wait until it is so.
 
@@ -82,10 +91,11 @@ def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
         ClusterError: something did not start; the message names its log.
     """
     with _exclusive(layout):
-        programs = binary.build(layout.root, say)
-        archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
-        python_volume.publish_packages(layout.python_volume)
-        python_volume.publish_code(layout.python_volume)
+        with shared_things(layout):
+            programs = binary.build(layout.root, say)
+            archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
+            python_volume.publish_packages(layout.python_volume)
+            python_volume.publish_code(layout.python_volume)
         nodes = [layout.node(number) for number in range(wanted.nodes)]
         _prepare(layout, nodes)
         with ThreadPoolExecutor() as pool:
