@@ -60,8 +60,8 @@ test-train: setup ## real ranks over gloo, no root
 test-faults: setup ## power cut at every step of a save, on a disk in a file; root
 	@$(PYTEST) tests/faults
 
-test-cluster: setup ## a real API server and real pods, on two embedded clusters at once (or on the one of KUBECONFIG); root
-	@$(PYTEST) tests/cluster $(if $(KUBECONFIG),,-n 2 --dist loadfile)
+test-cluster: setup ## a real API server and real pods; root
+	@$(PYTEST) tests/cluster
 
 drills: setup ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost (part of test-cluster); root
 	@$(PYTEST) tests/cluster/operator/test_drills.py

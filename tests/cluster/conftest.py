@@ -14,12 +14,9 @@ from kubernetes import client, config, dynamic
 from lockstep.cli.devcluster import bring_up
 from lockstep.devcluster import binary
 from lockstep.devcluster.cluster import down, status
-from lockstep.devcluster.layout import NUMBER, cache_root, default_layout
+from lockstep.devcluster.layout import cache_root, default_layout
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1: each has an embedded cluster to itself
-    os.environ[NUMBER] = str(int(os.environ.get(NUMBER, "0")) + int(worker.removeprefix("gw")))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -78,7 +78,7 @@ def test_a_failing_rank_is_named_with_its_exception_and_last_lines(jobs: Jobs) -
     assert failed["message"] == "rank 1 on node 1 exited with 1: ValueError: the data is not there"
     failure = jobs.job("broken")["status"]["failure"]
     assert (failure["rank"], failure["node"], failure["exitCode"]) == (1, 1, 1)
-    assert failure["nodeName"].startswith("lockstep-")
+    assert failure["nodeName"].startswith("lockstep")
     assert any("the data is not there" in line for line in failure["lastLines"])
     until("no pods", lambda: not jobs.pods("broken"))
     jobs.end("broken")
