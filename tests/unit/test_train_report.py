@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -91,13 +92,34 @@ def test_a_record_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> Non
     log.close()
 
 
-def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path) -> None:
+class FullDisk(io.FileIO):
+    """A file whose disk has room for so many bytes."""
+
+    room = 0
+
+    def write(self, data: Any) -> int:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = super().write(bytes(data)[: self.room])
+        self.room -= written
+        return written
+
+
+def test_what_a_full_disk_has_no_room_for_follows_when_it_has(tmp_path: Path) -> None:
     log = JsonLog(tmp_path / "log.jsonl", 0, 1)
     log._file.close()
-    full = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115 (it stays the log's)
-    log._file = full
+    log._file = disk = FullDisk(tmp_path / "log.jsonl", "a")
     log.write({"step": 1})
+    disk.room = 10  # half of a line
+    log.write({"step": 2})
+    disk.room = 1000
+    log.write({"step": 3})
+    assert [record["step"] for record in records(tmp_path / "log.jsonl")] == [1, 2, 3]
+    disk.room = 0
+    log.write({"step": 4})
+    disk.room = 1000
     log.close()
+    assert [record["step"] for record in records(tmp_path / "log.jsonl")] == [1, 2, 3, 4]
 
 
 def test_a_reporter_writes_what_its_calls_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

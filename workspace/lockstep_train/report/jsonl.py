@@ -14,6 +14,8 @@ from typing import Any
 
 SCHEMA = 1
 _TAIL_BYTES = 1 << 20
+_UNWRITTEN_BYTES = 64 << 20
+"""Kept of records that the disk has no room for."""
 Record = dict[str, Any]
 
 
@@ -29,7 +31,8 @@ class JsonLog:
         self._attempt = attempt
         self._last_step = -1 if history else _last_step(path)
         self._history = history
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = b""
         self._lock = threading.Lock()
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -39,11 +42,19 @@ class JsonLog:
         with self._lock:
             if record["step"] > self._last_step:
                 self._last_step = self._last_step if self._history else record["step"]
-                with contextlib.suppress(OSError, ValueError):  # a full disk costs a record, not the run; so does a closed file
-                    self._file.write(line)
+                if len(self._unwritten) + len(line) <= _UNWRITTEN_BYTES:
+                    self._unwritten += line.encode()
+                self._write_down()
+
+    def _write_down(self) -> None:
+        """All there is room for. What a full disk leaves, in the middle of a line too, is kept, and follows once there is room."""
+        with contextlib.suppress(OSError, ValueError):  # neither a disk nor a closed file may end the run
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def close(self) -> None:
         with self._lock, contextlib.suppress(OSError):
+            self._write_down()
             self._file.close()
 
 
