@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from lockstep.api.names import OPERATOR_NAMESPACE
-from lockstep.plan.observed import Object, is_true
 
+Object = dict[str, Any]
 WATCHED_PODS = 16
 
 
@@ -70,7 +70,8 @@ def why_not_now(job: Object, fault: Fault) -> str:
     """What speaks against this drill at this moment; '' when nothing does."""
     status, spec = job.get("status") or {}, job["spec"]
     progress: Object = next((c for c in status.get("conditions", []) if c["type"] == "Progressing"), {})
-    if progress.get("reason") != "Running" or is_true(status, "Restarting"):
+    restarting = any(c["type"] == "Restarting" and c["status"] == "True" for c in status.get("conditions", []))
+    if progress.get("reason") != "Running" or restarting:
         said = progress.get("message", "nothing is known of it")
         return f"the job is not running ({progress.get('reason', 'Unknown')}: {said}): drills are for jobs whose ranks all run"
     most = int((spec.get("restart") or {}).get("maxRestarts", 3))
