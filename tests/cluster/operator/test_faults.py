@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ SYSTEM = "lockstep-system"
 QUIET_SECONDS = 0.4
 REFERENCE_SECONDS = 2.0
 EQUAL_SECONDS = 20.0
+HEARTBEAT_SECONDS = 5.0
 WRITES_MAX = 40
 
 
@@ -107,16 +110,41 @@ def operator_away(api: dynamic.DynamicClient) -> Iterator[None]:
 
 @contextmanager
 def played_node(core: client.CoreV1Api) -> Iterator[None]:
-    """A node without a kubelet, for pods that the test binds to it; the scheduler leaves it alone."""
+    """A node without a kubelet, for pods that the test binds to it; the scheduler leaves it alone. It says that it is Ready, as a kubelet would."""
     node = {"metadata": {"name": NODE}, "spec": {"unschedulable": True}}
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(HEARTBEAT_SECONDS):
+            say_ready(core)
+
+    beating = threading.Thread(target=beat)
     try:
         core.create_node(node)
+        say_ready(core)
+        beating.start()
         yield
     finally:
+        over.set()
+        if beating.is_alive():
+            beating.join()
         try:
             core.delete_node(NODE)
         except ApiException as error:
             assert error.status == 404, error
+
+
+def say_ready(core: client.CoreV1Api) -> None:
+    now = datetime.now(UTC).isoformat()
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Played",
+        "message": "",
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    core.patch_node_status(NODE, {"status": {"conditions": [ready]}})
 
 
 def free_port() -> int:
