@@ -51,7 +51,7 @@ def test_a_job_is_listed_described_and_waited_for(jobs: Jobs, running: str) -> N
     assert json.loads(lockstep(jobs, "get", "-o", "json").stdout)["kind"] == "List"
     page = lockstep(jobs, "describe", running).stdout
     assert "2 of 2 ready, on 2 of 2 nodes" in page and "RanksReady" in page
-    assert "Running" in lockstep(jobs, "events", running).stdout
+    until("the event", lambda: "2 of 2 ranks ready" in lockstep(jobs, "events", running).stdout)
 
 
 def test_a_job_is_stopped_and_goes_on(jobs: Jobs, running: str) -> None:
