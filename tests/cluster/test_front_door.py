@@ -96,7 +96,7 @@ def test_deploy_apply_logs_status_and_clean_read_well(lockstep: list[str], kubec
 
     shown = run([*lockstep, "status", "local"])
     assert shown.returncode == 0
-    assert "1 of 1 ready" in shown.stdout
+    assert "of 2 ready" in shown.stdout
     assert "Complete" in shown.stdout
 
     cleaned = run([*lockstep, "clean", "local"])
