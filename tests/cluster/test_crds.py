@@ -98,8 +98,10 @@ def test_what_breaks_a_rule_is_refused_with_its_message(server: Server, rule: Wr
 def test_a_job_shows_its_defaults(server: Server) -> None:
     spec = stored(server.create(training()))["spec"]
     assert spec == {
-        "fabric": {"mode": "Auto"},
-        "restart": {"maxRestarts": 3, "backoffSeconds": 10},
+        "fabric": {"mode": "Auto", "degradedPolicy": "Warn"},
+        "preflight": {"mode": "Full", "allReduce": False},
+        "startTimeoutSeconds": 1800,
+        "restart": {"maxRestarts": 3, "backoffSeconds": 10, "holdOnFailureSeconds": 0, "retry": 0},
         "suspend": False,
         "training": {
             "model": {"name": "/m", "quantization": "None"},
