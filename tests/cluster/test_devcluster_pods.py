@@ -45,7 +45,7 @@ def pod(name: str, code: str, node: int, mounts: dict[str, str]) -> dict[str, An
     spec = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
-        "nodeSelector": {"kubernetes.io/hostname": f"lockstep-{node}"},
+        "nodeSelector": {"kubernetes.io/hostname": default_layout().node(node).name},
         "securityContext": {"runAsNonRoot": True, "runAsUser": 12345 + node, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [{"name": volume, "persistentVolumeClaim": {"claimName": volume}} for volume in mounts],
