@@ -117,7 +117,7 @@ def wait(
 
     Example: lockstep wait demo --for Complete --timeout 7200
     """
-    from lockstep.plan.table import condition
+    from lockstep.plan.readstatus import condition
     from lockstep.platforms.kubernetes.jobs import has_ended, job_status
 
     found = find_job(job, cluster, namespace, context)
@@ -141,7 +141,7 @@ def wait(
 
 
 def _is_so(status: dict[str, Any], until: Awaited) -> bool:
-    from lockstep.plan.table import condition
+    from lockstep.plan.readstatus import condition
     from lockstep.platforms.kubernetes.jobs import has_ended
 
     if until is Awaited.ENDED:

@@ -75,7 +75,9 @@ def print_overview(seen: Overview) -> None:
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
     status = job.get("status", {})
     ranks, trainer = status.get("ranks", {}), status.get("trainer", {})
-    summary: dict[str, str] = next((c for c in status.get("conditions", []) if c["type"] == "Progressing"), {})
+    from lockstep.plan.readstatus import condition
+
+    summary = condition(status, "Progressing")
     return (
         job["metadata"]["name"],
         str(status.get("nodes", 0)),

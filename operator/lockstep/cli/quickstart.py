@@ -164,7 +164,7 @@ def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
 
 
 def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
-    from lockstep.plan.observed import is_true
+    from lockstep.plan.readstatus import is_true
     from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
     from lockstep.platforms.kubernetes.jobs import replace_job
 

@@ -49,8 +49,7 @@ def _raise_retry(job: str, cluster: str, namespace: str | None, context: str | N
 
 
 def _refuse(job: str, status: dict[str, object]) -> None:
-    from lockstep.plan.observed import is_true
-    from lockstep.plan.table import condition
+    from lockstep.plan.readstatus import condition, is_true
 
     if is_true(status, "Complete"):
         raise ConfigError(f"job {job} is complete: there is nothing to retry (lockstep describe {job})")

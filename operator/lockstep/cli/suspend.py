@@ -54,7 +54,7 @@ def stop(
 
     Example: lockstep stop demo
     """
-    from lockstep.plan.table import condition as condition_of
+    from lockstep.plan.readstatus import condition as condition_of
     from lockstep.platforms.kubernetes.jobs import job_status
 
     found = find_job(job, cluster, namespace, context)

@@ -15,6 +15,7 @@ from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.pods import is_running, is_scheduled, why_not_started
 from lockstep.plan.preflightstatus import preflight_stops
+from lockstep.plan.readstatus import condition
 from lockstep.plan.refused import why_not_created
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep_gang.contract import Report, State, Straggler
@@ -319,7 +320,7 @@ def _complete(view: View) -> Fact:
 def _failed(view: View) -> Fact:
     if view.failed:
         return Fact(TRUE, view.failure_reason, view.failure_message)
-    known: Object = next((c for c in view.observed.status.get("conditions", []) if c["type"] == ConditionType.FAILED), {})
+    known = condition(view.observed.status, ConditionType.FAILED)
     if known.get("status") == TRUE or known.get("reason") == Reason.RETRIED:
         return Fact(FALSE, Reason.RETRIED, "restart.retry was raised: the job goes on from its last checkpoint")
     return Fact(FALSE, Reason.NOT_FAILED, "the job has not failed")

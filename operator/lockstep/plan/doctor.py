@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -12,8 +11,9 @@ from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import LABEL_HOSTNAME, OPERATOR_NAMESPACE
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.shared import StorageMode
-from lockstep.plan.diff import amount
 from lockstep.plan.fabric import GPU_RESOURCE
+from lockstep.plan.nodes import allocatable
+from lockstep.plan.readstatus import is_true
 
 Object = dict[str, Any]
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -201,12 +201,11 @@ def _nodes(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
 
 def _trouble(node: Object, spec: ClusterProfileSpec) -> str:
     status = node.get("status", {})
-    ready = next((c["status"] for c in status.get("conditions", []) if c["type"] == "Ready"), "Unknown")
-    if ready != "True":
+    if not is_true(status, "Ready"):
         return "is not Ready"
     if node["spec"].get("unschedulable"):
         return "is cordoned"
-    gpus = amount(status.get("allocatable", {}).get(GPU_RESOURCE, "0")) or Decimal(0)
+    gpus = allocatable(node, GPU_RESOURCE)
     return f"has {gpus} of {spec.gpus.per_node} GPUs" if gpus < spec.gpus.per_node else ""
 
 
@@ -286,11 +285,7 @@ def _rail(seen: Seen, spec: ClusterProfileSpec, network: str, resource: str | No
         )
     if seen.nodes is None or resource is None:
         return
-    without = [
-        _host(node)
-        for node in usable_nodes(seen.nodes, spec)
-        if not amount(node.get("status", {}).get("allocatable", {}).get(resource, "0"))
-    ]
+    without = [_host(node) for node in usable_nodes(seen.nodes, spec) if not allocatable(node, resource)]
     if without:
         yield Finding(
             "fabric",

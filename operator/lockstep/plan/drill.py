@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.plan.readstatus import condition, is_true
 
 Object = dict[str, Any]
 WATCHED_PODS = 16
@@ -69,9 +70,8 @@ def rights(fault: Fault, namespace: str) -> list[Right]:
 def why_not_now(job: Object, fault: Fault) -> str:
     """What speaks against this drill at this moment; '' when nothing does."""
     status, spec = job.get("status") or {}, job["spec"]
-    progress: Object = next((c for c in status.get("conditions", []) if c["type"] == "Progressing"), {})
-    restarting = any(c["type"] == "Restarting" and c["status"] == "True" for c in status.get("conditions", []))
-    if progress.get("reason") != "Running" or restarting:
+    progress = condition(status, "Progressing")
+    if progress.get("reason") != "Running" or is_true(status, "Restarting"):
         said = progress.get("message", "nothing is known of it")
         return f"the job is not running ({progress.get('reason', 'Unknown')}: {said}): drills are for jobs whose ranks all run"
     most = int((spec.get("restart") or {}).get("maxRestarts", 3))
@@ -123,8 +123,7 @@ def cost_of(status: Object, attempt: int) -> Object | None:
 
 def has_recovered(status: Object, attempt: int, tells_steps: bool) -> bool:
     """Whether a later attempt than `attempt` runs, and, where the job tells its steps, has made one after the failure."""
-    runs = any(c["type"] == "Progressing" and c["reason"] == "Running" for c in status.get("conditions", []))
-    if not runs or int(status.get("attempts", 0)) <= attempt:
+    if condition(status, "Progressing").get("reason") != "Running" or int(status.get("attempts", 0)) <= attempt:
         return False
     cost = cost_of(status, attempt)
     return cost is None or cost["cause"] == "Stopped" or not tells_steps or "downtimeSeconds" in cost

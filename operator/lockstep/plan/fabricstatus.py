@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.readstatus import condition
 from lockstep_gang.contract import DifferingRanks, FabricReport, Report
 
 NOT_STARTED = "NotStarted"
@@ -16,8 +17,8 @@ def fabric_words(observed: Observed, report: Report | None) -> tuple[str, str, s
     """(status, reason, message) of the condition. What was verified stays said while nobody reports, and after the end."""
     if report is not None and report.fabric is not None:
         return report.fabric.verified.value, report.fabric.reason.value, report.fabric.message
-    known = next((c for c in observed.status.get("conditions", []) if c["type"] == ConditionType.FABRIC_VERIFIED), None)
-    if known is not None:
+    known = condition(observed.status, ConditionType.FABRIC_VERIFIED)
+    if known:
         return known["status"], known["reason"], known["message"]
     return "Unknown", NOT_STARTED, "no rank has been started"
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from lockstep.plan.goodput import KINDS
-from lockstep.plan.observed import Object, is_true
+from lockstep.plan.observed import Object
+from lockstep.plan.readstatus import condition, is_true
 
 STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
 """Of a job, exactly one."""
@@ -78,7 +79,7 @@ def state(status: Object) -> str:
     for name in (*OUTCOMES, "Suspended"):
         if is_true(status, name):
             return name
-    reason = next((c["reason"] for c in status.get("conditions", []) if c["type"] == "Progressing"), "")
+    reason = condition(status, "Progressing").get("reason", "")
     return _STATE_OF_REASON.get(reason, "Waiting")
 
 
@@ -111,10 +112,9 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def _truth(status: Object, condition: str) -> float | None:
+def _truth(status: Object, kind: str) -> float | None:
     """1 or 0; None while it is unknown."""
-    found = next((c["status"] for c in status.get("conditions", []) if c["type"] == condition), "Unknown")
-    return {"True": 1.0, "False": 0.0}.get(found)
+    return {"True": 1.0, "False": 0.0}.get(condition(status, kind).get("status", "Unknown"))
 
 
 def _metric(trainer: Object, name: str) -> float | None:

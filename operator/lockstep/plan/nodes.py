@@ -110,7 +110,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:
     """The first resource of which the whole node has too little, whoever uses it."""
     for resource in _asked_resources(pod):
-        asked, there = requested(pod, resource), _allocatable(node, resource)
+        asked, there = requested(pod, resource), allocatable(node, resource)
         if there == 0:
             return f"lacks {resource}", f"lack {resource}"
         if there < asked:
@@ -129,7 +129,8 @@ def _is_asked(pod: Object, resource: str) -> bool:
     return resource in _asked_resources(pod)
 
 
-def _allocatable(node: Object, resource: str) -> Decimal:
+def allocatable(node: Object, resource: str) -> Decimal:
+    """What the node has of it for pods, in use or not."""
     return amount(node.get("status", {}).get("allocatable", {}).get(resource, "0")) or Decimal(0)
 
 

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from lockstep.plan.observed import Object, Observed, is_true
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.readstatus import is_true
 
 BOUND_SECONDS = 1800.0
 """After the end of the job; one try is made in any case."""

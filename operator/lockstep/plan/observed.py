@@ -116,10 +116,6 @@ def is_terminating(item: Object) -> bool:
     return "deletionTimestamp" in item["metadata"]
 
 
-def is_true(status: Object, condition: str) -> bool:
-    return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions", []))
-
-
 def current_report(observed: Observed, received: ReceivedReport | None) -> ReceivedReport | None:
     """The report, while the pod that sent it is there: an older start of the same job says nothing about this one."""
     pod = observed.pod(0)

@@ -20,7 +20,8 @@ from lockstep.plan.lifetime import active_time, overdue, until_expired, until_ov
 from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.notify import due_message
 from lockstep.plan.objects import Frozen, RenderContext, thaw
-from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, is_true, owner_uid
+from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, owner_uid
+from lockstep.plan.readstatus import is_true
 from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
 from lockstep.plan.starting import start_overdue, until_start_overdue
 from lockstep.plan.status import due, job_status

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from lockstep.plan.readstatus import condition
+
 Object = dict[str, Any]
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
 WIDE = ("PROFILE", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
@@ -123,10 +125,6 @@ def _result(status: Object) -> Iterator[str]:
             yield f"{label:11} {result[key]}"
     if "evalLossBefore" in result:
         yield f"Eval loss   {result['evalLossBefore']} before, {result.get('evalLossAfter', '?')} after"
-
-
-def condition(status: Object, kind: str) -> Object:
-    return next((found for found in status.get("conditions", []) if found["type"] == kind), {})
 
 
 def metric(trainer: Object, name: str) -> str:

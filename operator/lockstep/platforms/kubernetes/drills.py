@@ -12,7 +12,8 @@ from typing import Any
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
 from lockstep.plan.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_recovered, rights
-from lockstep.plan.observed import Object, is_true
+from lockstep.plan.observed import Object
+from lockstep.plan.readstatus import is_true
 from lockstep.platforms.kubernetes.drill_place import Place
 from lockstep.platforms.kubernetes.drill_watch import Stream, Watch
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP, VERSION
-from lockstep.plan.observed import is_true
+from lockstep.plan.readstatus import is_true
 
 PLURAL = "trainingjobs"
 GONE_TIMEOUT_SECONDS = 60.0
