@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -111,6 +111,8 @@ def test_a_preempted_pod_saves_is_replaced_and_costs_no_restart(jobs: Jobs, core
     jobs.start("yields", restart={"maxRestarts": 0})
     jobs.until_running("yields")
     mark = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "preempting to make room for y"}
+    # Without a time, the disruption controller takes the mark for an old one of a pod that stayed, and sets it to False.
+    mark["lastTransitionTime"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     core.patch_namespaced_pod_status("yields-1", jobs.namespace, {"status": {"conditions": [mark]}})
     core.delete_namespaced_pod("yields-1", jobs.namespace)
     history = until("the restart", lambda: jobs.job("yields")["status"].get("restartHistory"), 60)

@@ -143,13 +143,13 @@ async def _check_service_account(cluster: Cluster, run: Run) -> None:
 
 
 async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
-    """A job of this name that is at zero makes room; one that runs, or that is an operator's, does not."""
+    """A job of this name that was scaled to zero makes room, once its pods have ended; one that runs, or that is an operator's, does not."""
     found = await cluster.get("StatefulSet", run.namespace, run.name)
     if found is None:
         return
     owner = next(iter(found["metadata"].get("ownerReferences", [])), {"kind": "", "name": ""})
     ours = owner["kind"] == "ConfigMap" and owner["name"].startswith(names.run_name(run.name, ""))
-    if not ours or found["spec"].get("replicas") != 0 or found.get("status", {}).get("replicas"):
+    if not ours or found["spec"].get("replicas") != 0:
         hint = f"kubectl delete configmap {owner['name']} -n {run.namespace}" if ours else "give this job another name"
         raise ConfigError(
             f"StatefulSet {run.name} is in namespace {run.namespace} already and {'runs' if ours else 'is not this command’s'}: {hint}"
@@ -158,7 +158,7 @@ async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
     await cluster.delete("ConfigMap", run.namespace, owner["name"])
     wanted = [(item["kind"], item["metadata"]["name"]) for item in objects(run)[1:]]
     end = time.monotonic() + GONE_SECONDS
-    while any([await cluster.get(kind, run.namespace, name) for kind, name in wanted]):
+    while any([await cluster.get(kind, run.namespace, name) for kind, name in wanted]) or (await _observe(cluster, run)).pods:
         if time.monotonic() > end:
             raise ConfigError(
                 f"what the finished run {owner['name']} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
