@@ -27,6 +27,9 @@ OPERATOR_NAME = "lockstep-operator"
 REPORT_AUDIENCE = f"{GROUP}/report"
 REPORT_URL = f"https://{OPERATOR_NAME}.{OPERATOR_NAMESPACE}.svc/v1/report"
 
+# The dev environment that deploy-cluster makes in a profile's namespace: an Interactive TrainingJob.
+DEV_ENVIRONMENT = "ml-dev-env"
+
 # Inside a pod of a job.
 CONTAINER = "trainer"
 AGENT_CONTAINER = "agent"
