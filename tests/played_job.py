@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,6 @@ class PlayedJob:
     attempt: int = 1
     state: State = State.RUNNING
     history: tuple[Restart, ...] = ()
-    orders: list[Any] = field(default_factory=list)
-    """Every order that a reply had."""
     _reported: float = 0.0
     _key: bytes | None = None
     _uid: str = ""
@@ -112,7 +110,6 @@ class PlayedJob:
             return
         if answer.status == 200:
             self._told = self.state
-            self.orders += json.loads(answer.body)["orders"]
 
     def _token(self, uid: str) -> Path:
         path = self.folder / f"token-{uid}"

@@ -88,10 +88,10 @@ def test_a_script_that_tells_no_steps_trains_while_its_ranks_run() -> None:
 
 
 def test_a_stop_that_was_asked_for_saves_and_is_then_stopped_not_down() -> None:
-    story = started(**TRAINER).reports(0, Step(0, 1)).waits(2)
-    story.gang = replace(story.gang, held=True)
-    story.decide().waits(3).exits(0, 75).exits(1, 75)
-    all_stopped(story).waits(50)
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(2).hears(0, Leaving())
+    all_stopped(story.waits(3).exits(0, 75).exits(1, 75))
+    fresh = replace(new_gang(story.run), attempt=1, goodput=story.gang.goodput)
+    story.gang = absent(fresh, story.run, story.now + 50)
     assert seconds(story) == {"train": 2, "save": 3, "stopped": 50}
 
 
@@ -108,7 +108,7 @@ def test_the_account_ends_with_the_job() -> None:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["wait", "step", "evaluate", "save", "load", "fail", "stopped", "hello", "leave", "hold", "crash", "lose", "done"]),
+        st.sampled_from(["wait", "step", "evaluate", "save", "load", "fail", "stopped", "hello", "leave", "crash", "lose", "done"]),
         st.integers(0, 1),
         st.integers(0, 40_000),
     ),
@@ -149,9 +149,6 @@ def happen(story: Story, run: Run, kind: str, node: int, number: int) -> None:
         story.hears(node, hello(node, known=story.gang.attempt, instance=f"{node}/{number}"))
     elif kind == "leave":
         story.hears(node, Leaving())
-    elif kind == "hold":
-        story.gang = replace(story.gang, held=not story.gang.held)
-        story.decide()
     elif kind == "lose":
         story.loses(node)
     elif kind == "crash" and story.gang.ending is None:

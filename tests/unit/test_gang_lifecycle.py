@@ -263,16 +263,6 @@ def test_a_node_that_leaves_lets_all_ranks_save_and_the_gang_waits_for_its_succe
     assert (story.gang.attempt, story.report.restarts) == (2, 0)
 
 
-def test_the_operator_s_stop_saves_and_starts_nothing_again() -> None:
-    story = started()
-    story.gang = replace(story.gang, held=True)
-    story.decide()
-    for rank in (0, 1):
-        story.exits(rank, 75, ordered=True).hears(rank, Stopped(1))
-    assert (story.waits(3600).orders, story.report.state) == ([], State.WAITING)
-    assert story.report.message.startswith("stopped: its ranks exited with 75")
-
-
 def test_ranks_that_finish_while_they_are_asked_to_save_complete_the_job() -> None:
     story = started().hears(1, Leaving())
     for rank in (0, 1):

@@ -64,17 +64,6 @@ def make_certificate(folder: Path) -> Certificate:
     return Certificate(pem, file)
 
 
-SAVING = """
-import json, os, signal, socket, sys
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-report = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-report.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
-report.send(json.dumps({"event": "activity", "rank": int(os.environ["RANK"]), "activity": "Step"}).encode())
-while True:
-    signal.pause()
-"""
-
-
 class Operator:
     """Takes reports as the operator would; `answers` are given first, then 200."""
 
@@ -82,7 +71,6 @@ class Operator:
         self.reports: list[Report] = []
         self.tokens: list[str] = []
         self.seen: list[int] = []
-        self.orders: dict[State, list[dict[str, str]]] = {}
         self.racks: list[str] = []
         self.facts: list[Fact] = []
         self.answers: list[tuple[int, dict[str, Any]]] = []
@@ -122,7 +110,7 @@ class Operator:
             return status, answer
 
     def reply(self, report: Report) -> dict[str, Any]:
-        return {"orders": self.orders.get(report.state, []), "facts": [to_json(fact) for fact in self.facts], "racks": self.racks}
+        return {"facts": [to_json(fact) for fact in self.facts], "racks": self.racks}
 
     def until(self, state: State) -> Report:
         with self.news:
@@ -286,15 +274,6 @@ def test_the_token_is_read_again_for_every_report(agents: Gang, certificate: Cer
     (agents.folder / "go").touch()
     assert agents.codes() == [0]
     assert operator.tokens[-1] == "Bearer renewed"
-
-
-def test_the_operator_s_order_to_stop_lets_the_ranks_save(agents: Gang, certificate: Certificate, operator: Operator, port: int) -> None:
-    operator.orders[State.RUNNING] = [{"type": "Stop"}, {"type": "FromTheFuture"}]
-    agents.write(SAVING, target(agents, certificate, port), when_done=WhenDone.WAIT, training={})
-    agents.start(0, 1)
-    agents.until("stopped before the first step of attempt 1")
-    agents.until("'FromTheFuture' is not known")
-    assert agents.record("attempts.jsonl")[-1]["outcome"] == "Stopped"
 
 
 STEPPING = """

@@ -10,7 +10,6 @@ from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, S
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.gang import Phase, new_gang
-from lockstep_gang.lifecycle.start import waits_for
 from unit.gang_cases import make_run
 from unit.gang_story import Story, all_stopped, hello, started
 
@@ -40,13 +39,6 @@ def test_the_line_names_the_pod_and_what_it_waits_for() -> None:
     story.gang = replace(story.gang, facts=Facts((Fact(FactType.WAITING, 1, "x-1", "ImagePulling"),)))
     assert story.report.message == "waiting for node 1 of 2: x-1 (ImagePulling)"
     assert waiting(addresses=("127.0.0.1", "127.0.0.1")).report.message == "waiting for node 1 of 2"
-
-
-def test_a_job_that_is_held_waits_for_nobody() -> None:
-    story = waiting()
-    story.gang = replace(story.gang, held=True)
-    assert story.decide().waits(10**6).gang.phase is Phase.WAITING
-    assert waits_for(story.gang, story.now) == ""
 
 
 def test_the_time_begins_anew_once_all_nodes_were_here() -> None:

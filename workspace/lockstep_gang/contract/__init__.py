@@ -16,7 +16,7 @@ from lockstep_gang.contract.preflight import (
     Severity,
 )
 from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
-from lockstep_gang.contract.reply import ORDER_STOP, Fact, FactType, Reply, parse_reply, reply_json
+from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
 from lockstep_gang.contract.report import (
     REPORT_BYTES_MAX,
     REPORT_FORMAT,
@@ -39,7 +39,6 @@ from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
-    "ORDER_STOP",
     "PREFLIGHT_RESULT",
     "REPORT_BYTES_MAX",
     "REPORT_FORMAT",

@@ -1,4 +1,6 @@
-"""JSON to frozen dataclasses and back, strictly: an unknown key or a wrong type is an error that says where.
+"""JSON to frozen dataclasses and back: a wrong type or a missing key is an error that says where; an unknown key is a newer writer's, and left alone.
+
+Who writes and who reads may be of different age: a gang that runs outlives upgrades and rollbacks of the operator, and a volume outlives both.
 
 Field names are snake_case in Python and camelCase in JSON. Known kinds of field: str, int, bool, enumerations, dataclasses,
 `X | None`, `tuple[X, ...]`, `dict[str, X]` and `Any` (taken as it is).
@@ -93,13 +95,11 @@ def _fields(kind: Any) -> dict[str, tuple[str, Any, bool]]:
 
 def _decode_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
     fields = _fields(kind)
-    for key in value:
-        if key not in fields:
-            raise ContractError(f"{where}.{key} is not known here, valid are {', '.join(fields)}")
     for key, (_, _, optional) in fields.items():
         if key not in value and not optional:
             raise ContractError(f"{where}.{key} is missing")
-    return kind(**{fields[key][0]: _decode(fields[key][1], item, f"{where}.{key}") for key, item in value.items()})
+    known = {key: item for key, item in value.items() if key in fields}
+    return kind(**{fields[key][0]: _decode(fields[key][1], item, f"{where}.{key}") for key, item in known.items()})
 
 
 def _shown(value: Any) -> str:

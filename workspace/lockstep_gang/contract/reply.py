@@ -1,4 +1,4 @@
-"""The operator's answer to a report: orders, and what only the cluster knows of the job's nodes."""
+"""The operator's answer to a report: what only the cluster knows of the job's nodes. It gives no orders: who is to stop gets SIGTERM from its pod."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, camel, to_json
 
-ORDER_STOP = "Stop"
 FACT_CHARACTERS = 256
 
 
@@ -44,9 +43,6 @@ class Fact:
 
 @dataclass(frozen=True)
 class Reply:
-    """`orders` holds types of orders; one that this agent doesn't know is for a newer agent and left alone."""
-
-    orders: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     racks: tuple[str, ...] = ()
     """Of node i, empty where its Node has none; (): nothing is known of racks."""
@@ -55,7 +51,7 @@ class Reply:
 def reply_json(reply: Reply) -> dict[str, Any]:
     """The reply's body as plain JSON values."""
     return {
-        "orders": [{"type": order} for order in reply.orders],
+        "orders": [],  # agents of 0.1 refuse a reply without
         "facts": [to_json(fact) for fact in reply.facts],
         "racks": list(reply.racks),
     }
@@ -65,12 +61,11 @@ def parse_reply(body: bytes) -> Reply:
     """Read with tolerance: the operator may be newer than a running gang. Raises ContractError when it is no reply at all."""
     try:
         value = json.loads(body)
-        orders = tuple(str(order["type"]) for order in value["orders"])
         found = [_fact(item) for item in value.get("facts", [])]
         racks = tuple(str(rack)[:FACT_CHARACTERS] for rack in value.get("racks", []))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ContractError(f'the reply is not {{"orders": [{{"type": …}}], …}}: {error!r}') from None
-    return Reply(orders, tuple(fact for fact in found if fact is not None), racks)
+        raise ContractError(f'the reply is not {{"facts": [{{"type": …}}], …}}: {error!r}') from None
+    return Reply(tuple(fact for fact in found if fact is not None), racks)
 
 
 _TEXTS = ("pod", "reason", "message", "pod_uid", "node_name")

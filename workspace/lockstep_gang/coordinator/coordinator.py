@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.exits import PING_SECONDS
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Start, StopMode, message_to_json
-from lockstep_gang.contract.reply import ORDER_STOP, Reply
+from lockstep_gang.contract.reply import Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
@@ -127,11 +127,6 @@ class Coordinator:
         self._become(replace(heard(self.gang, reply.facts, self._now()), placement=with_racks(self.gang.placement, reply.racks)))
         if (self.gang.history, self.gang.budget) != before:
             self._correct_records()
-        for order in reply.orders:
-            if order == ORDER_STOP:
-                self._become(replace(self.gang, held=True))
-            else:
-                self._output.say(f"the operator's order {order[:40]!r} is not known to this version and left alone")
 
     def _become(self, gang: Gang) -> None:
         """Take in a new state, then decide until nothing follows from it any more."""
@@ -245,7 +240,7 @@ class Coordinator:
     async def _say_what_is_missing(self) -> None:
         while True:
             await asyncio.sleep(WAITING_LINE_SECONDS)
-            if waits_for(self.gang, self._now()) or (state_of(self.gang) is State.WAITING and not self.gang.held):
+            if waits_for(self.gang, self._now()) or (state_of(self.gang) is State.WAITING):
                 self._output.say(message_of(self.gang, self._run))
 
     async def _keep_account(self) -> None:

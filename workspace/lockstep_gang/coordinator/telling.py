@@ -100,8 +100,7 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         line = racks_line(after.placement)
         if line is not None:
             yield line
-    stopped = after.stopped is not None and after.stopped != before.stopped
-    if after.stopped is not None and stopped:
+    if after.stopped is not None and after.stopped != before.stopped:
         yield after.stopped.message
     if after.phase is before.phase:
         if state_of(before) is State.STARTING and state_of(after) is State.RUNNING:
@@ -113,5 +112,5 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         yield f"{how}: {after.stop_reason}"
     elif after.phase is Phase.ENDED and after.ending is not None:
         yield f"{after.ending.state.value}: {after.ending.message}"
-    elif after.phase is Phase.WAITING and not (stopped and after.held):
+    elif after.phase is Phase.WAITING:
         yield message_of(after, run)

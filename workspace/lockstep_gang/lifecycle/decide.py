@@ -73,7 +73,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     if is_late(gang, run, now):
         failure = late_nodes_failure(gang, run)
         return _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
-    if gang.held or now < gang.not_before or not here:
+    if now < gang.not_before or not here:
         return Decision(replace(gang, preflight=preflight.interrupted(gang.preflight)))
     gang = replace(gang, preflight=preflight.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
     if not gang.preflight.passed or preflight.ends_with_it(run):
@@ -119,8 +119,8 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
     stuck = _stuck(gang, run, now)
     if stuck is not None:
         return stuck
-    if gang.held or any(node.leaving for node in gang.nodes):
-        return _stop(gang, StopMode.SAVE, "the operator asked to stop" if gang.held else "a node was asked to stop", now)
+    if any(node.leaving for node in gang.nodes):
+        return _stop(gang, StopMode.SAVE, "a node was asked to stop", now)
     if _all_done(gang):
         return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
     return Decision(gang)
@@ -166,7 +166,7 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
         return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
     if gang.stopping is StopMode.SAVE:
         waiting = replace(gang, phase=Phase.WAITING, failure=None, stopped=stop_report(gang, run, now))
-        return Decision(waiting if gang.held else told_to_go(waiting, asked_to_go(gang, now)), close="Stopped")
+        return Decision(told_to_go(waiting, asked_to_go(gang, now)), close="Stopped")
     failure = first_failure(gang, run)
     final = is_final(gang, run) or is_repeated(gang, failure)
     failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)

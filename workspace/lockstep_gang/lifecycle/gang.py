@@ -19,7 +19,7 @@ from lockstep_gang.lifecycle.progress import Hang, Progress, Wait
 
 
 class Phase(Enum):
-    WAITING = "waiting"  # for nodes, for the end of a backoff, or for nothing when held
+    WAITING = "waiting"  # for nodes, or for the end of a backoff
     ACTIVE = "active"  # ranks run, or are on their way
     STOPPING = "stopping"  # until no rank of the attempt is left
     ENDED = "ended"
@@ -85,8 +85,6 @@ class Gang:
     history: tuple[Restart, ...] = ()
     """The newest at the end, at most 10."""
     not_before: float = 0.0
-    held: bool = False
-    """The operator said stop: no further attempt."""
     stopping: StopMode | None = None
     stop_reason: str = ""
     stop_began: float = 0.0

@@ -61,8 +61,6 @@ def spent_on(gang: Gang, run: Run) -> Spent | None:
         return Spent.SAVE if gang.stopping is StopMode.SAVE else Spent.DOWN
     if gang.phase is Phase.ACTIVE:
         return _active(gang, run)
-    if gang.held:
-        return Spent.STOPPED
     if gang.failure is not None:
         return Spent.DOWN
     checks = gang.preflight.stage is not None or gang.preflight.failures

@@ -23,8 +23,8 @@ def missing_ranks(gang: Gang) -> list[int]:
 
 
 def waits_for(gang: Gang, now: float) -> str:
-    """`nodes` or `ranks` while somebody is waited for, else nothing. A job that is held or backs off waits for nobody."""
-    if gang.phase is Phase.WAITING and not gang.held and now >= gang.not_before and missing_nodes(gang):
+    """`nodes` or `ranks` while somebody is waited for, else nothing. A job that backs off waits for nobody."""
+    if gang.phase is Phase.WAITING and now >= gang.not_before and missing_nodes(gang):
         return "nodes"
     return "ranks" if gang.phase is Phase.ACTIVE and missing_ranks(gang) else ""
 

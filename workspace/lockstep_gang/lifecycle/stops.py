@@ -35,7 +35,7 @@ def stop_report(gang: Gang, run: Run, now: float) -> StopReport:
 def with_idle_stop(gang: Gang, now: float) -> Gang:
     """A stop that is asked for while no rank runs is one too, and costs nothing more."""
     told = gang.stopped is not None and gang.stopped.attempt == gang.attempt
-    if gang.phase is not Phase.WAITING or gang.attempt == 0 or told or not (gang.held or gang.nodes[0].leaving):
+    if gang.phase is not Phase.WAITING or gang.attempt == 0 or told or not gang.nodes[0].leaving:
         return gang
     where = f"the newest commit is step {_committed(gang)}" if _committed(gang) is not None else "nothing was committed yet"
     return replace(gang, stopped=_report(gang, now, Save.NOTHING_TO_SAVE, f"stopped while no rank ran: {where}", 0))

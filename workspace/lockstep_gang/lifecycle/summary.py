@@ -43,7 +43,7 @@ def state_of(gang: Gang) -> State:
     if gang.ending is not None:
         return gang.ending.state
     if gang.phase is Phase.WAITING:
-        return State.BACKING_OFF if gang.failure is not None and not gang.held else State.WAITING
+        return State.BACKING_OFF if gang.failure is not None else State.WAITING
     if gang.phase is Phase.ACTIVE and not all(rank.ready or rank.exit is not None for rank in gang.ranks):
         return State.STARTING
     return State.RUNNING
@@ -67,8 +67,6 @@ def message_of(gang: Gang, run: Run) -> str:
 def _waiting_for(gang: Gang, run: Run) -> str:
     if gang.trouble is not None:
         return gang.trouble
-    if gang.held:
-        return gang.stopped.message if gang.stopped is not None else "stopped as asked before the first start"
     missing = missing_nodes(gang)
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:
