@@ -14,6 +14,7 @@ from lockstep_gang.contract import ContractError, Reply, ReportTarget, parse_rep
 from lockstep_gang.contract.messages import Error, Exited, RankExit, Start, Started, Step, Stop
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.placement import WAIT_SECONDS, rank_order, with_racks
+from lockstep_gang.lifecycle.summary import summarise
 from unit.gang_cases import make_run
 from unit.gang_story import Story, all_stopped, hello
 
@@ -102,6 +103,12 @@ def test_a_node_cannot_speak_for_the_ranks_that_its_number_would_have() -> None:
 
 def test_rank_0_is_heard_wherever_the_others_are() -> None:
     assert four(("a", "b", "a", "b")).reports(0, Step(0, 7, 10)).report.trainer.step == 7
+
+
+def test_the_report_has_the_order_of_the_ranks() -> None:
+    story = four(("b", "a", "b", "a"))
+    assert summarise(story.gang, story.run).order == (0, 2, 1, 3)
+    assert summarise(four().gang, story.run).order == ()
 
 
 def test_without_a_word_of_the_operator_a_start_waits_shortly_and_goes_by_numbers() -> None:

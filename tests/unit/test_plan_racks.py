@@ -8,7 +8,9 @@ import pytest
 
 from lockstep.plan.observed import Observed
 from lockstep.plan.racks import racks_of
-from unit.test_reconcile import PROFILE, pod, report, settled
+from lockstep.plan.reconcile import reconcile
+from lockstep_gang.contract import State
+from unit.test_reconcile import CONTEXT, NOW, PROFILE, after, pod, report, settled
 
 
 def on_racks(label: str | None = "example.com/rack", **labels: str) -> Observed:
@@ -34,3 +36,18 @@ def test_nothing_is_said_before_everything_is_known(unknown: str) -> None:
     if unknown == "pod":
         observed = replace(observed, pods=(pod(0),))
     assert racks_of(observed, 2) == ()
+
+
+def test_status_tells_the_order_of_ranks_and_keeps_it_after_the_end() -> None:
+    first = reconcile(settled(), report(order=(1, 0)), CONTEXT, NOW)
+    assert first.status is not None and first.status["ranks"]["order"] == [1, 0]
+    quiet = reconcile(after(settled(), first), None, CONTEXT, NOW)
+    ended = reconcile(after(settled(), first), report(State.COMPLETE), CONTEXT, NOW)
+    for plan in (quiet, ended):
+        assert (plan.status or first.status)["ranks"]["order"] == [1, 0]
+
+
+def test_an_order_is_of_the_newest_attempt() -> None:
+    first = reconcile(settled(), report(order=(1, 0)), CONTEXT, NOW)
+    again = reconcile(after(settled(), first), report(), CONTEXT, NOW)
+    assert again.status is not None and "order" not in again.status["ranks"]

@@ -70,6 +70,8 @@ class Ranks(Model):
     """Nodes × ranks a node."""
     ready: Count
     """Ranks whose process runs and has reported."""
+    order: Annotated[list[Count], Field(max_length=1024)] = []
+    """Nodes, by their index in the job, in the order of their ranks; unset: ranks follow the nodes' numbers."""
 
 
 class ProfileInUse(Model):

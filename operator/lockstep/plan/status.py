@@ -67,13 +67,21 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
 
 
 def _ranks(view: View, running: Frozen | None) -> Object | None:
+    before = view.observed.status.get("ranks") or {}
     if view.report is not None and view.observed.pods:
-        return {"desired": view.report.ranks.desired, "ready": 0 if view.finished else view.report.ranks.ready}
+        ready = 0 if view.finished else view.report.ranks.ready
+        kept = before.get("order", []) if view.finished else []  # a coordinator that comes after the end has placed no rank
+        return {"desired": view.report.ranks.desired, "ready": ready} | _order(list(view.report.order) or kept)
     if running is None:
-        return view.observed.status.get("ranks")
+        return before or None
     run = parse_run(running.run)
-    kept = (view.observed.status.get("ranks") or {}).get("ready", 0) if view.observed.pods else 0
-    return {"desired": run.nodes * run.ranks_per_node, "ready": kept}
+    desired = run.nodes * run.ranks_per_node
+    order = before.get("order", []) if desired == before.get("desired") else []
+    return {"desired": desired, "ready": before.get("ready", 0) if view.observed.pods else 0} | _order(order)
+
+
+def _order(order: list[int]) -> Object:
+    return {"order": order} if order else {}
 
 
 def _reported(observed: Observed, report: Report, now: float) -> Object:

@@ -141,6 +141,7 @@ class Agent:
         if order.attempt <= self._known_attempt or self._leaving or self._finish is not None:
             return  # of the past
         self._known_attempt = order.attempt
+        self._console.begin_attempt(order.attempt)
         self._progress_of.clear()
         self._progress.begin_attempt()
         self._ranks = Ranks(self._node, order, self._console.write)

@@ -6,6 +6,10 @@ import contextlib
 import os
 import threading
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep_gang.agent.journal import Journal
 
 LINES_WAITING_MAX = 20_000
 TAIL_LINES = 100
@@ -16,6 +20,8 @@ class Console:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self.journal: Journal | None = None
+        """Gets every line too, for those who look when this process's output is gone."""
         self._waiting: deque[str] = deque()
         self._dropped = 0
         self._closed = False
@@ -26,6 +32,8 @@ class Console:
 
     def write(self, line: str) -> None:
         self._tail.append(line)
+        if self.journal is not None:
+            self.journal.write(line)
         with self._news:
             if len(self._waiting) >= LINES_WAITING_MAX:
                 self._dropped += 1
@@ -37,6 +45,11 @@ class Console:
         """A line of Lockstep's own."""
         self.write(f"[lockstep] {text}")
 
+    def begin_attempt(self, attempt: int) -> None:
+        """Lines are of this attempt from here on."""
+        if self.journal is not None:
+            self.journal.begin_attempt(attempt)
+
     def tail(self) -> tuple[str, ...]:
         """The last lines, for the report; each at most 1,000 characters."""
         return tuple(line[:1000] for line in self._tail)
@@ -47,6 +60,8 @@ class Console:
             self._closed = True
             self._news.notify()
         self._thread.join(seconds)
+        if self.journal is not None:
+            self.journal.close(seconds)
 
     def _run(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep_gang.agent.agent import Agent, make_folder
 from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.journal import Journal
 from lockstep_gang.agent.ranks import Node
 from lockstep_gang.agent.reports import remove_folder
 from lockstep_gang.contract.codec import ContractError
@@ -19,6 +20,7 @@ from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
+from lockstep_gang.lifecycle.preflight import ends_with_it
 
 SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
 
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lockstep agent: {options.run}: {error}", file=sys.stderr)
         return CONFIGURATION
     console = Console(sys.stdout.fileno())
+    if not ends_with_it(run):  # a preflight alone leaves the job's folder as it is
+        console.journal = Journal(run, index, console.say)
     folder = make_folder(_temporary())
     node = Node(run, index, options.run, folder / "report.sock", folder)
     try:

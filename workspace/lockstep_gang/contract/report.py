@@ -169,6 +169,8 @@ class Report:
     """restart.retry of the run that reports: what it says of the end is of that retry."""
     fabric: FabricReport | None = None
     preflight: PreflightReport | None = None
+    order: tuple[int, ...] = ()
+    """Nodes in the order of the newest attempt's ranks; empty: by their numbers."""
     format: str = REPORT_FORMAT
 
 

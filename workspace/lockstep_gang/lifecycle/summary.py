@@ -36,6 +36,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         log=log,
         retry=run.restart.retry,
         preflight=gang.preflight.result,
+        order=gang.placement.order,
     )
 
 
