@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory
+from lockstep_sizes.memory import Place, activation_bytes, base_bytes, estimate, trained_elements
+from lockstep_sizes.shape import ModelShape, Weight, shape_of
 from lockstep_train.config import (
     CheckpointConfig,
     DataConfig,
@@ -24,9 +27,7 @@ from lockstep_train.config import (
     ZeroStage,
 )
 from lockstep_train.memory.capacity import host_bytes
-from lockstep_train.memory.estimate import Place, activation_bytes, base_bytes, estimate, trained_elements
-from lockstep_train.memory.plan import MemoryPlan, after_out_of_memory, choose_partition, plan_memory
-from lockstep_train.memory.shape import ModelShape, Weight, shape_of
+from lockstep_train.memory.settings import settings_of
 
 GB = 1_000_000_000
 TRAINING = TrainingConfig(
@@ -85,23 +86,23 @@ def changed(base: Any = TRAINING, **sections: Any) -> TrainingConfig:
 
 
 def sizes(training: TrainingConfig, place: Place = GPU, shape: ModelShape | None = None) -> dict[str, int]:
-    return {item.name.split(" / ")[0]: item.size_bytes for item in estimate(shape or llama_8b(), training, place)}
+    return {item.name.split(" / ")[0]: item.size_bytes for item in estimate(shape or llama_8b(), settings_of(training), place)}
 
 
 def plan(capacity: float, place: Place = GPU, shape: ModelShape | None = None, training: TrainingConfig = TRAINING) -> MemoryPlan:
-    return plan_memory(shape or llama_8b(), training, place, int(capacity * GB))
+    return plan_memory(shape or llama_8b(), settings_of(training), place, int(capacity * GB))
 
 
 def test_an_adapter_has_the_published_number_of_parameters() -> None:
     linear = changed(lora={"target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")})
-    assert trained_elements(llama_8b(), linear) == 41_943_040
-    assert trained_elements(glm_air(), TRAINING) == 31_653_888
+    assert trained_elements(llama_8b(), settings_of(linear)) == 41_943_040
+    assert trained_elements(glm_air(), settings_of(TRAINING)) == 31_653_888
 
 
 def test_experts_in_a_stack_each_get_an_adapter() -> None:
     experts = changed(lora={"target_modules": (), "target_parameters": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")})
-    assert trained_elements(glm_air(), experts) == 45 * 128 * 16 * (2816 + 4096 + 4096 + 1408)
-    assert trained_elements(llama_8b(), changed(method=Method.FULL)) == llama_8b().numel
+    assert trained_elements(glm_air(), settings_of(experts)) == 45 * 128 * 16 * (2816 + 4096 + 4096 + 1408)
+    assert trained_elements(llama_8b(), settings_of(changed(method=Method.FULL))) == llama_8b().numel
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_experts_in_a_stack_each_get_an_adapter() -> None:
     [(ZeroStage.STAGE1, 1, 1, 16), (ZeroStage.STAGE2, 1, 16, 16), (ZeroStage.STAGE3, 16, 16, 16)],
 )
 def test_each_stage_shards_one_thing_more(stage: ZeroStage, weights: int, gradients: int, optimizer: int) -> None:
-    found, trained = sizes(changed(zero_stage=stage)), trained_elements(llama_8b(), TRAINING)
+    found, trained = sizes(changed(zero_stage=stage)), trained_elements(llama_8b(), settings_of(TRAINING))
     assert found["weights"] == llama_8b().numel * 2 // weights
     assert found["gradients"] == trained * 2 // gradients
     assert found["FP32 masters and moments"] == trained * 12 // optimizer
@@ -126,7 +127,7 @@ def test_offloading_takes_masters_and_moments_from_the_device() -> None:
 
 def test_quantising_spares_what_is_no_linear_layer_and_the_head() -> None:
     spared = 2 * 128256 * 4096
-    quarter = base_bytes(llama_8b(), changed(model={"quantization": Quantization.NF4}))
+    quarter = base_bytes(llama_8b(), settings_of(changed(model={"quantization": Quantization.NF4})))
     assert quarter == pytest.approx(spared * 2 + (llama_8b().numel - spared) * 0.516, abs=1)
 
 
@@ -205,7 +206,7 @@ def test_advice_after_running_out_of_memory_says_what_each_setting_saves() -> No
 )
 def test_a_second_copy_is_kept_where_it_helps_and_fits(changes: dict[str, Any], place: Place, capacity: int, expected: int) -> None:
     training = changed(**{"zero_stage": ZeroStage.STAGE3, "optimization": {"gradient_checkpointing": True}, **changes})
-    assert choose_partition(glm_air(), training, place, capacity * GB) == expected
+    assert choose_partition(glm_air(), settings_of(training), place, capacity * GB) == expected
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -13,6 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from lockstep_sizes.settings import HierarchicalPartition as HierarchicalPartition
+from lockstep_sizes.settings import Method as Method
+from lockstep_sizes.settings import Offload as Offload
+from lockstep_sizes.settings import Precision as Precision
+from lockstep_sizes.settings import Quantization as Quantization
+from lockstep_sizes.settings import ZeroStage as ZeroStage
 from lockstep_train.errors import ConfigError
 from lockstep_train.strict import (
     boolean,
@@ -32,47 +38,12 @@ from lockstep_train.strict import (
 )
 
 
-class ZeroStage(Enum):
-    """How much is sharded: optimizer state; and gradients; and weights."""
-
-    STAGE1 = "Stage1"
-    STAGE2 = "Stage2"
-    STAGE3 = "Stage3"
-
-    @property
-    def number(self) -> int:
-        return int(self.value[-1])
-
-
-class Precision(Enum):
-    """The dtype of weights and activations; masters and moments are always FP32."""
-
-    BF16 = "BF16"
-    FP16 = "FP16"
-    FP32 = "FP32"
-
-
 class Schedule(Enum):
     """What the learning rate does after the warm-up."""
 
     COSINE = "Cosine"
     LINEAR = "Linear"
     CONSTANT = "Constant"
-
-
-class Method(Enum):
-    """What is trained: an adapter, or every weight."""
-
-    LORA = "LoRA"
-    FULL = "Full"
-
-
-class Quantization(Enum):
-    """The number format of the frozen base weights."""
-
-    NONE = "None"
-    NF4 = "NF4"
-    INT8 = "Int8"
 
 
 class DataFormat(Enum):
@@ -107,13 +78,6 @@ class Optimizer(Enum):
     ADAM = "Adam"
 
 
-class Offload(Enum):
-    """Where the optimizer's state lives and its step is computed."""
-
-    NONE = "None"
-    CPU = "CPU"
-
-
 class NonFinitePolicy(Enum):
     """What happens when a loss or a gradient is not finite."""
 
@@ -133,14 +97,6 @@ class Storage(Enum):
 
     SHARED = "Shared"
     PER_POD = "PerPod"
-
-
-class HierarchicalPartition(Enum):
-    """Whether each node keeps a whole copy of the frozen weights under Stage3 (ZeRO++ hpZ)."""
-
-    AUTO = "Auto"
-    NODE = "Node"
-    NONE = "None"
 
 
 @dataclass(frozen=True)

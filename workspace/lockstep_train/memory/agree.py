@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
+from lockstep_sizes.memory import Place
+from lockstep_sizes.shape import ModelShape
 from lockstep_train.config import HierarchicalPartition, TrainingConfig
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
 from lockstep_train.memory.capacity import device_bytes
-from lockstep_train.memory.estimate import Place
-from lockstep_train.memory.plan import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
-from lockstep_train.memory.shape import ModelShape, read_shape
+from lockstep_train.memory.settings import settings_of
+from lockstep_train.memory.shape import read_shape
 from lockstep_train.report import Reporter
 
 
@@ -34,13 +36,14 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     if not facts["equal"]:
         _refuse_unequal_nodes(training)
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
+    settings = settings_of(training)
     shape = _shape(folder, reporter)
     capacity = facts["capacity"]
     if shape is None or capacity is None:
         reporter.say("There is no memory plan, so nothing is refused for its need of memory")
-        return Agreed(asked_partition(training, place) or 1)
-    place = replace(place, partition=choose_partition(shape, training, place, capacity))
-    plan = plan_memory(shape, training, place, capacity)
+        return Agreed(asked_partition(settings, place) or 1)
+    place = replace(place, partition=choose_partition(shape, settings, place, capacity))
+    plan = plan_memory(shape, settings, place, capacity)
     _tell(plan, reporter)
     refusal = plan.refusal()
     if refusal is not None:

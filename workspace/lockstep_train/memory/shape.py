@@ -1,65 +1,10 @@
-"""The sizes of a model that its need of memory follows from."""
+"""The sizes of a model, as transformers builds it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-
-@dataclass(frozen=True)
-class Weight:
-    """One parameter. `linear`: the weight of a linear layer, which can get an adapter and can be quantised."""
-
-    name: str
-    shape: tuple[int, ...]
-    linear: bool = False
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def module(self) -> str:
-        return self.name.rpartition(".")[0]
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    weights: tuple[Weight, ...]
-    layers: int
-    hidden: int
-    query: int
-    """Elements of a token's queries: heads × head size."""
-    key_value: int
-    """Elements of its keys, and of its values."""
-    intermediate: int
-    """Of the feed-forward part that a token passes; in a mixture of experts over the experts that it is sent to."""
-    experts_per_token: int
-    """0 for a dense model."""
-    vocabulary: int
-
-    @property
-    def numel(self) -> int:
-        return sum(weight.numel for weight in self.weights)
-
-    @property
-    def largest_module(self) -> int:
-        """Elements of the weights that the module with the most of them owns itself: Stage3 gathers module by module."""
-        owned: dict[str, int] = {}
-        for weight in self.weights:
-            owned[weight.module] = owned.get(weight.module, 0) + weight.numel
-        return max(owned.values(), default=0)
-
-    def adapted(self, targets: Sequence[str]) -> list[Weight]:
-        """Weights whose module, or which themselves, are named by an adapter's targets (peft's rule for lists)."""
-        return [
-            weight
-            for weight in self.weights
-            if any(name == target or name.endswith(f".{target}") for target in targets for name in (weight.module, weight.name))
-        ]
+from lockstep_sizes.shape import ModelShape, Weight, shape_of
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -76,27 +21,3 @@ def read_shape(folder: Path) -> ModelShape:
         for name, parameter in model.named_parameters()
     ]
     return shape_of(config.get_text_config(), tuple(weights))
-
-
-def shape_of(config: Any, weights: tuple[Weight, ...]) -> ModelShape:
-    """`config`: a transformers configuration, whose names for one thing differ from family to family."""
-
-    def number(*names: str, default: int = 0) -> int:
-        return next((int(value) for name in names if (value := getattr(config, name, None)) is not None), default)
-
-    hidden = number("hidden_size")
-    heads = number("num_attention_heads", default=1)
-    head = number("head_dim", default=hidden // heads)
-    experts = number("num_experts_per_tok", "num_experts_per_token")
-    routed = experts * number("moe_intermediate_size", "intermediate_size")
-    shared = number("n_shared_experts") * number("moe_intermediate_size") + number("shared_expert_intermediate_size")
-    return ModelShape(
-        weights=weights,
-        layers=number("num_hidden_layers"),
-        hidden=hidden,
-        query=heads * head,
-        key_value=number("num_key_value_heads", default=heads) * head,
-        intermediate=routed + shared if experts else number("intermediate_size"),
-        experts_per_token=experts,
-        vocabulary=number("vocab_size"),
-    )

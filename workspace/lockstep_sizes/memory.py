@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_train.config import Method, Offload, Precision, Quantization, TrainingConfig, ZeroStage
-from lockstep_train.memory.shape import ModelShape, Weight
+from lockstep_sizes.settings import Method, Offload, Quantization, Settings, ZeroStage
+from lockstep_sizes.shape import ModelShape, Weight
 
 GIB = 1 << 30
 QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
@@ -36,22 +36,22 @@ class Item:
     certain: bool
 
 
-def estimate(shape: ModelShape, training: TrainingConfig, place: Place) -> list[Item]:
+def estimate(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     """What one rank's device holds at the worst moment of a step."""
-    return [item for item in [*_states(shape, training, place), *_working_set(shape, training, place)] if item.size_bytes > 0]
+    return [item for item in [*_states(shape, settings, place), *_working_set(shape, settings, place)] if item.size_bytes > 0]
 
 
-def _states(shape: ModelShape, training: TrainingConfig, place: Place) -> list[Item]:
+def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     """Weights, gradients and optimizer state: 2 + 2 + 12 bytes an element in BF16, sharded by stage (ZeRO, arXiv 1910.02054)."""
-    element = element_bytes(training)
-    ranks, stage = place.world_size, training.zero_stage
-    weights = base_bytes(shape, training)
-    trained = trained_elements(shape, training)
-    full = training.method is Method.FULL
+    element = settings.element_bytes
+    ranks, stage = place.world_size, settings.zero_stage
+    weights = base_bytes(shape, settings)
+    trained = trained_elements(shape, settings)
+    full = settings.method is Method.FULL
     of_ranks = f" / {ranks} ranks" if ranks > 1 else ""
     stage3 = stage is ZeroStage.STAGE3
     gradients = trained * element // (1 if stage is ZeroStage.STAGE1 else ranks)
-    offloaded = training.optimization.offload is Offload.CPU
+    offloaded = settings.offload is Offload.CPU
     mapped = ranks == 1 and not stage3 and not place.gpu  # from the file: the kernel may drop what it can read again
     return [
         Item(f"weights{of_ranks if stage3 else ''}", weights // (ranks if stage3 else 1), not mapped),
@@ -62,13 +62,13 @@ def _states(shape: ModelShape, training: TrainingConfig, place: Place) -> list[I
     ]
 
 
-def _working_set(shape: ModelShape, training: TrainingConfig, place: Place) -> list[Item]:
+def _working_set(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     """What exists only while a step runs."""
-    element = element_bytes(training)
-    tokens = training.data.max_length * training.optimization.micro_batch_size
-    checkpointed = training.optimization.gradient_checkpointing
-    gathered = 2 * shape.largest_module * element if training.zero_stage is ZeroStage.STAGE3 and place.world_size > 1 else 0
-    folded = shape.adapted(training.lora.target_parameters) if training.method is Method.LORA else []
+    element = settings.element_bytes
+    tokens = settings.max_length * settings.micro_batch_size
+    checkpointed = settings.gradient_checkpointing
+    gathered = 2 * shape.largest_module * element if settings.zero_stage is ZeroStage.STAGE3 and place.world_size > 1 else 0
+    folded = shape.adapted(settings.adapter.target_parameters) if settings.method is Method.LORA else []
     note = "with" if checkpointed else "without"
     return [
         Item(
@@ -81,14 +81,10 @@ def _working_set(shape: ModelShape, training: TrainingConfig, place: Place) -> l
     ]
 
 
-def element_bytes(training: TrainingConfig) -> int:
-    return 4 if training.precision is Precision.FP32 else 2
-
-
-def base_bytes(shape: ModelShape, training: TrainingConfig) -> int:
+def base_bytes(shape: ModelShape, settings: Settings) -> int:
     """Of all the base model's weights. Quantisation spares embeddings, norms and the head, as bitsandbytes does."""
-    element = element_bytes(training)
-    quantised = QUANTISED_BYTES.get(training.model.quantization)
+    element = settings.element_bytes
+    quantised = QUANTISED_BYTES.get(settings.quantization)
 
     def size(weight: Weight) -> float:
         small = quantised is not None and weight.linear and weight.module != "lm_head"
@@ -97,17 +93,17 @@ def base_bytes(shape: ModelShape, training: TrainingConfig) -> int:
     return round(sum(size(weight) for weight in shape.weights))
 
 
-def trained_elements(shape: ModelShape, training: TrainingConfig) -> int:
+def trained_elements(shape: ModelShape, settings: Settings) -> int:
     """Of an adapter: rank × (inputs + outputs) a linear layer, that for each expert of a stack, and whole layers; else all."""
-    if training.method is Method.FULL:
+    if settings.method is Method.FULL:
         return shape.numel
-    lora = training.lora
-    layers = [weight for weight in shape.adapted(lora.target_modules) if weight.linear]
-    stacks = [weight for weight in shape.adapted(lora.target_parameters) if len(weight.shape) == 3]
-    magnitudes = sum(weight.shape[0] for weight in layers) if lora.dora else 0
-    low_rank = sum(lora.rank * sum(weight.shape) for weight in layers)
-    low_rank += sum(lora.rank * weight.shape[0] * (weight.shape[1] + weight.shape[2]) for weight in stacks)
-    return low_rank + magnitudes + sum(weight.numel for weight in shape.adapted(lora.modules_to_save))
+    adapter = settings.adapter
+    layers = [weight for weight in shape.adapted(adapter.target_modules) if weight.linear]
+    stacks = [weight for weight in shape.adapted(adapter.target_parameters) if len(weight.shape) == 3]
+    magnitudes = sum(weight.shape[0] for weight in layers) if adapter.dora else 0
+    low_rank = sum(adapter.rank * sum(weight.shape) for weight in layers)
+    low_rank += sum(adapter.rank * weight.shape[0] * (weight.shape[1] + weight.shape[2]) for weight in stacks)
+    return low_rank + magnitudes + sum(weight.numel for weight in shape.adapted(adapter.modules_to_save))
 
 
 def activation_bytes(shape: ModelShape, tokens: int, element: int, checkpointed: bool) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep_train.config import HierarchicalPartition, Method, Offload, Quantization, TrainingConfig, ZeroStage
-from lockstep_train.memory.estimate import Item, Place, estimate
-from lockstep_train.memory.shape import ModelShape
+from lockstep_sizes.memory import Item, Place, estimate
+from lockstep_sizes.settings import HierarchicalPartition, Method, Offload, Quantization, Settings, ZeroStage
+from lockstep_sizes.shape import ModelShape
 
 GB = 1e9
 UNCERTAIN_SHARE = 0.5
@@ -21,7 +21,7 @@ class MemoryPlan:
     """What a rank will need of `capacity_bytes`."""
 
     shape: ModelShape
-    training: TrainingConfig
+    settings: Settings
     place: Place
     capacity_bytes: int
     items: tuple[Item, ...]
@@ -68,18 +68,18 @@ def gigabytes(size_bytes: float) -> str:
     return f"{size_bytes / GB:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
-def plan_memory(shape: ModelShape, training: TrainingConfig, place: Place, capacity_bytes: int) -> MemoryPlan:
-    return MemoryPlan(shape, training, place, capacity_bytes, tuple(estimate(shape, training, place)))
+def plan_memory(shape: ModelShape, settings: Settings, place: Place, capacity_bytes: int) -> MemoryPlan:
+    return MemoryPlan(shape, settings, place, capacity_bytes, tuple(estimate(shape, settings, place)))
 
 
-def asked_partition(training: TrainingConfig, place: Place) -> int | None:
+def asked_partition(settings: Settings, place: Place) -> int | None:
     """Ranks that share a second copy of the weights, where that doesn't depend on memory; 1: no copy; None: it does.
 
     That copy saves sending the frozen weights between nodes two or three times a micro-batch. Only under Stage3, over several nodes
     with several ranks each. On CPUs Auto takes none: the network between them is no slower than the one within.
     """
-    wanted = training.hierarchical_partition
-    useless = training.zero_stage is not ZeroStage.STAGE3 or place.world_size == place.ranks_per_node or place.ranks_per_node < 2
+    wanted = settings.hierarchical_partition
+    useless = settings.zero_stage is not ZeroStage.STAGE3 or place.world_size == place.ranks_per_node or place.ranks_per_node < 2
     if useless or wanted is HierarchicalPartition.NONE:
         return 1
     if wanted is HierarchicalPartition.NODE:
@@ -87,16 +87,16 @@ def asked_partition(training: TrainingConfig, place: Place) -> int | None:
     return None if place.gpu else 1
 
 
-def choose_partition(shape: ModelShape, training: TrainingConfig, place: Place, capacity_bytes: int) -> int:
+def choose_partition(shape: ModelShape, settings: Settings, place: Place, capacity_bytes: int) -> int:
     """`asked_partition`, and by Auto those of a node where a second copy fits beside everything else."""
-    asked = asked_partition(training, place)
+    asked = asked_partition(settings, place)
     if asked is not None:
         return asked
-    with_copy = plan_memory(shape, training, replace(place, partition=place.ranks_per_node), capacity_bytes)
+    with_copy = plan_memory(shape, settings, replace(place, partition=place.ranks_per_node), capacity_bytes)
     return 1 if with_copy.tight else place.ranks_per_node
 
 
-Setting = tuple[TrainingConfig, Place]
+Setting = tuple[Settings, Place]
 Change = tuple[str, Callable[[Setting], Setting | None]]
 """What to write, and the setting with it; None where that changes nothing or isn't allowed."""
 
@@ -129,7 +129,7 @@ def _needed(plan: MemoryPlan, chosen: dict[str, Change]) -> list[str]:
 
 def _fits(plan: MemoryPlan, changes: list[Callable[[Setting], Setting | None]]) -> bool:
     """Wholly, and by these changes: at least one of them must change something."""
-    setting = start = (plan.training, plan.place)
+    setting = start = (plan.settings, plan.place)
     for change in changes:
         setting = change(setting) or setting
     return setting != start and not plan_memory(plan.shape, *setting, plan.capacity_bytes).tight
@@ -137,7 +137,7 @@ def _fits(plan: MemoryPlan, changes: list[Callable[[Setting], Setting | None]]) 
 
 def relief(plan: MemoryPlan) -> list[str]:
     """Every change that lowers the need, with how much, the most first: advice after the device did run out of memory."""
-    start = (plan.training, plan.place)
+    start = (plan.settings, plan.place)
     saved: dict[str, tuple[int, str]] = {}
     for text, change in _changes(plan):
         changed = change(start)
@@ -164,7 +164,7 @@ def _changes(plan: MemoryPlan) -> Iterator[Change]:
     yield "zeroStage: Stage2", lambda setting: _staged(setting, ZeroStage.STAGE2)
     yield "zeroStage: Stage3", lambda setting: _staged(setting, ZeroStage.STAGE3)
     yield "optimization.offload: CPU", _offloaded
-    length = plan.training.data.max_length // 2
+    length = plan.settings.max_length // 2
     while length >= SHORTEST:
         yield f"data.maxLength: {length}", _shortened(length)
         length //= 2
@@ -173,22 +173,22 @@ def _changes(plan: MemoryPlan) -> Iterator[Change]:
 
 
 def _placed(setting: Setting, partition: int) -> Setting | None:
-    training, place = setting
-    return (training, replace(place, partition=partition)) if place.partition != partition else None
+    settings, place = setting
+    return (settings, replace(place, partition=partition)) if place.partition != partition else None
 
 
 def _optimized(setting: Setting, **changes: Any) -> Setting | None:
-    training, place = setting
-    changed = replace(training.optimization, **changes)
-    return (replace(training, optimization=changed), place) if changed != training.optimization else None
+    settings, place = setting
+    changed = replace(settings, **changes)
+    return (changed, place) if changed != settings else None
 
 
 def _staged(setting: Setting, stage: ZeroStage) -> Setting | None:
-    training, place = setting
-    forbidden = stage is ZeroStage.STAGE3 and training.model.quantization is not Quantization.NONE
-    if stage.number <= training.zero_stage.number or place.world_size < 2 or forbidden:
+    settings, place = setting
+    forbidden = stage is ZeroStage.STAGE3 and settings.quantization is not Quantization.NONE
+    if stage.number <= settings.zero_stage.number or place.world_size < 2 or forbidden:
         return None
-    return replace(training, zero_stage=stage), place
+    return replace(settings, zero_stage=stage), place
 
 
 def _offloaded(setting: Setting) -> Setting | None:
@@ -196,11 +196,11 @@ def _offloaded(setting: Setting) -> Setting | None:
 
 
 def _shortened(length: int) -> Callable[[Setting], Setting | None]:
-    return lambda setting: (replace(setting[0], data=replace(setting[0].data, max_length=length)), setting[1])
+    return lambda setting: (replace(setting[0], max_length=length), setting[1])
 
 
 def _quantised(setting: Setting) -> Setting | None:
-    training, place = setting
-    if training.model.quantization is not Quantization.NONE or training.zero_stage is ZeroStage.STAGE3 or training.method is Method.FULL:
+    settings, place = setting
+    if settings.quantization is not Quantization.NONE or settings.zero_stage is ZeroStage.STAGE3 or settings.method is Method.FULL:
         return None
-    return replace(training, model=replace(training.model, quantization=Quantization.NF4)), place
+    return replace(settings, quantization=Quantization.NF4), place

@@ -1,0 +1,22 @@
+"""What a run's sizes follow from, of its whole configuration."""
+
+from __future__ import annotations
+
+from lockstep_sizes.settings import Adapter, Settings
+from lockstep_train.config import TrainingConfig
+
+
+def settings_of(training: TrainingConfig) -> Settings:
+    lora, optimization = training.lora, training.optimization
+    return Settings(
+        max_length=training.data.max_length,
+        micro_batch_size=optimization.micro_batch_size,
+        adapter=Adapter(lora.rank, lora.target_modules, lora.target_parameters, lora.modules_to_save, lora.dora),
+        zero_stage=training.zero_stage,
+        precision=training.precision,
+        method=training.method,
+        quantization=training.model.quantization,
+        offload=optimization.offload,
+        gradient_checkpointing=optimization.gradient_checkpointing,
+        hierarchical_partition=training.hierarchical_partition,
+    )
