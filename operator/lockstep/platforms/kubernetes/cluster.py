@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ LOG_SECONDS = 30 * 24 * 3600.0  # a followed log ends with its container
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
+WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 NOT_FOUND, CONFLICT, INVALID = 404, 409, 422
 
 
@@ -225,6 +226,34 @@ class Cluster:
         response = await self._send("GET", path, None, query={"container": container, **query}, seconds=LOG_SECONDS)
         async for line in _lines(response):
             yield line.decode(errors="replace").rstrip("\n")
+
+    async def websocket(self, path: str, query: Sequence[tuple[str, str]]) -> Any:
+        """An open websocket that carries a program's channels (`exec.py`). Raises ApiError and OSError."""
+        from aiohttp import WSServerHandshakeError
+
+        url = f"{path}?{urlencode(query)}"
+        self._check()
+        sent = await self._api.param_serialize("GET", url, header_params={}, body=None, auth_settings=["BearerToken"])
+        rest = self._api.rest_client
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()
+        try:
+            with _reaching():
+                return await rest.pool_manager.ws_connect(
+                    sent[1], headers=sent[2], protocols=WEBSOCKET_PROTOCOLS, max_msg_size=0, proxy=rest.proxy
+                )
+        except OSError as error:
+            if isinstance(error.__cause__, WSServerHandshakeError):
+                raise await self._why_refused(path, query, error.__cause__.status) from None
+            raise
+
+    async def _why_refused(self, path: str, query: Sequence[tuple[str, str]], status: int) -> ApiError:
+        """A refused websocket has no body: the same request as a plain one tells why."""
+        try:
+            await self._send("GET", f"{path}?{urlencode(query)}", None, query={})
+        except ApiError as error:
+            return error
+        return ApiError(status, "", f"the API server refused the connection to {path}")
 
 
 @contextmanager
