@@ -65,7 +65,7 @@ def told(text: str) -> list[str]:
 
 
 def test_the_example_of_the_guide_loads_as_it_stands() -> None:
-    cluster, profile = load(MY_CLUSTER)
+    cluster, profile, *_ = load(MY_CLUSTER)
     assert (cluster.name, cluster.api, cluster.namespace) == ("my-cluster", "api.my-cluster.example.com", "nccl-test")
     assert profile.metadata.name == "my-cluster"
     assert profile.spec == ClusterProfileSpec.model_validate(
@@ -256,3 +256,19 @@ def test_every_key_changes_the_profile(key: str) -> None:
 ])  # fmt: skip
 def test_the_cluster_section_is_read(text: str, field: str, value: str) -> None:
     assert getattr(load(text).cluster, field) == value
+
+
+def test_what_was_measured_is_read_and_kept_out_of_the_profile() -> None:
+    sweep = 'calibration:\n  - {transport: TCP, nodes: 2, ranks: 8, day: "2026-11-21", sweep: [{bytes: 1048576, busbw: "0.31"}]}\n'
+    found = load(f"cluster: {{name: x, namespace: n}}\n{sweep}")
+    assert [(one.transport.value, one.ranks, one.sweep[0].bytes, one.sweep[0].busbw) for one in found.calibration] == [
+        ("TCP", 8, 1048576, "0.31")
+    ]
+    assert "calibration" not in found.profile.spec.to_dict()
+
+
+def test_a_mistake_in_what_was_measured_is_told_with_its_line() -> None:
+    with pytest.raises(ConfigError, match=r":3: calibration\[0\]\.transport: 'IB' is not valid"):
+        load(
+            "cluster: {name: x, namespace: n}\ncalibration:\n  - {transport: IB, nodes: 2, ranks: 2, day: '2026-11-21', sweep: [{bytes: 1, busbw: '1'}]}"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import yaml
@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from lockstep.api import yamlnodes as nodes
+from lockstep.api.calibration import Calibration, Calibrations
 from lockstep.api.clusterkeys import API_PATTERN, KEYS, Key, Kind, below, file_path, in_file_words
 from lockstep.api.clustervalues import read_value
 from lockstep.api.errors import ConfigError
@@ -37,6 +38,10 @@ class ClusterFile(NamedTuple):
 
     cluster: ClusterSection
     profile: ClusterProfile
+    calibration: tuple[Calibration, ...] = ()
+    """What was measured there, by transport."""
+    lines: Mapping[str, int] = {}
+    """The line of every key that the file has, for example network.rdma.rails[0].network."""
 
 
 def parse_cluster_file(text: str, source: str) -> ClusterFile:
@@ -51,11 +56,13 @@ def parse_cluster_file(text: str, source: str) -> ClusterFile:
     values = reader.section(documents[0], "")
     cluster = values.pop("cluster", {})
     values |= {"platform": cluster.pop("platform")} if "platform" in cluster else {}  # the one key that moves
+    measured = reader.validated(Calibrations, {key: values.pop(key) for key in ("calibration",) if key in values}, file_path)
     section = reader.validated(ClusterSection, cluster, lambda place: ".".join(("cluster", *map(str, place))))
     spec = reader.validated(ClusterProfileSpec, values, file_path)
-    if section is None or spec is None or reader.problems.found:
+    if section is None or spec is None or measured is None or reader.problems.found:
         raise reader.problems.error()
-    return ClusterFile(section, ClusterProfile(metadata=ProfileMetadata(name=section.name), spec=spec))
+    profile = ClusterProfile(metadata=ProfileMetadata(name=section.name), spec=spec)
+    return ClusterFile(section, profile, tuple(measured.calibration), reader.lines)
 
 
 M = TypeVar("M", bound=Model)

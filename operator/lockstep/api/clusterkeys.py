@@ -97,7 +97,17 @@ PROFILE_KEYS = (
     Key("notes", "notes"),
 )
 
-KEYS = {key.file: key for key in SECTION_KEYS + PROFILE_KEYS}
+# What `lockstep cluster calibrate` writes and the command line reads; not part of the profile.
+CALIBRATION_KEYS = (
+    Key("calibration[].transport", "calibration[].transport"),
+    Key("calibration[].nodes", "calibration[].nodes", Kind.INTEGER),
+    Key("calibration[].ranks", "calibration[].ranks", Kind.INTEGER),
+    Key("calibration[].day", "calibration[].day"),
+    Key("calibration[].sweep[].bytes", "calibration[].sweep[].bytes", Kind.INTEGER),
+    Key("calibration[].sweep[].busbw", "calibration[].sweep[].busbw"),
+)
+
+KEYS = {key.file: key for key in SECTION_KEYS + PROFILE_KEYS + CALIBRATION_KEYS}
 _FILE_PATHS = {key.model: key.file for key in PROFILE_KEYS}
 _WORDS = {
     camel: snake

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from lockstep.api.calibration import Calibrations
 from lockstep.api.clusterfile import ClusterSection
-from lockstep.api.clusterkeys import KEYS, PROFILE_KEYS, SECTION_KEYS, Key, Kind, in_file_words
+from lockstep.api.clusterkeys import CALIBRATION_KEYS, KEYS, PROFILE_KEYS, SECTION_KEYS, Key, Kind, in_file_words
 from lockstep.api.crd import JOB_NAME_RULE
 from lockstep.api.job import TrainingJobSpec
 from lockstep.api.profile import ClusterProfileSpec
@@ -28,8 +29,8 @@ CLUSTER_INTRODUCTION = """# The cluster file and ClusterProfile
 
 Generated from the models in `operator/lockstep/api`. A cluster is written down once, in `clusters/NAME.yaml`, with the keys below
 (`clusters/template.yaml` has them all). `lockstep deploy NAME` makes a ClusterProfile of it (`lockstep.dev/v1alpha1`, short name
-`cprof`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description` are read by the command
-line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
+`cprof`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, and `calibration`, which
+`lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
 twice and an impossible combination are errors.
 """
 
@@ -49,6 +50,8 @@ def cluster_file_page() -> str:
     spec, section = structural_schema(ClusterProfileSpec), structural_schema(ClusterSection)
     rows = [_key_row(key, _at(section, key.model), "") for key in SECTION_KEYS]
     rows += [_key_row(key, _at(spec, key.model), f"spec.{key.model}") for key in PROFILE_KEYS]
+    measured = structural_schema(Calibrations)
+    rows += [_key_row(key, _at(measured, key.model), "") for key in CALIBRATION_KEYS]
     order = {key: number for number, key in enumerate(KEYS)}
     rows.sort(key=lambda row: (row[0].split(".")[0] != "`cluster", order[row[0].strip("`")]))
     head = ("key", "field of ClusterProfile", "type", "default", "valid", "description")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.api import clusterkeys, model, names, network, shared, status, training
+from lockstep.api import calibration, clusterkeys, model, names, network, shared, status, training
 
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
@@ -29,6 +29,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     shared.KEY_PATTERN: "a key: letters, digits, '-', '_' and '.'",
     shared.FIELD_PATTERN: "a field of a pod, such as status.podIP",
     status.REASON_PATTERN: "one CamelCase word",
+    calibration.DAY_PATTERN: "a day such as '2026-11-21', in quotes",
     clusterkeys.API_PATTERN: "a host such as api.example.com, or https://api.example.com:6443",
     training.RESUME_PATTERN: "Auto, None or an absolute path",
 }
