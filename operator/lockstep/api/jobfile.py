@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import yaml
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lockstep.api import yamlnodes as nodes
+from lockstep.api.changes import with_changes
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import API_VERSION
@@ -21,8 +23,10 @@ KIND = "TrainingJob"
 ROOT_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
-def parse_job_file(text: str, source: str) -> TrainingJob:
+def parse_job_file(text: str, source: str, changes: Sequence[str] = ()) -> TrainingJob:
     """Reads the one TrainingJob of a file; other objects beside it are left alone. `source` is its name in messages.
+
+    `changes`: fields said elsewhere (`training.lora.rank=8`), which count instead of the file's.
 
     What the API server would refuse is refused here: the types are strict, and names in snake_case are unknown.
 
@@ -31,6 +35,7 @@ def parse_job_file(text: str, source: str) -> TrainingJob:
     node = _only_job(nodes.documents(text, source), source)
     reader = _Reader(Problems(source))
     value = reader.mapping(node, "")
+    reader.said = with_changes(value, changes)
     for field in value.keys() - set(ROOT_FIELDS):
         reader.problems.add(reader.lines[field], field, unknown(field, ROOT_FIELDS, "unknown field"))
     if value.get("apiVersion") != API_VERSION:
@@ -66,6 +71,8 @@ class _Reader:
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
         self.lines: dict[str, int] = {}
+        self.said: dict[str, str] = {}
+        """By its path, how a field was given that the file doesn't give."""
 
     def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
         """The fields of a mapping. One without a value is left out, as the API server does."""
@@ -110,14 +117,22 @@ class _Reader:
         path = _path(location)
         for rule in broken_rules(detail):
             field = nodes.join(path, rule.field)
-            self.problems.add(self.line(field), field if field in self.lines else path, rule.message)
+            self.problems.add(self.line(field), field if field in self.lines else path, rule.message + self._origin(field))
         if not broken_rules(detail):
             text = (
                 unknown(str(location[-1]), _fields(location[:-1]), "unknown field")
                 if detail["type"] == "extra_forbidden"
                 else explain(detail)
             )
-            self.problems.add(self.line(path), path, text)
+            self.problems.add(self.line(path), path, text + self._origin(path))
+
+    def _origin(self, path: str) -> str:
+        said = [
+            how
+            for place, how in self.said.items()
+            if path == place or path.startswith((f"{place}.", f"{place}[")) or place.startswith(f"{path}.")
+        ]
+        return f" ({', '.join(said)})" if said else ""
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:

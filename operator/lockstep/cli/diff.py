@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs, resolve_inputs
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 
 if TYPE_CHECKING:
     from lockstep.plan.live import Comparison
@@ -17,7 +17,13 @@ EXIT_DIFFERENT = 1
 LONGEST_VALUE = 120  # characters of a value that are shown
 
 
-def diff(file: FileOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, context: ContextOption = None) -> None:
+def diff(
+    file: FileOption,
+    cluster: ClusterOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    changes: SetOption = None,
+) -> None:
     """Compare a job file with the job that is on the cluster. Exit code 0: nothing would change, 1: something would.
 
     What differs takes effect when the job next starts from zero pods.
@@ -28,7 +34,7 @@ def diff(file: FileOption, cluster: ClusterOption = None, namespace: NamespaceOp
 
     from lockstep.plan.live import compare
 
-    resolved = resolve_inputs(read_inputs(file, cluster, namespace))
+    resolved = resolve_inputs(read_inputs(file, cluster, namespace, changes))
     seen = asyncio.run(_observe(resolved.name, resolved.namespace, context))
     comparisons = [found for found in compare(resolved, seen) if found.differs]
     for comparison in comparisons:

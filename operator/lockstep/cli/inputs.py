@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,12 @@ FileOption = Annotated[Path, typer.Option("-f", "--file", help="The job file.", 
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default: the job's clusterProfileName.")
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="A field of the job, instead of the file's: training.lora.rank=8, nodes=1. May be repeated."
+    ),
+]
 NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the job's, else the cluster's.")]
 
 
@@ -32,12 +39,12 @@ class Inputs:
     namespace: str
 
 
-def read_inputs(file: Path, cluster: str | None, namespace: str | None) -> Inputs:
-    """Raises ConfigError with every mistake of the job file, or of the cluster file, or when they name no cluster."""
+def read_inputs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None = None) -> Inputs:
+    """Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster."""
     from lockstep.api.jobfile import parse_job_file
     from lockstep.cli.clusters import read_text
 
-    job = parse_job_file(read_text(file), str(file))
+    job = parse_job_file(read_text(file), str(file), changes or ())
     found = _read_cluster(job, file, cluster)
     stated = job.metadata.namespace
     if namespace and stated and namespace != stated:

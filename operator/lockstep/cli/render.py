@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs, resolve_inputs
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 
 if TYPE_CHECKING:
     from lockstep.plan.layers import Setting
@@ -36,6 +36,7 @@ def render(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.YAML,
     explain: ExplainOption = False,
+    changes: SetOption = None,
 ) -> None:
     """Print the objects that a job becomes on a cluster, or where each of its values comes from.
 
@@ -43,7 +44,7 @@ def render(
     """
     from lockstep.plan import objects
 
-    resolved = resolve_inputs(read_inputs(file, cluster, namespace))
+    resolved = resolve_inputs(read_inputs(file, cluster, namespace, changes))
     if explain:
         _print_settings(resolved.settings, output)
         return

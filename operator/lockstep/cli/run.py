@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.inputs import FileOption, NamespaceOption, read_inputs
+from lockstep.cli.inputs import FileOption, NamespaceOption, SetOption, read_inputs
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -29,33 +29,34 @@ def run(
         str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default with --local: local.")
     ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Instead of the job's.")] = None,
+    changes: SetOption = None,
     workspace: Annotated[
         Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
     ] = Path(".lockstep/workspace"),
 ) -> None:
     """Run a job to its end and follow its log. Exit code 0: complete, 1: failed, 2: it can't run as written, 130: interrupted.
 
-    Example: lockstep run -f job.yaml --local
+    Example: lockstep run -f job.yaml --local --set training.lora.rank=8 --set nodes=1
     """
     if local == in_namespace:
         raise ConfigError("say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin)")
     if in_namespace:
-        raise typer.Exit(_run_in_namespace(file, cluster, namespace, context))
-    raise typer.Exit(_run_local(file, cluster or LOCAL_CLUSTER, nodes, workspace))
+        raise typer.Exit(_run_in_namespace(file, cluster, namespace, context, changes))
+    raise typer.Exit(_run_local(file, cluster or LOCAL_CLUSTER, nodes, workspace, changes))
 
 
-def _run_in_namespace(file: Path, cluster: str | None, namespace: str | None, context: str | None) -> int:
+def _run_in_namespace(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: list[str] | None) -> int:
     from lockstep.platforms.kubernetes.in_namespace import run_in_namespace
 
-    inputs = read_inputs(file, cluster, namespace)
+    inputs = read_inputs(file, cluster, namespace, changes)
     _warn(inputs.job)
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
 
 
-def _run_local(file: Path, cluster: str, nodes: int | None, workspace: Path) -> int:
+def _run_local(file: Path, cluster: str, nodes: int | None, workspace: Path, changes: list[str] | None) -> int:
     from lockstep.platforms.local.run import run_local
 
-    inputs = read_inputs(file, cluster, None)
+    inputs = read_inputs(file, cluster, None, changes)
     _warn(inputs.job)
     job = inputs.job
     if nodes is not None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs, resolve_inputs
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 
 
-def validate(file: FileOption, cluster: ClusterOption = None, namespace: NamespaceOption = None) -> None:
+def validate(file: FileOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
     """Check a job file against a cluster file. Prints ok, or what is wrong and how to mend it (exit code 2).
 
     Example: lockstep validate -f job.yaml --cluster barcelona
     """
     from lockstep.plan.objects import render
 
-    render(resolve_inputs(read_inputs(file, cluster, namespace)))
+    render(resolve_inputs(read_inputs(file, cluster, namespace, changes)))
     print("ok")
