@@ -31,6 +31,13 @@ def with_changes(value: Value, changes: Iterable[str]) -> dict[str, str]:
     return said
 
 
+def as_text(value: Value, said: str) -> None:
+    """Put a change again, its value as it was typed: the field takes text, which need not be quoted twice at a command line."""
+    change = said.removeprefix("--set ")
+    parts, text = _split(change)
+    _put(value, parts, text.strip(), change)
+
+
 def _split(change: str) -> tuple[list[str | int], str]:
     path, equals, text = change.partition("=")
     if not equals or not text.strip():

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from lockstep.api import yamlnodes as nodes
-from lockstep.api.changes import with_changes
+from lockstep.api.changes import as_text, with_changes
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import API_VERSION
@@ -108,9 +108,17 @@ class _Reader:
         try:
             return TrainingJob.model_validate_json(json.dumps(value), strict=True, by_alias=True, by_name=False)
         except ValidationError as error:
-            for detail in error.errors():
+            texts = [
+                _path(detail["loc"])
+                for detail in error.errors()
+                if detail["type"] == "string_type" and isinstance(detail["input"], int | float)
+            ]
+            said = [self.said[path] for path in texts if path in self.said]
+            for detail in [] if said else error.errors():
                 self._report(detail)
-            return None
+        for change in said:
+            as_text(value, change)
+        return self.validated(value) if said else None
 
     def _report(self, detail: ErrorDetails) -> None:
         location = detail["loc"]
