@@ -46,7 +46,7 @@ def _rules(kind: str, path: str, schema: Object) -> Iterator[WrittenRule]:
 
 
 def job(name: str = "x", **spec: Any) -> Object:
-    work = {} if "training" in spec or "script" in spec else {"script": {"path": "a.py"}}
+    work = {} if {"training", "script", "type"} & spec.keys() else {"script": {"path": "a.py"}}
     return {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": work | spec}
 
 
@@ -84,8 +84,22 @@ JOB_CASES = {
     ("", "metadata.name must be at most 52 characters: lower-case letters, digits and '-', starting with a letter (pods, Services and labels are named after it)"): Case(
         job("a" + "b" * 51), job("a" * 53), ""
     ),
-    ("spec", "must have exactly one of training and script"): Case(
-        job(script={"path": "a.py"}), training() | {"spec": training()["spec"] | {"script": {"path": "a.py"}}}, "spec"
+    ("spec", "must have exactly one of training and script, and neither where type is Interactive"): Case(
+        job(type="Interactive"), training() | {"spec": training()["spec"] | {"script": {"path": "a.py"}}}, "spec"
+    ),
+    ("spec", "interactive may only be set where type is Interactive"): Case(
+        job(type="Interactive", interactive={"idleSeconds": 0}), job(interactive={"idleSeconds": 0}), "spec.interactive"
+    ),
+    ("spec", "an Interactive job has no end and nobody restarts its runs: activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts are for Batch"): Case(
+        job(activeDeadlineSeconds=60), job(type="Interactive", activeDeadlineSeconds=60), "spec"
+    ),
+    ("spec", "type may not be changed after creation: delete the job and create it again"): Case(
+        job(nodes=3), job(type="Interactive"), "spec.type", before=job()
+    ),
+    ("spec.interactive", "warnSeconds must be less than idleSeconds"): Case(
+        job(type="Interactive", interactive={"idleSeconds": 0, "warnSeconds": 60}),
+        job(type="Interactive", interactive={"idleSeconds": 60, "warnSeconds": 60}),
+        "spec.interactive.warnSeconds",
     ),
     ("spec", "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank"): Case(
         job(gpusPerNode=0, ranksPerNode=2), job(gpusPerNode=4, ranksPerNode=2), "spec.ranksPerNode"

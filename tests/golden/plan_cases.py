@@ -75,7 +75,7 @@ def cluster(name: str) -> ClusterProfile:
 
 def job(*, name: str = "x", **spec: Any) -> TrainingJob:
     """A job with `spec`; one that says nothing of its work trains."""
-    if "script" not in spec:
+    if "script" not in spec and spec.get("type") != "Interactive":
         spec.setdefault("training", TRAINING)
     return TrainingJob.model_validate({"metadata": {"name": name}, "spec": spec})
 

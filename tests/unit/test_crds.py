@@ -106,6 +106,7 @@ def test_an_object_with_defaults_inside_has_them_as_its_own_default_unless_it_is
 def test_what_is_optional_as_a_whole_has_no_default() -> None:
     spec = version("TrainingJob")["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert [name for name, field in spec.items() if "default" in field] == [
+        "type",
         "fabric",
         "restart",
         "startTimeoutSeconds",

@@ -86,7 +86,7 @@ MISTAKES = [
     ("lockstep.dev/v1alpha1", "lockstep.dev/v1", "1: apiVersion: must be lockstep.dev/v1alpha1"),
     ("    zeroStage", "    optimization: {learningRate: 2e-4}\n    zeroStage", "9: spec.training.optimization.learningRate: must be text, but YAML reads it as a number: write it in quotes"),
     ("    zeroStage", "    optimization: {microBatchSize: 4, globalBatchSize: 2}\n    zeroStage", "9: spec.training.optimization.globalBatchSize: globalBatchSize must be greater than or equal to microBatchSize"),
-    ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script"),
+    ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script, and neither where type is Interactive"),
 ]  # fmt: skip
 
 

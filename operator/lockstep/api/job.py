@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lockstep.api.interactive import Interactive, JobType
 from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.notify import Notify
@@ -76,7 +77,13 @@ class Restart(Model):
 
 
 def _one_work(spec: TrainingJobSpec) -> bool:
-    return (spec.training is None) != (spec.script is None)
+    works = [spec.training, spec.script].count(None)
+    return works == (2 if spec.type is JobType.INTERACTIVE else 1)
+
+
+def _has_no_end(spec: TrainingJobSpec) -> bool:
+    ends = (spec.active_deadline_seconds, spec.ttl_seconds_after_finished, spec.notify, spec.hang_timeouts)
+    return spec.type is JobType.BATCH or not any(end is not None for end in ends)
 
 
 def _ranks_match_gpus(spec: TrainingJobSpec) -> bool:
@@ -88,6 +95,8 @@ class TrainingJobSpec(Model):
 
     cluster_profile_name: DnsName | None = None
     """The ClusterProfile to run on. Default: the profile annotated as the default."""
+    type: JobType = JobType.BATCH
+    """Batch: one run from start to end. Interactive: a dev environment, whose nodes wait for what `lockstep run --job` or launch_deepspeed.sh asks for."""
     nodes: Annotated[int | None, Field(ge=1, le=1024)] = None
     """Nodes, one pod each. Default: the profile's."""
     gpus_per_node: Annotated[int | None, Field(ge=0, le=64)] = None
@@ -101,9 +110,11 @@ class TrainingJobSpec(Model):
     fabric: Fabric = Fabric()
     storage: Storage = Storage()
     training: Training | None = None
-    """A LoRA fine-tuning by Lockstep's own trainer. Exactly one of training and script."""
+    """A LoRA fine-tuning by Lockstep's own trainer. A Batch job has exactly one of training and script."""
     script: Script | None = None
-    """Your own program, started as every rank. Exactly one of training and script."""
+    """Your own program, started as every rank. A Batch job has exactly one of training and script."""
+    interactive: Interactive | None = None
+    """When a dev environment that nobody uses gives its GPUs back. Of an Interactive job only."""
     env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
     """Variables of every rank."""
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
@@ -126,7 +137,22 @@ class TrainingJobSpec(Model):
     pod_template: PodTemplate = PodTemplate()
 
     RULES = (
-        Rule("has(self.training) != has(self.script)", "must have exactly one of training and script", _one_work),
+        Rule(
+            "self.type == 'Interactive' ? !has(self.training) && !has(self.script) : has(self.training) != has(self.script)",
+            "must have exactly one of training and script, and neither where type is Interactive",
+            _one_work,
+        ),
+        Rule(
+            "!has(self.interactive) || self.type == 'Interactive'",
+            "interactive may only be set where type is Interactive",
+            lambda spec: spec.interactive is None or spec.type is JobType.INTERACTIVE,
+            field="interactive",
+        ),
+        Rule(
+            "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) || has(self.notify) || has(self.hangTimeouts))",
+            "an Interactive job has no end and nobody restarts its runs: activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts are for Batch",
+            _has_no_end,
+        ),
         Rule(
             "!has(self.ranksPerNode) || !has(self.gpusPerNode) || self.gpusPerNode == 0 || self.ranksPerNode == self.gpusPerNode",
             "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank",
@@ -138,6 +164,12 @@ class TrainingJobSpec(Model):
             "hangTimeouts is for a script: the trainer watches itself, by training.limits",
             lambda spec: spec.training is None or spec.hang_timeouts is None,
             field="hangTimeouts",
+        ),
+        Rule(
+            "self.type == oldSelf.type",
+            "type may not be changed after creation: delete the job and create it again",
+            holds=None,
+            field="type",
         ),
         immutable("clusterProfileName", "delete the job and create it again; its checkpoints are found under its name"),
         immutable("storage", "volumes are not moved under a job"),

@@ -10,6 +10,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_JOB = f"{GROUP}/job"
+LABEL_APP = "app"  # on pods and claims of a dev environment: `kubectl get pods -l app=ml-dev-env-multi`
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 LABEL_HOSTNAME = "kubernetes.io/hostname"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # read by Kueue on the StatefulSet
@@ -35,6 +36,7 @@ CONTAINER = "trainer"
 AGENT_CONTAINER = "agent"
 AGENT_FOLDER = "/lockstep"
 AGENT_PATH = f"{AGENT_FOLDER}/agent.pyz"
+AGENT_SOCKET = f"{AGENT_FOLDER}/agent.sock"
 RUN_FOLDER = "/etc/lockstep/run"
 RUN_KEY = "run.json"
 KEY_FOLDER = "/etc/lockstep/agents"
@@ -78,6 +80,10 @@ def pod_name(job: str, node: int) -> str:
 def node_address(job: str, namespace: str, node: int) -> str:
     """The pod's DNS name, resolvable before it is Ready (the Service publishes not-ready addresses)."""
     return f"{pod_name(job, node)}.{service_name(job)}.{namespace}.svc"
+
+
+def app_label(job: str) -> str:
+    return f"{job}-multi"
 
 
 def job_labels(job: str) -> dict[str, str]:

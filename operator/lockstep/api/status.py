@@ -226,6 +226,23 @@ class ActiveTime(Model):
     """The spec.restart.retry that it is counted for: a retry starts anew."""
 
 
+class InteractiveStatus(Model):
+    """What a dev environment does, and for how long nobody has used it."""
+
+    script: Annotated[str, Field(max_length=256)] | None = None
+    """What runs on all nodes, with its arguments; unset: nothing."""
+    by: Annotated[str, Field(max_length=128)] | None = None
+    """Who asked for it, and from where."""
+    since: Time | None = None
+    """Since when it runs."""
+    idle_since: Time | None = None
+    """Since when nobody has used the environment; unset: it is in use."""
+    release_time: Time | None = None
+    """Nobody uses it and a warning was given: its GPUs are released at this time."""
+    released: Time | None = None
+    """When they were, by setting spec.suspend; unset again once the job is resumed."""
+
+
 class TrainingJobStatus(Model):
     """Observed state of a TrainingJob."""
 
@@ -266,5 +283,6 @@ class TrainingJobStatus(Model):
     goodput: GoodputStatus | None = None
     notification: NotificationStatus | None = None
     preflight: PreflightStatus | None = None
+    interactive: InteractiveStatus | None = None
     excluded_nodes: ExcludedNodes = []
     """Nodes that preflight found bad for this job: its pods are not placed there. Suspending the job clears the list."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstep.api import names
+from lockstep.api.interactive import JobType
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.profile import Rdma
 from lockstep.plan.fabric import Transport, rail_networks
@@ -37,7 +38,13 @@ def annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma)
 
 
 def pod_labels(resolved: Resolved) -> dict[str, str]:
-    return {**resolved.job.spec.pod_template.labels, **names.job_labels(resolved.name)}
+    return {**resolved.job.spec.pod_template.labels, **app_labels(resolved), **names.job_labels(resolved.name)}
+
+
+def app_labels(resolved: Resolved) -> dict[str, str]:
+    """What people select the pods and the claims of a dev environment by."""
+    is_interactive = resolved.job.spec.type is JobType.INTERACTIVE
+    return {names.LABEL_APP: names.app_label(resolved.name)} if is_interactive else {}
 
 
 def pod_annotations(resolved: Resolved) -> dict[str, str]:

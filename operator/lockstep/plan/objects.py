@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.api import names
 from lockstep.plan.layers import Notice
+from lockstep.plan.metadata import app_labels
 from lockstep.plan.pod import pod_template
 from lockstep.plan.resolve import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.run import build_run, pod_placement, report_target
@@ -71,7 +72,7 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     reports = context.report is not None
     template: Object = {
         "pod": pod_template(resolved, context.agent_image, reports=reports),
-        "claims": [_claim_template(claim) for claim in pod_claims(resolved)],
+        "claims": [_claim_template(claim, app_labels(resolved)) for claim in pod_claims(resolved)],
     }
     if resolved.job.spec.queue_name is not None:
         template["queue"] = resolved.job.spec.queue_name
@@ -183,5 +184,6 @@ def _claim(claim: Claim, namespace: str) -> Object:
     return fill("claim", metadata=metadata, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)
 
 
-def _claim_template(claim: Claim) -> Object:
-    return fill("claim", metadata={"name": claim.name}, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)
+def _claim_template(claim: Claim, labels: dict[str, str]) -> Object:
+    metadata = {"name": claim.name, "labels": labels}
+    return fill("claim", metadata=metadata, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.interactive import JobType
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.profile import ClusterProfile
@@ -68,7 +69,7 @@ class Resolved:
     storage_mode: StorageMode
     workspace_claim: str
     command: tuple[str, ...]
-    """argv of every rank."""
+    """argv of every rank; empty: of an Interactive job, every run has its own."""
     training: dict[str, Any] | None
     """spec.training with defaults and real paths; None for a script."""
     warnings: tuple[Notice, ...]
@@ -192,6 +193,8 @@ def _storage_refusals(job: TrainingJob, mode: Layered[StorageMode], profile_name
 
 def _command(job: TrainingJob, platform: PlatformDefaults) -> tuple[str, ...]:
     script = job.spec.script
+    if job.spec.type is JobType.INTERACTIVE:
+        return ()
     if script is None:
         return ("python3", "-m", "lockstep_train")
     return ("python3", _real_path(script.path, platform), *script.args)

@@ -7,10 +7,12 @@ from posixpath import join
 from typing import TYPE_CHECKING
 
 from lockstep.api import names
+from lockstep.api.interactive import Interactive as InteractiveSpec
+from lockstep.api.interactive import JobType
 from lockstep.api.job import TrainingJobSpec
 from lockstep.plan.fabric import fabric_asked
 from lockstep.plan.preflight import expected
-from lockstep_gang.contract import JobIdentity, ReportTarget, RestartPolicy, Run, Storage, Timeouts, WhenDone
+from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, Timeouts, WhenDone
 
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
@@ -76,7 +78,15 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         training=resolved.training,
         fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
         preflight=expected(resolved),
+        interactive=_interactive(resolved.job.spec),
     )
+
+
+def _interactive(spec: TrainingJobSpec) -> Interactive | None:
+    if spec.type is not JobType.INTERACTIVE:
+        return None
+    stated = spec.interactive or InteractiveSpec()
+    return Interactive(stated.idle_seconds, stated.warns_after_seconds)
 
 
 def _timeouts(spec: TrainingJobSpec) -> Timeouts:

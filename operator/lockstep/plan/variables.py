@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
+from lockstep.api.interactive import JobType
 from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile, ClusterProfileSpec
 from lockstep.plan.fabric import Transport
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
 _INDEX = {"fieldRef": {"fieldPath": f"metadata.labels['{names.LABEL_POD_INDEX}']"}}
-OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE")
+OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE", "WORLD_SIZE")
 """Set by Lockstep: a job or profile that sets them too would only mislead shells, ranks get the agent's."""
 
 
@@ -69,6 +70,9 @@ def _own(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "MASTER_ADDR": {"value": names.node_address(resolved.name, resolved.namespace, 0)},
         "MASTER_PORT": {"value": str(names.MASTER_PORT)},
     }
+    if resolved.job.spec.type is JobType.INTERACTIVE:
+        own["WORLD_SIZE"] = {"value": str(resolved.world_size)}
+        own["LOCKSTEP_SOCKET"] = {"value": names.AGENT_SOCKET}
     if resolved.transport is Transport.RDMA and network.mtu is not None:
         own["LOCKSTEP_RAIL_MTU"] = {"value": str(network.mtu)}
     return own

@@ -3,6 +3,7 @@
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import DegradedPolicy, DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified
 from lockstep_gang.contract.goodput import Goodput, Loss, Spent
+from lockstep_gang.contract.interactive import Idleness, Interactive, InteractiveReport
 from lockstep_gang.contract.preflight import (
     PREFLIGHT_RESULT,
     AllReduce,
@@ -61,6 +62,9 @@ __all__ = [
     "Failure",
     "Finding",
     "Goodput",
+    "Idleness",
+    "Interactive",
+    "InteractiveReport",
     "JobIdentity",
     "Kind",
     "Loss",

@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import RankFabric
+from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Interrupted, InUse, Printed, Show
 from lockstep_gang.contract.preflight import Check, Checked
 from lockstep_gang.contract.report import State
 
@@ -230,6 +231,8 @@ class Start:
     master_port: int
     group_rank: int | None = None
     """This node's place in the order of ranks; null: its number."""
+    run: Asked | None = None
+    """In a dev environment: what was asked for; null: the run's own command."""
 
 
 @dataclass(frozen=True)
@@ -252,12 +255,18 @@ class Ping:
     pass
 
 
-AgentMessage = Hello | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong
-Order = Check | Start | Stop | Finish | Ping
+Wish = Asked | Interrupted | Found | InUse
+"""What only agents of a dev environment say of what people want."""
+AgentMessage = Hello | Checked | Started | Reported | Progressed | Dumped | FabricSeen | Exited | Stopped | Leaving | Pong | Wish | Printed
+Order = Check | Start | Stop | Finish | Ping | Find | Show | Ended
 _AGENT_MESSAGES: dict[str, type[AgentMessage]] = {
-    k.__name__: k for k in (Hello, Checked, Started, Reported, Progressed, Dumped, FabricSeen, Exited, Stopped, Leaving, Pong)
+    k.__name__: k
+    for k in (
+        *(Hello, Checked, Started, Reported, Progressed, Dumped, FabricSeen, Exited, Stopped, Leaving, Pong),
+        *(Asked, Interrupted, Found, InUse, Printed),
+    )
 }
-_ORDERS: dict[str, type[Order]] = {k.__name__: k for k in (Check, Start, Stop, Finish, Ping)}
+_ORDERS: dict[str, type[Order]] = {k.__name__: k for k in (Check, Start, Stop, Finish, Ping, Find, Show, Ended)}
 
 
 def message_to_json(message: AgentMessage | Order) -> dict[str, Any]:

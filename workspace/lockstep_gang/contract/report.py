@@ -9,6 +9,7 @@ from enum import Enum
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricReport
 from lockstep_gang.contract.goodput import Goodput
+from lockstep_gang.contract.interactive import InteractiveReport
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.contract.stop import StopReport
@@ -171,6 +172,8 @@ class Report:
     preflight: PreflightReport | None = None
     order: tuple[int, ...] = ()
     """Nodes in the order of the newest attempt's ranks; empty: by their numbers."""
+    interactive: InteractiveReport | None = None
+    """Of a dev environment."""
     format: str = REPORT_FORMAT
 
 

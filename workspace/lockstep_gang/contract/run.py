@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricAsked
+from lockstep_gang.contract.interactive import Interactive
 from lockstep_gang.contract.preflight import Expected
 from lockstep_gang.contract.timeouts import Timeouts
 
@@ -71,7 +72,7 @@ class Run:
     run_dir: str
     key_file: str
     command: tuple[str, ...]
-    """argv of every rank."""
+    """argv of every rank; empty in a dev environment, where every run has its own."""
     working_directory: str
     restart: RestartPolicy
     when_done: WhenDone
@@ -92,6 +93,8 @@ class Run:
     """Null: nobody says, and nothing is verified."""
     preflight: Expected | None = None
     """Null: nodes are not looked at before an attempt."""
+    interactive: Interactive | None = None
+    """A dev environment: ranks start when somebody asks for them. Null: there is one run, and it starts by itself."""
     format: str = RUN_FORMAT
 
     def __post_init__(self) -> None:
@@ -102,7 +105,7 @@ class Run:
         _require(self.gpus_per_node >= 0, "gpusPerNode", self.gpus_per_node, "0 or more")
         _require(len(self.addresses) == self.nodes, "addresses", len(self.addresses), f"a list of {self.nodes}, one for every node")
         _require(not self.order or sorted(self.order) == list(range(self.nodes)), "order", self.order, "empty, or every node once")
-        _require(bool(self.command), "command", "empty", "the argument list of a rank")
+        _require(bool(self.command) or self.interactive is not None, "command", "empty", "the argument list of a rank")
         for name in ("coordinator_port", "master_port"):
             _require(1 <= getattr(self, name) <= 65535, name, getattr(self, name), "a port, 1 to 65535")
 

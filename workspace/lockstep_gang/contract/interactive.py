@@ -1,0 +1,123 @@
+"""A dev environment: what somebody asks to be run on all nodes, and what they hear of it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from enum import Enum
+
+RUN_TEXT = 256
+"""Characters of what runs, and of who asked for it, in a report."""
+
+
+@dataclass(frozen=True)
+class Interactive:
+    """Of run.json: when nobody uses the environment any more. In seconds since its last use; 0: never."""
+
+    idle_seconds: int = 0
+    warn_seconds: int = 0
+
+
+class Idleness(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
+    NONE = "None"  # it is in use, or was a short while ago
+    WARNED = "Warned"
+    OVER = "Over"  # its GPUs are to be released
+
+
+@dataclass(frozen=True)
+class InteractiveReport:
+    """What the environment does now. Times are RFC 3339."""
+
+    ready: bool
+    """All nodes are here, so that a run could start at once."""
+    script: str = ""
+    """What was asked for and has not ended; '': nothing."""
+    by: str = ""
+    since: str | None = None
+    idle_since: str | None = None
+    """Since when nobody uses it; null: it is in use."""
+    idleness: Idleness = Idleness.NONE
+    release: str | None = None
+    """When its GPUs are released if nobody uses it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An agent passes on what somebody on its node wants to run on all nodes. Said again after a connection was lost."""
+
+    id: str
+    command: tuple[str, ...]
+    """The script, or a program, and its arguments; no shell reads them."""
+    folder: str
+    """Where it runs, on every node."""
+    by: str
+    local_rank: bool = False
+    """Every rank gets --local_rank=N behind the script's name, as from DeepSpeed's launcher."""
+    detached: bool = False
+    """Its end is not waited for: it goes on when whoever asked is gone."""
+    again: bool = False
+
+    @property
+    def text(self) -> str:
+        """What runs, for a person."""
+        return shlex.join(self.command)
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Whoever asked wants it to stop: the first time ranks may save, then they are killed."""
+
+    id: str
+    """'': whatever runs."""
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whether this node could run what was asked for."""
+
+    id: str
+    problem: str = ""
+    """One sentence, if it couldn't."""
+    digest: str = ""
+    """Of the script's content, so that a node with an older one is noticed; '': it is no script."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Lines of this node's ranks, in their order."""
+
+    attempt: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class InUse:
+    """Somebody works on this node: a shell, or a program that was started by hand."""
+
+
+@dataclass(frozen=True)
+class Find:
+    """To every node before a run: look for this script."""
+
+    id: str
+    command: tuple[str, ...]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Show:
+    """To the node of whoever asked: what the ranks of all nodes print, and what Lockstep says of the run."""
+
+    id: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """To the node of whoever asked: it is over, or was refused."""
+
+    id: str
+    exit_code: int
+    """Of the rank that failed first; 0: every rank ended well."""
+    message: str
