@@ -1,14 +1,19 @@
 # The front door: one line a target; the work is done by `lockstep` and scripts/. `make help` lists them.
 PYTHON ?= python3
-CLUSTER ?= local
+CLUSTER ?= $(or $(shell cat .lockstep/cluster 2>/dev/null),local)
 MODE ?= auto
-JOB ?= demo
+JOB ?= ml-dev-env
+NODE ?= 0
 NODES ?= 2
+SCRIPT ?= train_multi_node.py
+FILE ?= $(SCRIPT)
+SURE = $(if $(YES),--yes) $(if $(FORCE),--force)
+DEPLOY = $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run status-cluster clean-cluster logs cluster-up cluster-down test test-unit test-train test-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs cluster-up cluster-down test test-unit test-train test-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -22,21 +27,52 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods
 	@$(BIN)/lockstep quickstart
 
-##@ Clusters (CLUSTER=name of a file in clusters/, MODE=rdma|tcp|auto, FORCE=1: whatever the API host)
-list-clusters: setup ## the cluster files in clusters/
+##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, FORCE=1: whatever the API host)
+list-clusters: setup ## the cluster files in clusters/; * is the one your kubeconfig talks to
 	@$(BIN)/lockstep clusters
 
-deploy-cluster: setup ## install CRDs, operator, profile and service account
-	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) $(if $(FORCE),--force)
+deploy-cluster: setup ## install what your rights allow, and the dev environment ml-dev-env (DEV=0: without it)
+	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) $(DEPLOY)
 
 deploy-cluster-dry-run: setup ## print every object that deploy-cluster would send; needs no cluster
-	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) --dry-run
+	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) --dry-run $(DEPLOY)
+
+diff: setup ## what deploy-cluster would change
+	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) --diff $(DEPLOY)
 
 status-cluster: setup ## operator, profile and jobs of a cluster
 	@$(BIN)/lockstep status $(CLUSTER)
 
-clean-cluster: setup ## remove jobs, operator, profile and CRDs; claims stay
-	@$(BIN)/lockstep clean $(CLUSTER) $(if $(FORCE),--force)
+clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: they go, too; YES=1: without asking)
+	@$(BIN)/lockstep clean $(CLUSTER) $(if $(PVCS),--pvcs) $(SURE)
+
+uninstall: setup ## remove operator, profile and CRDs (JOBS=1: with all jobs; YES=1: without asking); claims stay
+	@$(BIN)/lockstep uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(SURE)
+
+rollback: setup ## back to the operator and profile that the last deployment replaced
+	@$(BIN)/lockstep rollback $(CLUSTER) $(SURE)
+
+##@ The dev environment (JOB=ml-dev-env, NODE=0)
+sync-multi-node: setup ## send workspace/ to all of its pods (WATCH=1: and again whenever something changes)
+	@CLUSTER=$(CLUSTER) scripts/sync-multi-node.sh $(JOB) $(if $(WATCH),--watch) $(if $(FORCE),--force)
+
+run-multi-node: setup ## start a script on all nodes: SCRIPT=train_multi_node.py ARGS="--epochs 3"
+	@$(BIN)/lockstep run --job $(JOB) --cluster $(CLUSTER) $(SCRIPT) $(ARGS)
+
+shell-multi-node: setup ## a shell in one of its pods
+	@$(BIN)/lockstep shell $(JOB) --node $(NODE) --cluster $(CLUSTER)
+
+vscode: setup ## forward the debugger's port of a script that listens for one, and print the entry for launch.json
+	@$(BIN)/lockstep vscode $(JOB) --node $(NODE) --cluster $(CLUSTER)
+
+debug-remote: setup ## start a script in one pod under the debugger: FILE=train.py ARGS=…
+	@$(BIN)/lockstep debug $(JOB) $(FILE) --node $(NODE) --cluster $(CLUSTER) -- $(ARGS)
+
+jupyter: setup ## a notebook server in one of its pods, behind a token, on this machine's loopback
+	@$(BIN)/lockstep jupyter $(JOB) --node $(NODE) --cluster $(CLUSTER)
+
+tensorboard: setup ## TensorBoard of its runs, behind a token, on this machine's loopback
+	@$(BIN)/lockstep tensorboard $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
 logs: setup ## follow a job's log: JOB=name
 	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) --follow

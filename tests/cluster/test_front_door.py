@@ -1,4 +1,4 @@
-"""What a person types, as they type it: quickstart, deploy, apply, logs, status, clean."""
+"""What a person types, as they type it: quickstart, deploy, apply, logs, status, uninstall."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_
 
 
 @pytest.mark.usefixtures("no_demo")
-def test_deploy_apply_logs_status_and_clean_read_well(lockstep: list[str], kubectl: Kubectl) -> None:
-    deployed = run([*lockstep, "deploy", "local", "--mode", "tcp"])
+def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], kubectl: Kubectl) -> None:
+    deployed = run([*lockstep, "deploy", "local", "--mode", "tcp", "--no-dev"])
     assert deployed.returncode == 0, deployed.stderr
-    assert deployed.stdout.rstrip().splitlines()[-1].startswith("Ready. Next: kubectl apply -n lockstep")
+    assert "\nReady. Next:\n  kubectl apply -n lockstep -f manifests/samples/trainingjob.yaml" in deployed.stdout
     job = yaml.safe_load((CHECKOUT / SAMPLE).read_text())
     job["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"  # an earlier run of the demo is complete
     applied = kubectl("apply", "-n", "lockstep", "-f", "-", input=dump_yaml(job))
@@ -99,8 +99,10 @@ def test_deploy_apply_logs_status_and_clean_read_well(lockstep: list[str], kubec
     assert "of 2 ready" in shown.stdout
     assert "Complete" in shown.stdout
 
-    cleaned = run([*lockstep, "clean", "local"])
-    assert cleaned.returncode == 0, cleaned.stderr
+    refused = run([*lockstep, "uninstall", "local", "--yes"])
+    assert refused.returncode == 2 and "there are TrainingJobs (lockstep/demo)" in refused.stderr
+    removed = run([*lockstep, "uninstall", "local", "--jobs", "--yes"])
+    assert removed.returncode == 0, removed.stderr
     assert kubectl("get", "crd", "trainingjobs.lockstep.dev").returncode != 0
     assert kubectl("get", "clusterrole", "lockstep-operator").returncode != 0
     left = yaml.safe_load(kubectl("get", "pvc", "-n", "lockstep", "-o", "yaml").stdout)["items"]
@@ -111,7 +113,7 @@ def test_deploy_apply_logs_status_and_clean_read_well(lockstep: list[str], kubec
 
 
 def test_a_job_that_is_not_there_is_an_error_that_says_how_to_look(lockstep: list[str]) -> None:
-    assert run([*lockstep, "deploy", "local"]).returncode == 0
+    assert run([*lockstep, "deploy", "local", "--no-dev"]).returncode == 0
     done = run([*lockstep, "logs", "nothing"])
     assert done.returncode == 2
     assert done.stderr == "lockstep: there is no TrainingJob nothing in namespace lockstep: kubectl get tj -n lockstep\n"

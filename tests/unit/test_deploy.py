@@ -20,9 +20,10 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    deploy("barcelona", Mode.RDMA, dry_run=True)
+    deploy("barcelona", Mode.RDMA, dry_run=True, dev=True)
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
-    assert printed == planned("barcelona", Mode.RDMA).objects
+    assert printed[:-1] == planned("barcelona", Mode.RDMA).objects
+    assert (printed[-1]["kind"], printed[-1]["metadata"]) == ("TrainingJob", {"name": "ml-dev-env", "namespace": "nccl-test"})
     kinds = {item["kind"] for item in printed}
     assert kinds >= {
         "CustomResourceDefinition",

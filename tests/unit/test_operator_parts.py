@@ -12,9 +12,10 @@ import yaml
 
 from lockstep.api.profile import ClusterProfile
 from lockstep.platforms.kubernetes.cluster import KINDS, Cluster, path_of
-from lockstep.platforms.kubernetes.install import operator_objects, uninstall
+from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
+from lockstep.platforms.kubernetes.remove import uninstall
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 KEY = ("ns", "x")
@@ -234,12 +235,15 @@ class Recorded(Cluster):
         items = {"TrainingJob": self.jobs, "PersistentVolumeClaim": self.claims.get(namespace or "", [])}
         return {"items": items.get(kind, [])}
 
-    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None) -> None:
+    async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
+        return {}
+
+    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
         self.deleted.append((kind, name))
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_clean_removes_jobs_first_and_everything_but_claims(kept: bool) -> None:
+def test_uninstall_removes_jobs_first_and_everything_but_claims(kept: bool) -> None:
     profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"platform": "Kubernetes"}})
     objects = operator_objects(profile, "operator:1", namespace="jobs", manifests=MANIFESTS)
     cluster = Recorded({"lockstep-system": ["a claim"]} if kept else {})

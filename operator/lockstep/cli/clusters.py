@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from lockstep.api.errors import ConfigError
 
@@ -56,37 +58,50 @@ def _unknown_cluster(name: str, folder: Path) -> str:
     return f"{folder} has no cluster {name!r}: {there}; {hint}"
 
 
-def list_clusters() -> None:
-    """The cluster files in clusters/.
+def list_clusters(
+    context: Annotated[str | None, typer.Option(help="The context of your kubeconfig that * is told of. Default: the current one.")] = None,
+) -> None:
+    """The cluster files in clusters/; * is the one that your kubeconfig's context talks to. No cluster is asked.
 
     Example: lockstep clusters
     """
     from lockstep.cli.paths import checkout
+    from lockstep.cli.target import current_server
 
-    print_clusters(checkout() / "clusters")
+    print_clusters(checkout() / "clusters", current_server(context))
 
 
-def print_clusters(folder: Path) -> None:
-    """A table of the clusters in `folder`. Raises ConfigError, after the table, for those that can't be read."""
+def print_clusters(folder: Path, server: str | None = None) -> None:
+    """A table of the clusters in `folder`; `server`: the API server that is talked to now.
+
+    Raises ConfigError, after the table, for those that can't be read.
+    """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
+    for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
         table.add_column(column, overflow="fold")
     mistakes = []
     for name in cluster_names(folder):
         try:
-            table.add_row(*_row(load_cluster(name, folder)))
+            found = load_cluster(name, folder)
+            table.add_row(_mark(found, server), *_row(found))
         except ConfigError as error:
             mistakes.append(str(error))
-            table.add_row(name, "(has mistakes)")
+            table.add_row("", name, "(has mistakes)")
     console = Console()
     if not console.is_terminal:
         console.width = 200  # for grep and awk: one line a cluster
     console.print(table)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
+
+
+def _mark(found: ClusterFile, server: str | None) -> str:
+    from lockstep.cli.target import is_talked_to
+
+    return "*" if server is not None and is_talked_to(found, server) else ""
 
 
 def _row(found: ClusterFile) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`lockstep deploy|status|clean`: put Lockstep on a cluster, look at it, take it away."""
+"""`lockstep deploy`: put Lockstep on a cluster, as far as your rights go, with a dev environment to work in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import DEV_ENVIRONMENT
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -44,38 +45,62 @@ class Deployment:
     cluster: ClusterFile
     profile: ClusterProfile
     objects: list[dict[str, Any]]
+    mode: Mode
+
+    @property
+    def namespace(self) -> str:
+        return str(self.cluster.cluster.namespace)
+
+    @property
+    def said(self) -> str:
+        """How the record on the cluster names it."""
+        from datetime import UTC, datetime
+
+        from lockstep.cli.version import own_version
+
+        return f"{self.cluster.cluster.name}, MODE={self.mode.value}, lockstep {own_version()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def deploy(
     cluster: ClusterArgument,
     mode: Annotated[Mode, typer.Option(case_sensitive=False, help="What jobs that don't say use between nodes.")] = Mode.AUTO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it; needs no cluster.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show what would change on the cluster. Exit code 1: something would.")] = False,
+    dev: Annotated[bool, typer.Option("--dev/--no-dev", help=f"Also the dev environment {DEV_ENVIRONMENT}, when there is none.")] = False,
     image: ImageOption = None,
     monitoring: Annotated[
         bool, typer.Option("--monitoring", help="Also the ServiceMonitor, alert rules and dashboard, where the cluster has their CRDs.")
     ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the operator, and then for the dev environment.")] = 600,
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Install the CRDs, the operator, the cluster's profile and the jobs' service account. May be repeated.
+    """Install the CRDs, the operator, the cluster's profile, the jobs' service account and the dev environment. May be repeated.
+
+    What your rights don't allow is found out beforehand and never tried; the rest is installed, and what an administrator must
+    do is printed. Exit code 0: everything is there, 1: something is missing or did not become ready.
 
     Example: lockstep deploy barcelona --mode rdma
     """
     if dry_run:
         from lockstep.api.yamltext import dump_all_yaml
 
-        print(dump_all_yaml(planned(cluster, mode, image, monitoring=monitoring).objects), end="")
-        return
-    done = install_cluster(cluster, mode, context, print, image, force, monitoring)
-    namespace = done.cluster.cluster.namespace
-    if done.profile.spec.security.requires_privileged_scc:
-        account = done.profile.spec.security.service_account
-        print(
-            f"The profile says that pods need the privileged SCC. An administrator grants it:\n  oc adm policy add-scc-to-user privileged -z {account} -n {namespace}"
-        )
-    if done.profile.spec.notes:
-        print(f"Notes of {done.profile.metadata.name}:\n{done.profile.spec.notes.rstrip()}")
-    print(f"Ready. Next: kubectl apply -n {namespace} -f manifests/samples/trainingjob.yaml; kubectl get tj -n {namespace} -w")
+        plan = planned(cluster, mode, image, monitoring=monitoring)
+        return print(dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])]), end="")
+    plan = _checked(cluster, mode, context, image, force, monitoring)
+    if diff:
+        from lockstep.cli.diff import diff_deployment
+
+        return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], context)
+    from lockstep.cli.deploying import carry_out
+
+    try:
+        complete = asyncio.run(carry_out(plan, context, dev, timeout))
+    except KeyboardInterrupt:
+        print(f"\nStopped looking; the cluster goes on: make status-cluster CLUSTER={plan.cluster.cluster.name}")
+        raise
+    if not complete:
+        raise typer.Exit(1)
 
 
 def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False) -> Deployment:
@@ -93,7 +118,7 @@ def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = 
     chosen = image or (profile.spec.image if profile.spec.pod.volumes else None) or OPERATOR_IMAGE
     objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=checkout() / "manifests", revision=revision)
     more = monitoring_objects(checkout() / "manifests") if monitoring else []
-    return Deployment(found, profile, [*objects, *more])
+    return Deployment(found, profile, [*objects, *more], mode)
 
 
 def _with_mode(found: ClusterFile, mode: Mode) -> ClusterProfile:
@@ -107,34 +132,24 @@ def _with_mode(found: ClusterFile, mode: Mode) -> ClusterProfile:
     return profile.model_copy(update={"spec": spec.model_copy(update={"network": network})})
 
 
-def install_cluster(
-    cluster: str,
-    mode: Mode,
-    context: str | None,
-    say: Callable[[str], None],
-    image: str | None = None,
-    force: bool = False,
-    monitoring: bool = False,
-) -> Deployment:
-    """Send everything and wait until the operator is ready.
+def _dev_environment(plan: Deployment) -> dict[str, Any]:
+    from lockstep.platforms.kubernetes.devenv import dev_environment
+
+    return dev_environment(plan.profile, plan.namespace)
+
+
+def _checked(cluster: str, mode: Mode, context: str | None, image: str | None, force: bool, monitoring: bool) -> Deployment:
+    """The plan, for the cluster that the kubeconfig talks to.
 
     Raises:
-        ConfigError: the kubeconfig's cluster is not the one that the cluster file names, and `force` is not given.
+        ConfigError: that is not the one that the cluster file names, and `force` is not given.
     """
     from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
-    from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.install import install, without_unknown_kinds
 
     embedded = use_embedded_cluster(cluster, context)
-    plan = planned(cluster, mode, image, revision=_publish() if embedded else "", monitoring=monitoring)
+    plan = planned(cluster, mode, image, monitoring=monitoring)  # before anything is changed, the embedded cluster's code too
     refuse_other_cluster(plan.cluster, context, force)
-
-    async def send() -> None:
-        async with await Cluster.connect(context) as connection:
-            await install(connection, await without_unknown_kinds(connection, plan.objects, say), say)
-
-    asyncio.run(send())
-    return plan
+    return planned(cluster, mode, image, revision=_publish(), monitoring=monitoring) if embedded else plan
 
 
 def _publish() -> str:
@@ -145,43 +160,28 @@ def _publish() -> str:
     return publish_code(default_layout().python_volume).name
 
 
-def clean(cluster: ClusterArgument, force: ForceOption = False, context: ContextOption = None) -> None:
-    """Remove all TrainingJobs, the operator, the profile and the CRDs. Claims, and with them code, models and checkpoints, stay.
+def install_cluster(
+    cluster: str,
+    mode: Mode,
+    context: str | None,
+    say: Callable[[str], None],
+    image: str | None = None,
+    force: bool = False,
+    monitoring: bool = False,
+) -> Deployment:
+    """Send everything but the dev environment, with an administrator's rights, and wait until the operator is ready.
 
-    Example: lockstep clean local
+    Raises:
+        ConfigError: the kubeconfig's cluster is not the one that the cluster file names, and `force` is not given.
     """
-    from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.install import uninstall, without_unknown_kinds
+    from lockstep.platforms.kubernetes.install import install, without_unknown_kinds
 
-    use_embedded_cluster(cluster, context)
-    plan = planned(cluster, Mode.AUTO, monitoring=True)
-    refuse_other_cluster(plan.cluster, context, force)
+    plan = _checked(cluster, mode, context, image, force, monitoring)
 
-    async def remove() -> None:
+    async def send() -> None:
         async with await Cluster.connect(context) as connection:
-            await uninstall(connection, await without_unknown_kinds(connection, plan.objects, lambda line: None), print)
+            await install(connection, await without_unknown_kinds(connection, plan.objects, say), say)
 
-    asyncio.run(remove())
-
-
-def status(cluster: ClusterArgument, context: ContextOption = None) -> None:
-    """Show the operator, the profile and the jobs of a cluster. Exit code 1 when the operator isn't ready.
-
-    Example: lockstep status local
-    """
-    from lockstep.cli.overview import overview, print_overview
-    from lockstep.cli.target import load, use_embedded_cluster
-    from lockstep.platforms.kubernetes.cluster import Cluster
-
-    use_embedded_cluster(cluster, context)
-    found = load(cluster)
-
-    async def read() -> bool:
-        async with await Cluster.connect(context) as connection:
-            seen = await overview(connection, found)
-            print_overview(seen)
-            return seen.operator_ready
-
-    if not asyncio.run(read()):
-        raise typer.Exit(1)
+    asyncio.run(send())
+    return plan

@@ -10,7 +10,9 @@ import typer
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 
 if TYPE_CHECKING:
+    from lockstep.plan.diff import Change
     from lockstep.plan.live import Comparison
+    from lockstep.platforms.kubernetes.cluster import Cluster
 
 ContextOption = Annotated[str | None, typer.Option("--context", help="The kubeconfig's context. Default: the current one.")]
 EXIT_DIFFERENT = 1
@@ -54,6 +56,53 @@ async def _observe(job: str, namespace: str, context: str | None) -> list[dict[s
         for kind in ("ConfigMap", "PersistentVolumeClaim"):
             found += (await connection.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
     return [item for item in found if item is not None]
+
+
+def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
+    """What a deployment would change, by the API server's own dry run; what one may only read is compared field by field."""
+    import asyncio
+
+    if asyncio.run(_diff_deployment(objects, context)):
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -> bool:
+    from lockstep.plan.deploy import called
+    from lockstep.plan.live import Comparison
+    from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+
+    differs = False
+    async with await Cluster.connect(context) as connection:
+        for item in objects:
+            try:
+                found = await _would_change(connection, item)
+            except ApiError as error:
+                print(f"? {called(item)}: {error}")
+                continue
+            if found is None or found:
+                _print(Comparison(called(item), absent=found is None, changes=tuple(found or ())))
+                differs = True
+    return differs
+
+
+async def _would_change(connection: Cluster, item: dict[str, Any]) -> list[Change] | None:
+    """None: it is not there."""
+    from lockstep.plan.deploy import ONLY_CREATED, difference
+    from lockstep.plan.diff import changes
+    from lockstep.platforms.kubernetes.cluster import ApiError
+    from lockstep.platforms.kubernetes.install import dry_run
+    from lockstep.platforms.kubernetes.rights import FORBIDDEN
+
+    metadata = item["metadata"]
+    before = await connection.get(item["kind"], metadata.get("namespace"), metadata["name"])
+    if before is None or item["kind"] in (*ONLY_CREATED, "TrainingJob"):  # of which an existing one stays as it is
+        return None if before is None else []
+    try:
+        return difference(await dry_run(connection, item), before)
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+    return changes(item, before)
 
 
 def _print(comparison: Comparison) -> None:

@@ -14,6 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli import (
     adapter,
     checkpoint,
+    clean,
     clusters,
     delete,
     deploy,
@@ -24,6 +25,7 @@ from lockstep.cli import (
     get,
     init,
     logs,
+    overview,
     preflight,
     quickstart,
     render,
@@ -74,8 +76,10 @@ app.add_typer(adapter.app, name="adapter", rich_help_panel="A job")
 app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)
 app.command("doctor", rich_help_panel="Clusters")(doctor.doctor)
 app.command("deploy", rich_help_panel="Clusters")(deploy.deploy)
-app.command("status", rich_help_panel="Clusters")(deploy.status)
-app.command("clean", rich_help_panel="Clusters")(deploy.clean)
+app.command("status", rich_help_panel="Clusters")(overview.status)
+app.command("rollback", rich_help_panel="Clusters")(clean.rollback)
+app.command("clean", rich_help_panel="Clusters")(clean.clean)
+app.command("uninstall", rich_help_panel="Clusters")(clean.uninstall)
 app.command("version", rich_help_panel="Clusters")(version.version)
 app.add_typer(devcluster.app, name="devcluster", rich_help_panel="Clusters")
 

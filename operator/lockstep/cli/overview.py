@@ -1,17 +1,21 @@
-"""What `lockstep status` shows of a cluster."""
+"""`lockstep status`: the operator, the profile, the dev environment and the jobs of a cluster."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
+import typer
+
+from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.cli.deploy import ClusterArgument, ContextOption
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
     from lockstep.platforms.kubernetes.cluster import Cluster
 
-NOT_FOUND = 404
+FORBIDDEN = 403
 
 
 @dataclass(frozen=True)
@@ -20,30 +24,66 @@ class Overview:
 
     namespace: str
     operator: str
-    operator_ready: bool
+    operator_ready: bool | None
+    """None: it is not for this person to see."""
     profile: str
     jobs: list[dict[str, Any]]
 
 
-async def overview(cluster: Cluster, found: ClusterFile) -> Overview:
-    from lockstep.platforms.kubernetes.cluster import ApiError
+def status(cluster: ClusterArgument, context: ContextOption = None) -> None:
+    """Show the operator, the profile and the jobs of a cluster, the dev environment among them. Exit code 1 when the operator isn't ready.
 
-    deployment = await cluster.get("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME)
-    ready = (deployment or {}).get("status", {}).get("readyReplicas", 0)
-    try:
-        profile = await cluster.get("ClusterProfile", None, found.profile.metadata.name)
-        jobs = (await cluster.list("TrainingJob", found.cluster.namespace))["items"]
-    except ApiError as error:
-        if error.status != NOT_FOUND:  # no CRDs yet
-            raise
-        profile, jobs = None, []
+    Example: lockstep status local
+    """
+    from lockstep.cli.target import load, use_embedded_cluster
+    from lockstep.platforms.kubernetes.cluster import Cluster
+
+    use_embedded_cluster(cluster, context)
+    found = load(cluster)
+
+    async def read() -> Overview:
+        async with await Cluster.connect(context) as connection:
+            return await overview(connection, found)
+
+    seen = asyncio.run(read())
+    print_overview(seen)
+    if seen.operator_ready is False:
+        raise typer.Exit(1)
+
+
+async def overview(cluster: Cluster, found: ClusterFile) -> Overview:
+    from lockstep.platforms.kubernetes.remove import jobs_of
+    from lockstep.platforms.kubernetes.survey import operator_deployment
+
+    deployment, may_see = await operator_deployment(cluster)
     return Overview(
         namespace=found.cluster.namespace,
-        operator="not installed" if deployment is None else f"{ready} of {deployment['spec']['replicas']} ready",
-        operator_ready=ready > 0,
-        profile=f"{found.profile.metadata.name}: {_profile_state(profile, found)}",
-        jobs=jobs,
+        operator=_operator_state(deployment, may_see),
+        operator_ready=_replicas(deployment) > 0 if may_see else None,
+        profile=f"{found.profile.metadata.name}: {await _profile(cluster, found)}",
+        jobs=await jobs_of(cluster, found.cluster.namespace),
     )
+
+
+def _replicas(deployment: dict[str, Any] | None) -> int:
+    return int((deployment or {}).get("status", {}).get("readyReplicas", 0))
+
+
+def _operator_state(deployment: dict[str, Any] | None, may_see: bool) -> str:
+    if not may_see:
+        return "you may not look"
+    return "not installed" if deployment is None else f"{_replicas(deployment)} of {deployment['spec']['replicas']} ready"
+
+
+async def _profile(cluster: Cluster, found: ClusterFile) -> str:
+    from lockstep.platforms.kubernetes.cluster import ApiError
+
+    try:
+        return _profile_state(await cluster.get("ClusterProfile", None, found.profile.metadata.name), found)
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return "you may not look"
 
 
 def _profile_state(profile: dict[str, Any] | None, found: ClusterFile) -> str:

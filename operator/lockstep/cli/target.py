@@ -73,6 +73,33 @@ def is_same_host(stated: str, server: str) -> bool:
     return host in (wanted, f"api.{wanted}")
 
 
+def current_server(context: str | None) -> str | None:
+    """The URL of the API server that commands talk to now: the kubeconfig's, else that of the embedded cluster when it is up."""
+    from lockstep.devcluster.layout import default_layout
+    from lockstep.platforms.kubernetes.client import connect, has_kubeconfig
+
+    if not has_kubeconfig() and context is None:
+        if not default_layout().kubeconfig.exists():
+            return None
+        os.environ["KUBECONFIG"] = str(default_layout().kubeconfig)
+    try:
+        with connect(context) as client:
+            return str(client.configuration.host)
+    except ConfigError:
+        if context is not None:
+            raise
+        return None
+
+
+def is_talked_to(found: ClusterFile, server: str) -> bool:
+    """Whether the server is this cluster's. The embedded cluster has an address of its own and no name in its file."""
+    from lockstep.devcluster.layout import default_layout
+
+    if found.cluster.api:
+        return is_same_host(found.cluster.api, server)
+    return found.cluster.name == EMBEDDED and server == default_layout().server
+
+
 def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -> None:
     """Keep a deployment from landing on the wrong cluster.
 

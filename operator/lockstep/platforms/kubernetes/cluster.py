@@ -202,9 +202,12 @@ class Cluster:
     async def create(self, item: Object) -> Object:
         return await self.request("POST", _object_path(item, collection=True), item, {"fieldManager": FIELD_MANAGER})
 
-    async def apply(self, item: Object, *, subresource: str = "", manager: str = FIELD_MANAGER, strict: bool = False) -> Object:
+    async def apply(
+        self, item: Object, *, subresource: str = "", manager: str = FIELD_MANAGER, strict: bool = False, dry_run: bool = False
+    ) -> Object:
         """Server-side apply. With metadata.uid and resourceVersion in `item` another or a newer object is a conflict."""
         query = {"fieldManager": manager, "force": "true"} | ({"fieldValidation": "Strict"} if strict else {})
+        query |= {"dryRun": "All"} if dry_run else {}
         return await self.request("PATCH", _object_path(item, subresource=subresource), item, query, APPLY)
 
     async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:

@@ -1,12 +1,10 @@
-"""What deploy-cluster sends and clean-cluster removes: CRDs, the operator, the profile, and what jobs need in their namespace."""
+"""What deploy-cluster sends: CRDs, the operator, the profile, and what jobs need in their namespace."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -22,13 +20,11 @@ from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
-from lockstep.platforms.kubernetes.cluster import CONFLICT, KINDS, NOT_FOUND, ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.secrets import KEY_SECRET, TLS_SECRET
+from lockstep.platforms.kubernetes.cluster import CONFLICT, KINDS, ApiError, Cluster, Object
 
 Say = Callable[[str], None]
 FIELD_MANAGER = "lockstep-deploy"
 READY_SECONDS = 120.0
-GONE_SECONDS = 120.0
 RDMA_ROLE = "lockstep-rdma"
 ANNOTATION_REVISION = "lockstep.dev/revision"
 CLAIM = "PersistentVolumeClaim"
@@ -68,7 +64,7 @@ def operator_objects(
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
     claims = [_claim(volume, place["metadata"]["name"]) for place in spaces for volume in profile.spec.pod.volumes if volume.storage_class]
     rest = [item for item in operator if item["kind"] != "Namespace"]
-    return [*crds, *spaces, *claims, _profile_object(profile, default_profile), *_for_jobs(profile, namespace), *rest]
+    return [*crds, *spaces, *claims, _profile_object(profile, default_profile), *objects_for_jobs(profile, namespace), *rest]
 
 
 def monitoring_objects(manifests: Path) -> list[Object]:
@@ -103,7 +99,7 @@ def _profile_object(profile: ClusterProfile, default: bool) -> Object:
     return {"apiVersion": profile.api_version, "kind": profile.kind, "metadata": metadata, "spec": profile.spec.to_dict()}
 
 
-def _for_jobs(profile: ClusterProfile, namespace: str) -> list[Object]:
+def objects_for_jobs(profile: ClusterProfile, namespace: str) -> list[Object]:
     """The service account that pods of jobs run as, and on OpenShift its right to the SCC when RDMA needs it."""
     account = profile.spec.security.service_account
     found: list[Object] = [
@@ -151,40 +147,36 @@ def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -
 async def install(cluster: Cluster, objects: list[Object], say: Say) -> None:
     """Send everything and wait until the operator is ready. May be repeated. Raises ApiError, InstallError."""
     for item in objects:
-        await _send(cluster, item)
+        await send_one(cluster, item)
         say(
             f"{item['kind']} {item['metadata'].get('namespace', '')}{'/' if 'namespace' in item['metadata'] else ''}{item['metadata']['name']}"
         )
         if item["kind"] == "CustomResourceDefinition":
-            await _established(cluster, item["metadata"]["name"])
+            await until_established(cluster, item["metadata"]["name"])
     deployment = next((item for item in objects if item["kind"] == "Deployment"), None)
     if deployment is not None:
         say("waiting for the operator to be ready")
-        await _ready(cluster, deployment["metadata"]["namespace"], deployment["metadata"]["name"])
+        await until_ready(cluster, deployment["metadata"]["namespace"], deployment["metadata"]["name"])
 
 
-async def _send(cluster: Cluster, item: Object) -> None:
+async def send_one(cluster: Cluster, item: Object) -> None:
+    """A claim is only made when missing. Raises ApiError."""
     if item["kind"] != CLAIM:
         await cluster.apply(item, manager=FIELD_MANAGER, strict=True)
         return
-    with contextlib.suppress(_Conflict):
-        await _create(cluster, item)
-
-
-class _Conflict(Exception):
-    pass
-
-
-async def _create(cluster: Cluster, item: Object) -> None:
     try:
         await cluster.create(item)
     except ApiError as error:
-        if error.status == CONFLICT:
-            raise _Conflict from None
-        raise
+        if error.status != CONFLICT:  # it is there
+            raise
 
 
-async def _polled(seconds: float) -> AsyncIterator[None]:
+async def dry_run(cluster: Cluster, item: Object) -> Object:
+    """The object as it would be after `send_one`: the API server merges and completes it, and keeps nothing."""
+    return await cluster.apply(item, manager=FIELD_MANAGER, strict=True, dry_run=True)
+
+
+async def polled(seconds: float) -> AsyncIterator[None]:
     """Ticks until the time is over."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -193,8 +185,8 @@ async def _polled(seconds: float) -> AsyncIterator[None]:
         await asyncio.sleep(0.25)
 
 
-async def _established(cluster: Cluster, name: str) -> None:
-    async for _ in _polled(READY_SECONDS):
+async def until_established(cluster: Cluster, name: str) -> None:
+    async for _ in polled(READY_SECONDS):
         found = await cluster.get("CustomResourceDefinition", None, name) or {}
         if any(
             c["type"] == "Established" and c["status"] == "True" for c in found.get("status", {}).get("conditions") or []
@@ -203,16 +195,18 @@ async def _established(cluster: Cluster, name: str) -> None:
     raise InstallError(f"CustomResourceDefinition {name} is not established after {READY_SECONDS:.0f} s")
 
 
-async def _ready(cluster: Cluster, namespace: str, name: str) -> None:
+async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = lambda text: None, seconds: float = READY_SECONDS) -> None:
+    """`tell` hears how many replicas are ready whenever it is looked. Raises InstallError."""
     status: Object = {}
-    async for _ in _polled(READY_SECONDS):
+    async for _ in polled(seconds):
         found = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
         status = found.get("status", {})
         seen = status.get("observedGeneration") == found["metadata"].get("generation")
         counts = {status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")}
-        if seen and counts == {found["spec"]["replicas"]}:
+        if seen and counts == {found.get("spec", {}).get("replicas", 0)}:
             return
-    raise InstallError(f"the operator is not ready after {READY_SECONDS:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
+        tell(f"{status.get('readyReplicas', 0)} of {found.get('spec', {}).get('replicas', 0)} ready")
+    raise InstallError(f"the operator is not ready after {seconds:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
 
 
 async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> str:
@@ -223,51 +217,3 @@ async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> st
         states = [c.get("state", {}) for c in pod["status"].get("containerStatuses", [])]
         told += [str(state["waiting"].get("message", state["waiting"]["reason"])) for state in states if "waiting" in state]
     return "; ".join(filter(None, dict.fromkeys(told))) or f"kubectl describe pods -n {namespace} says more"
-
-
-async def uninstall(cluster: Cluster, objects: list[Object], say: Say) -> None:
-    """Remove jobs first (their pods end with them), then all of `objects` but claims, and namespaces that hold none. May be repeated."""
-    await _remove_jobs(cluster, say)
-    secrets: list[Object] = [
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": OPERATOR_NAMESPACE}}
-        for name in (KEY_SECRET, TLS_SECRET)
-    ]
-    spaces = [item for item in objects if item["kind"] == "Namespace"]
-    for item in [*reversed([i for i in objects if i["kind"] not in (CLAIM, "Namespace")]), *secrets]:
-        await _delete(cluster, item, say)
-    for space in spaces:
-        name = space["metadata"]["name"]
-        if name != OPERATOR_NAMESPACE:
-            continue  # the namespace of jobs is people's, with what else they have there
-        if (await cluster.list(CLAIM, name))["items"]:
-            say(f"Namespace {name} stays: it holds claims")
-        else:
-            await _delete(cluster, space, say)
-
-
-async def _delete(cluster: Cluster, item: Object, say: Say) -> None:
-    metadata: dict[str, Any] = item["metadata"]
-    try:
-        await cluster.delete(item["kind"], metadata.get("namespace"), metadata["name"])
-    except ApiError as error:
-        if error.status != NOT_FOUND:
-            raise
-    say(f"removed {item['kind']} {metadata['name']}")
-
-
-async def _remove_jobs(cluster: Cluster, say: Say) -> None:
-    try:
-        jobs = (await cluster.list("TrainingJob"))["items"]
-    except ApiError as error:
-        if error.status == NOT_FOUND:  # no CRD: no jobs
-            return
-        raise
-    for job in jobs:
-        await _delete(cluster, job, say)
-    async for _ in _polled(GONE_SECONDS):
-        pods = await cluster.list("Pod", query={"labelSelector": "lockstep.dev/job,app.kubernetes.io/managed-by=lockstep"})
-        if not pods["items"]:
-            return
-    raise InstallError(
-        f"pods of deleted jobs are still there after {GONE_SECONDS:.0f} s: {', '.join(p['metadata']['name'] for p in pods['items'])}"
-    )

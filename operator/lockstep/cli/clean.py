@@ -1,0 +1,180 @@
+"""`lockstep clean|uninstall|rollback`: back from what `lockstep deploy` has done."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.cli.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, planned
+from lockstep.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from lockstep.platforms.kubernetes.cluster import Cluster
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+
+
+def clean(
+    cluster: ClusterArgument,
+    pvcs: Annotated[bool, typer.Option("--pvcs", help="Also the claims of /workspace and /datasets, with everything on them.")] = False,
+    yes: YesOption = False,
+    force: ForceOption = False,
+    context: ContextOption = None,
+) -> None:
+    """Remove the dev environment, and the jobs' service account where no job is left. Claims stay, and so do the operator and other jobs.
+
+    With --pvcs the profile's claims and those of the dev environment's pods go, too, after you have been asked: nobody else's.
+
+    Example: lockstep clean barcelona
+    """
+    plan = _plan(cluster, context, force)
+    asyncio.run(_clean(plan, context, pvcs=pvcs, yes=yes))
+
+
+def uninstall(
+    cluster: ClusterArgument,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Also delete every TrainingJob of every namespace; they save first.")] = False,
+    yes: YesOption = False,
+    force: ForceOption = False,
+    context: ContextOption = None,
+) -> None:
+    """Remove the operator, the profile and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
+
+    Example: lockstep uninstall barcelona
+    """
+    plan = _plan(cluster, context, force)
+    asyncio.run(_uninstall(plan, context, jobs=jobs, yes=yes))
+
+
+def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
+    """Go back to the operator and profile that the last deployment replaced; again, and it goes forward. CRDs stay as they are.
+
+    Example: lockstep rollback barcelona
+    """
+    _plan(cluster, context, force)  # refuses the wrong cluster
+    asyncio.run(_rollback(context, yes))
+
+
+def _plan(cluster: str, context: str | None, force: bool) -> Deployment:
+    """What was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
+    from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
+
+    use_embedded_cluster(cluster, context)
+    plan = planned(cluster, Mode.AUTO, monitoring=True)
+    refuse_other_cluster(plan.cluster, context, force)
+    return plan
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} Say --yes (make: YES=1) where nobody can be asked")
+    typer.confirm(question, abort=True)
+
+
+async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool) -> None:
+    from lockstep.platforms.kubernetes import remove
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.install import objects_for_jobs
+
+    async with await Cluster.connect(context) as connection:
+        others = sorted(job["metadata"]["name"] for job in await remove.jobs_of(connection, plan.namespace) if not _is_dev(job))
+        claims = await _claims(connection, plan) if pvcs else []
+        if claims and others:
+            raise ConfigError(
+                f"{', '.join(others)} of namespace {plan.namespace} may use the claims: delete these jobs first, or leave out PVCS=1"
+            )
+        if claims:
+            named = ", ".join(claim["metadata"]["name"] for claim in claims)
+            ask(f"Delete the claims {named} of namespace {plan.namespace}, with every file on them (code, models, checkpoints)?", yes=yes)
+        account = [] if others else list(reversed(objects_for_jobs(plan.profile, plan.namespace)))
+        with Progress() as progress:
+            progress.quietly(f"{DEV_ENVIRONMENT} saves and ends")
+            await remove.remove_dev_environment(connection, plan.namespace, print)
+            await remove.remove(connection, [*account, *claims], print)
+    if others:
+        print(f"{', '.join(others)} stay, with their service account: lockstep delete NAME")
+    kept = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
+    print(f"Namespace {plan.namespace} is clean{kept}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}")
+
+
+def _is_dev(job: dict[str, Any]) -> bool:
+    return bool(job["metadata"]["name"] == DEV_ENVIRONMENT)
+
+
+async def _claims(connection: Cluster, plan: Deployment) -> list[dict[str, Any]]:
+    from lockstep.plan.deploy import CLAIM, removable_claims
+
+    there = (await connection.list(CLAIM, plan.namespace))["items"]
+    return list(removable_claims(plan.cluster, DEV_ENVIRONMENT, there))
+
+
+async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: bool) -> None:
+    from lockstep.platforms.kubernetes import remove
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.install import without_unknown_kinds
+
+    async with await Cluster.connect(context) as connection:
+        objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
+        await _refuse_without_rights(connection, remove.uninstalled(objects))
+        there = [f"{job['metadata']['namespace']}/{job['metadata']['name']}" for job in await remove.jobs_of(connection)]
+        if there and not jobs:
+            raise ConfigError(
+                f"there are TrainingJobs ({', '.join(sorted(there))}), which would go with their definition: delete them first, or say --jobs (make: JOBS=1)"
+            )
+        doomed = f", and of the jobs {', '.join(sorted(there))}," if there else ""
+        ask(f"Remove Lockstep's operator, profile and CRDs{doomed} from {connection.server}?", yes=yes)
+        await remove.uninstall(connection, objects, print)
+    print(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
+
+
+async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, Any]]) -> None:
+    """All or nothing: half of an operator is worse than either."""
+    from lockstep.plan.deploy import called
+    from lockstep.platforms.kubernetes.remove import may_not_delete
+
+    forbidden = await may_not_delete(connection, objects)
+    if forbidden:
+        named = ", ".join(called(item) for item in forbidden[:3])
+        more = f" and {len(forbidden) - 3} more" if len(forbidden) > 3 else ""
+        raise Failed(f"you may not delete {named}{more}, and nothing was removed: an administrator of the cluster does this")
+
+
+async def _rollback(context: str | None, yes: bool) -> None:
+    from lockstep.plan.deploy import called
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.install import until_ready
+    from lockstep.platforms.kubernetes.record import read_record, write_record
+    from lockstep.platforms.kubernetes.rights import forbidden
+    from lockstep.platforms.kubernetes.send import APPLY, send_permitted
+
+    async with await Cluster.connect(context) as connection:
+        record = await read_record(connection)
+        if record.previous is None or record.current is None:
+            raise ConfigError(
+                f"there is nothing to go back to: ConfigMap {OPERATOR_NAMESPACE}/lockstep-deployed knows of no earlier deployment that worked"
+            )
+        refused = await forbidden(connection, {}, APPLY, list(record.previous.objects))
+        if refused:
+            raise Failed(f"you may not change {called(refused[0])}, and nothing was changed: an administrator of the cluster does this")
+        ask(f"Go back from {record.current.said} to {record.previous.said}?", yes=yes)
+        with Progress() as progress:
+            sent = await send_permitted(connection, list(record.previous.objects), lambda text: progress.quietly(f"sending {text}"))
+            if sent.left:
+                raise Failed(
+                    f"{called(sent.left[0].item)} was refused: {sent.left[0].reason}: make deploy-cluster sets everything right again"
+                )
+            await write_record(connection, record.turned_back())
+            await until_ready(connection, OPERATOR_NAMESPACE, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
+    print(f"Back to {record.previous.said}; CRDs stay as they are, and jobs that run go on.")
+    known = {called(item) for item in record.previous.objects}
+    for item in record.current.objects:
+        if called(item) not in known:
+            print(f"{called(item)} was not part of it, and stays")

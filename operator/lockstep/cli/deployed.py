@@ -1,0 +1,109 @@
+"""How a deployment ends: what an administrator must do, and what to type next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.cli.deploy import Deployment
+    from lockstep.platforms.kubernetes.send import Sent
+
+FOLDER = ".lockstep/deploy"
+LAST = ".lockstep/cluster"
+"""Which cluster the Makefile means where none is named: the one that was deployed last."""
+
+
+def tell_left(cluster: str, mode: str, sent: Sent) -> None:
+    """What is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
+    from lockstep.plan.deploy import State, called, for_an_administrator, open_ones
+
+    left = open_ones(sent.left)
+    if not left:
+        return
+    sure = any(part.state is not State.UNSEEN for part in left)
+    print(
+        "\nNOT COMPLETE: you may not send these:"
+        if sure
+        else "\nYou may neither send nor see these; that all is well with them is unknown:"
+    )
+    for part in left:
+        print(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
+    print("An administrator of the cluster types, in a checkout:")
+    print(f"  make deploy-cluster CLUSTER={cluster} MODE={mode} DEV=0")
+    print("or, with the files that were just written:")
+    for command in admin_commands(cluster, *for_an_administrator(left)):
+        print(f"  {command}")
+    if sure:
+        print(f"Then repeat: make deploy-cluster CLUSTER={cluster} MODE={mode}")
+
+
+def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """Write the files, and say how they are applied."""
+    from lockstep.api.yamltext import dump_all_yaml
+    from lockstep.cli.paths import checkout
+
+    commands = []
+    folder = checkout() / FOLDER / cluster
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, objects in (("definitions.yaml", definitions), ("cluster.yaml", others)):
+        path = folder / name
+        path.unlink(missing_ok=True)
+        if not objects:
+            continue
+        path.write_text(dump_all_yaml(objects), encoding="utf-8")
+        shown = _from_here(path)
+        commands.append(f"kubectl apply --server-side --force-conflicts -f {shown}")
+        if objects is definitions:
+            commands.append(f"kubectl wait --for=condition=Established -f {shown}")
+    return commands
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def tell_end(plan: Deployment, *, dev: bool, complete: bool) -> None:
+    """The administrator's grants and the profile's notes, what is ready, and the next commands."""
+    cluster, namespace = plan.cluster.cluster.name, plan.namespace
+    if plan.profile.spec.security.requires_privileged_scc:
+        account = plan.profile.spec.security.service_account
+        print("\nThe profile says that pods need the privileged SCC. An administrator grants it:")
+        print(f"  oc adm policy add-scc-to-user privileged -z {account} -n {namespace}")
+    if plan.profile.spec.notes:
+        print(f"\nNotes of {plan.profile.metadata.name}:\n{plan.profile.spec.notes.rstrip()}")
+    if not complete:
+        print(f"\nWhat is wrong: lockstep doctor {cluster}")
+        return
+    remember(cluster)
+    print("\nReady. Next:")
+    for command, meaning in _next_with_pods(cluster, namespace) if dev else _next_without(cluster, namespace):
+        print(f"  {command:<62} # {meaning}")
+
+
+def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
+    from lockstep.api.names import DEV_ENVIRONMENT
+
+    return [
+        (f"kubectl get pods -n {namespace} -l app={DEV_ENVIRONMENT}-multi", "the pods"),
+        (f"make sync-multi-node CLUSTER={cluster}", "workspace/ to all of them"),
+        (f"make run-multi-node CLUSTER={cluster} SCRIPT=train_multi_node.py", "on all nodes; Ctrl-C stops it"),
+        (f"make shell-multi-node CLUSTER={cluster}", "a shell in node 0"),
+    ]
+
+
+def _next_without(cluster: str, namespace: str) -> list[tuple[str, str]]:
+    return [
+        (f"kubectl apply -n {namespace} -f manifests/samples/trainingjob.yaml", "a job"),
+        (f"kubectl get tj -n {namespace} -w", "what becomes of it"),
+        (f"make status-cluster CLUSTER={cluster}", "operator, profile and jobs"),
+    ]
+
+
+def remember(cluster: str) -> None:
+    """The Makefile's default from now on."""
+    from lockstep.cli.paths import checkout
+
+    path = checkout() / LAST
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{cluster}\n", encoding="utf-8")

@@ -1,0 +1,83 @@
+"""The steps of `lockstep deploy`: send, wait for the operator, start the dev environment, and say what came of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstep.api.errors import Failed
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.cli.deployed import tell_end, tell_left
+from lockstep.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from lockstep.cli.deploy import Deployment
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.send import Sent
+
+
+async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: float) -> bool:
+    """Whether everything is there and ready."""
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.install import without_unknown_kinds
+    from lockstep.platforms.kubernetes.send import send_permitted
+
+    async with await Cluster.connect(context) as connection:
+        with Progress() as progress:
+            progress.done(
+                "cluster", f"{plan.cluster.cluster.name} at {connection.server}, namespace {plan.namespace}, MODE={plan.mode.value}"
+            )
+            notes: list[str] = []
+            objects = await without_unknown_kinds(connection, plan.objects, notes.append)
+            sent = await send_permitted(connection, objects, lambda text: progress.quietly(f"sending {text}"))
+            _tell_sent(sent, notes, progress)
+            up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
+            up = (not dev or await _start_dev_environment(connection, plan, progress, seconds)) and up
+    tell_left(plan.cluster.cluster.name, plan.mode.value, sent)
+    tell_end(plan, dev=dev, complete=up and sent.is_complete)
+    return up and sent.is_complete
+
+
+def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
+    from lockstep.plan.deploy import State, counted
+
+    for note in notes:
+        progress.done("left out", note.removeprefix("left out "))
+    if sent.objects:
+        progress.done("applied", counted(sent.objects))
+    there = [part.item for part in sent.left if part.state is State.SAME]
+    if there:
+        progress.done("there", f"{counted(there)}: as they should be, and not yours to change")
+
+
+async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: Sent, progress: Progress, seconds: float) -> bool:
+    """Also keeps on the cluster what this deployment has sent, and whether it worked, for `rollback`."""
+    from lockstep.platforms.kubernetes.install import InstallError, until_ready
+    from lockstep.platforms.kubernetes.record import deployment_of, read_record, write_record
+
+    if not sent.has("Deployment"):
+        return True
+    record = (await read_record(connection)).followed_by(deployment_of(plan.objects, plan.said))
+    await write_record(connection, record)
+    try:
+        await until_ready(connection, OPERATOR_NAMESPACE, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"), seconds)
+    except InstallError as error:
+        progress.done("operator", f"NOT READY: {error}")
+        return False
+    await write_record(connection, record.confirmed())
+    progress.done("operator", f"ready, in namespace {OPERATOR_NAMESPACE}")
+    return True
+
+
+async def _start_dev_environment(connection: Cluster, plan: Deployment, progress: Progress, seconds: float) -> bool:
+    from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, until_up
+
+    try:
+        progress.done(DEV_ENVIRONMENT, await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace)))
+        nodes = plan.profile.spec.gpus.default_nodes
+        pods = await until_up(connection, plan.namespace, nodes, lambda text: progress.now(f"{DEV_ENVIRONMENT}: {text}"), seconds)
+    except Failed as error:
+        progress.done(DEV_ENVIRONMENT, f"NOT READY: {error}")
+        return False
+    where = ", ".join(f"{pod['metadata']['name']} on {pod['spec']['nodeName']}" for pod in pods)
+    progress.done(DEV_ENVIRONMENT, f"ready: {where}")
+    return True

@@ -1,0 +1,49 @@
+"""What a verb that waits says meanwhile: one line that changes on a terminal, a line for every change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+
+class Progress:
+    """`now` is what happens, `done` what has happened and stays."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        self._told = ""
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            self._status = Console(highlight=False).status("")
+
+    def __enter__(self) -> Progress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def now(self, text: str) -> None:
+        """Transient on a terminal; elsewhere a line, unless it is what was said last."""
+        if self._status is not None:
+            from rich.text import Text
+
+            self._status.update(Text(text))
+        elif text != self._told:
+            print(f"… {text}", flush=True)
+        self._told = text
+
+    def quietly(self, text: str) -> None:
+        """Only on a terminal: steps too many and too short for a log."""
+        if self._status is not None:
+            self.now(text)
+
+    def done(self, what: str, text: str) -> None:
+        print(f"{what:<12} {text}", flush=True)

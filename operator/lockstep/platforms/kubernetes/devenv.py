@@ -1,0 +1,91 @@
+"""The dev environment: an Interactive TrainingJob that deploy-cluster makes once and then leaves to its people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB
+from lockstep.api.profile import ClusterProfile
+from lockstep.plan.pods import is_running
+from lockstep.plan.readstatus import condition, is_true
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.install import InstallError, Say, polled
+
+KIND = "TrainingJob"
+
+
+def dev_environment(profile: ClusterProfile, namespace: str) -> Object:
+    """Everything else is the profile's: nodes, GPUs, fabric, storage, image."""
+    metadata = {"name": DEV_ENVIRONMENT, "namespace": namespace}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {"clusterProfileName": profile.metadata.name, "type": "Interactive"},
+    }
+
+
+async def ensure_dev_environment(cluster: Cluster, wanted: Object) -> str:
+    """Make it when it is missing. One that is there stays as its people have it: an edit would wait for its next start anyhow.
+
+    What was found, in a few words. Raises ApiError.
+    """
+    namespace = wanted["metadata"]["namespace"]
+    found = await cluster.get(KIND, namespace, DEV_ENVIRONMENT)
+    if found is None:
+        await cluster.create(wanted)
+        return "made"
+    if found["spec"].get("type") != "Interactive":
+        raise InstallError(
+            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is no dev environment but somebody's job: it stays as it is; DEV=0 leaves it out"
+        )
+    waits = (found.get("status") or {}).get("run", {}).get("pending")
+    return "is there already; what has changed takes effect at its next start" if waits else "is there already"
+
+
+async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seconds: float) -> list[Object]:
+    """Its pods, once all of them run. Raises InstallError with what the cluster says of it."""
+    text = "nothing is known of it yet: does the operator run?"
+    async for _ in polled(seconds):
+        job = await cluster.get(KIND, namespace, DEV_ENVIRONMENT) or {"spec": {}}
+        status = job.get("status") or {}
+        wanted = int(job["spec"].get("nodes") or nodes)
+        _raise_if_hopeless(job, status)
+        pods = await _pods(cluster, namespace)
+        running = [pod for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"]]
+        if len(running) == wanted and _is_ready(status):
+            return sorted(running, key=lambda pod: str(pod["metadata"]["name"]))
+        text = f"{len(running)} of {wanted} pods run{_why(status)}"
+        tell(text)
+    raise InstallError(f"{DEV_ENVIRONMENT} is not up after {seconds:.0f} s: {text}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
+
+
+def _is_ready(status: Object) -> bool:
+    """All agents have found each other, so that a script can be started."""
+    return is_true(status, "Progressing")
+
+
+def _raise_if_hopeless(job: Object, status: Object) -> None:
+    accepted = condition(status, "Accepted")
+    if accepted.get("status") == "False":
+        raise InstallError(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
+    if is_true(status, "Failed"):
+        raise InstallError(f"{DEV_ENVIRONMENT} has failed: {condition(status, 'Failed').get('message', '')}")
+    if job["spec"].get("suspend"):
+        raise InstallError(f"{DEV_ENVIRONMENT} is suspended and holds no node: lockstep resume {DEV_ENVIRONMENT}")
+
+
+def _why(status: Object) -> str:
+    for kind in ("PodsScheduled", "RanksReady", "Progressing"):
+        found: dict[str, Any] = condition(status, kind)
+        if found.get("status") == "False" and found.get("message"):
+            return f": {found['message']}"
+    return ""
+
+
+async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
+    try:
+        found: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={DEV_ENVIRONMENT}"}))["items"]
+    except ApiError as error:
+        raise InstallError(f"the pods of {DEV_ENVIRONMENT} can't be looked at: {error}") from error
+    return found

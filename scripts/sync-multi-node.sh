@@ -1,0 +1,12 @@
+#!/bin/sh
+# Send workspace/ to all pods of the dev environment: scripts/sync-multi-node.sh [JOB] [--watch] [--force]
+# CLUSTER names the cluster file; default: the cluster that was deployed last, else local.
+set -eu
+cd "$(dirname "$0")/.."
+cluster=${CLUSTER:-$(cat .lockstep/cluster 2>/dev/null || echo local)}
+job=ml-dev-env
+case ${1:-} in
+    "" | -*) ;;
+    *) job=$1; shift ;;
+esac
+exec .venv/bin/lockstep sync "$job" workspace --cluster "$cluster" "$@"

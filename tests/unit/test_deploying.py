@@ -1,0 +1,331 @@
+"""What a deployment does with the rights it finds, what it leaves to an administrator, and what it goes back to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.cli import clean, deployed
+from lockstep.cli.deploy import Mode, planned
+from lockstep.cli.target import load
+from lockstep.plan.deploy import Left, State, called, counted, difference, removable_claims
+from lockstep.platforms.kubernetes import install, remove
+from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster, Object, path_of
+from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, until_up
+from lockstep.platforms.kubernetes.install import InstallError
+from lockstep.platforms.kubernetes.record import Deployment, Record, deployment_of, read_record, write_record
+from lockstep.platforms.kubernetes.send import Sent, send_permitted
+
+
+class Api(Cluster):
+    """An API server of dicts, and a person who may do what `may` says of (kind, namespace)."""
+
+    def __init__(self, cluster_wide: bool = True, refuses: str = "") -> None:
+        super().__init__(None)
+        self.objects: dict[str, Object] = {}
+        self.cluster_wide = cluster_wide
+        self.refuses = refuses
+        self.tried: list[str] = []
+
+    def _may(self, resource: str, namespace: str) -> bool:
+        return self.cluster_wide or (namespace == "lockstep" and resource != "namespaces")
+
+    async def request(
+        self, method: str, path: str, body: object | None = None, query: Mapping[str, str] | None = None, content_type: str = ""
+    ) -> Object:
+        if path == path_of("SelfSubjectAccessReview"):
+            asked = body["spec"]["resourceAttributes"]  # type: ignore[index]
+            return {"status": {"allowed": self._may(asked["resource"], asked["namespace"])}}
+        assert (method, path) == ("GET", "/apis/lockstep.dev/v1alpha1")
+        if not any(name.startswith("CustomResourceDefinition") for name in self.objects):
+            raise ApiError(404, "NotFound", "no such group")
+        return {}
+
+    def _checked(self, item: Object) -> str:
+        namespace = item["metadata"].get("namespace", "")
+        self.tried.append(called(item))
+        if not self._may(KINDS[item["kind"]].plural, namespace) or item["kind"] == self.refuses:
+            raise ApiError(403, "Forbidden", f"{item['kind']} is forbidden")
+        return called(item)
+
+    async def apply(self, item: Object, **_: Any) -> Object:
+        name = self._checked(item)
+        more = {"status": {"conditions": [{"type": "Established", "status": "True"}]}} if "Definition" in item["kind"] else {}
+        self.objects[name] = {**item, **more}
+        return item
+
+    async def create(self, item: Object) -> Object:
+        self.objects[self._checked(item)] = item
+        return item
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        if not self.cluster_wide and namespace != "lockstep" and kind != "Namespace":
+            raise ApiError(403, "Forbidden", "no")
+        return self.objects.get(called({"kind": kind, "metadata": {"namespace": namespace, "name": name}}))
+
+    async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
+        found = [item for item in self.objects.values() if item["kind"] == kind]
+        return {"items": [item for item in found if namespace in (None, item["metadata"].get("namespace"))]}
+
+    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
+        self.objects.pop(called({"kind": kind, "metadata": {"namespace": namespace, "name": name}}), None)
+
+
+def sent(api: Api) -> Sent:
+    return asyncio.run(send_permitted(api, planned("local", Mode.TCP).objects, lambda text: None))
+
+
+def test_an_administrator_sends_everything() -> None:
+    api = Api()
+    done = sent(api)
+    assert done.left == () and done.is_complete
+    assert len(api.tried) == len(planned("local", Mode.TCP).objects)
+
+
+def test_what_the_rights_do_not_allow_is_never_tried_and_the_rest_is_sent() -> None:
+    api = Api(cluster_wide=False)
+    api.objects["Namespace lockstep"] = {"kind": "Namespace", "metadata": {"name": "lockstep"}}
+    done = sent(api)
+    assert [called(item) for item in done.objects] == [
+        "PersistentVolumeClaim lockstep/lockstep-python",
+        "ServiceAccount lockstep/ml-dev-sa",
+    ]
+    assert api.tried == [called(item) for item in done.objects]
+    states = {called(part.item): part.state for part in done.left}
+    assert states["Namespace lockstep"] is State.SAME
+    assert states["Namespace lockstep-system"] is State.MISSING
+    assert states["CustomResourceDefinition trainingjobs.lockstep.dev"] is State.MISSING, "the API server doesn't serve them"
+    assert states["Deployment lockstep-system/lockstep-operator"] is State.UNSEEN
+    assert not done.is_complete
+
+
+def test_what_is_there_and_may_not_be_seen_does_not_make_it_incomplete() -> None:
+    api = Api()
+    sent(api)
+    api.cluster_wide = False
+    done = sent(api)
+    assert done.is_complete
+    assert {part.state for part in done.left} == {State.SAME, State.UNSEEN}
+
+
+def test_a_refusal_in_spite_of_the_rights_is_left_with_its_reason() -> None:
+    done = sent(Api(refuses="ClusterRole"))
+    assert {part.item["kind"] for part in done.left} == {"ClusterRole"}
+    assert {part.reason for part in done.left} == {"ClusterRole is forbidden"}
+    assert not done.is_complete
+
+
+def test_an_administrator_gets_files_and_the_commands_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lockstep.cli.paths.checkout", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    crd, role = ({"kind": kind, "metadata": {"name": "x"}} for kind in ("CustomResourceDefinition", "ClusterRole"))
+    there = {"kind": "Namespace", "metadata": {"name": "n"}}
+    parts = (Left(crd, State.MISSING), Left(role, State.DIFFERS), Left(there, State.SAME))
+    deployed.tell_left("mine", "rdma", Sent((), parts))
+    told = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    folder = ".lockstep/deploy/mine"
+    assert "CustomResourceDefinition x: missing" in told and "ClusterRole x: differs" in told
+    assert [line for line in told if line.startswith("kubectl")] == [
+        f"kubectl apply --server-side --force-conflicts -f {folder}/definitions.yaml",
+        f"kubectl wait --for=condition=Established -f {folder}/definitions.yaml",
+        f"kubectl apply --server-side --force-conflicts -f {folder}/cluster.yaml",
+    ]
+    assert list(yaml.safe_load_all((tmp_path / folder / "cluster.yaml").read_text())) == [role]
+    assert "make deploy-cluster CLUSTER=mine MODE=rdma DEV=0" in told
+
+
+def test_a_dry_run_s_answer_shows_what_is_set_and_what_is_taken_away() -> None:
+    before = {"metadata": {"name": "x", "resourceVersion": "1"}, "spec": {"a": 1, "b": 2}, "status": {"s": 1}}
+    after = {"metadata": {"name": "x", "resourceVersion": "2"}, "spec": {"a": 3}}
+    assert [(c.path, c.observed) for c in difference(after, before)] == [("spec.a", 1), ("spec.b", 2)]
+    assert difference(before, before) == []
+
+
+def test_objects_are_counted_by_kind() -> None:
+    kinds = ["ClusterRole", "ClusterRole", "NetworkPolicy", "NetworkPolicy", "Lease"]
+    assert counted([{"kind": kind} for kind in kinds]) == "2 ClusterRoles, 2 NetworkPolicies, 1 Lease"
+
+
+def deployment(name: str, worked: bool = True) -> Deployment:
+    return Deployment(name, ({"kind": "Deployment", "metadata": {"name": name}},), worked)
+
+
+def test_a_rollback_goes_to_the_last_deployment_that_worked() -> None:
+    good, broken, third = deployment("good"), deployment("broken", worked=False), deployment("third", worked=False)
+    record = Record().followed_by(deployment("good", worked=False)).confirmed()
+    assert record == Record(good, None)
+    assert record.followed_by(deployment("good", worked=False)) == Record(good, None), "the same again replaces nothing"
+    assert record.followed_by(broken) == Record(broken, good)
+    assert record.followed_by(broken).followed_by(third) == Record(third, good)
+    assert record.followed_by(third).confirmed().turned_back() == Record(good, deployment("third"))
+
+
+def test_the_record_is_kept_on_the_cluster_without_crds_namespaces_and_claims() -> None:
+    api = Api()
+    objects = planned("local", Mode.TCP).objects
+    record = Record(deployment_of(objects, "now"), deployment("before"))
+    asyncio.run(write_record(api, record))
+    assert asyncio.run(read_record(api)) == record
+    assert record.current is not None
+    assert {"CustomResourceDefinition", "Namespace", "PersistentVolumeClaim"}.isdisjoint(item["kind"] for item in record.current.objects)
+    (kept,) = api.objects.values()
+    assert sum(len(value) for value in kept["binaryData"].values()) < 100_000
+
+
+def claim(name: str, **labels: str) -> Object:
+    return {"kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "lockstep", "labels": labels}}
+
+
+def test_only_claims_of_the_profile_and_of_the_dev_environment_may_be_removed() -> None:
+    made = {"app.kubernetes.io/managed-by": "lockstep"}
+    claims = [
+        claim("ml-dev-workspace", **made),
+        claim("ml-datasets"),  # somebody made it by hand
+        claim("shared-models", **made),
+        claim("workspace-ml-dev-env-0", **made, **{"lockstep.dev/job": "ml-dev-env"}),
+        claim("workspace-other-0", **made, **{"lockstep.dev/job": "other"}),
+    ]
+    found = [item["metadata"]["name"] for item in removable_claims(load("local"), DEV_ENVIRONMENT, claims)]
+    assert found == ["ml-dev-workspace", "workspace-ml-dev-env-0"]
+
+
+def a_job(name: str, **spec: Any) -> Object:
+    return {"kind": "TrainingJob", "metadata": {"name": name, "namespace": "lockstep"}, "spec": spec}
+
+
+def put(api: Api, *items: Object) -> Api:
+    for item in items:
+        api.objects[called(item)] = item
+    return api
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    """What every connection of a verb is to."""
+    found = Api()
+
+    class Connected:
+        async def __aenter__(self) -> Api:
+            return found
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    async def connect(context: str | None = None) -> Connected:
+        return Connected()
+
+    monkeypatch.setattr(Cluster, "connect", staticmethod(connect))
+    monkeypatch.setattr(Api, "server", "https://here:6443")
+    monkeypatch.setattr(clean, "_plan", lambda cluster, context, force: planned(cluster, Mode.TCP))
+    return found
+
+
+def test_clean_removes_the_dev_environment_and_leaves_other_jobs_with_their_account(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    account = {"kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa", "namespace": "lockstep"}}
+    put(api, a_job(DEV_ENVIRONMENT), a_job("other"), account)
+    clean.clean("local")
+    assert set(api.objects) == {"TrainingJob lockstep/other", "ServiceAccount lockstep/ml-dev-sa"}
+    assert "other stay, with their service account" in capsys.readouterr().out
+    del api.objects["TrainingJob lockstep/other"]
+    clean.clean("local")
+    assert api.objects == {}
+
+
+def test_clean_asks_before_it_deletes_claims_and_does_nothing_where_nobody_can_answer(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = claim("ml-dev-workspace", **{"app.kubernetes.io/managed-by": "lockstep"})
+    put(api, a_job(DEV_ENVIRONMENT), ours, claim("theirs"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    with pytest.raises(ConfigError, match=r"Delete the claims ml-dev-workspace .* YES=1"):
+        clean.clean("local", pvcs=True)
+    assert len(api.objects) == 3
+    clean.clean("local", pvcs=True, yes=True)
+    assert set(api.objects) == {"PersistentVolumeClaim lockstep/theirs"}
+
+
+def test_clean_keeps_claims_that_other_jobs_may_use(api: Api) -> None:
+    put(api, a_job("other"), claim("ml-dev-workspace", **{"app.kubernetes.io/managed-by": "lockstep"}))
+    with pytest.raises(ConfigError, match="other of namespace lockstep may use the claims"):
+        clean.clean("local", pvcs=True, yes=True)
+    assert len(api.objects) == 2
+
+
+def test_uninstall_refuses_while_there_are_jobs_unless_they_are_to_go(api: Api) -> None:
+    sent(api)
+    put(api, a_job("other"))
+    before = set(api.objects)
+    with pytest.raises(ConfigError, match=r"there are TrainingJobs \(lockstep/other\)"):
+        clean.uninstall("local", yes=True)
+    assert set(api.objects) == before
+    clean.uninstall("local", jobs=True, yes=True)
+    assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "Namespace"}
+
+
+@pytest.mark.parametrize("verb", [clean.uninstall, clean.rollback])
+def test_uninstall_and_rollback_do_nothing_without_the_rights(api: Api, verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent(api)
+    record = Record(deployment_of(planned("local", Mode.TCP).objects, "now"), deployment("before"))
+    asyncio.run(write_record(api, record))
+    before = dict(api.objects)
+    api.cluster_wide = False
+    monkeypatch.setattr("lockstep.platforms.kubernetes.record.read_record", _returns(record))
+    with pytest.raises(Failed, match=r"you may not .* an administrator of the cluster does this"):
+        verb("local", yes=True)
+    assert api.objects == before
+
+
+def _returns(record: Record) -> Any:
+    async def read(cluster: Cluster) -> Record:
+        return record
+
+    return read
+
+
+def test_rollback_without_an_earlier_deployment_says_so(api: Api) -> None:
+    with pytest.raises(ConfigError, match="there is nothing to go back to"):
+        clean.rollback("local", yes=True)
+
+
+def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
+    api = Api()
+    wanted = dev_environment(load("local").profile, "lockstep")
+    assert asyncio.run(ensure_dev_environment(api, wanted)) == "made"
+    api.objects[called(wanted)] = {**wanted, "spec": {**wanted["spec"], "nodes": 1}}
+    assert asyncio.run(ensure_dev_environment(api, wanted)) == "is there already"
+    assert api.objects[called(wanted)]["spec"]["nodes"] == 1
+    api.objects[called(wanted)] = a_job(DEV_ENVIRONMENT, script={"path": "x"})
+    with pytest.raises(InstallError, match="somebody's job"):
+        asyncio.run(ensure_dev_environment(api, wanted))
+
+
+@pytest.mark.parametrize(
+    ("spec", "conditions", "said"),
+    [
+        ({}, [("Accepted", "False", "no such profile")], "is not accepted: no such profile"),
+        ({}, [("Failed", "True", "the image has no Python")], "has failed: the image has no Python"),
+        ({"suspend": True}, [], "is suspended and holds no node: lockstep resume ml-dev-env"),
+        ({}, [("PodsScheduled", "False", "0 of 2 nodes have 4 GPUs free")], "0 of 2 pods run: 0 of 2 nodes have 4 GPUs free"),
+    ],
+)
+def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reason(
+    spec: dict[str, Any], conditions: list[tuple[str, str, str]], said: str
+) -> None:
+    listed = [{"type": kind, "status": status, "message": message} for kind, status, message in conditions]
+    api = put(Api(), {**a_job(DEV_ENVIRONMENT, type="Interactive", **spec), "status": {"conditions": listed}})
+    with pytest.raises(InstallError, match=said):
+        asyncio.run(until_up(api, "lockstep", 2, lambda text: None, seconds=0.1))
+
+
+def test_a_job_whose_pods_stay_is_told_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = {"kind": "Pod", "metadata": {"name": "ml-dev-env-0", "namespace": "lockstep"}}
+    monkeypatch.setattr(remove, "GONE_SECONDS", 0.1)
+    with pytest.raises(install.InstallError, match="pods of deleted jobs are still there after 0 s: ml-dev-env-0"):
+        asyncio.run(remove.remove_dev_environment(put(Api(), a_job(DEV_ENVIRONMENT), pod), "lockstep", lambda text: None))
