@@ -15,6 +15,7 @@ from lockstep.cli import (
     adapter,
     checkpoint,
     clean,
+    cluster,
     clusters,
     delete,
     deploy,
@@ -74,6 +75,7 @@ app.command("delete", rich_help_panel="A job")(delete.delete)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")
 app.add_typer(adapter.app, name="adapter", rich_help_panel="A job")
 app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)
+app.add_typer(cluster.app, name="cluster", rich_help_panel="Clusters")
 app.command("doctor", rich_help_panel="Clusters")(doctor.doctor)
 app.command("deploy", rich_help_panel="Clusters")(deploy.deploy)
 app.command("status", rich_help_panel="Clusters")(overview.status)

@@ -62,6 +62,7 @@ KINDS: Mapping[str, Kind] = {
     "StorageClass": Kind("storage.k8s.io/v1", "storageclasses", False),
     "NetworkAttachmentDefinition": Kind("k8s.cni.cncf.io/v1", "network-attachment-definitions"),
     "SelfSubjectAccessReview": Kind("authorization.k8s.io/v1", "selfsubjectaccessreviews", False),
+    "LocalSubjectAccessReview": Kind("authorization.k8s.io/v1", "localsubjectaccessreviews"),
     "SubjectAccessReview": Kind("authorization.k8s.io/v1", "subjectaccessreviews", False),
     "ServiceMonitor": Kind("monitoring.coreos.com/v1", "servicemonitors"),
     "PrometheusRule": Kind("monitoring.coreos.com/v1", "prometheusrules"),

@@ -1,0 +1,110 @@
+"""`lockstep cluster lint`: what a cluster file says that can't be right, by itself and held against the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.jobargs import ContextOption, NamespaceOption
+
+if TYPE_CHECKING:
+    from lockstep.api.clusterfile import ClusterFile
+    from lockstep.plan.clusterfacts import ClusterFacts
+    from lockstep.plan.lint.finding import Finding
+
+
+def lint(
+    cluster: Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")] = "local",
+    offline: Annotated[bool, typer.Option("--offline", help="The file alone: no cluster is asked.")] = False,
+    output: Annotated[str, typer.Option("-o", "--output", help="text or json")] = "text",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Check a cluster file: rails, storage classes, HCAs, GID, MTU, SCC, quota, nodes; each finding with its line and what to do.
+
+    It only reads, with your rights; what you may not see is said to be unknown. Exit code 1: something fails, or the cluster doesn't answer.
+
+    Example: lockstep cluster lint barcelona --offline
+    """
+    from lockstep.cli.target import load, use_embedded_cluster
+    from lockstep.plan.doctor import Verdict
+    from lockstep.plan.lint.alone import lint_alone
+
+    found = load(cluster)
+    findings = list(lint_alone(found))
+    unanswered: Failed | ConfigError | None = None
+    if not offline:
+        try:
+            use_embedded_cluster(found.cluster.name, context)
+            findings += _against(found, asyncio.run(_look(found, namespace, context)))
+        except (Failed, ConfigError) as error:  # what the file alone says is told all the same
+            unanswered = error
+    _show(findings, _path(cluster), found, as_json=output == "json")
+    if unanswered is not None:
+        raise unanswered
+    if any(finding.verdict is Verdict.FAILED for finding in findings):
+        raise typer.Exit(1)
+
+
+def _path(cluster: str) -> str:
+    return cluster if cluster.endswith((".yaml", ".yml")) or "/" in cluster else str(Path("clusters") / f"{cluster}.yaml")
+
+
+def _against(found: ClusterFile, facts: ClusterFacts) -> list[Finding]:
+    from lockstep.plan.lint.cluster import lint_against
+
+    return list(lint_against(found, facts))
+
+
+async def _look(found: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:
+    from dataclasses import replace
+
+    from lockstep.cli.target import is_same_host
+    from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+    from lockstep.platforms.kubernetes.clusterfacts import may_use_sccs, read_facts
+
+    spec = found.profile.spec
+    elsewhere = frozenset(rail.network.partition("/")[0] for rail in spec.network.rdma.rails if "/" in rail.network)
+    async with await Cluster.connect(context) as connection:
+        if found.cluster.api and not is_same_host(found.cluster.api, connection.server):
+            raise Failed(
+                f"only the file was looked at: your context is for {connection.server}, cluster {found.cluster.name} is at {found.cluster.api}; "
+                "say --context NAME, or --offline"
+            )
+        try:
+            facts = await read_facts(connection, namespace or found.cluster.namespace, elsewhere=elsewhere)
+            return replace(facts, may_use_scc=await may_use_sccs(connection, facts, spec.security.service_account))
+        except (ApiError, OSError) as error:
+            raise Failed(
+                f"only the file was looked at: {connection.server} doesn't answer as it should: {error}; --offline asks no cluster"
+            ) from None
+
+
+def _show(findings: list[Finding], path: str, found: ClusterFile, *, as_json: bool) -> None:
+    from lockstep.plan.lint.finding import line_of
+
+    rows = [
+        {
+            "verdict": one.verdict.value,
+            "file": path,
+            "line": line_of(one.key, found.lines),
+            "key": one.key,
+            "said": one.said,
+            "fix": one.fix,
+        }
+        for one in findings
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        print(f"{row['verdict']:8} {path}:{row['line']}: {row['key']}: {row['said']}")
+        if row["fix"]:
+            print(f"{'':8} → {row['fix']}")
+    bad = sum(row["verdict"] in ("failed", "warning") for row in rows)
+    print(f"{len(rows)} findings, {bad} to mend" if rows else "nothing to mend")

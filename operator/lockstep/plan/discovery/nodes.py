@@ -1,0 +1,151 @@
+"""Which nodes a job can use, and what they have: the largest group of nodes that are alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from lockstep.api.names import LABEL_HOSTNAME
+from lockstep.plan.clusterfacts import ClusterFacts, Object
+from lockstep.plan.diff import amount
+from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
+from lockstep.plan.fabric import GPU_RESOURCE
+from lockstep.plan.nodes import GIB, allocatable
+from lockstep.plan.readstatus import is_true
+
+PRODUCT = "nvidia.com/gpu.product"
+GPU_MEMORY = "nvidia.com/gpu.memory"
+RACKS = ("topology.kubernetes.io/rack", "topology.rook.io/rack", "rack")
+NODES_LISTED = 1024
+QUOTA_GPUS = f"requests.{GPU_RESOURCE}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes with the same GPUs."""
+
+    product: str
+    gpus: int
+    nodes: tuple[Object, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpus} × {self.product or 'GPU'}"
+
+
+def gpu_groups(facts: ClusterFacts) -> list[Group]:
+    """The nodes with GPUs, the group with the most of them first."""
+    found: dict[tuple[str, int], list[Object]] = defaultdict(list)
+    for node in facts.list("Node").items:
+        gpus = int(allocatable(node, GPU_RESOURCE))
+        if gpus:
+            found[(str(labels(node).get(PRODUCT, "")), gpus)].append(node)
+    groups = [Group(product, gpus, tuple(sorted(nodes, key=host))) for (product, gpus), nodes in found.items()]
+    return sorted(groups, key=lambda group: (-group.gpus * len(group.nodes), group.name))
+
+
+def labels(node: Object) -> Mapping[str, str]:
+    return node["metadata"].get("labels") or {}
+
+
+def host(node: Object) -> str:
+    return str(labels(node).get(LABEL_HOSTNAME, node["metadata"]["name"]))
+
+
+def worth_saying(node: Object) -> str:
+    """What keeps pods off this node, or could."""
+    status, spec = node.get("status", {}), node.get("spec", {})
+    said = [] if is_true(status, "Ready") else ["not Ready"]
+    said += ["cordoned"] if spec.get("unschedulable") else []
+    said += [f"tainted {taint['key']}:{taint['effect']}" for taint in spec.get("taints") or [] if "node.kubernetes.io" not in taint["key"]]
+    return ", ".join(said)
+
+
+def node_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
+    """The section `nodes`."""
+    seen = facts.list("Node")
+    if not seen.seen:
+        yield unknown("nodes.gpu_nodes", [Item("gpu-node-1")], f"{seen.why_not}. Left out, any node may be used")
+        yield from _rack(())
+        return
+    if not groups:
+        yield left_out(
+            "nodes.gpu_nodes", [Item(host(node), worth_saying(node)) for node in seen.items[:4]], "no node has GPUs: any may be used"
+        )
+        yield from _rack(seen.items)
+        return
+    best, *others = groups
+    said = f"the {len(best.nodes)} nodes with {best.name}, by allocatable {GPU_RESOURCE} and the label {PRODUCT}"
+    if others:
+        said += "; left out, since ranks should be alike: " + "; ".join(f"{', '.join(map(host, one.nodes))} ({one.name})" for one in others)
+    yield stated(
+        "nodes.gpu_nodes",
+        [Item(host(node), worth_saying(node)) for node in best.nodes[:NODES_LISTED]],
+        f"{said}. Remove those that aren't yours",
+    )
+    yield from _rack(best.nodes)
+
+
+def _rack(nodes: Sequence[Object]) -> Iterator[Entry]:
+    named = next((key for key in RACKS if nodes and all(key in labels(node) for node in nodes)), None)
+    if named is not None:
+        racks = sorted({labels(node)[named] for node in nodes})
+        yield stated("nodes.rack_label", named, f"a label of all of them; racks: {', '.join(racks)}")
+    else:
+        yield left_out("nodes.rack_label", RACKS[0], "no node label that names a rack was seen")
+
+
+def gpu_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
+    """The section `gpus`."""
+    seen, probed = facts.list("Node"), max((probe.gpus for probe in facts.probes), default=0)
+    if not seen.seen:
+        if probed:
+            yield stated("gpus.per_node", probed, "devices that a probe pod was given")
+        else:
+            yield unknown("gpus.per_node", 4, f"{seen.why_not}; 0 where ranks run on the CPU")
+        yield unknown("gpus.type", "NVIDIA H100 80GB HBM3", seen.why_not)
+        yield _default_nodes(facts, probed, 2)
+        return
+    if not groups:
+        yield stated("gpus.per_node", 0, f"no node has {GPU_RESOURCE}: ranks run on the CPU")
+        yield _default_nodes(facts, 0, len(seen.items))
+        return
+    best = groups[0]
+    yield stated("gpus.per_node", best.gpus, f"allocatable {GPU_RESOURCE} of these nodes")
+    if best.product:
+        yield stated("gpus.type", best.product.replace("-", " "), f"label {PRODUCT}{_gpu_memory(best)}")
+    else:
+        yield unknown("gpus.type", "NVIDIA H100 80GB HBM3", f"the nodes have no label {PRODUCT} (GPU feature discovery sets it)")
+    yield _default_nodes(facts, best.gpus, len(best.nodes))
+
+
+def _gpu_memory(group: Group) -> str:
+    memory = labels(group.nodes[0]).get(GPU_MEMORY, "")
+    return f", {int(memory) / 1024:.0f} GiB each by {GPU_MEMORY}" if memory.isdecimal() else ""
+
+
+def _default_nodes(facts: ClusterFacts, gpus: int, nodes: int) -> Entry:
+    """Two, or as many as there are, or as the quota gives."""
+    best = max(1, min(2, nodes))
+    for quota in facts.list("ResourceQuota").items:
+        hard = amount((quota.get("spec", {}).get("hard") or {}).get(QUOTA_GPUS, "none"))
+        if hard is not None and gpus and hard < best * gpus:
+            fits = max(1, int(hard // gpus))
+            return stated(
+                "gpus.default_nodes", fits, f"quota {quota['metadata']['name']} gives {hard:f} GPUs in namespace {facts.namespace}"
+            )
+    return stated("gpus.default_nodes", best, "nodes of a job that doesn't say; a choice, not a finding")
+
+
+def resource_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
+    """The section `resources`: half of what the smallest node has, which is enough for a model's loading and leaves room for others."""
+    if not groups:
+        why = "ranks on the CPU: say what your jobs need" if facts.list("Node").seen else f"unknown: {facts.list('Node').why_not}"
+        yield left_out("resources.requests", {"memory": "128Gi", "cpu": 32}, why)
+        return
+    cpu = min(allocatable(node, "cpu") for node in groups[0].nodes)
+    memory = min(allocatable(node, "memory") for node in groups[0].nodes)
+    said = f"half of what the smallest of these nodes has for pods ({cpu:f} CPUs, {memory / GIB:.0f}Gi); a choice, not a finding"
+    yield stated("resources.requests", {"memory": f"{max(1, int(memory / GIB / 2))}Gi", "cpu": max(1, int(cpu / Decimal(2)))}, said)

@@ -1,0 +1,1 @@
+"""What a cluster file says that can't be right: by itself, and held against the cluster (pure)."""

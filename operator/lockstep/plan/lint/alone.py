@@ -1,0 +1,133 @@
+"""What the file alone shows: keys that contradict each other, and values that are known to go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lockstep.api.clusterfile import ClusterFile
+from lockstep.api.model import quantity_value
+from lockstep.api.profile import ClusterProfileSpec, Platform
+from lockstep.plan.lint.finding import Finding, failed, warning
+
+LEAST_ROCE_MTU = 4200
+"""RDMA's largest packet is 4096 bytes and its headers; below that a NIC halves it, and halves it again."""
+HIDING = {
+    "NCCL_IB_HCA": "devices",
+    "NCCL_SOCKET_IFNAME": "interfaces",
+    "NCCL_IB_GID_INDEX": "gid_index",
+    "NCCL_NET_GDR_LEVEL": "gdr_level",
+    "NCCL_CROSS_NIC": "cross_nic",
+    "NCCL_IB_TIMEOUT": "ib_timeout",
+    "NCCL_MIN_NCHANNELS": "min_nchannels",
+    "NCCL_DMABUF_ENABLE": "dmabuf",
+}
+"""Variables that have a key of their own in network.rdma."""
+CALIBRATED_PART = 0.98
+"""A threshold nearer to what was measured than this refuses nodes for noise."""
+
+
+def lint_alone(found: ClusterFile) -> Iterator[Finding]:
+    """Findings that need no cluster, in the order of the file."""
+    spec = found.profile.spec
+    yield from _tcp(spec)
+    if spec.network.rdma.enabled:
+        yield from _rails(spec)
+        yield from _knobs(spec)
+    yield from _nccl(spec)
+    yield from _pods(spec)
+    yield from _threshold(found)
+
+
+def _tcp(spec: ClusterProfileSpec) -> Iterator[Finding]:
+    excluded = spec.network.tcp.interface_exclude.removeprefix("^").removeprefix("=").split(",")
+    if "lo" not in excluded:
+        said = f"{spec.network.tcp.interface_exclude} doesn't leave out lo: NCCL may take the loopback, which no other node reaches"
+        yield warning("network.tcp.interface_exclude", said, "write ^lo,docker0")
+
+
+def _rails(spec: ClusterProfileSpec) -> Iterator[Finding]:
+    rdma, rails, gpus = spec.network.rdma, len(spec.network.rdma.rails), spec.gpus.per_node
+    if not rails:
+        yield warning(
+            "network.rdma.rails",
+            "RDMA without rails: nothing puts an RDMA NIC into the pods",
+            "one entry a NIC, its Multus network and the resource that counts it; lockstep cluster discover finds them",
+        )
+    for key, names in (("devices", rdma.devices), ("interfaces", rdma.interfaces)):
+        if rails and names and len(names) != rails:
+            said = f"{len(names)} {key} but {rails} rails: NCCL uses those that it finds, and the others stand idle"
+            yield failed(f"network.rdma.{key}", said, f"one of the {key} a rail; leave {key} out and NCCL takes all")
+    if rails and gpus and gpus % rails and rails % gpus:
+        said = f"{rails} rails for {gpus} GPUs: some NICs serve more GPUs than others, and the slowest sets the pace"
+        yield warning("network.rdma.rails", said, "as many rails as GPUs, or a number that divides them")
+    yield from _interfaces(spec)
+    without = [number for number, rail in enumerate(rdma.rails) if rail.resource is None]
+    if without and len(without) < rails:
+        said = f"{rdma.rails[without[0]].network} names no resource, though others do: pods may land where that NIC is taken"
+        yield warning(f"network.rdma.rails[{without[0]}]", said, "name the extended resource that counts it")
+
+
+def _interfaces(spec: ClusterProfileSpec) -> Iterator[Finding]:
+    """Multus names what it attaches net1, net2, … in the order of rails."""
+    rails, names = len(spec.network.rdma.rails), spec.network.rdma.interfaces
+    made = {f"net{number}" for number in range(1, rails + 1)}
+    strange = [name for name in names if name.lstrip("=") not in made]
+    if rails and strange and len(names) == rails:
+        said = f"{', '.join(strange)}: Multus names the rails' interfaces net1 to net{rails}"
+        yield warning(
+            "network.rdma.interfaces", said, f'write "{",".join(sorted(made))}", unless the networks name their interfaces otherwise'
+        )
+
+
+def _knobs(spec: ClusterProfileSpec) -> Iterator[Finding]:
+    rdma, mtu = spec.network.rdma, spec.network.mtu
+    if rdma.gid_index is not None and rdma.gid_index % 2 == 0:
+        said = f"entry {rdma.gid_index} of a Mellanox NIC's table is RoCE v1, which switches don't route; RoCE v2 has the odd ones"
+        yield warning("network.rdma.gid_index", said, "leave it out (NCCL 2.21 and newer finds it), or write 3")
+    if rdma.dmabuf is False:
+        said = "without DMA-BUF, GPUs and NICs talk directly only where nvidia-peermem is loaded; else at a fifth of the speed"
+        yield warning("network.rdma.dmabuf", said, "leave it out: NCCL uses it where it can")
+    if rdma.gdr_level in ("0", "LOC"):
+        said = f"{rdma.gdr_level} switches GPUDirect RDMA off: every byte goes through the host's memory"
+        yield warning("network.rdma.gdr_level", said, "leave it out, or write SYS")
+    if mtu is not None and mtu < LEAST_ROCE_MTU:
+        yield warning(
+            "network.mtu", f"rails with an MTU of {mtu} cut RDMA's packets of 4096 bytes into smaller ones", "9000 on NICs and switches"
+        )
+
+
+def _nccl(spec: ClusterProfileSpec) -> Iterator[Finding]:
+    for number, variable in enumerate(spec.nccl.env):
+        key = f"nccl.env[{number}]"
+        typed = HIDING.get(variable.name, "")
+        if spec.network.rdma.enabled and variable.name == "NCCL_IB_DISABLE" and variable.value == "1":
+            yield failed(
+                key, "NCCL_IB_DISABLE is 1, so RDMA is off in every job, RDMA ones included", "take it out: TCP jobs have it anyway"
+            )
+        elif variable.name == "NCCL_IB_HCA" and variable.value.startswith("^"):
+            said = f"NCCL_IB_HCA is {variable.value}: ^ leaves these devices out, it is no pattern"
+            yield failed(key, said, "take it out, or list the devices in network.rdma.devices")
+        elif typed and getattr(spec.network.rdma, typed) not in (None, []):
+            yield warning(key, f"{variable.name} hides network.rdma.{typed}", "keep one of them")
+
+
+def _pods(spec: ClusterProfileSpec) -> Iterator[Finding]:
+    memory = spec.resources.limits.memory
+    if memory is not None and quantity_value(spec.shm_size) >= quantity_value(memory):
+        said = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
+        yield failed("shm_size", said, "less than resources.limits.memory")
+    if spec.security.requires_privileged_scc and spec.platform is Platform.KUBERNETES:
+        yield warning("security.requires_privileged_scc", "plain Kubernetes has no SCCs", "take it out, or cluster.platform: openshift")
+
+
+def _threshold(found: ClusterFile) -> Iterator[Finding]:
+    """The least bandwidth that preflight accepts, against what was measured."""
+    minimum = found.profile.spec.network.minimum_busbw
+    wanted = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
+    measured = next((one for one in found.calibration if one.transport.value == wanted), None)
+    if minimum is None or measured is None:
+        return
+    best = max(float(point.busbw) for point in measured.sweep)
+    if float(minimum) > best * CALIBRATED_PART:
+        said = f"{minimum} GB/s is asked of preflight's all-reduce, but {best:g} GB/s is the best that was measured here on {measured.day}"
+        yield failed("network.minimum_busbw", said, f"about {best * 0.8:.3g}: what a healthy fabric always reaches")

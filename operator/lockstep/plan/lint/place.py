@@ -1,0 +1,184 @@
+"""Nodes, storage, rights and quota against the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+
+from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.shared import StorageMode
+from lockstep.plan.clusterfacts import ClusterFacts, Object
+from lockstep.plan.diff import amount
+from lockstep.plan.discovery.nodes import PRODUCT, QUOTA_GPUS, host, labels
+from lockstep.plan.discovery.rights import allows_ipc_lock
+from lockstep.plan.doctor import usable_nodes
+from lockstep.plan.fabric import GPU_RESOURCE
+from lockstep.plan.lint.finding import Finding, failed, fine, unknown, warning
+from lockstep.plan.nodes import allocatable, named
+from lockstep.plan.storageclasses import Shareable, judge_class
+
+
+def lint_namespace(facts: ClusterFacts) -> Iterator[Finding]:
+    if facts.namespace_there is False:
+        yield failed("cluster.namespace", f"there is no namespace {facts.namespace}", f"kubectl create namespace {facts.namespace}")
+    elif facts.namespace_there is None:
+        yield unknown("cluster.namespace", f"whether namespace {facts.namespace} exists: you may not read it (403)")
+
+
+def lint_nodes(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+    """Names that don't exist, too few nodes or GPUs, nodes that differ."""
+    seen = facts.list("Node")
+    if not seen.seen:
+        yield unknown("nodes.gpu_nodes", f"whether they exist, and what they have: {seen.why_not}")
+        return
+    absent = sorted(set(spec.nodes.gpu_nodes) - set(map(host, seen.items)))
+    if absent:
+        said = f"{named(absent)} {'is' if len(absent) == 1 else 'are'} not in the cluster"
+        yield failed("nodes.gpu_nodes", said, "kubectl get nodes; then edit the list")
+    usable = usable_nodes(seen.items, spec)
+    enough = [node for node in usable if allocatable(node, GPU_RESOURCE) >= spec.gpus.per_node]
+    if len(enough) < spec.gpus.default_nodes:
+        has = (
+            f"{len(enough)} of them {'has' if len(enough) == 1 else 'have'} {spec.gpus.per_node} GPUs"
+            if spec.gpus.per_node
+            else f"{len(enough)} are there"
+        )
+        said = f"a job has {spec.gpus.default_nodes} nodes unless it says otherwise; of those that the profile allows, {has}"
+        yield failed("gpus.default_nodes", said, "fewer nodes, fewer gpus.per_node, or more nodes in nodes.gpu_nodes")
+    elif usable:
+        yield fine("nodes.gpu_nodes", f"{len(enough)} nodes have what a job's pods ask for")
+    products = {str(labels(node).get(PRODUCT)) for node in enough if PRODUCT in labels(node)}
+    if len(products) > 1:
+        said = f"the nodes have different GPUs ({', '.join(sorted(products))}): the slowest sets the pace, the smallest the memory"
+        yield warning("nodes.gpu_nodes", said, f"list nodes that are alike, or nodes.selector {PRODUCT}")
+
+
+def lint_storage(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+    shared = spec.storage.mode is StorageMode.SHARED
+    key, name = ("storage.class_rwx", spec.storage.class_rwx) if shared else ("storage.class_rwo", spec.storage.class_rwo)
+    seen = facts.list("StorageClass")
+    if not seen.seen:
+        yield unknown(key, f"whether the class is there and what it can do: {seen.why_not}")
+        return
+    classes = {str(item["metadata"]["name"]): item for item in seen.items}
+    judged = [judge_class(item, facts) for item in classes.values()]
+    chosen = next((one for one in judged if one.name == name or (name is None and one.is_default)), None)
+    if chosen is None:
+        said = f"there is no storage class {name}" if name else "it is not set, and the cluster has no default class"
+        yield failed(key, said, f"one of {', '.join(sorted(classes)) or 'none: an administrator makes one'}")
+    elif not shared or chosen.shareable is Shareable.YES:
+        yield fine(key, f"class {chosen.name}: {chosen.why}" if shared else f"class {chosen.name} is there")
+    elif chosen.shareable is Shareable.NO:
+        yield failed(
+            key,
+            f"class {chosen.name} is no ReadWriteMany class: {chosen.why}",
+            _other_class([one.name for one in judged if one.shareable is Shareable.YES]),
+        )
+    elif chosen.shareable is Shareable.DOUBTFUL:
+        yield warning(key, f"class {chosen.name}: {chosen.why}", "kubectl describe pvc says why; or storage.mode: volumeClaimTemplates")
+    else:
+        yield unknown(key, f"whether class {chosen.name} can be shared: {chosen.why}")
+
+
+def _other_class(names: list[str]) -> str:
+    return f"one of {', '.join(names)}" if names else "storage.mode: volumeClaimTemplates gives every pod volumes of its own"
+
+
+def lint_rights(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+    """Whether RDMA pods, which run as UID 0 with IPC_LOCK, are let in."""
+    if not (spec.network.rdma.enabled and spec.security.ipc_lock):
+        return
+    if facts.pod_security in ("restricted", "baseline"):
+        said = f"namespace {facts.namespace} enforces Pod Security {facts.pod_security}, which refuses pods with IPC_LOCK"
+        fix = f"kubectl label namespace {facts.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite, or network.rdma.memlock: unlimited"
+        yield failed("security.ipc_lock", said, fix)
+    if not facts.is_openshift:
+        return
+    seen, account = facts.list("SecurityContextConstraints"), spec.security.service_account
+    allowing = {str(item["metadata"]["name"]) for item in seen.items if _lets_in(item)}
+    if not seen.seen:
+        yield unknown("security.ipc_lock", f"which SCC allows it: {seen.why_not}")
+    elif not allowing:
+        yield failed(
+            "security.ipc_lock", "no SCC allows IPC_LOCK to UID 0", "an administrator: lockstep deploy brings one that allows nothing else"
+        )
+    elif facts.may_use_scc is None:
+        yield unknown("security.ipc_lock", f"whether {account} may use one of {', '.join(sorted(allowing))}: you may not ask for it")
+    elif not any(facts.may_use_scc.get(name) for name in allowing):
+        best = min(allowing, key=lambda name: (name == "privileged", name))
+        said = f"service account {account} may use none of the SCCs that allow IPC_LOCK ({', '.join(sorted(allowing))})"
+        yield failed(
+            "security.service_account", said, f"an administrator: oc adm policy add-scc-to-user {best} -z {account} -n {facts.namespace}"
+        )
+    else:
+        yield fine("security.ipc_lock", f"{account} may use {', '.join(sorted(name for name in allowing if facts.may_use_scc.get(name)))}")
+
+
+def _lets_in(scc: Object) -> bool:
+    return allows_ipc_lock(scc) and (scc.get("runAsUser") or {}).get("type") == "RunAsAny"
+
+
+def lint_quota(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+    """Quotas and limit ranges against a job of the default size."""
+    for kind in ("ResourceQuota", "LimitRange"):
+        if not facts.list(kind).seen:
+            yield unknown("gpus.default_nodes", f"what the namespace may use: {facts.list(kind).why_not}")
+    pod = _of_a_pod(spec)
+    for quota in facts.list("ResourceQuota").items:
+        yield from _quota(quota, pod, spec)
+    for limits in facts.list("LimitRange").items:
+        yield from _limit_range(limits, pod)
+
+
+def _of_a_pod(spec: ClusterProfileSpec) -> dict[str, tuple[str, Decimal | None]]:
+    """What a quota counts of one pod: the key of the file that says so, and the amount. None: the pod doesn't state it."""
+    requests, limits = spec.resources.requests, spec.resources.limits
+    found = {
+        "requests.cpu": ("resources.requests.cpu", requests.cpu or limits.cpu),
+        "requests.memory": ("resources.requests.memory", requests.memory or limits.memory),
+        "limits.cpu": ("resources.limits.cpu", limits.cpu),
+        "limits.memory": ("resources.limits.memory", limits.memory),
+        "pods": ("gpus.default_nodes", "1"),
+        QUOTA_GPUS: ("gpus.default_nodes", str(spec.gpus.per_node)),
+    }
+    found |= {"cpu": found["requests.cpu"], "memory": found["requests.memory"]}
+    return {name: (key, None if value is None else amount(value)) for name, (key, value) in found.items()}
+
+
+def _quota(quota: Object, pod: Mapping[str, tuple[str, Decimal | None]], spec: ClusterProfileSpec) -> Iterator[Finding]:
+    name, nodes = quota["metadata"]["name"], spec.gpus.default_nodes
+    used_by = (quota.get("status") or {}).get("used") or {}
+    for resource, text in ((quota.get("spec") or {}).get("hard") or {}).items():
+        hard, (key, each) = amount(text), pod.get(resource, ("", Decimal(0)))
+        if not key or hard is None:
+            continue
+        if each is None:
+            yield failed(key, f"quota {name} counts {resource}, so every pod must state it, and the profile doesn't", f"set {key}")
+        elif each * nodes > hard:
+            said = f"a job of {nodes} nodes needs {_short(each * nodes)} {resource}, quota {name} gives {text}"
+            yield failed(key, said, "smaller jobs, or a larger quota")
+        elif each * nodes + (amount(used_by.get(resource, "0")) or 0) > hard:
+            said = (
+                f"quota {name}: {used_by[resource]} of {text} {resource} are used, a job of {nodes} nodes needs {_short(each * nodes)} more"
+            )
+            yield warning(key, said, "it waits until others end")
+
+
+def _short(value: Decimal) -> str:
+    gib = Decimal(2**30)
+    return f"{value / gib:.4g}Gi" if value >= gib else f"{value.normalize():f}"
+
+
+def _limit_range(limits: Object, pod: Mapping[str, tuple[str, Decimal | None]]) -> Iterator[Finding]:
+    for limit in (limits.get("spec") or {}).get("limits") or []:
+        if limit.get("type") not in ("Container", "Pod"):
+            continue
+        for resource, text in (limit.get("max") or {}).items():
+            for kind in ("requests", "limits"):
+                key, value = pod.get(f"{kind}.{resource}", ("", None))
+                most = amount(text)
+                if value is not None and most is not None and value > most:
+                    said = (
+                        f"{_short(value)} {resource}, but limit range {limits['metadata']['name']} allows a {limit['type'].lower()} {text}"
+                    )
+                    yield failed(key, said, "less, or a larger limit range")
