@@ -1,0 +1,63 @@
+"""`lockstep cluster` on the embedded cluster: as administrator, and with rights in one namespace only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from cluster_jobs import Jobs
+from lockstep.api.clusterfile import parse_cluster_file
+from lockstep.cli.main import main
+from lockstep.devcluster.kubeconfig import client_kubeconfig
+
+
+def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["lockstep", "cluster", *arguments])
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+@pytest.fixture
+def person(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whoever holds the role `admin` in the jobs' namespace and nothing else; KUBECONFIG is theirs."""
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "know-cluster"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
+    body = {"metadata": {"name": "know-cluster"}, "roleRef": role, "subjects": [subject]}
+    client.RbacAuthorizationV1Api(jobs.api.client).create_namespaced_role_binding(jobs.namespace, body)
+    monkeypatch.setenv("KUBECONFIG", str(client_kubeconfig("know-cluster")))
+    return "know-cluster"
+
+
+def test_what_an_administrator_discovers_passes_lint(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "here.yaml"
+    assert lockstep(monkeypatch, "discover", "here", "-o", str(path), "-n", jobs.namespace) == 0
+    spec = parse_cluster_file(path.read_text(), str(path)).profile.spec
+    assert (spec.platform.value, spec.gpus.per_node, spec.gpus.default_nodes) == ("Kubernetes", 0, 2)
+    assert lockstep(monkeypatch, "lint", str(path)) == 0
+
+
+def test_with_rights_in_one_namespace_the_rest_is_unknown(
+    jobs: Jobs, person: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "here.yaml"
+    assert lockstep(monkeypatch, "discover", "here", "-o", str(path), "-n", jobs.namespace) == 0
+    assert "gpus.per_node: you may not list Node objects (403)" in capsys.readouterr().err
+    assert lockstep(monkeypatch, "lint", str(path)) == 0
+    assert "unknown  " in capsys.readouterr().out
+
+
+def test_a_file_that_does_not_fit_the_cluster_fails_with_its_lines(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        f"cluster:\n  name: wrong\n  namespace: {jobs.namespace}\n  platform: kubernetes\nnodes:\n  gpu_nodes: [nobody, noone]\nstorage:\n  class_rwx: gone\n"
+    )
+    assert lockstep(monkeypatch, "lint", str(path)) == 1
+    told = capsys.readouterr().out
+    assert f"failed   {path}:6: nodes.gpu_nodes: nodes nobody, noone are not in the cluster" in told
+    assert f"failed   {path}:8: storage.class_rwx: there is no storage class gone" in told
