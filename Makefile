@@ -9,11 +9,12 @@ SCRIPT ?= train_multi_node.py
 FILE ?= $(SCRIPT)
 SURE = $(if $(YES),--yes) $(if $(FORCE),--force)
 DEPLOY = $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
+IMAGE ?= operator
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs cluster-up cluster-down test test-unit test-train test-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -76,6 +77,13 @@ tensorboard: setup ## TensorBoard of its runs, behind a token, on this machine's
 
 logs: setup ## follow a job's log: JOB=name
 	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) --follow
+
+##@ Images (IMAGE=operator|trainer, BASE=, TAG=, PUSH=1: also to the registry that TAG names)
+build: setup ## build an image with podman, buildah or docker, whichever there is
+	@$(BIN)/lockstep build $(IMAGE) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(PUSH),--push)
+
+build-openshift: setup ## let OpenShift build it into an ImageStream: NAMESPACE=
+	@$(BIN)/lockstep build $(IMAGE) --openshift $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(NAMESPACE),-n $(NAMESPACE))
 
 ##@ The embedded cluster (a real Kubernetes on this machine, without Docker; root)
 cluster-up: setup ## bring it up or repair it: NODES=2

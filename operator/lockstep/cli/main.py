@@ -13,6 +13,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli import (
     adapter,
+    build,
     checkpoint,
     clean,
     cluster,
@@ -82,6 +83,7 @@ app.command("status", rich_help_panel="Clusters")(overview.status)
 app.command("rollback", rich_help_panel="Clusters")(clean.rollback)
 app.command("clean", rich_help_panel="Clusters")(clean.clean)
 app.command("uninstall", rich_help_panel="Clusters")(clean.uninstall)
+app.command("build", rich_help_panel="Clusters")(build.build)
 app.command("version", rich_help_panel="Clusters")(version.version)
 app.add_typer(devcluster.app, name="devcluster", rich_help_panel="Clusters")
 
