@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+
 def site_packages(target: Path) -> Path:
     return target / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
 

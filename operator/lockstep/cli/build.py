@@ -36,14 +36,20 @@ def build(
     archive: Annotated[
         Path | None, typer.Option(help="Also write it to this file, for `podman load` or `ctr images import` where there is no registry.")
     ] = None,
-    arg: Annotated[list[str] | None, typer.Option("--arg", help="A build argument of the Containerfile, KEY=VALUE. May be repeated.")] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", help="A build argument of the Containerfile, KEY=VALUE. May be repeated.")
+    ] = None,
     tool: Annotated[Tool | None, typer.Option(help="What builds it. Default: the first of them that is installed.")] = None,
     openshift: Annotated[
         bool, typer.Option("--openshift", help="Let OpenShift build it from this checkout into an ImageStream: needs no registry account.")
     ] = False,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Where OpenShift builds it, and pods may use it.")] = "lockstep-system",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Where OpenShift builds it, and pods may use it.")
+    ] = "lockstep-system",
     context: ContextOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects, too) and run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects, too) and run nothing.")
+    ] = False,
 ) -> None:
     """Build the operator's or the trainer's image from this checkout.
 
@@ -83,7 +89,8 @@ def _machine_settings() -> Iterator[dict[str, str]]:
             settings.set("global", option, os.environ[variable])
     named = [*(os.environ.get(variable) for variable in CERTIFICATES), settings.get("global", "cert", fallback=None)]
     settings.remove_option("global", "cert")  # a path of this machine
-    found = {"ca": path for path in named[::-1] if path and Path(path).is_file()}
+    certificates = next((path for path in named if path and Path(path).is_file()), None)
+    found = {"ca": certificates} if certificates else {}
     with tempfile.NamedTemporaryFile("w", prefix="lockstep-pip-") as file:  # readable by nobody else
         if settings.items("global"):
             settings.write(file)
