@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -75,8 +75,11 @@ jupyter: setup ## a notebook server in one of its pods, behind a token, on this 
 tensorboard: setup ## TensorBoard of its runs, behind a token, on this machine's loopback
 	@$(BIN)/lockstep tensorboard $(JOB) --node $(NODE) --cluster $(CLUSTER)
 
-logs: setup ## follow a job's log: JOB=name
-	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) --follow
+logs: setup ## follow a job's log: JOB=name, RANK=3 or NODE=1; ERRORS=1: how its ranks failed
+	@$(BIN)/lockstep logs $(JOB) --cluster $(CLUSTER) $(if $(RANK),--rank $(RANK),--node $(NODE)) $(if $(ERRORS),--errors,--follow)
+
+top: setup ## how a job gets on, now: JOB=name
+	@$(BIN)/lockstep top $(JOB) --cluster $(CLUSTER)
 
 ##@ Images (IMAGE=operator|trainer, BASE=, TAG=, PUSH=1: also to the registry that TAG names)
 build: setup ## build an image with podman, buildah or docker, whichever there is

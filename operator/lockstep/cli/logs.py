@@ -1,51 +1,143 @@
-"""`lockstep logs JOB`: what a job prints, from its first line, also after its end."""
+"""`lockstep logs JOB`: what a job's ranks print, while it runs and after its end."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+
+if TYPE_CHECKING:
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.logs import Wanted
+
+Object = dict[str, Any]
+EXIT_FAILED = 1
+LocalOption = Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")]
+WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")]
 
 
 def logs(
-    job: Annotated[str, typer.Argument(help="The job's name.")],
+    job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    node: Annotated[int, typer.Option(min=0, help="The node whose pod is read; node 0 shows every rank's errors.")] = 0,
-    cluster: Annotated[str, typer.Option(help="The cluster file that names the namespace.")] = "local",
-    namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the cluster's.")] = None,
-    context: Annotated[str | None, typer.Option(help="The context of your kubeconfig.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Lines of this rank only, wherever it is.")] = None,
+    node: Annotated[int | None, typer.Option(min=0, help="The node whose log is read. Default: 0, which also tells what happens.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="The first failure with its last lines, then the others.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="The last lines only, so many.")] = None,
+    since: Annotated[str | None, typer.Option(help="Lines of this time only: 90s, 10m, 2h.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Lines of this start of the ranks only, from the job's volume.")] = None,
+    previous: Annotated[bool, typer.Option("--previous", "-p", help="The attempt before the newest one.")] = False,
+    local: LocalOption = False,
+    workspace: WorkspaceOption = Path(".lockstep/workspace"),
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
 ) -> None:
-    """Print a job's log; of a job whose pods are gone, the last lines that were kept.
+    """Print a job's log: of node 0, of another one, or of one rank; from its pod while it runs, else from its volume.
 
-    Example: lockstep logs demo --follow
+    With --follow, exit code 0: the job is complete; 1: it failed. Without: 0, or 1 where there is nothing to print.
+
+    Example: lockstep logs demo --follow --rank 3
     """
-    from kubernetes.client import CoreV1Api
+    from lockstep.plan.logs import seconds_of
+    from lockstep.platforms.kubernetes.logs import Wanted
 
-    from lockstep.cli.target import target_of
-    from lockstep.platforms.kubernetes import logs as job_logs
-    from lockstep.platforms.kubernetes.jobs import get_job, has_ended, job_status
+    if rank is not None and node is not None:
+        raise ConfigError("say either --rank or --node: a rank is on one node only")
+    if previous and attempt is not None:
+        raise ConfigError("say either --previous or --attempt")
+    if follow and (errors or previous or attempt is not None):
+        raise ConfigError("--follow shows the attempt that runs and those to come: it doesn't go with --errors, --attempt and --previous")
+    wanted = Wanted(node or 0, rank, tail, None if since is None else seconds_of(since), attempt)
+    if local:
+        from lockstep.cli.logs_local import print_local
 
-    target = target_of(cluster, namespace, context)
-    found = get_job(target.client, target.namespace, job)
-    core = CoreV1Api(target.client)
-    if found is None:
-        raise ConfigError(f"there is no TrainingJob {job} in namespace {target.namespace}: kubectl get tj -n {target.namespace}")
+        raise typer.Exit(print_local(job, workspace, wanted, follow=follow, errors=errors, previous=previous))
+    found = find_job(job, cluster, namespace, context)
+    raise typer.Exit(asyncio.run(_print(found.job, context, wanted, follow=follow, errors=errors, previous=previous)))
 
-    def over() -> bool:
-        return not follow or has_ended(job_status(target.client, target.namespace, job))
+
+async def _print(job: Object, context: str | None, wanted: Wanted, *, follow: bool, errors: bool, previous: bool) -> int:
+    from dataclasses import replace
+
+    from lockstep.plan.logs import node_of_rank, nodes_of
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.logs import lines
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    if wanted.rank is not None:
+        wanted = replace(wanted, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes_of(job), wanted.rank))
+    if previous:
+        wanted = replace(wanted, attempt=_before(job))
+    async with await Cluster.connect(context) as cluster:
+        if follow:
+            return await _follow(cluster, job, wanted)
+        if errors:
+            return await _print_errors(cluster, job, wanted)
+        printed = wanted.tail == 0
+        async for line in lines(cluster, job, wanted, _say):
+            printed = True
+            print(line)
+    if not printed:
+        raise Failed(f"node {wanted.node} of job {name} has printed nothing that was asked for: lockstep why {name} -n {namespace}")
+    return 0
+
+
+def _before(job: Object) -> int:
+    attempts = int(job.get("status", {}).get("attempts") or 0)
+    if attempts < 2:
+        raise ConfigError(
+            f"job {job['metadata']['name']} has had {attempts or 'no'} attempt{'' if attempts == 1 else 's'}: there is no previous one"
+        )
+    return attempts - 1
+
+
+async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
+    from dataclasses import replace
+
+    from lockstep.plan.logs import error_lines, rank_failures
+    from lockstep.platforms.kubernetes.logs import lines
+
+    found = rank_failures([line async for line in lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say)])
+    failure = {} if wanted.attempt is not None else job.get("status", {}).get("failure") or {}
+    of_it = "" if wanted.attempt is None else f" in attempt {wanted.attempt}"
+    print("\n".join(error_lines(failure, found)) or f"no rank of job {job['metadata']['name']} has failed{of_it}")
+    return 0
+
+
+async def _follow(cluster: Cluster, job: Object, wanted: Wanted) -> int:
+    from lockstep.plan.readstatus import condition, is_true
+    from lockstep.platforms.kubernetes.logs import follow, lines
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    status, told = job.get("status", {}), ""
+
+    async def over() -> bool:
+        nonlocal status, told
+        found = await cluster.get("TrainingJob", namespace, name)
+        if found is None:
+            raise Failed(f"job {name} was deleted")
+        status = found.get("status", {})
+        reason = str(condition(status, "Progressing").get("reason"))
+        if reason == "Suspended" and told != reason:
+            _say(f"{name} is suspended; this goes on when it does (lockstep resume {name} -n {namespace}), Ctrl-C ends it")
+        told = reason
+        return is_true(status, "Complete") or is_true(status, "Failed")
 
     printed = False
-    for line in job_logs.follow(core, target.namespace, job, node, over, follow=follow):
+    async for line in follow(cluster, namespace, name, wanted, over):
         printed = True
         print(line, flush=True)
     if not printed:
-        lines = job_logs.last_lines(core, target.namespace, job)
-        if lines is None:
-            print(
-                f"job {job} has no pod of node {node} and kept no lines: kubectl describe tj {job} -n {target.namespace}", file=sys.stderr
-            )
-            raise typer.Exit(1)
-        print("\n".join(lines))
+        async for line in lines(cluster, job, wanted, _say):
+            print(line)
+    return EXIT_FAILED if is_true(status, "Failed") else 0
+
+
+def _say(line: str) -> None:
+    print(f"lockstep: {line}", file=sys.stderr)

@@ -36,6 +36,7 @@ from lockstep.cli import (
     scale,
     suspend,
     sync,
+    top,
     validate,
     version,
     why,
@@ -60,6 +61,7 @@ app.command("preflight", rich_help_panel="A job")(preflight.preflight)
 app.command("run", rich_help_panel="A job")(run.run)
 app.command("diff", rich_help_panel="A job")(diff.diff)
 app.command("logs", rich_help_panel="A job")(logs.logs)
+app.command("top", rich_help_panel="A job")(top.top)
 app.command("get", rich_help_panel="A job")(get.get)
 app.command("describe", rich_help_panel="A job")(get.describe)
 app.command("why", rich_help_panel="A job")(why.why)

@@ -177,7 +177,7 @@ def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved
             send_folder(core, namespace, files, demo / "datasets", "/datasets")
         with _step(f"Train: kubectl apply -n {namespace} -f {JOB_FILE}; kubectl logs -n {namespace} -f {job.metadata.name}-0"):
             replace_job(client, namespace, job)
-            status = _follow(core, client, namespace, job.metadata.name)
+            status = _follow(client, namespace, job.metadata.name)
         result = status.get("result") or {}
         if not is_true(status, "Complete"):
             _print_failure(status, namespace, job.metadata.name)
@@ -190,18 +190,25 @@ def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved
     return 0
 
 
-def _follow(core: Any, client: Any, namespace: str, name: str) -> dict[str, Any]:
+def _follow(client: Any, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until it has ended; its last status."""
+    import asyncio
+
+    from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.jobs import has_ended, job_status
-    from lockstep.platforms.kubernetes.logs import follow
+    from lockstep.platforms.kubernetes.logs import Wanted, follow
 
     deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
 
-    def over() -> bool:
+    async def over() -> bool:
         return has_ended(job_status(client, namespace, name)) or time.monotonic() > deadline
 
-    for line in follow(core, namespace, name, node=0, over=over):
-        print(f"    {line}", flush=True)
+    async def show() -> None:
+        async with await Cluster.connect() as cluster:
+            async for line in follow(cluster, namespace, name, Wanted(), over):
+                print(f"    {line}", flush=True)
+
+    asyncio.run(show())
     return job_status(client, namespace, name)
 
 

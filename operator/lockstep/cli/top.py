@@ -1,0 +1,162 @@
+"""`lockstep top [JOB]`: how jobs get on, now."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.text import Text
+
+Object = dict[str, Any]
+CURVE_POINTS = 60
+CURVE_SECONDS = 10.0
+"""The loss curve is read so often; the rest with every look."""
+
+
+class Form(StrEnum):
+    """How the answer is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def top(
+    job: Annotated[
+        str | None, typer.Argument(help="A job's name. Default: a line for each job of the namespace.", show_default=False)
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One look. So it is, too, where the output is no terminal.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
+    output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
+    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
+    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Show how a job gets on until it has ended: loss curve, speed, memory, fabric, goodput, and each node's ranks and NICs.
+
+    What nodes say of themselves is asked of their pods while you look, which needs the right to run programs in them; without it the rest is shown.
+
+    Example: lockstep top demo
+    """
+    live = not once and output is Form.TEXT and sys.stdout.isatty()
+    if local:
+        looks = _looks_of_folder(job, workspace, interval)
+    elif job is None:
+        looks = _looks_of_all(cluster, namespace, context, interval)
+    else:
+        looks = _looks_of_job(find_job(job, cluster, namespace, context).job, context, interval)
+    asyncio.run(_show(looks, output, live=live))
+
+
+async def _show(looks: AsyncIterator[tuple[Object, list[str], bool]], output: Form, *, live: bool) -> None:
+    """Each look: its values, its lines, and whether it is the last one."""
+    with _screen(live) as put:
+        async for found, lines, over in looks:
+            if output is Form.JSON:
+                print(json.dumps(found, indent=2))
+            else:
+                put(lines)
+            if over or not live:
+                return
+
+
+@contextmanager
+def _screen(live: bool) -> Iterator[Callable[[Iterable[str]], None]]:
+    """What shows lines in place of those before; where nothing is live, one after the other."""
+    if not live:
+        yield lambda lines: print("\n".join(lines))
+        return
+    from rich.live import Live
+
+    with Live(auto_refresh=False, vertical_overflow="crop") as view:
+        yield lambda lines: view.update(_text(lines), refresh=True)
+
+
+def _text(lines: Iterable[str]) -> Text:
+    from rich.text import Text
+
+    text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+    text.highlight_words(["Running", "Complete", "verified"], "green")
+    text.highlight_words(["Failed", "NOT as asked", "not running", "not seen"], "red")
+    text.highlight_regex(r"(?m)^(loss|speed|fabric|checkpoint|goodput|NODE.*|NAME.*)", "bold")
+    text.highlight_regex(r"[▁▂▃▄▅▆▇█]+", "cyan")
+    return text
+
+
+async def _looks_of_job(job: Object, context: str | None, interval: float) -> AsyncIterator[tuple[Object, list[str], bool]]:
+    from lockstep.api.errors import Failed
+    from lockstep.plan.readstatus import is_true
+    from lockstep.plan.top import snapshot
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.top import Nodes, pods_of
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    curve: Object = {}
+    read = -CURVE_SECONDS
+    async with await Cluster.connect(context) as cluster, Nodes(cluster, namespace, name) as nodes:
+        while True:
+            now = time.monotonic()
+            points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
+            answers = await nodes.ask(points)
+            if points and answers.get(0, {}).get("curve"):
+                curve, read = answers[0]["curve"], now
+            elif curve and 0 in answers:
+                answers[0]["curve"] = curve
+            found = await cluster.get("TrainingJob", namespace, name)
+            if found is None:
+                raise Failed(f"job {name} was deleted")
+            status = found.get("status", {})
+            seen = snapshot(found, await pods_of(cluster, namespace, name), answers)
+            yield seen, _page(seen), is_true(status, "Complete") or is_true(status, "Failed")
+            await asyncio.sleep(interval)
+
+
+async def _looks_of_all(
+    cluster: str, namespace: str | None, context: str | None, interval: float
+) -> AsyncIterator[tuple[Object, list[str], bool]]:
+    from lockstep.cli.target import target_of
+    from lockstep.plan.top import overview, snapshot
+    from lockstep.platforms.kubernetes.cluster import Cluster
+
+    place = target_of(cluster, namespace, context).namespace
+    async with await Cluster.connect(context) as connection:
+        while True:
+            jobs = (await connection.list("TrainingJob", place))["items"]
+            lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
+            yield {"jobs": [snapshot(job, (), {}) for job in jobs]}, lines, False
+            await asyncio.sleep(interval)
+
+
+async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> AsyncIterator[tuple[Object, list[str], bool]]:
+    from lockstep.api.errors import ConfigError
+    from lockstep.platforms.local.look import look
+
+    if job is None:
+        raise ConfigError("say which run: lockstep top JOB --local")
+    while True:
+        seen, over = look(job, workspace, CURVE_POINTS)
+        yield seen, _page(seen), over
+        await asyncio.sleep(interval)
+
+
+def _page(seen: Object) -> list[str]:
+    import shutil
+
+    from lockstep.plan.top import page
+
+    return list(page(seen, time.time(), shutil.get_terminal_size().columns))

@@ -1,0 +1,59 @@
+"""A run's folder and its nodes, asked in a pod: `runfolder.py` runs there, as text, and ends when nobody asks any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.names import WORKSPACE
+from lockstep.platforms import runfolder
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.exec import Place, Program, program
+
+# The program comes by standard input: a command is part of a URL, which a proxy on the way may find too long.
+BOOTSTRAP = "import json, sys; text, asked = json.loads(sys.stdin.readline()); space = {'__name__': 'runfolder'}; exec(text, space); space['main'](asked)"
+
+
+def run_root(job: str) -> str:
+    return f"{WORKSPACE}/runs/{job}"
+
+
+def _text() -> str:
+    return Path(runfolder.__file__).read_text(encoding="utf-8")
+
+
+@asynccontextmanager
+async def asked(cluster: Cluster, place: Place, **request: Any) -> AsyncIterator[Program]:
+    """The program with its first request sent."""
+    async with program(cluster, place, ["python3", "-c", BOOTSTRAP]) as running:
+        await running.write(json.dumps([_text(), request]).encode() + b"\n")
+        yield running
+
+
+async def lines_of(running: Program) -> AsyncIterator[str]:
+    """Its output line by line. Raises ProgramFailed when it ended with an error."""
+    rest = b""
+    while data := await running.read():
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace")
+    if running.code != 0:
+        raise running.failure()
+
+
+async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncIterator[str]:
+    """Lines of a node's log on the job's volume; `request` as `runfolder.log` takes it."""
+    async with asked(cluster, place, what="log", root=run_root(job), **request) as running:
+        async for line in lines_of(running):
+            yield line
+
+
+async def summary(cluster: Cluster, place: Place, job: str, points: int = 1000) -> dict[str, Any]:
+    """What the run has measured, as `runfolder.summary` says it."""
+    async with asked(cluster, place, what="summary", root=run_root(job), points=points) as running:
+        text = [line async for line in lines_of(running)]
+    found: dict[str, Any] = json.loads(text[-1])
+    return found

@@ -1,0 +1,237 @@
+"""What a run's folder and its node say of themselves: read here for `--local`, and in a pod by its own Python (3.10 or newer), as text.
+
+So nothing is imported but the standard library. `python3 -c THIS '{"what": "log", "root": "/workspace/runs/x", …}'` prints lines of a node's log;
+`summary` prints one line of JSON with the run's measurements; `watch` answers every line on standard input with one line of JSON, and ends
+with its input: nothing runs in a pod when nobody looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+BEGINS = "[lockstep] this agent begins: job "
+PATIENCE_SECONDS = 60.0
+"""A watch whose questions stop ends by itself: the connection may have broken without a word."""
+MEASURED = ("loss", "tokensPerSecond", "stepSeconds", "mfu", "gradientNorm", "learningRate")
+Json = dict[str, Any]
+
+
+def parts(root: str, node: int) -> list[Path]:
+    """The files of a node's log that there are, oldest first."""
+    path = Path(root) / "logs/output" / f"node-{node}.log"
+    return [found for found in (path.with_name(f"{path.name}.1"), path) if found.exists()]
+
+
+def log(
+    root: str, node: int, uid: str = "", rank: int = -1, attempt: int = -1, since: str = "", tail: int = -1, **_: object
+) -> Iterable[str]:
+    """Lines of a node's log without their time and attempt. `uid`: of this job; '': of the newest of this name. `rank`, `attempt`: -1: of any."""
+    files = parts(root, node)
+    uid = uid or newest_job(files)
+    chosen = (line for _, _, line in _chosen(files, uid, attempt, since) if rank < 0 or line.startswith(f"[rank {rank}] "))
+    return chosen if tail < 0 else deque(chosen, maxlen=tail)
+
+
+def newest_job(files: list[Path]) -> str:
+    """The uid of the job that was the last to write; '' when none says."""
+    found = ""
+    for path in files:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            found = next((line.split()[-1] for line in reversed([one for one in file if BEGINS in one])), found)
+    return found
+
+
+def _chosen(files: list[Path], uid: str, attempt: int, since: str) -> Iterator[tuple[str, int, str]]:
+    """(time, attempt, line)"""
+    of = uid
+    for path in files:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for raw in file:
+                stamp, number, line = (*raw.rstrip("\n").split(" ", 2), "", "")[:3]
+                if line.startswith(BEGINS):
+                    of = line[len(BEGINS) :]
+                elif of == uid and number.isdecimal() and attempt in (-1, int(number)) and stamp >= since:
+                    yield stamp, int(number), line
+
+
+class Records:
+    """A growing file of measurements; what a resume has undone is forgotten with the file that it replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = (0, 0)
+        self.found: dict[int, Json] = {}
+
+    def read(self) -> Records:
+        """What is new since the last time; the rest of a line that isn't whole comes with its end."""
+        try:
+            with self._path.open("rb") as file:
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._place[0] or state.st_size < self._place[1]:
+                    self._place, self.found = (state.st_ino, 0), {}
+                file.seek(self._place[1])
+                data = file.read()
+        except OSError:
+            return self
+        whole = data[: data.rfind(b"\n") + 1]
+        self._place = (self._place[0], self._place[1] + len(whole))
+        for raw in whole.splitlines():
+            try:
+                record = json.loads(raw)
+                self.found[int(record["step"])] = record
+            except (ValueError, KeyError, TypeError):
+                continue
+        return self
+
+    def thinned(self, points: int, names: Iterable[str]) -> dict[str, Json]:
+        """At most about `points` of them: steps that are multiples of one number, so that two runs have the same ones, and the last."""
+        steps = sorted(self.found)
+        every = 1
+        while len([step for step in steps if step % every == 0]) > points:
+            every = every * 2 if every not in (2, 20, 200, 2000, 20000) else every * 5 // 2
+        chosen = [step for step in steps if step % every == 0 or step == steps[-1]]
+        return {str(step): {name: self.found[step][name] for name in names if self.found[step].get(name) is not None} for step in chosen}
+
+    def median(self, name: str) -> float | None:
+        values = [float(record[name]) for record in self.found.values() if isinstance(record.get(name), int | float)]
+        return statistics.median(values) if values else None
+
+
+def summary(root: str, points: int = 1000, **_: object) -> Json:
+    """What a run has measured, what it was told, and its records."""
+    folder = Path(root)
+    train, evals = (Records(folder / "logs" / f"{name}_log.jsonl").read() for name in ("train", "eval"))
+    return {
+        "there": folder.is_dir(),
+        "steps": train.thinned(points, MEASURED),
+        "medians": {name: train.median(name) for name in ("tokensPerSecond", "stepSeconds", "mfu")},
+        "evaluations": evals.thinned(points, ("evalLoss",)),
+        **{name: _json(folder / path) for name, path in (("run", "logs/output/run.json"), ("goodput", "gang/goodput.json"))},
+        "end": _json(folder / "gang/end.json"),
+        "attempts": [record for record in map(_parsed, _text(folder / "gang/attempts.jsonl").splitlines()) if record],
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _parsed(text: str) -> Json:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _json(path: Path) -> Json:
+    return _parsed(_text(path))
+
+
+def counters(net: Path = Path("/proc/net/dev"), infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, tuple[int, int]]:
+    """NIC → bytes in and out since it is up. Devices of RDMA count their own traffic, which their interfaces don't see."""
+    found = {}
+    for line in _text(net).splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        values = numbers.split()
+        if name.strip() != "lo" and len(values) >= 9:
+            found[name.strip()] = (int(values[0]), int(values[8]))
+    for port in sorted(infiniband.glob("*/ports/*")):
+        words = [_text(port / "counters" / f"port_{way}_data").strip() for way in ("rcv", "xmit")]
+        if all(word.isdecimal() for word in words) and "ACTIVE" in _text(port / "state"):
+            found[port.parts[-3]] = (int(words[0]) * 4, int(words[1]) * 4)  # counted in words of four bytes
+    return dict(list(found.items())[:32])
+
+
+def memory(root: Path = Path("/sys/fs/cgroup")) -> Json:
+    """Bytes of the container, and its limit where there is one."""
+    for used, most in (("memory.current", "memory.max"), ("memory/memory.usage_in_bytes", "memory/memory.limit_in_bytes")):
+        now, limit = _text(root / used).strip(), _text(root / most).strip()
+        if now.isdecimal():
+            return {"bytes": int(now), **({"limitBytes": int(limit)} if limit.isdecimal() and int(limit) < 1 << 60 else {})}
+    return {}
+
+
+def ranks(proc: Path = Path("/proc")) -> list[int]:
+    """Of processes that run here."""
+    found = set()
+    for folder in proc.glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        named = [entry[5:] for entry in environment if entry.startswith(b"RANK=")]
+        if named and named[0].isdigit() and any(entry.startswith(b"LOCKSTEP_ATTEMPT=") for entry in environment):
+            found.add(int(named[0]))
+    return sorted(found)
+
+
+def gpus() -> list[Json]:
+    """Memory and use of each, as the driver's own tool says; none where it isn't there or doesn't answer."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    asked = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total,utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [re.findall(r"\d+", line) for line in told.splitlines()]
+    return [
+        {"index": int(row[0]), "bytes": int(row[1]) << 20, "limitBytes": int(row[2]) << 20, "percentage": int(row[3])}
+        for row in rows
+        if len(row) == 4
+    ]
+
+
+class Watch:
+    """One node, looked at again and again."""
+
+    def __init__(self, root: str, node: int) -> None:
+        self._root, self._node = root, node
+        self._train = Records(Path(root) / "logs/train_log.jsonl")
+        self._before = (time.monotonic(), counters())
+
+    def answer(self, points: int = 0, **_: object) -> Json:
+        """`points`: of the loss curve; 0: it is not read."""
+        now, found = time.monotonic(), counters()
+        seconds = max(now - self._before[0], 1e-3)
+        rates = {
+            nic: [8 * (new - old) / seconds / 1e9 for new, old in zip(found[nic], known, strict=True)]
+            for nic, known in self._before[1].items()
+            if nic in found
+        }
+        self._before = (now, found)
+        said = {"node": self._node, "gigabits": rates, "memory": memory(), "ranks": ranks(), "gpus": gpus()}
+        return {**said, "curve": self._train.read().thinned(points, ("loss",))} if points else said
+
+
+def main(request: Json) -> None:
+    what, asked = request.pop("what"), request
+    if what == "log":
+        for line in log(**asked):
+            sys.stdout.write(f"{line}\n")
+    elif what == "summary":
+        print(json.dumps(summary(**asked)))
+    else:
+        watch = Watch(asked["root"], asked["node"])
+        while select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0] and (line := sys.stdin.readline()):
+            print(json.dumps(watch.answer(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
