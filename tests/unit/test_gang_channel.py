@@ -53,7 +53,7 @@ def with_server(tmp_path: Path, test: Callable[[Scene], Awaitable[None]]) -> lis
     run = make_run(run_dir=str(tmp_path), coordinator_port=free_port())
 
     async def play() -> None:
-        output = Output(lines.append, tuple)
+        output = Output(lines.append, tuple, lines.append)
         coordinator = Coordinator(run, KEY, output)
         server = Server(run, KEY, coordinator, output)
         scene = Scene(run, coordinator, await server.start(), lines)

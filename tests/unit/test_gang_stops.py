@@ -158,7 +158,7 @@ def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Pat
     story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
 
     async def settle() -> str:
-        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: ()))
+        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
         hosted._begin_record(story.gang)
         hosted.gang = replace(story.gang, stop_began=hosted._now())
         settling = asyncio.ensure_future(hosted.settle())
@@ -179,7 +179,7 @@ def test_a_node_that_does_not_answer_in_time_is_not_waited_for_any_longer(tmp_pa
     story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
 
     async def settle() -> StopReport | None:
-        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: ()))
+        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
         hosted._begin_record(story.gang)
         hosted.gang = replace(story.gang, stop_began=hosted._now())
         await hosted.settle()

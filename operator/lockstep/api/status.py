@@ -236,7 +236,7 @@ class InteractiveStatus(Model):
     since: Time | None = None
     """Since when it runs."""
     idle_since: Time | None = None
-    """Since when nobody has used the environment; unset: it is in use."""
+    """Since when nobody has used the environment; set once a warning was given."""
     release_time: Time | None = None
     """Nobody uses it and a warning was given: its GPUs are released at this time."""
     released: Time | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.gloo import GlooInterface
+from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.preflight import NodePreflight
 from lockstep_gang.agent.processes import become_subreaper, ended_children
@@ -67,7 +68,8 @@ class Agent:
         self._silence_seconds = silence_seconds
         self._socket = ReportSocket(node.folder)
         self._progress = ProgressServer(node.folder, self._report, console.say)
-        self.link = Link(run, key, node.index, Handlers(self._hello, self._take, console.say))
+        self.link = Link(run, key, node.index, Handlers(self._hello, self._connected, self._take, console.say))
+        self._dev = DevNode(node, self.link, console.say)
         self._preflight = NodePreflight(run, key, node.index, self.link.send)
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
@@ -90,10 +92,8 @@ class Agent:
         loop.add_reader(self._socket.fileno(), self._read_reports)
         if self._run.training is None:  # a script; rank 0 may be on any node
             self._node = replace(self._node, reporting=await self._progress.start())
-        tasks = [
-            asyncio.ensure_future(task)
-            for task in (self.link.run(), self._watch_silence(), self._tell_progress(), self._watch_fabric(), self._done.wait())
-        ]
+        own = (self.link.run(), self._watch_silence(), self._tell_progress(), self._watch_fabric(), self._done.wait())
+        tasks = [asyncio.ensure_future(task) for task in (*own, *await self._dev.start())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -104,6 +104,7 @@ class Agent:
                 task.cancel()
             self._kill()
             self._preflight.end()
+            self._dev.close()
             loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._progress.close()
@@ -125,9 +126,14 @@ class Agent:
             self._ranks.nccl.forget_told()
         return Hello(self._node.index, self._instance, self._known_attempt, self._known_attempt if self._running else 0, states)
 
+    def _connected(self) -> None:
+        self._dev.connected()
+
     def _take(self, order: Order) -> None:
         if isinstance(order, Check):
             self._preflight.take(order)
+            return
+        if self._dev.take(order):
             return
         self._preflight.end()
         if isinstance(order, Start):
@@ -144,7 +150,7 @@ class Agent:
         self._console.begin_attempt(order.attempt)
         self._progress_of.clear()
         self._progress.begin_attempt()
-        self._ranks = Ranks(self._node, order, self._console.write)
+        self._ranks = Ranks(self._node, order, self._dev.writer(order, self._console.write))
         self._running = True
         self._ranks.start()
         for exit_ in self._ranks.exits():
@@ -219,6 +225,7 @@ class Agent:
 
     def _exited(self, exit_: RankExit) -> None:
         self._flush()
+        self._dev.printed.flush()
         dump = self._ranks.dumped(exit_.rank) if self._ranks is not None else None
         if dump is not None:
             self.link.send(dump)

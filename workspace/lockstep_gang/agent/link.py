@@ -14,6 +14,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import Channel, connect
 
 SAY_SECONDS = 10.0
+BACKLOG_BYTES = 4 * 1024 * 1024
 RETRY_SECONDS = (0.1, 1.0)
 QUIET_SECONDS = 3 * PING_SECONDS
 """A connection without a ping for so long is made anew."""
@@ -21,9 +22,10 @@ QUIET_SECONDS = 3 * PING_SECONDS
 
 @dataclass(frozen=True)
 class Handlers:
-    """What the link calls: for the message that opens a connection, with every order, with a line for the log."""
+    """What the link calls: for the message that opens a connection, after it was sent, with every order, with a line for the log."""
 
     hello: Callable[[], Hello]
+    connected: Callable[[], None]
     take: Callable[[Order], None]
     say: Callable[[str], None]
 
@@ -33,7 +35,7 @@ class Link:
 
     def __init__(self, run: Run, key: bytes, node: int, handlers: Handlers) -> None:
         self._run, self._key, self._node = run, key, node
-        self._hello, self._take, self._say = handlers.hello, handlers.take, handlers.say
+        self._hello, self._connected_to, self._take, self._say = handlers.hello, handlers.connected, handlers.take, handlers.say
         self._channel: Channel | None = None
         self.last_heard = time.monotonic()
         self.address = (run.addresses[0], run.coordinator_port)
@@ -43,6 +45,11 @@ class Link:
         if self._channel is not None:
             self._channel.send(message_to_json(message))
 
+    @property
+    def has_room(self) -> bool:
+        """There is a connection, and it takes what is sent: worth sending what can be left out."""
+        return self._channel is not None and self._channel.backlog_bytes < BACKLOG_BYTES
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
@@ -50,6 +57,7 @@ class Link:
             try:
                 channel.send(message_to_json(self._hello()))
                 self._channel = channel
+                self._connected_to()
                 await self._listen(channel)
             except ContractError as error:
                 self._say(f"closed the connection to the coordinator: {error}")

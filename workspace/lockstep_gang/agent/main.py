@@ -1,4 +1,4 @@
-"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node."""
+"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node. `agent.pyz run|stop|env`: what people type beside it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lockstep_gang.agent import ask
 from lockstep_gang.agent.agent import Agent, make_folder
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.journal import Journal
@@ -27,7 +28,10 @@ SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used."""
-    options = _parse(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] and given[0] in ask.VERBS:
+        return ask.main(given)
+    options = _parse(given)
     try:
         run = parse_run(Path(options.run).read_text(encoding="utf-8"))
         key = parse_key(Path(run.key_file).read_text(encoding="ascii"))
@@ -65,7 +69,7 @@ async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | 
         agent.end_with(parent)
     if node.index != 0:
         return await agent.run()
-    output = Output(console.say, console.tail)
+    output = Output(console.say, console.tail, console.write)
     coordinator = Coordinator(run, key, output)
     server = Server(run, key, coordinator, output)
     agent.link.address = await server.start()

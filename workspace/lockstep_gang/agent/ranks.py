@@ -16,6 +16,7 @@ from lockstep_gang.agent.processes import Ended, kill_strays, send, send_to_grou
 from lockstep_gang.agent.progress import offered
 from lockstep_gang.agent.relay import Relay, drain
 from lockstep_gang.agent.reports import read_error_file
+from lockstep_gang.agent.script import argv
 from lockstep_gang.agent.stacks import STOPPED, ProcessState, ask_for_stacks, dumped, head_line, process_state, stack_path, write_stacks
 from lockstep_gang.contract.messages import Dumped, Error, RankExit, RankState, Start
 from lockstep_gang.contract.run import Run
@@ -50,6 +51,9 @@ class RankProcess:
         self.error: Error | None = None
         self.exit: RankExit | None = None
         self._attempt = start.attempt
+        run, asked = node.run, start.run
+        self._command = run.command if asked is None else argv(asked, local_rank)
+        self._folder = run.working_directory if asked is None else asked.folder
         self._seen: ProcessState | None = None
         """Of its process, before it was killed."""
         self._asked = False
@@ -69,14 +73,14 @@ class RankProcess:
         """A line of NCCL's log; a warning may say why the rank ends."""
         self._relay.note(line, remember=is_warning)
 
-    def start(self, run: Run) -> None:
+    def start(self) -> None:
         """A command that can't be started is an exit like any other."""
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         try:
-            self.pid = start_process(run.command, run.working_directory, self._environment, write_end)
+            self.pid = start_process(self._command, self._folder, self._environment, write_end)
         except OSError as error:
-            message = f"{error.strerror}: {error.filename or run.command[0]}"
+            message = f"{error.strerror}: {error.filename or self._command[0]}"
             self.exit = RankExit(self.rank, NOT_STARTED, None, False, Error(self.rank, type(error).__name__, message), (message,))
         finally:
             os.close(write_end)
@@ -133,7 +137,7 @@ class Ranks:
 
     def start(self) -> None:
         for rank in self._ranks:
-            rank.start(self._node.run)
+            rank.start()
             if rank.exit is None:
                 self._by_pid[rank.pid] = rank
                 asyncio.get_running_loop().add_reader(rank.pipe, self._output, rank)

@@ -70,6 +70,8 @@ class Interrupted:
     id: str
     """'': whatever runs."""
     why: str
+    reply: str = ""
+    """Under which id it is answered; '': not at all."""
 
 
 @dataclass(frozen=True)

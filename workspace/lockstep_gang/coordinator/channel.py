@@ -29,6 +29,11 @@ class Channel:
         if not self._writer.is_closing():
             self._writer.write(self._sealer.seal(message))
 
+    @property
+    def backlog_bytes(self) -> int:
+        """What the other side has not taken yet."""
+        return self._writer.transport.get_write_buffer_size()
+
     async def receive(self) -> dict[str, Any]:
         """The next message. EOFError when the other side closed, ContractError when it is not its next message, OSError."""
         return self._opener.open(await _line(self._reader))

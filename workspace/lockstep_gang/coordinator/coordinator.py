@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lockstep_gang.contract.exits import PING_SECONDS
+from lockstep_gang.contract.interactive import Printed
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Start, StopMode, message_to_json
 from lockstep_gang.contract.reply import Reply
 from lockstep_gang.contract.report import State
@@ -17,6 +18,7 @@ from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.ports import free_port
 from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.coordinator.reporter import Reporter
+from lockstep_gang.coordinator.showing import Showing
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.decide import Decision, decide
@@ -39,12 +41,19 @@ SETTLE_SECONDS = 5.0
 """How long the end of node 0's agent waits, after a save's grace is over, for the other agents and for the operator to take the last report."""
 
 
+def _turns(gang: Gang) -> tuple[object, ...]:
+    """What the operator hears of at once."""
+    return state_of(gang), gang.attempt, gang.stopped, gang.session.idleness
+
+
 @dataclass(frozen=True)
 class Output:
     """Node 0's log: a line into it, and its last lines."""
 
     say: Callable[[str], None]
     tail: Callable[[], tuple[str, ...]]
+    write: Callable[[str], None]
+    """As `say`, a line that is somebody else's."""
 
 
 class Coordinator:
@@ -59,6 +68,7 @@ class Coordinator:
         self._account = Account(self._records, run, output.say)
         self.gang = self._account.opened(resumed(run, self._attempts, self._records.end(), self._now()), self._now())
         self._channels: dict[int, Channel] = {}
+        self._showing = Showing(self._channels)
         self._replaced: set[str] = set()
         """Agents, by instance, in whose place another one has come: their pod was taken for lost, and may yet run."""
         self._ports: dict[int, int] = {}
@@ -92,7 +102,22 @@ class Coordinator:
         return True
 
     def heard(self, node: int, message: AgentMessage) -> None:
-        self._become(observe(self.gang, self._run, node, message, self._now()))
+        if isinstance(message, Printed):
+            self._printed(node, message)
+        else:
+            self._become(observe(self.gang, self._run, node, message, self._now()))
+
+    def _printed(self, node: int, message: Printed) -> None:
+        """Output of a dev environment's ranks: all of it is in node 0's log, and seen by whoever asked. Node 0's agent has logged its own."""
+        if message.attempt != self.gang.attempt:
+            return
+        for line in message.lines if node != 0 else ():
+            self._output.write(line)
+        self._showing.show(self.gang.session.request, message.lines)
+
+    def _say(self, line: str) -> None:
+        self._output.say(line)
+        self._showing.show(self.gang.session.request, (f"[lockstep] {line}",))
 
     def disconnected(self, node: int, channel: Channel) -> None:
         if self._channels.get(node) is channel:
@@ -164,7 +189,7 @@ class Coordinator:
             hint = "" if isinstance(error, Replaced) else ": is the volume full or read-only?"
             trouble = f"cannot write the job's record under {self._run.run_dir}/gang ({error.strerror}){hint}"
             if trouble != self.gang.trouble:
-                self._output.say(trouble)
+                self._say(trouble)
             self.gang = replace(self.gang, trouble=trouble)
             self._wake_at = self._now() + STORAGE_RETRY_SECONDS
             self._wake.set()
@@ -199,12 +224,12 @@ class Coordinator:
     def _tell(self, before: Gang) -> None:
         """Into the log and to the operator, as far as something changed."""
         for line in telling(before, self.gang, self._run):
-            self._output.say(line)
+            self._say(line)
         self._changed.set()
         if self._reporter is None or before == self.gang:
             return
         report = summarise(self.gang, self._run)
-        if (state_of(before), before.attempt, before.stopped) != (state_of(self.gang), self.gang.attempt, self.gang.stopped):
+        if _turns(before) != _turns(self.gang):
             self._reporter.transition(replace(report, log=self._output.tail()))
         elif (before.checkpoint, before.fabric.verdict, before.stragglers, message_of(before, self._run)) != (
             report.checkpoint,
@@ -240,8 +265,9 @@ class Coordinator:
     async def _say_what_is_missing(self) -> None:
         while True:
             await asyncio.sleep(WAITING_LINE_SECONDS)
-            if waits_for(self.gang, self._now()) or (state_of(self.gang) is State.WAITING):
-                self._output.say(message_of(self.gang, self._run))
+            wanted = self._run.interactive is None or self.gang.session.request is not None
+            if waits_for(self.gang, self._now()) or (wanted and state_of(self.gang) is State.WAITING):
+                self._say(message_of(self.gang, self._run))
 
     async def _keep_account(self) -> None:
         """Also when nothing happens for long: what the time was spent on stays true in reports and on the volume."""

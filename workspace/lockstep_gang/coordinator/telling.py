@@ -11,6 +11,7 @@ from lockstep_gang.contract.messages import RankExit, StopMode
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.telling_runs import runs, start_line
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.placement import racks_line
 from lockstep_gang.lifecycle.preflight import ends_with_it
@@ -29,6 +30,7 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     yield from _fabric(before, after)
     yield from _stragglers(before, after)
     yield from _phases(before, after, run)
+    yield from runs(before, after, run)
 
 
 def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
@@ -86,14 +88,16 @@ def _exit(exit_: RankExit, run: Run) -> Iterator[str]:
     """How it ended, and the last lines of a rank whose output this log doesn't have."""
     node = run.node_of(exit_.rank)
     how = f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}"
-    lines = exit_.last_lines if node != 0 else ()
+    lines = exit_.last_lines if node != 0 and run.interactive is None else ()
     yield f"rank {exit_.rank} on node {node} {how}" + (", its last lines:" if lines else "")
     for line in lines:
         yield f"rank {exit_.rank} | {line}"
 
 
 def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
-    if after.attempt > before.attempt:
+    if after.attempt > before.attempt and run.interactive is not None:
+        yield start_line(after, run)
+    elif after.attempt > before.attempt:
         again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
         yield f"attempt {after.attempt} starts: {run.world_size} ranks on {run.nodes} nodes{again}"
         yield from banner(after, run)

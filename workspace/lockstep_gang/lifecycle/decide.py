@@ -12,7 +12,7 @@ from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle import preflight
+from lockstep_gang.lifecycle import preflight, session
 from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
 from lockstep_gang.lifecycle.fabric import begun, refusal, settled
 from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
@@ -21,6 +21,8 @@ from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_fa
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import hang_failure, next_deadline, noticed
 from lockstep_gang.lifecycle.hang import overdue as overdue_rank
+from lockstep_gang.lifecycle.idle import wake_at as idle_wake_at
+from lockstep_gang.lifecycle.idle import with_idleness
 from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, told_to_go
 from lockstep_gang.lifecycle.placement import awaited, placed
 from lockstep_gang.lifecycle.progress import Hang
@@ -49,19 +51,37 @@ class Decision:
 
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
-    step = _next_step(timed(with_idle_stop(accounted(gang, run, now), now), now), run, now)
+    gang = with_idleness(accounted(gang, run, now), run, now)
+    step = _next_step(timed(with_idle_stop(gang, now), now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
 
 
 def _next_step(gang: Gang, run: Run, now: float) -> Decision:
     if gang.phase is Phase.WAITING:
-        return _waiting(gang, run, now)
+        return _waiting(gang, run, now) if run.interactive is None else _for_a_request(gang, run, now)
     if gang.phase is Phase.ACTIVE:
         return _active(gang, run, now)
     if gang.phase is Phase.STOPPING and not any(node.connected and node.attempt for node in gang.nodes):
         return _stopped(gang, run, now)
-    return Decision(gang)
+    return Decision(_hastened(gang) if gang.phase is Phase.STOPPING else gang)
+
+
+def _hastened(gang: Gang) -> Gang:
+    """Ranks that save, because somebody interrupted their run, are killed once it is interrupted again."""
+    again = gang.stopping is StopMode.SAVE and session.interrupting(gang) is StopMode.KILL
+    return replace(gang, stopping=StopMode.KILL) if again else gang
+
+
+def _for_a_request(gang: Gang, run: Run, now: float) -> Decision:
+    """In a dev environment: an attempt starts when somebody has asked for it."""
+    gang, may_start = session.prepared(gang, run, now)
+    return _start(replace(gang, placement=awaited(gang.placement, run, now)), run, now) if may_start else Decision(gang)
+
+
+def _run_over(gang: Gang, outcome: str) -> Decision:
+    """A run of a dev environment has ended, and the environment waits for the next."""
+    return Decision(replace(gang, phase=Phase.WAITING, failure=None, final=False), close=outcome)
 
 
 def _waiting(gang: Gang, run: Run, now: float) -> Decision:
@@ -90,7 +110,7 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
     fresh = replace(
         gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
     )
-    fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now))
+    fresh = session.begun(replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now)))
     return Decision(
         replace(fresh, stopping=None, hang=None, stragglers=(), late=(), dumps=(), lost=(), trainer=None, trouble=None), begin=True
     )
@@ -121,9 +141,16 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
         return stuck
     if any(node.leaving for node in gang.nodes):
         return _stop(gang, StopMode.SAVE, "a node was asked to stop", now)
-    if _all_done(gang):
-        return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
-    return Decision(gang)
+    interrupting = session.interrupting(gang)
+    if interrupting is not None:
+        return _stop(gang, interrupting, "whoever asked for it wants it to stop", now)
+    return _done(gang, run, now) if _all_done(gang) else Decision(gang)
+
+
+def _done(gang: Gang, run: Run, now: float) -> Decision:
+    if run.interactive is not None:
+        return _run_over(session.completed(gang, now), "Complete")
+    return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
 
 
 def _overdue(node: Node, now: float) -> bool:
@@ -162,8 +189,12 @@ def _stop_hung(gang: Gang, run: Run, hang: Hang, now: float) -> Decision:
 
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     """No rank is left on any node that can be reached; one that can't stops its own after its silence, and is fenced by its number."""
+    if run.interactive is not None:
+        leaving = any(node.leaving for node in gang.nodes)
+        gang = replace(gang, stopped=stop_report(gang, run, now)) if leaving and gang.stopping is StopMode.SAVE else gang
+        return _run_over(*session.stopped(gang, run, now))
     if _all_done(gang) and not has_failed(gang, run):
-        return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
+        return _done(gang, run, now)
     if gang.stopping is StopMode.SAVE:
         waiting = replace(gang, phase=Phase.WAITING, failure=None, stopped=stop_report(gang, run, now))
         return Decision(told_to_go(waiting, asked_to_go(gang, now)), close="Stopped")
@@ -187,7 +218,8 @@ def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
             orders.append((index, order))
             attempt = order.attempt if isinstance(order, Start) else node.attempt
             gang = gang.with_node(index, replace(node, told=order, attempt=attempt))
-    return gang, tuple(orders)
+    orders += [(node, said) for node, said in gang.session.answers if gang.nodes[node].connected]
+    return replace(gang, session=replace(gang.session, answers=())), tuple(orders)
 
 
 def _order(gang: Gang, run: Run, index: int) -> Order | None:
@@ -197,7 +229,9 @@ def _order(gang: Gang, run: Run, index: int) -> Order | None:
         return Finish(gang.ending.state, gang.ending.message)
     if gang.phase is Phase.ACTIVE and not told_to_start(node, gang.attempt) and node.attempt != gang.attempt:
         place = gang.placement.order.index(index) if gang.placement.order else None
-        return Start(gang.attempt, gang.restarts, run.addresses[0], run.master_port + (gang.attempt - 1) % PORTS, place)
+        request = gang.session.request
+        asked = request.asked if request is not None else None
+        return Start(gang.attempt, gang.restarts, run.addresses[0], run.master_port + (gang.attempt - 1) % PORTS, place, asked)
     if gang.phase is Phase.STOPPING and node.attempt:
         return Stop(node.attempt, gang.stopping or StopMode.KILL, gang.stop_reason)
     if gang.phase is Phase.WAITING and node.attempt:
@@ -206,7 +240,9 @@ def _order(gang: Gang, run: Run, index: int) -> Order | None:
 
 
 def _question(gang: Gang, run: Run, node: int) -> Order | None:
-    return preflight.order_of(gang.preflight, run, node) if gang.phase is Phase.WAITING else None
+    if gang.phase is not Phase.WAITING:
+        return None
+    return preflight.order_of(gang.preflight, run, node) or session.question(gang, node)
 
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
@@ -223,6 +259,7 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
         times.append(checked)
     fabric = fabric_wake_at(gang.fabric) if gang.phase is Phase.ACTIVE else None
     times += [fabric] if fabric is not None else []
+    times += [at for at in (idle_wake_at(gang, run), session.wake_at(gang)) if at is not None]
     if gang.phase is Phase.WAITING and gang.placement.waits_until is not None and gang.placement.waits_until > now:
         times.append(gang.placement.waits_until)
     return min(times, default=None)

@@ -16,6 +16,7 @@ from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.placement import Placement
 from lockstep_gang.lifecycle.preflight_state import Preflight
 from lockstep_gang.lifecycle.progress import Hang, Progress, Wait
+from lockstep_gang.lifecycle.session_state import Session
 
 
 class Phase(Enum):
@@ -116,6 +117,8 @@ class Gang:
     fabric: FabricState = field(default_factory=FabricState)
     placement: Placement = field(default_factory=Placement)
     """Which node has which ranks."""
+    session: Session = field(default_factory=Session)
+    """Of a dev environment: what people ask of it."""
     facts: Facts = field(default_factory=Facts)
     """What the operator says of the cluster."""
 

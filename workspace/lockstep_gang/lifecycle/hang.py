@@ -57,6 +57,8 @@ def suspects(gang: Gang, now: float) -> tuple[int, ...]:
 
 
 def _deadlines(gang: Gang, run: Run) -> Iterator[tuple[int, float]]:
+    if run.interactive is not None:
+        return  # somebody watches, or debugs
     for rank, state in _running(gang):
         progress = state.progress
         limit = _limit(progress, run)

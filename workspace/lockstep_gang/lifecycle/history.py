@@ -108,6 +108,8 @@ def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, 
             checkpoint=next((record.checkpoint for record in reversed(own) if record.checkpoint is not None), None),
             history=tuple(record.restart for record in own if record.restart is not None)[-HISTORY:],
         )
+    if run.interactive is not None:  # an environment has no end, and nobody waits for the runs of an earlier coordinator
+        return replace(gang, budget=Budget(), restarts=0, history=())
     if end is not None and end.job_uid == run.job.uid and not _is_retried(end, run):
         return _ended(gang, end)
     if own and own[-1].retry < run.restart.retry:

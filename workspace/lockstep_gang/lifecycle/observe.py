@@ -25,6 +25,7 @@ from lockstep_gang.contract.messages import (
     Started,
     Step,
     Stopped,
+    Wish,
     rank_report_from_json,
 )
 from lockstep_gang.contract.preflight import Checked
@@ -36,16 +37,19 @@ from lockstep_gang.lifecycle.gang import Gang, Node, Phase, Rank, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, stepped
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
+from lockstep_gang.lifecycle.session import wished
 from lockstep_gang.lifecycle.stragglers import judged, with_pace
 
 
-def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
+def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:  # noqa: PLR0911 (one return a kind of message)
     """The gang after `message` of `node`. What belongs to another attempt changes nothing. Raises ContractError for a malformed report."""
     gang = accounted(gang, run, now)
     if isinstance(message, Hello):
         return _hello(gang, run, node, message, now)
     if isinstance(message, Checked):
         return replace(gang, preflight=answered(gang.preflight, node, message, now))
+    if isinstance(message, Wish):
+        return wished(gang, run, node, message, now)
     if isinstance(message, Leaving):
         return gang.with_node(node, replace(gang.nodes[node], leaving=True))
     if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:

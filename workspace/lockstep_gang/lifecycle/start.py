@@ -38,6 +38,8 @@ def timed(gang: Gang, now: float) -> Gang:
 
 
 def start_deadline(gang: Gang, run: Run) -> float | None:
+    if run.interactive is not None and gang.wait.what == "nodes":
+        return None  # whoever waits in a dev environment can give up, and if nobody does, its idle time ends
     return gang.wait.since + run.timeouts.start_seconds if gang.wait.what else None
 
 

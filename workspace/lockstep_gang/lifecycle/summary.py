@@ -7,6 +7,7 @@ from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.idle import interactive_report
 from lockstep_gang.lifecycle.start import listed_nodes, listed_ranks, missing_nodes, missing_ranks
 
 
@@ -31,11 +32,12 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         stragglers=gang.stragglers if gang.phase is Phase.ACTIVE else (),
         stop=gang.stopped,
         result=gang.result if state is State.COMPLETE else None,
-        goodput=gang.goodput,
+        goodput=gang.goodput if run.interactive is None else None,
         fabric=gang.fabric.verdict,
         log=log,
         retry=run.restart.retry,
         preflight=gang.preflight.result,
+        interactive=interactive_report(gang, run),
         order=gang.placement.order,
     )
 
@@ -75,6 +77,11 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     checking = preflight.message_of(gang.preflight)
     if checking:
         return checking + after
+    request = gang.session.request
+    if request is not None and request.looked_at:
+        return f"looking for {request.asked.command[0]} on every node"
+    if run.interactive is not None and request is None:
+        return "ready: nothing runs"
     busy = [index for index, node in enumerate(gang.nodes) if node.attempt]
     return (
         f"waiting for ranks of an earlier attempt to stop on {_listed(busy)}" if busy else f"attempt {gang.attempt + 1} starts soon{after}"

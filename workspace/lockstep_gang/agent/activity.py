@@ -1,0 +1,77 @@
+"""Whether somebody works on this node beside what Lockstep runs: a shell that was used, or a program that computes.
+
+Only asked while no rank runs, so that whatever there is in the pod beside its first process, the agent, came in by `kubectl exec`. Use is
+a session that has just begun, a terminal that was typed into or printed something, and processor time. A shell or a server that only
+stands open is no use.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+BUSY_SHARE = 0.02
+"""Of one core. A server that waits takes less, a shell in use takes less, too: its terminal tells."""
+_TERMINALS = 136
+"""The kernel's device number of /dev/pts; eight in a row."""
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    """0: outside of the pod."""
+    terminal: int
+    """Device number; 0: none."""
+    seconds: float
+    """Of processor time."""
+
+
+class Activity:
+    """Asked now and then; compares with the last time."""
+
+    def __init__(self, proc: Path = Path("/proc"), terminals: Path = Path("/dev/pts")) -> None:
+        self._proc, self._terminals = proc, terminals
+        self._known: dict[int, float] | None = None
+        self._looked_at = time.time()
+
+    def seen(self, now: float) -> bool:
+        """Whether anybody was at work since the last look. The first look finds only what was typed."""
+        guests = self._guests()
+        passed, since = max(now - self._looked_at, 0.001), self._looked_at
+        known, self._known = self._known, {process.pid: process.seconds for process in guests}
+        self._looked_at = now
+        if any(self._was_used(process.terminal, since) for process in guests):
+            return True
+        if known is None:
+            return False
+        computed = sum(max(0.0, process.seconds - known.get(process.pid, 0.0)) for process in guests)
+        came = any(process.parent == 0 and process.pid not in known for process in guests)
+        return came or computed / passed > BUSY_SHARE
+
+    def _guests(self) -> list[Process]:
+        found = map(_read, self._proc.glob("[0-9]*"))
+        return [process for process in found if process is not None and process.pid != os.getpid()]
+
+    def _was_used(self, terminal: int, since: float) -> bool:
+        """A terminal's times move when something is typed or printed, in steps of 8 s."""
+        major, minor = os.major(terminal), os.minor(terminal)
+        if not _TERMINALS <= major < _TERMINALS + 8:
+            return False
+        try:
+            found = (self._terminals / str((major - _TERMINALS) * 256 + minor)).stat()
+        except OSError:
+            return False
+        return max(found.st_atime, found.st_mtime) > since
+
+
+def _read(folder: Path) -> Process | None:
+    """None: it has ended meanwhile."""
+    try:
+        fields = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
+        return Process(int(folder.name), int(fields[1]), int(fields[4]), ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return None

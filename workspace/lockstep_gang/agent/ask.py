@@ -1,0 +1,177 @@
+"""`python3 /lockstep/agent.pyz run|stop|env`: what people type in a pod of a dev environment. Its agent passes it on to all nodes."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import select
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep_gang.contract.exits import FAILED
+
+VERBS = ("run", "stop", "env")
+SOCKET = "/lockstep/agent.sock"
+USAGE = 2
+INTERRUPTED = 130
+READ_BYTES = 65536
+
+
+class Lost(Exception):
+    """There is no agent, or it has gone. The message is for a person."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: of `run` that of the rank that failed first, 130 once it was interrupted."""
+    options = _parse(arguments)
+    try:
+        connection = _connect(os.environ.get("LOCKSTEP_SOCKET", SOCKET))
+    except Lost as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return FAILED
+    with connection:
+        try:
+            return Conversation(connection, getattr(options, "until_eof", False)).hold(_wanted(options))
+        except BrokenPipeError:  # nobody reads what ranks print (`| head`)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return INTERRUPTED
+        except (Lost, OSError) as error:
+            print(f"lockstep: {error if isinstance(error, Lost) else 'the agent has gone'}", file=sys.stderr)
+            return FAILED
+
+
+def _connect(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        reason = (
+            "this pod is not one of an Interactive job, or its agent is still starting"
+            if isinstance(error, FileNotFoundError)
+            else error.strerror
+        )
+        raise Lost(f"no agent answers at {path}: {reason}") from None
+    return connection
+
+
+def _wanted(options: argparse.Namespace) -> dict[str, Any]:
+    if options.verb != "run":
+        return {"verb": options.verb, "by": _who(None)}
+    return {
+        "verb": "run", "command": options.command, "folder": str(Path(options.chdir or ".").absolute()), "by": _who(options.by),
+        "localRank": options.local_rank, "detached": options.detach,
+    }  # fmt: skip
+
+
+def _who(given: str | None) -> str:
+    if given:
+        return given
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        return "a shell"
+
+
+class Conversation:
+    """What is asked for once, and everything that is heard until it is over."""
+
+    def __init__(self, connection: socket.socket, until_eof: bool) -> None:
+        self._connection = connection
+        self._interrupts = 0
+        self._until_eof = until_eof
+        self._rest = b""
+
+    def hold(self, wanted: dict[str, Any]) -> int:
+        signal.signal(signal.SIGINT, lambda *_: self._interrupt())
+        self._send(wanted)
+        while True:
+            for answer in self._heard():
+                code = _told(answer)
+                if code is not None:
+                    return code
+
+    def _send(self, value: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(value).encode() + b"\n")
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: once lets ranks save, twice kills them, three times doesn't wait for it."""
+        self._interrupts += 1
+        if self._interrupts > 2:
+            raise SystemExit(INTERRUPTED)
+        how = "asking all ranks to stop; once more kills them" if self._interrupts == 1 else "killing all ranks"
+        print(f"\n[lockstep] {how}", file=sys.stderr, flush=True)
+        self._send({"interrupt": True})
+
+    def _heard(self) -> list[dict[str, Any]]:
+        sources: list[Any] = [self._connection, *([sys.stdin.fileno()] if self._until_eof else [])]
+        ready, _, _ = select.select(sources, [], [])
+        if sources[1:] and sources[1] in ready:
+            self._take_input(sources[1])
+        if self._connection not in ready:
+            return []
+        data = self._connection.recv(READ_BYTES)
+        if not data:
+            raise Lost("the agent has gone, and the run with it: its pod was told to end, or it crashed (kubectl describe pod)")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _take_input(self, descriptor: int) -> None:
+        """From a laptop, by exec: every byte is a Ctrl-C there, the end of input a connection that is lost."""
+        data = os.read(descriptor, READ_BYTES)
+        if not data:
+            raise SystemExit(INTERRUPTED)
+        for _ in data:
+            self._interrupt()
+
+
+def _told(answer: dict[str, Any]) -> int | None:
+    """The exit code once it is over."""
+    for line in answer.get("lines", ()):
+        print(line)
+    for name, value in sorted(answer.get("environment", {}).items()):
+        print(f"export {name}={shlex.quote(value)}")
+    sys.stdout.flush()
+    if "exitCode" not in answer:
+        return None
+    if answer["message"]:
+        print(f"[lockstep] {answer['message']}", file=sys.stderr, flush=True)
+    return int(answer["exitCode"])
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="agent.pyz", description="Runs programs on all nodes of a dev environment.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="start a script on all nodes, and show what every rank prints", description=_RUN)
+    run.add_argument("--detach", action="store_true", help="don't wait for its end: it goes on when this shell closes (`stop` ends it)")
+    run.add_argument("--local-rank", action="store_true", help="give each rank --local_rank=N, as DeepSpeed's launcher does")
+    run.add_argument("--chdir", metavar="FOLDER", help="where it runs, on every node (default: this folder)")
+    run.add_argument("--by", help=argparse.SUPPRESS)
+    run.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
+    run.add_argument("command", nargs="*", metavar="SCRIPT [ARGUMENTS…]", help="a .py file, -m module, or a program")
+    verbs.add_parser("stop", help="stop what runs, on all nodes; twice kills it")
+    verbs.add_parser("env", help='the variables of a run\'s rank on this node, to be used as: eval "$(… env)"')
+    own, command = _divided(arguments)
+    options = parser.parse_args(own)
+    options.command = command
+    if options.verb == "run" and not command:
+        run.error("name what to run: a .py file, -m module, or a program")
+    return options
+
+
+def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and those of what is to run: the first that is no option of ours, `-m`, or what follows `--`, and all behind it."""
+    at = 1
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("--", "-m"):
+        at += 2 if arguments[at] in ("--chdir", "--by") else 1
+    return list(arguments[:at]), list(arguments[at:])[arguments[at : at + 1] == ["--"] :]
+
+
+_RUN = "Every rank of every node runs it in torchrun's environment. Ctrl-C stops all; the exit code is that of the rank that failed first."

@@ -1,0 +1,26 @@
+"""The hostfile of a dev environment, for people's own tools: one line a node, as DeepSpeed and MPI read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep_gang.contract.run import Run, Storage
+
+NAME = "hostfile"
+
+
+def write_hostfile(run: Run, node: int, say: Callable[[str], None]) -> None:
+    """On the volume that all share node 0 writes it, where each has its own every node. Nothing of Lockstep needs it."""
+    if node != 0 and run.storage is not Storage.PER_POD:
+        return
+    path = Path(run.working_directory) / NAME
+    text = "".join(f"{address} slots={run.ranks_per_node}\n" for address in run.addresses)
+    try:
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            return
+        draft = path.with_name(f".{NAME}.draft")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except (OSError, UnicodeDecodeError) as error:
+        say(f"cannot write {path}: {error}; runs don't need it")

@@ -1,0 +1,224 @@
+"""A dev environment's session (pure): what is asked to run on all nodes, whether they could run it, and how it ended.
+
+    asked → all nodes here → preflight, once an agent is another one → every node has the script → attempt → ended
+
+One run at a time. Its failure is told to whoever asked and to nobody else: nothing is restarted, no budget is spent, the job goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lockstep_gang.contract.exits import CONFIGURATION, FAILED, SAVED
+from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interrupted, InUse
+from lockstep_gang.contract.messages import StopMode, Wish
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle import preflight
+from lockstep_gang.lifecycle.budget import stamp
+from lockstep_gang.lifecycle.failures import first_failure
+from lockstep_gang.lifecycle.gang import Gang, Phase, has_failed
+from lockstep_gang.lifecycle.preflight_state import Preflight
+from lockstep_gang.lifecycle.session_state import Request
+
+LOOK_SECONDS = 15.0
+"""For every node to say whether it has the script; a volume may hang."""
+RELEASING_SECONDS = 30.0
+"""After the idle time is over nothing is started for so long: the GPUs are being released."""
+INTERRUPTED = 130
+"""A shell's code for a program that Ctrl-C ended."""
+SIGNALS = {
+    "SIGHUP": 1,
+    "SIGINT": 2,
+    "SIGQUIT": 3,
+    "SIGILL": 4,
+    "SIGABRT": 6,
+    "SIGBUS": 7,
+    "SIGFPE": 8,
+    "SIGKILL": 9,
+    "SIGSEGV": 11,
+    "SIGTERM": 15,
+}
+LISTED = 5
+
+
+def wished(gang: Gang, run: Run, node: int, message: Wish, now: float) -> Gang:
+    """The gang after somebody on `node` asked for something, or the agent there answered."""
+    if run.interactive is None:
+        return gang
+    if isinstance(message, Asked):
+        return _asked(gang, run, node, message, now)
+    if isinstance(message, Interrupted):
+        return _interrupted(gang, node, message)
+    if isinstance(message, InUse):
+        return _with(gang, used_at=now)
+    return _found(gang, node, message)
+
+
+def _asked(gang: Gang, run: Run, node: int, asked: Asked, now: float) -> Gang:
+    session = gang.session
+    if session.request is not None and session.request.asked.id == asked.id:
+        return gang
+    if session.last is not None and session.last.id == asked.id:
+        return _answered(gang, node, session.last)
+    why = _why_refused(gang, run, asked, now)
+    if why:
+        return _answered(gang, node, Ended(asked.id, FAILED, why))
+    return _with(gang, request=Request(asked, node, gang.nodes[node].instance, now), used_at=now)
+
+
+def _why_refused(gang: Gang, run: Run, asked: Asked, now: float) -> str:
+    assert run.interactive is not None  # noqa: S101 (the caller asked)
+    current = gang.session.request
+    if asked.again:
+        return "node 0's agent was started again, and the run ended with it"
+    if current is not None:
+        return (
+            f"refused: {current.asked.text} runs since {stamp(current.since)}, asked for by {current.asked.by}; there is one run at a time"
+        )
+    if gang.nodes[0].leaving:
+        return "refused: the environment is being stopped"
+    release = gang.session.used_at + run.interactive.idle_seconds
+    if gang.session.idleness is Idleness.OVER and now < release + RELEASING_SECONDS:
+        return f"refused: nobody used the environment, and its GPUs are being released; it comes back with: lockstep resume {run.job.name}"
+    return ""
+
+
+def _interrupted(gang: Gang, node: int, message: Interrupted) -> Gang:
+    request = gang.session.request
+    if request is None or message.id not in ("", request.asked.id):
+        return _answered(gang, node, Ended(message.reply, FAILED, "nothing runs")) if message.reply else gang
+    gang = _with(gang, request=replace(request, interrupts=request.interrupts + 1, why=request.why or message.why))
+    return _answered(gang, node, Ended(message.reply, 0, f"asked {request.asked.text} to stop")) if message.reply else gang
+
+
+def _found(gang: Gang, node: int, found: Found) -> Gang:
+    request = gang.session.request
+    if request is None or found.id != request.asked.id or any(node == other for other, _ in request.found):
+        return gang
+    return _with(gang, request=replace(request, found=(*request.found, (node, found))))
+
+
+def prepared(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
+    """The gang one step nearer to the attempt that was asked for, and whether that may start now."""
+    request = gang.session.request
+    here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
+    if request is None or gang.nodes[0].leaving:
+        gang = gang if request is None else ended(gang, SAVED, "the environment is being stopped", now)
+        return replace(gang, preflight=preflight.interrupted(gang.preflight)), False
+    asker = gang.nodes[request.node]
+    if request.interrupts:
+        return ended(gang, INTERRUPTED, f"stopped before it started: {request.why}", now), False
+    if asker.connected and asker.instance != request.instance:
+        return ended(gang, FAILED, "the agent of whoever asked was started again", now), False
+    if not here:
+        return replace(gang, preflight=preflight.interrupted(gang.preflight)), False
+    gang, passed = _checked(gang, run, now)
+    return _looked(gang, run, now) if passed and gang.session.request is not None else (gang, False)
+
+
+def _checked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
+    """The preflight is made before the first run, and again once an agent is another one: each run would wait for torch's import."""
+    instances = tuple(node.instance for node in gang.nodes)
+    if gang.session.checked == instances:
+        return gang, True
+    gang = replace(gang, preflight=preflight.advance(gang.preflight, run, None, now))
+    failure = preflight.failure_of(gang.preflight) if gang.preflight.failures else None
+    if failure is not None:
+        fresh = replace(gang, preflight=Preflight(round=gang.preflight.round, result=gang.preflight.result))
+        return ended(fresh, CONFIGURATION, failure.message, now), False
+    return (_with(gang, checked=instances), True) if gang.preflight.passed else (gang, False)
+
+
+def _looked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
+    request = gang.session.request
+    assert request is not None  # noqa: S101 (the caller asked)
+    if not request.looked_at:
+        return _with(gang, request=replace(request, looked_at=now)), False
+    problems = [found.problem for _, found in sorted(request.found, key=lambda item: item[0]) if found.problem]
+    silent = sorted(set(range(run.nodes)) - {node for node, _ in request.found})
+    if silent and now < request.looked_at + LOOK_SECONDS:
+        return gang, False
+    problems += [f"node {silent[0]} did not say within {LOOK_SECONDS:.0f} s whether it has {request.asked.command[0]}"] if silent else []
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return ended(gang, CONFIGURATION, problems[0] + more, now), False
+    return gang, True
+
+
+def question(gang: Gang, node: int) -> Find | None:
+    """What this node is to be asked before the attempt."""
+    request = gang.session.request
+    if gang.phase is not Phase.WAITING or request is None or not request.looked_at or any(node == other for other, _ in request.found):
+        return None
+    return Find(request.asked.id, request.asked.command, request.asked.folder)
+
+
+def wake_at(gang: Gang) -> float | None:
+    """When the time to say whether the script is there is up."""
+    request = gang.session.request
+    waits = gang.phase is Phase.WAITING and request is not None and request.looked_at and len(request.found) < len(gang.nodes)
+    return request.looked_at + LOOK_SECONDS if waits and request is not None else None
+
+
+def older_scripts(request: Request) -> tuple[int, ...]:
+    """Nodes whose script is another one than node 0's."""
+    digests = {node: found.digest for node, found in request.found if found.digest}
+    return tuple(node for node, digest in sorted(digests.items()) if digest != digests.get(0, digest))
+
+
+def begun(gang: Gang) -> Gang:
+    """The attempt starts. Whoever doesn't wait for its end hears so, and that is all they wait for."""
+    request = gang.session.request
+    if request is None:
+        return gang
+    gang = _with(gang, request=replace(request, started=True))
+    said = f"{request.asked.text} runs as attempt {gang.attempt}; its output is in the log of node 0"
+    return _answered(gang, request.node, Ended(request.asked.id, 0, said)) if request.asked.detached else gang
+
+
+def interrupting(gang: Gang) -> StopMode | None:
+    """How ranks are to be stopped because whoever asked for them wants it; null: nobody does."""
+    request = gang.session.request
+    if request is None or not request.interrupts:
+        return None
+    return StopMode.SAVE if request.interrupts == 1 else StopMode.KILL
+
+
+def stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
+    """The gang when no rank of the run is left, and the outcome for the record."""
+    request = gang.session.request
+    if request is None:
+        return gang, "Stopped"
+    if gang.stopping in (None, StopMode.KILL, StopMode.DUMP) and (has_failed(gang, run) or not request.interrupts):
+        failure = first_failure(gang, run)
+        code = failure.exit_code or 128 + SIGNALS.get(failure.signal or "", 0) if failure.exit_code or failure.signal else FAILED
+        return ended(gang, code, failure.message, now), "Failed"
+    if request.interrupts:
+        return ended(gang, INTERRUPTED, f"{request.asked.text} was stopped: {request.why}", now), "Stopped"
+    return ended(gang, SAVED, f"{request.asked.text} was stopped: {gang.stop_reason}", now), "Stopped"
+
+
+def completed(gang: Gang, now: float) -> Gang:
+    """Every rank ended well."""
+    request = gang.session.request
+    if request is None:
+        return gang
+    return ended(gang, 0, f"{request.asked.text} is done after {now - request.since:.0f} s", now)
+
+
+def ended(gang: Gang, exit_code: int, message: str, now: float) -> Gang:
+    """Nothing runs any more; whoever waits for the end hears how it went."""
+    request = gang.session.request
+    assert request is not None  # noqa: S101 (only what was asked for can end)
+    last = Ended(request.asked.id, exit_code, message)
+    if not (request.asked.detached and request.started):
+        gang = _answered(gang, request.node, last)
+    return _with(gang, request=None, last=last, used_at=now)
+
+
+def _answered(gang: Gang, node: int, said: Ended) -> Gang:
+    return _with(gang, answers=(*gang.session.answers, (node, said)))
+
+
+def _with(gang: Gang, **changes: object) -> Gang:
+    return replace(gang, session=replace(gang.session, **changes))  # type: ignore[arg-type]
