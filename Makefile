@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart discover-cluster lint-cluster nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -52,6 +52,15 @@ uninstall: setup ## remove operator, profile and CRDs (JOBS=1: with all jobs; YE
 
 rollback: setup ## back to the operator and profile that the last deployment replaced
 	@$(BIN)/lockstep rollback $(CLUSTER) $(SURE)
+
+discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: over an old one)
+	@$(BIN)/lockstep cluster discover $(NAME) $(if $(FORCE),--force)
+
+lint-cluster: setup ## check the cluster file by itself and against its cluster
+	@$(BIN)/lockstep cluster lint $(CLUSTER)
+
+nccl-test: setup ## all-reduce sweep over the cluster's nodes, printed (SAVE=1: stored in the cluster file); replaces mpirun and nccl-tests
+	@$(BIN)/lockstep cluster calibrate $(CLUSTER) --mode $(MODE) $(if $(SAVE),--save,--no-save)
 
 ##@ The dev environment (JOB=ml-dev-env, NODE=0)
 sync-multi-node: setup ## send workspace/ to all of its pods (WATCH=1: and again whenever something changes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kubernetes import client
 
-from cluster_jobs import Jobs
+from cluster_jobs import Jobs, until
 from lockstep.api.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
 from lockstep.devcluster.kubeconfig import client_kubeconfig
@@ -22,14 +24,17 @@ def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.fixture
-def person(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> str:
+def person(jobs: Jobs) -> Iterator[str]:
     """Whoever holds the role `admin` in the jobs' namespace and nothing else; KUBECONFIG is theirs."""
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "know-cluster"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
     body = {"metadata": {"name": "know-cluster"}, "roleRef": role, "subjects": [subject]}
-    client.RbacAuthorizationV1Api(jobs.api.client).create_namespaced_role_binding(jobs.namespace, body)
-    monkeypatch.setenv("KUBECONFIG", str(client_kubeconfig("know-cluster")))
-    return "know-cluster"
+    rbac = client.RbacAuthorizationV1Api(jobs.api.client)
+    rbac.create_namespaced_role_binding(jobs.namespace, body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(client_kubeconfig("know-cluster")))
+        yield "know-cluster"
+    rbac.delete_namespaced_role_binding("know-cluster", jobs.namespace)
 
 
 def test_what_an_administrator_discovers_passes_lint(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +66,16 @@ def test_a_file_that_does_not_fit_the_cluster_fails_with_its_lines(
     told = capsys.readouterr().out
     assert f"failed   {path}:6: nodes.gpu_nodes: nodes nobody, noone are not in the cluster" in told
     assert f"failed   {path}:8: storage.class_rwx: there is no storage class gone" in told
+
+
+def test_a_sweep_is_measured_with_rights_in_one_namespace_and_leaves_nothing_behind(
+    jobs: Jobs, person: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "local.yaml"
+    path.write_text((Path(__file__).resolve().parents[3] / "clusters" / "local.yaml").read_text())
+    assert lockstep(monkeypatch, "calibrate", str(path), "-n", jobs.namespace, "--max-size", "2Mi") == 0
+    assert re.search(r"all-reduce over 2 ranks\n.*\n +1 MiB .*\n +2 MiB ", capsys.readouterr().out)
+    assert [point.bytes for point in parse_cluster_file(path.read_text(), "local.yaml").calibration[0].sweep] == [2**20, 2**21]
+    until("its pods gone", lambda: not jobs.pods("lockstep-calibrate"), 60)
+    claims = jobs.kind("PersistentVolumeClaim").get(namespace=jobs.namespace).to_dict()["items"]
+    assert [claim["metadata"]["name"] for claim in claims if "calibrate" in claim["metadata"]["name"]] == []

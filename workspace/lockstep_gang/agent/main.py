@@ -1,4 +1,4 @@
-"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node. `agent.pyz run|stop|env`: what people type beside it."""
+"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node. `agent.pyz run|stop|env`: what people type beside it; `agent.pyz sweep`: a rank of a calibration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep_gang.agent import ask
+from lockstep_gang.agent import ask, sweep
 from lockstep_gang.agent.agent import Agent, make_folder
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.journal import Journal
@@ -19,6 +19,7 @@ from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import CONFIGURATION
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
+from lockstep_gang.contract.sweep import SWEEP
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight import ends_with_it
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] and given[0] in ask.VERBS:
         return ask.main(given)
+    if given[:1] == [SWEEP]:
+        return sweep.main(given[1:])
     options = _parse(given)
     try:
         run = parse_run(Path(options.run).read_text(encoding="utf-8"))

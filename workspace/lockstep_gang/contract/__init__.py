@@ -37,6 +37,7 @@ from lockstep_gang.contract.report import (
 )
 from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
 from lockstep_gang.contract.stop import Save, StopReport
+from lockstep_gang.contract.sweep import SWEEP, SWEEP_DONE, SWEEP_POINT
 from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
@@ -44,6 +45,9 @@ __all__ = [
     "REPORT_BYTES_MAX",
     "REPORT_FORMAT",
     "RUN_FORMAT",
+    "SWEEP",
+    "SWEEP_DONE",
+    "SWEEP_POINT",
     "AllReduce",
     "Bandwidth",
     "Cause",

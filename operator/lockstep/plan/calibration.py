@@ -1,0 +1,132 @@
+"""An all-reduce sweep as a job, and what its lines say (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.api import names
+from lockstep.api.calibration import Calibration
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.shared import FabricMode
+from lockstep_gang.contract import SWEEP, SWEEP_DONE, SWEEP_POINT
+
+JOB = "lockstep-calibrate"
+MIB = 2**20
+LEAST_BYTES = MIB
+MOST_GPU_BYTES, MOST_CPU_BYTES = 2**30, 16 * MIB
+PREFLIGHT_GPU_BYTES, PREFLIGHT_CPU_BYTES = 256 * MIB, 8 * MIB
+"""What preflight's all-reduce takes, and so what its threshold is held against."""
+THRESHOLD_PART = 0.8
+"""Of what was measured: a healthy fabric always reaches it, a missing NIC never does."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size."""
+
+    bytes: int
+    microseconds: int
+    ranks: int
+
+    @property
+    def algorithm_gbs(self) -> float:
+        """Decimal GB/s of algorithm bandwidth: bytes over time."""
+        return self.bytes / self.microseconds / 1e3
+
+    @property
+    def bus_gbs(self) -> float:
+        """Decimal GB/s of bus bandwidth: 2 (n - 1) / n × bytes / time, comparable between numbers of ranks."""
+        return 2 * (self.ranks - 1) / self.ranks * self.algorithm_gbs
+
+
+def sweep_job(profile: ClusterProfileSpec, nodes: int | None, mode: FabricMode, most: int | None = None) -> TrainingJob:
+    """A job whose script is the sweep in the agent's own file: nothing has to be synced, and no claim is needed."""
+    gpus = profile.gpus.per_node
+    most = most or (MOST_GPU_BYTES if gpus else MOST_CPU_BYTES)
+    arguments = [SWEEP, "--least", str(min(LEAST_BYTES, most)), "--most", str(most)]
+    spec = {
+        "nodes": nodes or profile.gpus.default_nodes,
+        "script": {"path": names.AGENT_PATH, "args": arguments},
+        "fabric": {"mode": mode.value},
+        "storage": {"mode": "PerPod"},
+        "restart": {"maxRestarts": 0},
+        "preflight": {"mode": "Basic"},
+    }
+    return TrainingJob.model_validate({"metadata": {"name": JOB}, "spec": spec})
+
+
+def point_in(line: str) -> Point | None:
+    """One size, where this line of node 0's log has it."""
+    _, mark, text = line.partition(SWEEP_POINT)
+    if not mark:
+        return None
+    said = json.loads(text)
+    return Point(int(said["bytes"]), int(said["microseconds"]), int(said["ranks"]))
+
+
+def is_done(line: str) -> bool:
+    return line.endswith(SWEEP_DONE)
+
+
+def calibration_of(points: Sequence[Point], transport: str, nodes: int, day: str) -> Calibration:
+    """`day` as 2026-11-21."""
+    sweep = [{"bytes": point.bytes, "busbw": _rounded(point.bus_gbs, 4)} for point in points]
+    return Calibration.model_validate({"transport": transport, "nodes": nodes, "ranks": points[0].ranks, "day": day, "sweep": sweep})
+
+
+def suggested_threshold(points: Sequence[Point], *, gpus: bool) -> str | None:
+    """For network.minimum_busbw, at the size that preflight takes; None: the sweep didn't get there."""
+    size = PREFLIGHT_GPU_BYTES if gpus else PREFLIGHT_CPU_BYTES
+    found = next((point for point in points if point.bytes == size), None)
+    return None if found is None else _rounded(found.bus_gbs * THRESHOLD_PART, 2)
+
+
+def _rounded(value: float, digits: int) -> str:
+    """To so many significant digits, without an exponent."""
+    return f"{float(f'{value:.{digits}g}'):.6f}".rstrip("0").rstrip(".")
+
+
+HEADING = "# Measured by `lockstep cluster calibrate`: bus bandwidth in decimal GB/s, 2 (n - 1) / n × bytes / time with n = ranks."
+
+
+def with_calibration(text: str, measured: Sequence[Calibration]) -> str:
+    """The cluster file's text with this section instead of the one that it has, or at its end; every other line as it was."""
+    lines = text.splitlines()
+    start = next((number for number, line in enumerate(lines) if re.match(r"calibration\s*:", line)), None)
+    before, after = (lines, []) if start is None else (lines[:start], lines[_end(lines, start) :])
+    while before and (not before[-1].strip() or before[-1] == HEADING):
+        before.pop()
+    rest = ["", *after] if after and after[0].strip() else after
+    return "\n".join([*before, "", HEADING, *_section(measured), *rest]) + "\n"
+
+
+def _end(lines: Sequence[str], start: int) -> int:
+    """Behind the last line of the section: comments and blank lines before the next key belong to that."""
+    following = [number for number, line in enumerate(lines) if number > start and re.match(r"[^\s#-]", line)]
+    end = following[0] if following else len(lines)
+    while end > start + 1 and (not lines[end - 1].strip() or lines[end - 1].startswith("#")):
+        end -= 1
+    return end
+
+
+def _section(measured: Sequence[Calibration]) -> list[str]:
+    lines = ["calibration:"]
+    for one in measured:
+        lines += [
+            f"  - transport: {one.transport.value}",
+            f"    nodes: {one.nodes}",
+            f"    ranks: {one.ranks}",
+            f'    day: "{one.day}"',
+            "    sweep:",
+            *(f'      - {{bytes: {point.bytes}, busbw: "{point.busbw}"}}' for point in one.sweep),
+        ]
+    return lines
+
+
+def replaced(known: Sequence[Calibration], new: Calibration) -> list[Calibration]:
+    """With the new one instead of the one of its transport."""
+    return sorted([*(one for one in known if one.transport is not new.transport), new], key=lambda one: one.transport.value)

@@ -1,0 +1,72 @@
+"""An all-reduce sweep on a cluster: a job's pods for a minute, with no claim. The role `admin` in one namespace is enough; no operator is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.job import TrainingJob
+from lockstep.api.profile import ClusterProfile
+from lockstep.plan.calibration import Point, is_done, point_in
+from lockstep.plan.storage import DATASETS_VOLUME, WORKSPACE_VOLUME
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.in_namespace import run_until
+from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
+
+OWN = "lockstep:"
+"""Begins what the command says itself, not node 0's log."""
+LAST_LINES = 6
+Hear = Callable[[Point | str], None]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was measured, and over what."""
+
+    points: tuple[Point, ...]
+    transport: str
+    nodes: int
+
+
+def sweep_on_cluster(job: TrainingJob, profile: ClusterProfile, namespace: str, context: str | None, hear: Hear) -> Sweep:
+    """`hear` is told every point and what is waited for. Raises ConfigError when it can't start, Failed when it ended without a figure."""
+    return asyncio.run(_sweep(without_claims(prepare(job, profile, namespace)), context, hear))
+
+
+def without_claims(run: Run) -> Run:
+    """Nothing of a sweep is worth keeping: folders that end with the pods, instead of claims that stay."""
+    template = json.loads(run.frozen.template)
+    template["claims"] = []
+    template["pod"]["spec"]["volumes"] += [{"name": name, "emptyDir": {}} for name in (WORKSPACE_VOLUME, DATASETS_VOLUME)]
+    return replace(run, frozen=replace(run.frozen, template=json.dumps(template, sort_keys=True)))
+
+
+async def _sweep(run: Run, context: str | None, hear: Hear) -> Sweep:
+    points: list[Point] = []
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    done = asyncio.Event()
+
+    def listen(line: str) -> None:
+        point = point_in(line)
+        if point is not None:
+            points.append(point)
+            hear(point)
+        elif is_done(line):
+            done.set()
+        elif not line.startswith(OWN):
+            last.append(line)
+        elif "Ctrl-C" not in line:  # here it does not leave the job running
+            hear(line)
+
+    async with await Cluster.connect(context) as cluster:
+        try:
+            await run_until(cluster, run, listen, done)
+        except ApiError as error:
+            raise ConfigError(f"the API server refused an object of the sweep: {error.message}") from None
+    if not done.is_set():
+        raise Failed("the sweep ended before its last size; the log of node 0 ends with: " + " | ".join(last))
+    return Sweep(tuple(points), run.resolved.transport.value, run.resolved.nodes)
