@@ -22,6 +22,7 @@ from lockstep.cli import (
     deploy,
     devcluster,
     diff,
+    diff_runs,
     doctor,
     drill,
     get,
@@ -60,6 +61,7 @@ app.command("render", rich_help_panel="A job")(render.render)
 app.command("preflight", rich_help_panel="A job")(preflight.preflight)
 app.command("run", rich_help_panel="A job")(run.run)
 app.command("diff", rich_help_panel="A job")(diff.diff)
+app.command("diff-runs", rich_help_panel="A job")(diff_runs.diff_runs)
 app.command("logs", rich_help_panel="A job")(logs.logs)
 app.command("top", rich_help_panel="A job")(top.top)
 app.command("get", rich_help_panel="A job")(get.get)

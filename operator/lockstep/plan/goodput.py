@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -20,17 +21,22 @@ def goodput_status(observed: Observed, report: Report) -> Object | None:
     book = report.goodput
     if book is None or not book.began:
         return None
-    held = sum(book.spent.values()) - sum(book.spent.get(kind.value, 0) for kind in _NO_PODS)
-    useful = sum(book.spent.get(kind.value, 0) for kind in _USEFUL)
     seconds = {kind: book.spent.get(kind, 0) // 1000 for kind in KINDS}
     seconds[Spent.QUEUED.value] += _queued_before(observed, book)
     losses = [
         {"cause": cause, "seconds": loss.milliseconds // 1000, "gpuSeconds": loss.gpu_milliseconds // 1000}
         for cause, loss in sorted(book.causes.items())
     ]
-    found: dict[str, Any] = {"percentage": min(100, 100 * useful // held) if held > 0 else 0}
+    found: dict[str, Any] = {"percentage": percentage_of(book.spent)}
     found |= {f"{kind}Seconds": value for kind, value in seconds.items()}
     return found | ({"losses": losses[:16]} if losses else {})
+
+
+def percentage_of(spent: Mapping[str, int]) -> int:
+    """Of the time that pods were there, what training and evaluation took; `spent`: by kind, in any one unit."""
+    held = sum(spent.values()) - sum(spent.get(kind.value, 0) for kind in _NO_PODS)
+    useful = sum(spent.get(kind.value, 0) for kind in _USEFUL)
+    return min(100, 100 * useful // held) if held > 0 else 0
 
 
 def _queued_before(observed: Observed, book: Goodput) -> int:

@@ -1,0 +1,135 @@
+"""`lockstep diff-runs A B`: what two runs were told, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
+
+if TYPE_CHECKING:
+    from lockstep.plan.diffruns import Side
+
+JOB_FILES = (".yaml", ".yml", ".json")
+RunArgument = Annotated[
+    str, typer.Argument(help="A job of the cluster by its name, a run's folder (runs/<job>), or a job file.", show_default=False)
+]
+
+
+class Form(StrEnum):
+    """How the answer is written."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def diff_runs(
+    one: RunArgument,
+    other: RunArgument,
+    output: Annotated[Form, typer.Option("-o", "--output", help="table or json; json has every step that both have.")] = Form.TABLE,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Compare two runs: where their configuration differs, and their loss at the same steps, evaluation, speed and goodput.
+
+    The measurements of a job come from its volume: by one of its pods, or by a short-lived one where none runs. Exit code 0, whether they differ or not.
+
+    Example: lockstep diff-runs rank8 rank16
+    """
+    from lockstep.plan.diffruns import compare, page
+
+    found = compare(*(_side(given, cluster, namespace, context) for given in (one, other)))
+    print(json.dumps(found, indent=2) if output is Form.JSON else "\n".join(page(found)))
+
+
+def _side(given: str, cluster: str, namespace: str | None, context: str | None) -> Side:
+    path = Path(given)
+    if path.is_dir():
+        return _of_folder(path)
+    if path.suffix in JOB_FILES:
+        return _of_file(path, cluster)
+    if "/" in given:
+        raise ConfigError(f"there is no folder {given}: give a run's folder (runs/<job>), a job file, or the name of a job")
+    return _of_job(given, cluster, namespace, context)
+
+
+def _of_file(path: Path, cluster: str) -> Side:
+    """What the job would be told; it has no results."""
+    from lockstep.cli.inputs import read_inputs, resolve_inputs
+    from lockstep.plan.diffruns import Side, spec_of, told_of
+    from lockstep.plan.run import build_run, pod_placement
+    from lockstep_gang.contract import run_text
+
+    inputs = read_inputs(path, None if _names_cluster(path) else cluster, None)
+    resolved = resolve_inputs(inputs)
+    told = told_of(json.loads(run_text(build_run(resolved, pod_placement(resolved, None)))))
+    return Side(str(path), told, spec_of(inputs.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+
+
+def _names_cluster(path: Path) -> bool:
+    from lockstep.api.jobfile import parse_job_file
+    from lockstep.cli.clusters import read_text
+
+    return parse_job_file(read_text(path), str(path)).spec.cluster_profile_name is not None
+
+
+def _of_folder(path: Path) -> Side:
+    from lockstep.plan.goodput import percentage_of
+    from lockstep.platforms import runfolder
+
+    summary = runfolder.summary(str(path))
+    if not (summary["run"] or summary["steps"] or summary["attempts"]):
+        raise ConfigError(f"{path} is no run's folder: it has neither logs/ nor gang/ of a run")
+    newest = summary["attempts"][-1] if summary["attempts"] else {}
+    spent = (summary["goodput"].get("goodput") or {}).get("spent") or {}
+    status = {"restarts": newest.get("restarts"), "goodput": {"percentage": percentage_of(spent)} if spent else {}}
+    return _side_of(str(path), summary, status)
+
+
+def _of_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Side:
+    from lockstep.plan.diffruns import spec_of
+
+    found = find_job(name, cluster, namespace, context)
+    side = _side_of(name, asyncio.run(_summary(found.job, context)), found.job.get("status", {}))
+    return replace(side, spec=spec_of(found.job["spec"]))
+
+
+async def _summary(job: dict[str, Any], context: str | None) -> dict[str, Any]:
+    """Of its folder as far as it can be read, with what the frozen run of the cluster says it was told."""
+    from lockstep.api.errors import Failed
+    from lockstep.api.names import RUN_KEY
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.reader import beside
+    from lockstep.platforms.kubernetes.runs import summary
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    async with await Cluster.connect(context) as cluster:
+        found: dict[str, Any] = {}
+        try:
+            async with beside(cluster, namespace, name, seconds=600, say=_say) as place:
+                found = await summary(cluster, place, name)
+        except (Failed, OSError) as error:
+            _say(f"the measurements of {name} can't be read, only its status: {error}")
+        frozen = (job.get("status", {}).get("run") or {}).get("name")
+        kept = await cluster.get("ConfigMap", namespace, frozen) if frozen else None
+    return found | ({"run": json.loads(kept["data"][RUN_KEY])} if kept is not None else {})
+
+
+def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side:
+    from lockstep.plan.diffruns import Side, curve, results_of, told_of
+
+    steps, evaluations = curve(summary.get("steps", {}), "loss"), curve(summary.get("evaluations", {}), "evalLoss")
+    return Side(name, told_of(summary.get("run", {})), None, results_of(summary, status), steps, evaluations)
+
+
+def _say(line: str) -> None:
+    print(f"lockstep: {line}", file=sys.stderr)
