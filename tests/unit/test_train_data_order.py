@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep_sizes import length
 from lockstep_train.data import sampler
 
 ORDER = [1, 10, 5, 8, 9, 0, 2, 4, 7, 3, 11, 6]
@@ -13,7 +14,7 @@ ORDER = [1, 10, 5, 8, 9, 0, 2, 4, 7, 3, 11, 6]
 
 @given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 25), st.integers(1, 5), st.integers(1, 4))
 def test_every_sample_of_every_epoch_is_computed_exactly_once(count: int, epochs: int, size: int, world_size: int, micro: int) -> None:
-    plan = sampler.plan(count=count, epochs=epochs, max_steps=None, global_batch_size=size, world_size=world_size, micro=micro)
+    plan = length.plan(count=count, epochs=epochs, max_steps=None, global_batch_size=size, world_size=world_size, micro=micro)
     seen: list[int] = []
     for step in range(plan.total_steps):
         batch = sampler.global_batch(count, 1, step * size, size, plan.total_samples)
@@ -47,14 +48,14 @@ def test_the_samples_of_a_step_are_the_same_at_any_number_of_ranks(count: int, s
 
 def test_a_run_made_longer_goes_on_where_its_short_last_step_ended() -> None:
     settings = {"count": 10, "max_steps": None, "global_batch_size": 8, "world_size": 2, "micro": 2}
-    first = sampler.plan(epochs=1, **settings)
+    first = length.plan(epochs=1, **settings)
     assert (first.total_steps, first.cursor(2), first.cursor(3)) == (2, 8, 10)
-    longer = sampler.plan(epochs=2, **settings, done=sampler.Done(steps=2, samples=10))
+    longer = length.plan(epochs=2, **settings, done=length.Done(steps=2, samples=10))
     assert (longer.total_steps, longer.cursor(3), longer.cursor(4), longer.cursor(5)) == (4, 10, 18, 20)
-    shorter = sampler.plan(**{**settings, "max_steps": 1}, epochs=1, done=sampler.Done(steps=2, samples=10))
+    shorter = length.plan(**{**settings, "max_steps": 1}, epochs=1, done=length.Done(steps=2, samples=10))
     assert shorter.total_steps == 2
 
 
 def test_max_steps_ends_the_run_early() -> None:
-    assert sampler.plan(count=100, epochs=2, max_steps=3, global_batch_size=8, world_size=2, micro=2).total_steps == 3
-    assert sampler.plan(count=10, epochs=1, max_steps=30, global_batch_size=8, world_size=2, micro=2).total_steps == 2
+    assert length.plan(count=100, epochs=2, max_steps=3, global_batch_size=8, world_size=2, micro=2).total_steps == 3
+    assert length.plan(count=10, epochs=1, max_steps=30, global_batch_size=8, world_size=2, micro=2).total_steps == 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep_sizes import length
 from lockstep_train.checkpoint import resume, zero_access
 from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.kinds import kinds_of
@@ -15,7 +16,6 @@ from lockstep_train.checkpoint.storage import nodes_share
 from lockstep_train.checkpoint.upkeep import start_upkeep
 from lockstep_train.checkpoint.zero_restore import set_counters
 from lockstep_train.config import RunConfig, TrainingConfig
-from lockstep_train.data import sampler
 from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.load import Dataset
 from lockstep_train.data.share import load_dataset
@@ -44,7 +44,7 @@ class Run:
     reporter: Reporter
     dataset: Dataset
     tokeniser: Tokeniser
-    plan: sampler.Plan
+    plan: length.Plan
     engine: Any
     loss: TokenLoss
     saver: Saver
@@ -100,7 +100,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     return run
 
 
-def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.Source | None) -> sampler.Plan:
+def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.Source | None) -> length.Plan:
     """The global batch is fixed at a run's first start: a commit's goes before the default. Raises ConfigError when both are stated and differ."""
     optimization = training.optimization
     stated = optimization.global_batch_size
@@ -110,8 +110,8 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
             f"training.optimization.globalBatchSize is {stated}, but the commit {source.folder if source else ''} was trained with {saved}; leave it out, or set resumeFrom to None"
         )
     size = stated or saved or optimization.micro_batch_size * ranks.world_size
-    done = sampler.Done(source.manifest.step, source.manifest.samples_consumed) if source else sampler.Done()
-    return sampler.plan(
+    done = length.Done(source.manifest.step, source.manifest.samples_consumed) if source else length.Done()
+    return length.plan(
         count=len(dataset.training),
         epochs=optimization.epochs,
         max_steps=optimization.max_steps,

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lockstep_sizes import length
 from lockstep_train.checkpoint import resume, zero_access
 from lockstep_train.checkpoint.identity import Identity, parameters_digest, training_settings
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.config import RunConfig, TrainingConfig
-from lockstep_train.data import sampler
 from lockstep_train.data.load import Dataset, data_settings
 from lockstep_train.engine.ranks import Ranks
 
@@ -20,7 +20,7 @@ class Description:
     """Gives the manifest of a step; the shards are added when they are written."""
 
     template: Manifest
-    plan: sampler.Plan
+    plan: length.Plan
     engine: Any
 
     def __call__(self, step: int) -> Manifest:
@@ -42,7 +42,7 @@ class Description:
             self.template = replace(self.template, eval_loss=loss, eval_step=step)
 
 
-def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: sampler.Plan, shapes: dict[str, tuple[int, ...]]) -> Identity:
+def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: length.Plan, shapes: dict[str, tuple[int, ...]]) -> Identity:
     return Identity(
         base=base,
         parameters=parameters_digest(shapes),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lockstep_sizes import length
 from lockstep_train.checkpoint.self_test import self_test
 from lockstep_train.config import Method, Quantization, TrainingConfig
-from lockstep_train.data import sampler
 from lockstep_train.data.attention import choose_attention
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.ranks import Ranks
@@ -22,7 +22,7 @@ from lockstep_train.report import Reporter
 
 
 def start_model(
-    training: TrainingConfig, folder: Path, plan: sampler.Plan, ranks: Ranks, reporter: Reporter, partition: int = 1
+    training: TrainingConfig, folder: Path, plan: length.Plan, ranks: Ranks, reporter: Reporter, partition: int = 1
 ) -> tuple[Any, TokenLoss, dict[str, Any]]:
     """The engine, tested to keep its state where we look for it, its loss, and what a manifest says of what is trained."""
     check_quantization(training)

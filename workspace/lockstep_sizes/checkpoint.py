@@ -1,0 +1,36 @@
+"""How many bytes a run leaves on its volumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep_sizes.memory import trained_elements
+from lockstep_sizes.settings import Settings
+from lockstep_sizes.shape import ModelShape
+
+FULL_BYTES = 12
+"""An element's FP32 master and both moments."""
+
+
+@dataclass(frozen=True)
+class Saves:
+    """Of all ranks together. Manifests and the shards' headers, some kilobytes each, are not counted."""
+
+    count: int
+    """Commits over the whole run, the last step's included."""
+    bytes_each: int
+    most_bytes: int
+    """On all volumes together at the worst moment: those that are kept, the best one by evaluation, and the one being written."""
+
+
+def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, adapter: bool = False, copies: int = 1) -> int:
+    """One commit's shards; `full`: masters and moments, else the trained weights alone. `adapter`: a PEFT folder is written beside it."""
+    trained = trained_elements(shape, settings)
+    weights = trained * settings.element_bytes
+    return copies * (trained * FULL_BYTES if full else weights) + (weights if adapter else 0)
+
+
+def saves(steps: int, every: int, keep: int, bytes_each: int, *, evaluates: bool) -> Saves:
+    """A commit at every `every`th step, and one at the end."""
+    count = -(-steps // every)
+    return Saves(count, bytes_each, bytes_each * min(count, keep + 1 + (1 if evaluates else 0)))

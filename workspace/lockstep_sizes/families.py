@@ -1,0 +1,97 @@
+"""A model's parameters from its config.json alone, without torch: the families of decoders whose layers are known here.
+
+The names and shapes are those of transformers' own modules, because targets of an adapter are found by these names; tests/train/test_sizes.py compares
+them. Another family is refused: its parameters would be a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from lockstep_sizes.shape import ModelShape, Weight, shape_of
+
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+EXPERTS = ("mixtral", "qwen3_moe", "glm4_moe")
+FAMILIES = (*DENSE, *EXPERTS)
+NORMED = ("qwen3", "qwen3_moe")
+"""Queries and keys have a norm of their own; in glm4_moe where use_qk_norm says so."""
+
+
+class UnknownModel(ValueError):
+    """A config.json whose parameters can't be told from it here. The message says why."""
+
+
+def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
+    """Raises UnknownModel for a family that is not one of FAMILIES, or a file that lacks a size."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise UnknownModel(f"model_type is {family!r}; known here are {', '.join(FAMILIES)}")
+    try:
+        weights = tuple(_weights(str(family), config))
+    except KeyError as error:
+        raise UnknownModel(f"it has no {error.args[0]}") from None
+    return shape_of(SimpleNamespace(**config), weights)
+
+
+def _weights(family: str, config: Mapping[str, Any]) -> Iterator[Weight]:
+    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
+    yield Weight("model.embed_tokens.weight", (vocabulary, hidden))
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield from _attention(family, config, f"{layer}.self_attn")
+        if family in EXPERTS and _has_experts(family, config, number):
+            yield from _experts(family, config, f"{layer}.mlp")
+        else:
+            yield from _feed_forward(hidden, config["intermediate_size"], f"{layer}.mlp", bias=bool(config.get("mlp_bias")))
+        yield Weight(f"{layer}.input_layernorm.weight", (hidden,))
+        yield Weight(f"{layer}.post_attention_layernorm.weight", (hidden,))
+    yield Weight("model.norm.weight", (hidden,))
+    if not config.get("tie_word_embeddings", False):
+        yield Weight("lm_head.weight", (vocabulary, hidden), linear=True)
+
+
+def _linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Iterator[Weight]:
+    yield Weight(f"{name}.weight", (outputs, inputs), linear=True)
+    if bias:
+        yield Weight(f"{name}.bias", (outputs,))
+
+
+def _attention(family: str, config: Mapping[str, Any], name: str) -> Iterator[Weight]:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
+    stated = bool(config.get("attention_bias"))
+    bias = family == "qwen2" or stated
+    for projection, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+        yield from _linear(f"{name}.{projection}", size, hidden, bias=bias)
+    yield from _linear(f"{name}.o_proj", hidden, queries, bias=stated and family not in ("qwen2", "glm4_moe"))
+    if family in NORMED or (family == "glm4_moe" and config.get("use_qk_norm")):
+        yield Weight(f"{name}.q_norm.weight", (head,))
+        yield Weight(f"{name}.k_norm.weight", (head,))
+
+
+def _feed_forward(hidden: int, intermediate: int, name: str, *, bias: bool) -> Iterator[Weight]:
+    yield from _linear(f"{name}.gate_proj", intermediate, hidden, bias=bias)
+    yield from _linear(f"{name}.up_proj", intermediate, hidden, bias=bias)
+    yield from _linear(f"{name}.down_proj", hidden, intermediate, bias=bias)
+
+
+def _has_experts(family: str, config: Mapping[str, Any], layer: int) -> bool:
+    if family == "glm4_moe":
+        return layer >= int(config["first_k_dense_replace"])
+    if family == "qwen3_moe":
+        return layer not in (config.get("mlp_only_layers") or []) and (layer + 1) % int(config.get("decoder_sparse_step", 1)) == 0
+    return True
+
+
+def _experts(family: str, config: Mapping[str, Any], name: str) -> Iterator[Weight]:
+    hidden = config["hidden_size"]
+    count = config[{"mixtral": "num_local_experts", "qwen3_moe": "num_experts", "glm4_moe": "n_routed_experts"}[family]]
+    intermediate = config["intermediate_size" if family == "mixtral" else "moe_intermediate_size"]
+    yield Weight(f"{name}.gate.weight", (count, hidden))
+    yield Weight(f"{name}.experts.gate_up_proj", (count, 2 * intermediate, hidden))
+    yield Weight(f"{name}.experts.down_proj", (count, hidden, intermediate))
+    if family == "glm4_moe" and config.get("n_shared_experts"):
+        yield from _feed_forward(hidden, intermediate * config["n_shared_experts"], f"{name}.shared_experts", bias=False)

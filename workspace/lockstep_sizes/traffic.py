@@ -1,0 +1,62 @@
+"""What an optimizer step sends between nodes (pure): collectives as DeepSpeed 0.19 issues them, rings as NCCL and gloo run them.
+
+A ring over n ranks that all-gathers or reduce-scatters M bytes carries (n−1)/n × M over every link of it, and twice that for an all-reduce. Whatever
+the number of ranks on a node, a ring leaves the node and comes back once; so that is what its network cards send, and receive, for one node.
+
+- Stage1 and Stage2 reduce gradients of what is trained by all-reduce (`use_multi_rank_bucket_allreduce`, on by default), Stage1 once a step, Stage2 after every
+  micro-batch, since it keeps only a rank's part of them; after the update the new weights of what is trained are all-gathered once.
+- Stage3 reduce-scatters gradients after every micro-batch, and all-gathers every weight, frozen ones too, for the forward pass, for the backward pass and, with
+  gradient checkpointing, for what is computed again. A prefetch that keeps a layer between two of them sends less: this is the most.
+- With a second copy on each node (hpZ) frozen weights are gathered within the node; only what is trained crosses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep_sizes.memory import Place, base_bytes, trained_elements
+from lockstep_sizes.settings import Method, Settings, ZeroStage
+from lockstep_sizes.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One kind of traffic of an optimizer step."""
+
+    name: str
+    node_bytes: int
+    """That each node sends, and receives."""
+
+
+def step_traffic(shape: ModelShape, settings: Settings, place: Place, accumulation: int) -> list[Flow]:
+    """Largest first; [] for a single node. `accumulation`: micro-batches a rank computes for one step."""
+    ranks = place.world_size
+    if ranks <= place.ranks_per_node:
+        return []
+    trained = trained_elements(shape, settings) * settings.element_bytes
+    flows = _stage3(shape, settings, place, trained, accumulation) if settings.zero_stage is ZeroStage.STAGE3 else None
+    if flows is None:
+        reduced = trained * (accumulation if settings.zero_stage is ZeroStage.STAGE2 else 1)
+        flows = [("gradients, all-reduced", 2 * reduced), ("updated weights, gathered", trained)]
+    counted = [Flow(name, size * (ranks - 1) // ranks) for name, size in flows if size]
+    return sorted(counted, key=lambda flow: -flow.node_bytes)
+
+
+def _stage3(shape: ModelShape, settings: Settings, place: Place, trained: int, accumulation: int) -> list[tuple[str, int]]:
+    passes = accumulation * (3 if settings.gradient_checkpointing else 2)
+    frozen = 0 if settings.method is Method.FULL else base_bytes(shape, settings)
+    crossing = frozen if place.partition <= 1 else 0
+    return [
+        ("frozen weights, gathered", crossing * passes),
+        ("trained weights, gathered", trained * passes),
+        ("gradients, reduce-scattered", trained * accumulation),
+    ]
+
+
+def total_bytes(flows: list[Flow]) -> int:
+    return sum(flow.node_bytes for flow in flows)
+
+
+def gigabits_per_second(node_bytes: float, seconds: float) -> float:
+    """What a node's network needs to carry so much in so long, decimal."""
+    return node_bytes * 8 / seconds / 1e9
