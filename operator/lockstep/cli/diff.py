@@ -46,16 +46,11 @@ def diff(
 
 
 async def _observe(job: str, namespace: str, context: str | None) -> list[dict[str, Any]]:
-    """The job, and whatever of its names is there. Secrets are not read: their values are nobody's to compare."""
-    from lockstep.api import names
     from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.surroundings import objects_of
 
-    wanted = [("TrainingJob", job), ("StatefulSet", job), ("Service", names.service_name(job)), ("NetworkPolicy", job)]
     async with await Cluster.connect(context) as connection:
-        found = [await connection.get(kind, namespace, name) for kind, name in wanted]
-        for kind in ("ConfigMap", "PersistentVolumeClaim"):
-            found += (await connection.list(kind, namespace, {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.APP}"}))["items"]
-    return [item for item in found if item is not None]
+        return await objects_of(connection, job, namespace)
 
 
 def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:

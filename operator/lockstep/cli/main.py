@@ -29,6 +29,7 @@ from lockstep.cli import (
     init,
     logs,
     overview,
+    plan,
     preflight,
     quickstart,
     render,
@@ -58,6 +59,7 @@ app.command("quickstart", rich_help_panel="Start")(quickstart.quickstart)
 app.add_typer(init.app, name="init", rich_help_panel="Start")
 app.command("validate", rich_help_panel="A job")(validate.validate)
 app.command("render", rich_help_panel="A job")(render.render)
+app.command("plan", rich_help_panel="A job")(plan.plan)
 app.command("preflight", rich_help_panel="A job")(preflight.preflight)
 app.command("run", rich_help_panel="A job")(run.run)
 app.command("diff", rich_help_panel="A job")(diff.diff)

@@ -141,12 +141,17 @@ def _profile(seen: Seen, found: ClusterFile) -> Finding:
     deploy = f"lockstep deploy {found.cluster.name}"
     if seen.profile is None:
         return Finding("profile", Verdict.FAILED, f"ClusterProfile {name} is not on the cluster", deploy)
-    stated = found.profile.spec.to_dict()
-    stated.get("network", {}).pop("mode", None)  # MODE= of the deployment, not the file's
-    differs = sorted(key for key, value in stated.items() if _without_mode(key, seen.profile["spec"].get(key)) != value)
+    differs = differing_keys(found.profile.spec, seen.profile)
     if differs:
         return Finding("profile", Verdict.WARNING, f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
     return Finding("profile", Verdict.OK, f"{name} is as its file says")
+
+
+def differing_keys(spec: ClusterProfileSpec, there: Object) -> list[str]:
+    """Sections in which the ClusterProfile on the cluster is not as the file has it."""
+    stated = spec.to_dict()
+    stated.get("network", {}).pop("mode", None)  # MODE= of the deployment, not the file's
+    return sorted(key for key, value in stated.items() if _without_mode(key, there["spec"].get(key)) != value)
 
 
 def _without_mode(key: str, value: Any) -> Any:

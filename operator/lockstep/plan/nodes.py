@@ -39,6 +39,14 @@ def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str
     return parts + [_in_use(pod, free, resource, others) for resource in used_up if free and _is_asked(pod, resource)]
 
 
+def why_never(pod: Object, node: Object) -> str | None:
+    """Why this node could not take the pod even if nobody used it; None: it could."""
+    if not _is_wanted(pod, node):
+        return "is none of those that the job and its profile name by node names and selectors"
+    obstacle = _obstacle(pod, node)
+    return None if obstacle is None else obstacle[0]
+
+
 def fitting_nodes(pod: Object, nodes: Sequence[Object]) -> list[str]:
     """Nodes that could ever take the pod, whoever uses them now."""
     return [str(node["metadata"]["name"]) for node in nodes if _is_wanted(pod, node) and _obstacle(pod, node) is None]
@@ -114,7 +122,7 @@ def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:
         if there == 0:
             return f"lacks {resource}", f"lack {resource}"
         if there < asked:
-            said = f"only {_shown(there, resource)} of the {_shown(asked, resource)} {resource} that a pod asks for"
+            said = f"only {shown_amount(there, resource)} of the {shown_amount(asked, resource)} {resource} that a pod asks for"
             return f"has {said}", f"have {said}"
     return None
 
@@ -134,7 +142,8 @@ def allocatable(node: Object, resource: str) -> Decimal:
     return amount(node.get("status", {}).get("allocatable", {}).get(resource, "0")) or Decimal(0)
 
 
-def _shown(value: Decimal, resource: str) -> str:
+def shown_amount(value: Decimal, resource: str) -> str:
+    """Bytes as GiB, everything else as it is counted."""
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
         return f"{value / GIB:.1f}Gi"
     return f"{value.normalize():f}"

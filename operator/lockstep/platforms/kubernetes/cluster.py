@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+DRY_RUN = {"dryRun": "All"}
+_WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 NOT_FOUND, CONFLICT, INVALID = 404, 409, 422
 
 
@@ -61,6 +65,7 @@ KINDS: Mapping[str, Kind] = {
     "SriovNetworkNodePolicy": Kind("sriovnetwork.openshift.io/v1", "sriovnetworknodepolicies"),
     "StorageClass": Kind("storage.k8s.io/v1", "storageclasses", False),
     "NetworkAttachmentDefinition": Kind("k8s.cni.cncf.io/v1", "network-attachment-definitions"),
+    "PodSecurityPolicyReview": Kind("security.openshift.io/v1", "podsecuritypolicyreviews"),
     "SelfSubjectAccessReview": Kind("authorization.k8s.io/v1", "selfsubjectaccessreviews", False),
     "LocalSubjectAccessReview": Kind("authorization.k8s.io/v1", "localsubjectaccessreviews"),
     "SubjectAccessReview": Kind("authorization.k8s.io/v1", "subjectaccessreviews", False),
@@ -147,12 +152,20 @@ class Cluster:
         return cls(api, namespace)
 
     async def _send(
-        self, method: str, path: str, body: object | None, *, query: Mapping[str, str], content_type: str = JSON, seconds: float = 30
+        self,
+        method: str,
+        path: str,
+        body: object | None,
+        *,
+        query: Mapping[str, str],
+        content_type: str = JSON,
+        accept: str = JSON,
+        seconds: float = 30,
     ) -> Any:
         if method != "GET":
             self._check()
         url = f"{path}?{urlencode(query)}" if query else path
-        headers = {"Content-Type": content_type, "Accept": JSON}
+        headers = {"Content-Type": content_type, "Accept": accept}
         sent = await self._api.param_serialize(method, url, header_params=headers, body=None, auth_settings=["BearerToken"])
         code = 0
         try:
@@ -181,6 +194,26 @@ class Cluster:
             if error.status == NOT_FOUND:
                 return None
             raise
+
+    async def exists(self, kind: str, namespace: str | None, name: str) -> bool:
+        """Without its content: a Secret's values stay where they are."""
+        try:
+            await self._send("GET", path_of(kind, namespace, name), None, query={}, accept=METADATA_ONLY)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def try_out(self, item: Object, *, apply: bool = False) -> list[str]:
+        """What the API server warns of if `item` were created (or applied), which it isn't. Raises ApiError where it would be refused."""
+        if apply:
+            query = {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict", **DRY_RUN}
+            response = await self._send("PATCH", _object_path(item), item, query=query, content_type=APPLY)
+        else:
+            response = await self._send("POST", _object_path(item, collection=True), item, query=DRY_RUN)
+        stated = response.response.headers.getall("Warning", [])
+        return [found[1].replace('\\"', '"') for text in stated if (found := _WARNING.match(text))]
 
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
         """All objects as one List; items get their kind and apiVersion."""

@@ -1,0 +1,108 @@
+"""What `lockstep plan` says of a job before it takes GPUs: lines, each with what came of it, and one verdict over all (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class Outcome(StrEnum):
+    """What one line says of the job."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing, and in nobody's way
+    WAITS = "waits"  # it would start by itself once something is free
+    REFUSED = "refused"  # it can't run until somebody changes something
+    UNKNOWN = "unknown"  # not for this person to see, or nobody has said
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was looked at."""
+
+    section: str
+    outcome: Outcome
+    said: str
+    fix: str = ""
+    """What to do, as a sentence or a command."""
+    awaited: str = ""
+    """Of WAITS: what for, to be said after `would wait for`."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """What the API server said to a dry run of creating an object. None of what it says has happened."""
+
+    accepted: bool | None
+    """None: it could not be asked."""
+    said: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Around:
+    """A cluster as one person sees it. None: that person may not read it, or the cluster knows no such kind."""
+
+    namespace: str
+    namespace_labels: Mapping[str, str] | None = None
+    nodes: tuple[Object, ...] | None = None
+    pods: tuple[Object, ...] | None = None
+    """Of all namespaces."""
+    own_pods: tuple[Object, ...] | None = None
+    """Of the job itself, where it runs already."""
+    quotas: tuple[Object, ...] | None = None
+    ranges: tuple[Object, ...] | None = None
+    claims: tuple[Object, ...] | None = None
+    classes: tuple[Object, ...] | None = None
+    networks: frozenset[str] | None = None
+    """NetworkAttachmentDefinitions of the namespace."""
+    present: Mapping[tuple[str, str], bool | None] = field(default_factory=dict)
+    """(kind, name) of what the pods need to exist → whether it does; None: not known."""
+    tries: Mapping[str, Try] = field(default_factory=dict)
+    """Kind → what the API server said to it."""
+    profile_differs: tuple[str, ...] = ()
+    """Sections in which the ClusterProfile on the cluster is not as the file says."""
+    new: frozenset[str] | None = None
+    """Kind/name of what would be made; None: not known, so everything is counted as new."""
+
+
+class Verdict(StrEnum):
+    """What all lines come to."""
+
+    FITS = "fits now"
+    FITS_AS_SEEN = "fits as far as can be seen"
+    WAITS = "would wait"
+    REFUSED = "refused"
+
+
+EXIT_CODES = {Verdict.FITS: 0, Verdict.FITS_AS_SEEN: 0, Verdict.REFUSED: 1, Verdict.WAITS: 3}
+
+
+def verdict(lines: Iterable[Line]) -> Verdict:
+    outcomes = {line.outcome for line in lines if line.section in CONCERNS_START}
+    if Outcome.REFUSED in outcomes:
+        return Verdict.REFUSED
+    if Outcome.WAITS in outcomes:
+        return Verdict.WAITS
+    return Verdict.FITS_AS_SEEN if Outcome.UNKNOWN in outcomes else Verdict.FITS
+
+
+CONCERNS_START = ("cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "memory")
+"""Sections that say whether the job can start; the others tell what it will do then."""
+
+
+def sentence(lines: Sequence[Line]) -> str:
+    """The last line of the plan."""
+    found = verdict(lines)
+    if found is Verdict.REFUSED:
+        return f"refused: {'; '.join(line.said for line in lines if line.outcome is Outcome.REFUSED)}"
+    if found is Verdict.WAITS:
+        return f"would wait for {', and for '.join(dict.fromkeys(line.awaited for line in lines if line.outcome is Outcome.WAITS))}"
+    if found is Verdict.FITS_AS_SEEN:
+        unknown = list(dict.fromkeys(line.section for line in lines if line.outcome is Outcome.UNKNOWN and line.section in CONCERNS_START))
+        return f"fits as far as can be seen; not known: {', '.join(unknown)}"
+    return "fits now"
