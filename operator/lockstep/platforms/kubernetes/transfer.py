@@ -1,0 +1,160 @@
+"""Files between this machine and a job's volumes: `carry.py` at both ends, a websocket between, and another try where it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.platforms.kubernetes import carry
+from lockstep.platforms.kubernetes.carry import CarryError, Gone, Wire
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.exec import Place, Program, ProgramFailed, program
+
+TRIES = 6
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
+_PUMPED_BYTES = 1 << 18
+# The program comes by standard input: a command line of its size would not pass every proxy.
+_BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
+
+
+@dataclass
+class Progress:
+    """What is known of one transfer while it runs. `changed` is called whenever a number has."""
+
+    changed: Callable[[], None] = lambda: None
+    expected: int = 0
+    """Bytes to come, once it is known."""
+    passed: int = 0
+
+    def expect(self, size: int) -> None:
+        self.expected = self.passed + size
+        self.changed()
+
+    def passing(self, size: int) -> None:
+        self.passed += size
+        self.changed()
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a transfer did: files that there are, those that had to travel, and how many bytes of them."""
+
+    files: int
+    sent: int
+    bytes: int
+    resumed: int
+
+
+async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: list[str], progress: Progress) -> Carried:
+    """A file or folder of this machine into the volumes that `place` sees. Raises Failed."""
+
+    def give(wire: Wire) -> dict[str, Any]:
+        return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
+
+    return await _carried(cluster, place, _to_take(source, target, roots), give, progress)
+
+
+def _to_take(source: Path, target: str, roots: list[str]) -> dict[str, Any]:
+    return {"take": target, "name": source.resolve().name, "folder": source.is_dir(), "roots": roots}
+
+
+async def get(cluster: Cluster, place: Place, source: str, target: Path, roots: list[str], progress: Progress) -> Carried:
+    """A file or folder of the volumes that `place` sees to `target`. Raises Failed."""
+
+    def take(wire: Wire) -> dict[str, Any]:
+        return carry.take(wire, target, passed=progress.passing, expected=progress.expect)
+
+    return await _carried(cluster, place, {"give": source, "roots": roots}, take, progress)
+
+
+async def _carried(
+    cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: Progress
+) -> Carried:
+    """Once, and again after a broken connection, as long as it gets on."""
+    left, before, pause = TRIES, 0, FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return Carried(**await _once(cluster, place, request, end))
+        except Gone as broken:
+            left = TRIES if progress.passed > before else left - 1
+            pause = FIRST_PAUSE_SECONDS if progress.passed > before else min(2 * pause, LONGEST_PAUSE_SECONDS)
+            before = progress.passed
+            if left == 0:
+                raise Failed(f"{broken}; what has arrived is kept: the same command goes on from there") from broken
+            await asyncio.sleep(pause)
+
+
+async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
+    text = _text()
+    mine, theirs = socket.socketpair()
+    command = ["python3", "-c", _BOOT, str(len(text)), json.dumps(request)]
+    try:
+        async with program(cluster, place, command) as running:
+            await running.write(text)
+            return await _between(running, mine, theirs, end)
+    except (CarryError, OSError) as error:
+        raise Gone(str(error)) if isinstance(error, ConnectionError) else Failed(str(error)) from error
+    finally:
+        mine.close()
+        theirs.close()
+
+
+@cache
+def _text() -> bytes:
+    return Path(carry.__file__).read_bytes()
+
+
+async def _between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
+    """This machine's end in a thread, and what it says and hears carried to and from the pod."""
+    reader, writer = await asyncio.open_connection(sock=mine)
+    pumps = [asyncio.ensure_future(_up(reader, running)), asyncio.ensure_future(_down(running, writer))]
+    thread = asyncio.ensure_future(asyncio.to_thread(end, Wire(theirs.fileno(), theirs.fileno())))
+    try:
+        return await asyncio.shield(thread)
+    except Gone:
+        with suppress(ProgramFailed):
+            await asyncio.wait_for(asyncio.shield(pumps[1]), 5.0)  # (its last words, and how it ended)
+        if running.code is not None:
+            raise running.failure() from None
+        raise
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        with suppress(OSError):
+            theirs.shutdown(socket.SHUT_RDWR)  # the thread, if it still waits, hears the end
+        await asyncio.gather(thread, *pumps, return_exceptions=True)
+        writer.close()
+
+
+async def _up(reader: asyncio.StreamReader, running: Program) -> None:
+    while data := await reader.read(_PUMPED_BYTES):
+        await running.write(data)
+
+
+async def _down(running: Program, writer: asyncio.StreamWriter) -> None:
+    while data := await running.read():
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
+
+
+def roots_of(pod: dict[str, Any], container: str, *, writing: bool) -> list[str]:
+    """Where the container has claims mounted: what is outside goes with the pod."""
+    claims = {v["name"]: v["persistentVolumeClaim"].get("readOnly") for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v}
+    mounts = next(c for c in pod["spec"]["containers"] if c["name"] == container)["volumeMounts"]
+    return [m["mountPath"] for m in mounts if m["name"] in claims and not (writing and (m.get("readOnly") or claims[m["name"]]))]
+
+
+def refuse_outside(path: str, roots: list[str]) -> None:
+    """Raises ConfigError when `path` can't be on a volume of the job."""
+    parts = Path(path).parts
+    if ".." in parts or not any(parts[: len(Path(root).parts)] == Path(root).parts for root in roots):
+        raise ConfigError(f"{path} is on no volume of the job: choose a place below {', '.join(sorted(roots))}")
