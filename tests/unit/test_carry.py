@@ -58,7 +58,7 @@ class Ends:
 
 def copied(source: Path, target: Path, **limits: Any) -> Any:
     """What the giver says was done. Raises what an end raised first."""
-    ends = Ends(lambda wire: carry.give(wire, source), lambda wire: carry.take(wire, target, **limits))
+    ends = Ends(lambda wire: carry.give(wire, source), lambda wire: carry.take(wire, str(target), **limits))
     result = ends.run()
     if ends.raised:
         raise next((error for error in ends.raised if isinstance(error, CarryError)), ends.raised[0])
@@ -142,6 +142,15 @@ def test_a_file_goes_by_the_name_of_the_target(source: Path, tmp_path: Path) -> 
     assert (tmp_path / "w2").read_bytes() == BYTES
 
 
+def test_a_target_that_ends_with_a_slash_is_the_folder_to_put_it_into_and_any_other_its_new_name(source: Path, tmp_path: Path) -> None:
+    for target in (f"{tmp_path}/models/", f"{tmp_path}/models/model"):
+        ends = Ends(lambda wire: carry.give(wire, source), lambda wire, target=target: carry.take(wire, target))  # type: ignore[misc]
+        ends.run()
+        assert tree(tmp_path / "models" / "model") == tree(source)
+    copied(source / "weights", tmp_path / "models")
+    assert (tmp_path / "models" / "weights").is_file(), "a file goes into a folder that is there"
+
+
 @pytest.mark.parametrize("name", ["a b\n'\"$(x)*", "-rf", "naïve – 東京", os.fsdecode(b"latin-\xe9"), "x" * 255])
 def test_odd_names_arrive_as_they_are(tmp_path: Path, name: str) -> None:
     (tmp_path / "here").mkdir()
@@ -215,7 +224,7 @@ def test_damage_on_the_way_is_found_and_the_draft_thrown_away(source: Path, tmp_
 def test_a_file_that_changes_while_it_is_sent_is_named_and_keeps_its_old_self_there(source: Path, tmp_path: Path) -> None:
     entries = carry.listed(source)
     (source / "weights").write_bytes(BYTES[:100])
-    ends = Ends(lambda wire: give_these(wire, entries), lambda wire: carry.take(wire, tmp_path / "there"))
+    ends = Ends(lambda wire: give_these(wire, entries), lambda wire: carry.take(wire, str(tmp_path / "there")))
     ends.run()
     assert any("weights was changed while it was sent" in str(error) for error in ends.raised)
     assert not (tmp_path / "there/weights").exists()
@@ -237,14 +246,14 @@ def pods_end(request: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_the_pods_end_takes_and_gives_as_a_program_of_its_own(source: Path, tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()
-    request = {"take": f"{tmp_path}/volume/", "name": "model", "folder": True, "roots": [str(tmp_path / "volume")]}
+    request = {"take": f"{tmp_path}/volume/", "roots": [str(tmp_path / "volume")]}
     with pods_end(request) as process:
         assert process.stdin is not None and process.stdout is not None
         carry.give(Wire(process.stdout.fileno(), process.stdin.fileno()), source)
         assert process.wait() == 0
     with pods_end({"give": f"{tmp_path}/volume/model", "roots": [str(tmp_path / "volume")]}) as process:
         assert process.stdin is not None and process.stdout is not None
-        carry.take(Wire(process.stdout.fileno(), process.stdin.fileno()), tmp_path / "back")
+        carry.take(Wire(process.stdout.fileno(), process.stdin.fileno()), str(tmp_path / "back"))
         assert process.wait() == 0
     assert tree(tmp_path / "back") == tree(source)
 
@@ -253,14 +262,14 @@ def test_the_pods_end_says_why_it_refuses(tmp_path: Path) -> None:
     with pods_end({"give": "/etc", "roots": [str(tmp_path)]}) as process:
         assert process.stdin is not None and process.stdout is not None
         with pytest.raises(CarryError, match="/etc is outside of the job's volumes"):
-            carry.take(Wire(process.stdout.fileno(), process.stdin.fileno()), tmp_path / "back")
+            carry.take(Wire(process.stdout.fileno(), process.stdin.fileno()), str(tmp_path / "back"))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """Half a gigabyte through a taker that may have 200 MB of memory in all."""
     with (tmp_path / "large").open("wb") as file:
         file.truncate(512 << 20)
-    request = {"take": f"{tmp_path}/volume/", "name": "large", "folder": False, "roots": [str(tmp_path / "volume")]}
+    request = {"take": f"{tmp_path}/volume/", "roots": [str(tmp_path / "volume")]}
     (tmp_path / "volume").mkdir()
     program = "import resource; resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))\n"
     command = [

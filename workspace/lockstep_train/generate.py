@@ -1,11 +1,14 @@
-"""A sample of what a model writes, without and with an adapter:
+"""What a model writes, without and with an adapter:
 
 python -m lockstep_train.generate --model models/tiny-base --adapter runs/demo/adapter --prompt 'The value of'
+python -m lockstep_train.generate --adapter runs/demo/adapter --prompt 'The value of' --stream     # token by token, with the adapter
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,13 +16,15 @@ from typing import Any
 
 from lockstep_train.errors import ConfigError, TrainerError
 
+ADAPTER_CONFIG = "adapter_config.json"
+
 
 def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
     """The prompt and what the model finds likeliest after it, without repeating three words in a row (a small model loves to)."""
     import torch
 
     torch.manual_seed(0)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
     output = model.generate(
         **inputs,
         min_new_tokens=tokens // 2,
@@ -31,39 +36,91 @@ def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
     return " ".join(str(tokenizer.decode(output[0], skip_special_tokens=True)).split())
 
 
-def generate(folder: Path, adapter: Path | None, prompt: str, tokens: int) -> None:
-    """Print one sample of the base and, with an adapter, one of both. Raises ConfigError when a folder isn't what it should be."""
+def base_of(adapter: Path) -> Path:
+    """The base model's folder, as the adapter names it. Raises ConfigError."""
+    try:
+        stated = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{adapter / ADAPTER_CONFIG} names no base model ({error}); name its folder with --model") from None
+    return Path(str(stated))
+
+
+def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
+    """(model, tokeniser), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
     from lockstep_train.model.load import quiet_transformers
 
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model {folder} holds no config.json; it must be a model's folder")
-    if adapter is not None and not (adapter / "adapter_config.json").is_file():
-        raise ConfigError(f"--adapter {adapter} holds no adapter_config.json; it must be a PEFT adapter's folder")
+    if adapter is not None and not (adapter / ADAPTER_CONFIG).is_file():
+        raise ConfigError(f"--adapter {adapter} holds no {ADAPTER_CONFIG}; it must be a PEFT adapter's folder")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_transformers()
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True).eval()
-    print(f"Without adapter: {complete(model, tokenizer, prompt, tokens)}")
+    model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
     if adapter is not None:
         import peft
 
-        model = peft.PeftModel.from_pretrained(model, str(adapter)).eval()
+        model = peft.PeftModel.from_pretrained(model, str(adapter))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def generate(folder: Path, adapter: Path | None, prompt: str, tokens: int) -> None:
+    """Print one sample of the base and, with an adapter, one of both. Raises ConfigError when a folder isn't what it should be."""
+    model, tokenizer = load(folder, adapter)
+    with without_adapter(model, adapter):
+        print(f"Without adapter: {complete(model, tokenizer, prompt, tokens)}")
+    if adapter is not None:
         print(f"With adapter:    {complete(model, tokenizer, prompt, tokens)}")
+
+
+def stream(folder: Path, adapter: Path | None, prompt: str, tokens: int, *, compare: bool) -> None:
+    """Print the prompt and what follows it, token by token; with `compare` without the adapter first. Raises ConfigError."""
+    model, tokenizer = load(folder, adapter)
+    if compare and adapter is not None:
+        print(f"--- {folder}", flush=True)
+        with without_adapter(model, adapter):
+            _stream(model, tokenizer, prompt, tokens)
+        print(f"--- {adapter}", flush=True)
+    _stream(model, tokenizer, prompt, tokens)
+
+
+def without_adapter(model: Any, adapter: Path | None) -> Any:
+    """A `with` in which the model is its base: read once, whichever is asked for."""
+    return contextlib.nullcontext() if adapter is None else model.disable_adapter()
+
+
+def _stream(model: Any, tokenizer: Any, prompt: str, tokens: int) -> None:
+    from transformers import TextStreamer
+
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    model.generate(
+        **inputs, streamer=streamer, max_new_tokens=tokens, do_sample=False, no_repeat_ngram_size=3, pad_token_id=tokenizer.eos_token_id
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m lockstep_train.generate", description="Print a sample of a model, without and with an adapter."
+        prog="python -m lockstep_train.generate", description="Print what a model writes, without and with an adapter."
     )
-    parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
+    parser.add_argument("--model", type=Path, help="the base model's folder (default: what the adapter names)")
     parser.add_argument("--adapter", type=Path, help="the adapter's folder")
-    parser.add_argument("--prompt", required=True, help="how the sample begins")
-    parser.add_argument("--tokens", type=int, default=40, help="how many tokens to add (default: 40)")
+    parser.add_argument("--prompt", required=True, help="how the text begins")
+    parser.add_argument("--tokens", type=int, default=40, help="how many tokens to add at most (default: 40)")
+    parser.add_argument("--stream", action="store_true", help="print it token by token, with the adapter where there is one")
+    parser.add_argument("--compare", action="store_true", help="with --stream: without the adapter first")
     options = parser.parse_args(arguments)
     try:
-        generate(options.model, options.adapter, options.prompt, options.tokens)
+        if options.model is None and options.adapter is None:
+            raise ConfigError("name a model's folder with --model, or an adapter's with --adapter")
+        folder = options.model or base_of(options.adapter)
+        if options.stream:
+            stream(folder, options.adapter, options.prompt, options.tokens, compare=options.compare)
+        else:
+            generate(folder, options.adapter, options.prompt, options.tokens)
     except TrainerError as error:
         print(f"generate: {error}", file=sys.stderr)
         return error.exit_code

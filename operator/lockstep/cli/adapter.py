@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption
 from lockstep.cli.trainer import run_trainer
 
 app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
@@ -46,3 +49,43 @@ def merge(
     """
     stated: list[str | Path] = [] if base is None else ["--base", base]
     run_trainer("merge", [*sources, "--output", output, *stated])
+
+
+@app.command("get")
+def get(
+    job: JobArgument,
+    output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
+    node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume is read, where every node has its own.")] = 0,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Fetch a job's newest adapter from its volume, whether its pods run or not. Where only shards are there, it is made of them in the pod.
+
+    Example: lockstep adapter get demo ./demo-adapter
+    """
+    from lockstep.cli.target import namespace_of
+
+    print(asyncio.run(_get(job, output, node, namespace_of(cluster, namespace, context), context)))
+
+
+async def _get(job: str, output: Path, node: int, namespace: str, context: str | None) -> str:
+    from lockstep.cli.cp import known_job
+    from lockstep.cli.meter import Meter
+    from lockstep.platforms.kubernetes.adapters import TEMPORARY, newest_adapter
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.reader import beside, place_roots
+    from lockstep.platforms.kubernetes.transfer import Progress, get
+
+    async with await Cluster.connect(context) as cluster:
+        await known_job(cluster, namespace, job)
+        async with beside(cluster, namespace, job, node, say=lambda line: print(line, file=sys.stderr)) as place:
+            roots = [*await place_roots(cluster, place, writing=False), TEMPORARY]
+            adapter = await newest_adapter(cluster, place, job)
+            with Meter() as meter:
+                progress = Progress(meter.changed)
+                meter.transfers = {job: progress}
+                for name in adapter.files or ("",):
+                    target = f"{output}/{name}" if name else str(output)
+                    await get(cluster, place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress)
+    return f"{output}: {adapter.made_of or adapter.folder} of job {job}" + (", made of its shards" if adapter.made_of else "")

@@ -61,11 +61,16 @@ def find_job(name: str, cluster: str, namespace: str | None, context: str | None
 
 
 def no_such_job(target: Target, name: str) -> str:
-    from lockstep.api.problems import nearest
     from lockstep.platforms.kubernetes.jobs import list_jobs
 
-    known = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
+    return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
+
+
+def unknown_job(name: str, namespace: str, known: list[str]) -> str:
+    """What to say of a job that isn't there."""
+    from lockstep.api.problems import nearest
+
     close = nearest(name, known)
     there = f"there are {', '.join(sorted(known))}" if known else "there is none at all"
     hint = f"; did you mean {close}?" if close else "; -n names another namespace"
-    return f"there is no TrainingJob {name} in namespace {target.namespace}: {there}{hint}"
+    return f"there is no TrainingJob {name} in namespace {namespace}: {there}{hint}"

@@ -18,6 +18,7 @@ from lockstep.cli import (
     clean,
     cluster,
     clusters,
+    cp,
     delete,
     deploy,
     devcluster,
@@ -25,6 +26,7 @@ from lockstep.cli import (
     diff_runs,
     doctor,
     drill,
+    generate,
     get,
     init,
     logs,
@@ -77,6 +79,8 @@ app.command("resume", rich_help_panel="A job")(suspend.resume)
 app.command("stop", rich_help_panel="A job")(suspend.stop)
 app.command("retry", rich_help_panel="A job")(retry.retry)
 app.command("sync", rich_help_panel="A job")(sync.sync)
+app.command("cp", rich_help_panel="A job")(cp.cp)
+app.command("generate", rich_help_panel="A job")(generate.generate)
 app.command("scale", rich_help_panel="A job")(scale.scale)
 app.command("delete", rich_help_panel="A job")(delete.delete)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")

@@ -66,6 +66,13 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
     return Target(connect(context), namespace or found.cluster.namespace, found)
 
 
+def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
+    """Which namespace is meant, for a verb that connects by itself (`Cluster.connect`)."""
+    found = load(cluster)
+    use_embedded_cluster(found.cluster.name, context)
+    return namespace or found.cluster.namespace
+
+
 def is_same_host(stated: str, server: str) -> bool:
     """Whether the API server's URL is at the host that the cluster file states, with or without its usual `api.` in front."""
     host = urlsplit(server).hostname or ""

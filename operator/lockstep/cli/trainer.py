@@ -17,7 +17,12 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-NEEDS = {"inspect": ("lockstep_train",), "export": ("lockstep_train", "torch", "safetensors"), "merge": ("lockstep_train", "torch", "peft")}
+NEEDS = {
+    "inspect": ("lockstep_train",),
+    "export": ("lockstep_train", "torch", "safetensors"),
+    "merge": ("lockstep_train", "torch", "peft"),
+    "generate": ("lockstep_train", "torch", "peft"),
+}
 """The trainer's modules, and the packages that each needs."""
 
 

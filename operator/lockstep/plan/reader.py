@@ -102,6 +102,13 @@ def claims_of(pod: Object) -> list[str]:
     return [volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
 
 
+def mounted_claims(pod: Object, container: str, *, writing: bool) -> list[str]:
+    """Where the container has claims mounted: what is outside goes with the pod."""
+    claims = {v["name"]: v["persistentVolumeClaim"].get("readOnly") for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v}
+    mounts = next(c for c in pod["spec"]["containers"] if c["name"] == container)["volumeMounts"]
+    return [m["mountPath"] for m in mounts if m["name"] in claims and not (writing and (m.get("readOnly") or claims[m["name"]]))]
+
+
 def missing_claim(pod: Object, claims: Mapping[str, Object], own: Mapping[str, str]) -> str | None:
     """Why the pod's claims can't be mounted, in one sentence; None when they can.
 

@@ -179,7 +179,8 @@ def give(
 ) -> Entry:
     """Send `source`. `expected` is told how many bytes there are to send, `passed` of those that were. What the other end says it did: counts."""
     entries = listed(source, allowed)
-    wire.say({"entries": [{key: value for key, value in entry.items() if key != "path"} for entry in entries]})
+    shown = [{key: value for key, value in entry.items() if key != "path"} for entry in entries]
+    wire.say({"name": Path(os.path.abspath(source)).name, "entries": shown})  # noqa: PTH100 (a link by its own name)
     plan, hashes = [], {}
     for number, (have, digest, complete) in wire.hear()["have"].items():
         entry = entries[int(number)]
@@ -236,14 +237,16 @@ def _hashed(path: Path, size: int, wire: Wire) -> Any:
 
 def take(
     wire: Wire,
-    target: Path,
+    to: str,
     allowed: Callable[[Path], bool] = lambda path: True,
     passed: Callable[[int], None] = lambda size: None,
     expected: Callable[[int], None] = lambda size: None,
     widen: int = 0o600,
 ) -> Entry:
-    """Receive to `target`. `expected` is told how many bytes will come, `passed` of those that came. `widen`: mode bits that every file gets."""
-    entries: list[Entry] = wire.hear()["entries"]
+    """Receive to `to` (`destination`). `expected` is told how many bytes will come, `passed` of those that came. `widen`: mode bits that every file gets."""
+    heard = wire.hear()
+    entries: list[Entry] = heard["entries"]
+    target = destination(to, heard["name"], folder="size" not in entries[0])
     places = {number: inside(target, entry["name"], allowed) for number, entry in enumerate(entries)}
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
     begun: dict[int, Any] = {}
@@ -266,6 +269,13 @@ def take(
     ended = {"files": len(files), "sent": len(plan), "bytes": missing, "resumed": sum(1 for _, offset in plan if offset)}
     wire.say({"ended": ended})
     return ended
+
+
+def destination(target: str, name: str, *, folder: bool) -> Path:
+    """Where `name` goes: below a target that ends with a slash, and a file into a folder that is there; else the target is its new name."""
+    path = Path(target)
+    into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or (not folder and path.is_dir())
+    return path / name if into else path
 
 
 def inside(target: Path, name: str, allowed: Callable[[Path], bool]) -> Path:
@@ -362,15 +372,8 @@ def _link(place: Path, target: str, root: Path, allowed: Callable[[Path], bool])
 # ---- in the pod --------------------------------------------------------------------------------------------------------------------
 
 
-def destination(target: str, name: str, *, folder: bool) -> Path:
-    """Where `name` goes: below a target that ends with a slash, and a file into a folder that is there; else the target is its new name."""
-    path = Path(target)
-    into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or (not folder and path.is_dir())
-    return path / name if into else path
-
-
 def serve(request: Entry, wire: Wire) -> None:
-    """The pod's end: {"give": path} or {"take": path, "name": …, "folder": …}, with the roots that paths must be below."""
+    """The pod's end: {"give": path} or {"take": path}, with the roots that paths must be below."""
     roots = [Path(os.path.realpath(root)) for root in request["roots"]]
 
     def allowed(path: Path) -> bool:
@@ -381,7 +384,7 @@ def serve(request: Entry, wire: Wire) -> None:
         if "give" in request:
             give(wire, Path(request["give"]), allowed)
         else:
-            take(wire, destination(request["take"], request["name"], folder=request["folder"]), allowed, widen=0o660)
+            take(wire, request["take"], allowed, widen=0o660)
     except (CarryError, OSError) as error:
         with contextlib.suppress(Gone):
             wire.say({"failed": str(error)})

@@ -29,6 +29,10 @@ class ProgramFailed(Failed):
     """A program in a pod ended with an error, or its connection broke. The message has the last lines of its standard error."""
 
 
+class Broken(ProgramFailed):
+    """The connection broke, and what became of the program nobody knows."""
+
+
 @dataclass
 class Program:
     """A program in a pod: bytes to it, bytes from it. Its standard error is kept (the end of it) for the message when it fails."""
@@ -40,13 +44,13 @@ class Program:
     """None: the connection ended before the program said how it ended."""
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Waits while the other side is slower. Raises ProgramFailed when it has ended."""
+        """Waits while the other side is slower. Raises Broken when it can't be reached."""
         view = memoryview(data)
         try:
             for start in range(0, len(view), FRAME_BYTES):
                 await self._socket.send_bytes(bytes([STDIN]) + view[start : start + FRAME_BYTES])
         except (OSError, RuntimeError) as error:
-            raise ProgramFailed(f"the connection to pod {self.place.pod} broke: {error}") from error
+            raise Broken(f"the connection to pod {self.place.pod} broke: {error}") from error
 
     async def close_stdin(self) -> None:
         """Tell the program that nothing more comes; API servers older than 1.30 can't pass that on."""

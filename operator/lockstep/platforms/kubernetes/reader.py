@@ -20,7 +20,7 @@ from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
 from lockstep.plan.observed import Object, Observed, is_terminating
 from lockstep.plan.pods import is_running, is_scheduled, why_not_started
 from lockstep.plan.reader import CONTAINER as READER_CONTAINER
-from lockstep.plan.reader import LABEL_READER_OF, claims_of, is_shared, missing_claim, pod_claims_of, reader_pod
+from lockstep.plan.reader import LABEL_READER_OF, claims_of, is_shared, missing_claim, mounted_claims, pod_claims_of, reader_pod
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place
@@ -60,6 +60,29 @@ async def running_pods(cluster: Cluster, namespace: str, job: str) -> dict[int, 
 def _node(job: str, pod: str) -> int | None:
     number = pod.removeprefix(f"{job}-")
     return int(number) if number.isdecimal() and pod_name(job, int(number)) == pod else None
+
+
+async def nodes_with_volumes(cluster: Cluster, namespace: str, job: str) -> list[int]:
+    """The nodes whose files are apart from those of others: [0] where all pods share their volumes. Raises ConfigError."""
+    stateful_set = await stateful_set_of(cluster, namespace, job)
+    if is_shared(stateful_set):
+        return [0]
+    first = f"{next(iter(pod_claims_of(stateful_set, 0)))}-"
+    try:
+        claims = [str(claim["metadata"]["name"]) for claim in (await cluster.list("PersistentVolumeClaim", namespace))["items"]]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return sorted(await running_pods(cluster, namespace, job))
+    return sorted(node for name in claims if name.startswith(first) and (node := _node(job, name.removeprefix(first))) is not None)
+
+
+async def place_roots(cluster: Cluster, place: Place, *, writing: bool) -> list[str]:
+    """Where the container has claims mounted. Raises NoReader when it is gone."""
+    pod = await cluster.get("Pod", place.namespace, place.pod)
+    if pod is None:
+        raise NoReader(f"pod {place.pod} has just gone: try again")
+    return mounted_claims(pod, place.container, writing=writing)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.kubernetes import carry
 from lockstep.platforms.kubernetes.carry import CarryError, Gone, Wire
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import Place, Program, ProgramFailed, program
+from lockstep.platforms.kubernetes.exec import Broken, Place, Program, ProgramFailed, program
 
 TRIES = 6
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
@@ -33,9 +33,11 @@ class Progress:
     expected: int = 0
     """Bytes to come, once it is known."""
     passed: int = 0
+    missing: int = 0
+    """Bytes that the other end lacked when this try began: what was sent has not always arrived."""
 
     def expect(self, size: int) -> None:
-        self.expected = self.passed + size
+        self.expected, self.missing = self.passed + size, size
         self.changed()
 
     def passing(self, size: int) -> None:
@@ -59,14 +61,10 @@ async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: 
     def give(wire: Wire) -> dict[str, Any]:
         return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
 
-    return await _carried(cluster, place, _to_take(source, target, roots), give, progress)
+    return await _carried(cluster, place, {"take": target, "roots": roots}, give, progress)
 
 
-def _to_take(source: Path, target: str, roots: list[str]) -> dict[str, Any]:
-    return {"take": target, "name": source.resolve().name, "folder": source.is_dir(), "roots": roots}
-
-
-async def get(cluster: Cluster, place: Place, source: str, target: Path, roots: list[str], progress: Progress) -> Carried:
+async def get(cluster: Cluster, place: Place, source: str, target: str, roots: list[str], progress: Progress) -> Carried:
     """A file or folder of the volumes that `place` sees to `target`. Raises Failed."""
 
     def take(wire: Wire) -> dict[str, Any]:
@@ -79,14 +77,14 @@ async def _carried(
     cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: Progress
 ) -> Carried:
     """Once, and again after a broken connection, as long as it gets on."""
-    left, before, pause = TRIES, 0, FIRST_PAUSE_SECONDS
+    left, missing, pause = TRIES, 0, FIRST_PAUSE_SECONDS
     while True:
         try:
             return Carried(**await _once(cluster, place, request, end))
         except Gone as broken:
-            left = TRIES if progress.passed > before else left - 1
-            pause = FIRST_PAUSE_SECONDS if progress.passed > before else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            before = progress.passed
+            better = progress.missing < missing
+            left, pause = (TRIES, FIRST_PAUSE_SECONDS) if better else (left - 1, min(2 * pause, LONGEST_PAUSE_SECONDS))
+            missing = progress.missing
             if left == 0:
                 raise Failed(f"{broken}; what has arrived is kept: the same command goes on from there") from broken
             await asyncio.sleep(pause)
@@ -100,8 +98,8 @@ async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Ca
         async with program(cluster, place, command) as running:
             await running.write(text)
             return await _between(running, mine, theirs, end)
-    except (CarryError, OSError) as error:
-        raise Gone(str(error)) if isinstance(error, ConnectionError) else Failed(str(error)) from error
+    except (Broken, OSError) as error:
+        raise Gone(str(error)) from error
     finally:
         mine.close()
         theirs.close()
@@ -115,10 +113,12 @@ def _text() -> bytes:
 async def _between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
     """This machine's end in a thread, and what it says and hears carried to and from the pod."""
     reader, writer = await asyncio.open_connection(sock=mine)
-    pumps = [asyncio.ensure_future(_up(reader, running)), asyncio.ensure_future(_down(running, writer))]
+    pumps = [asyncio.ensure_future(_up(reader, running, theirs)), asyncio.ensure_future(_down(running, writer))]
     thread = asyncio.ensure_future(asyncio.to_thread(end, Wire(theirs.fileno(), theirs.fileno())))
     try:
         return await asyncio.shield(thread)
+    except (CarryError, OSError) as error:  # what a program there refused, or a disk here
+        raise Failed(str(error)) from error
     except Gone:
         with suppress(ProgramFailed):
             await asyncio.wait_for(asyncio.shield(pumps[1]), 5.0)  # (its last words, and how it ended)
@@ -128,29 +128,32 @@ async def _between(running: Program, mine: socket.socket, theirs: socket.socket,
     finally:
         for pump in pumps:
             pump.cancel()
-        with suppress(OSError):
-            theirs.shutdown(socket.SHUT_RDWR)  # the thread, if it still waits, hears the end
+        _wake(theirs)
         await asyncio.gather(thread, *pumps, return_exceptions=True)
         writer.close()
 
 
-async def _up(reader: asyncio.StreamReader, running: Program) -> None:
-    while data := await reader.read(_PUMPED_BYTES):
-        await running.write(data)
+def _wake(theirs: socket.socket) -> None:
+    """The thread, if it still waits to be heard or to hear, gets an end."""
+    with suppress(OSError):
+        theirs.shutdown(socket.SHUT_RDWR)
+
+
+async def _up(reader: asyncio.StreamReader, running: Program, theirs: socket.socket) -> None:
+    try:
+        while data := await reader.read(_PUMPED_BYTES):
+            await running.write(data)
+    finally:
+        _wake(theirs)
 
 
 async def _down(running: Program, writer: asyncio.StreamWriter) -> None:
-    while data := await running.read():
-        writer.write(data)
-        await writer.drain()
-    writer.write_eof()
-
-
-def roots_of(pod: dict[str, Any], container: str, *, writing: bool) -> list[str]:
-    """Where the container has claims mounted: what is outside goes with the pod."""
-    claims = {v["name"]: v["persistentVolumeClaim"].get("readOnly") for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v}
-    mounts = next(c for c in pod["spec"]["containers"] if c["name"] == container)["volumeMounts"]
-    return [m["mountPath"] for m in mounts if m["name"] in claims and not (writing and (m.get("readOnly") or claims[m["name"]]))]
+    try:
+        while data := await running.read():
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.write_eof()
 
 
 def refuse_outside(path: str, roots: list[str]) -> None:

@@ -1,0 +1,66 @@
+"""The newest adapter of a job, where its files are: the exported one, or one made of the newest commit's shards on the spot."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from posixpath import join
+
+from lockstep.api.errors import Failed
+from lockstep.api.names import WORKSPACE
+from lockstep.platforms.kubernetes import newest
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.exec import Place, ProgramFailed, output_of
+from lockstep.platforms.kubernetes.newest import CONFIG, WEIGHTS
+
+EXPORT_SECONDS = 1800.0
+TEMPORARY = "/tmp"  # noqa: S108 (the pod's own emptyDir)
+
+
+class NoAdapter(Failed):
+    """The job has left no adapter, or none that can be read here. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder in a pod."""
+
+    folder: str
+    files: tuple[str, ...]
+    """What belongs to it: a commit's folder holds shards, too. () for all."""
+    made_of: str | None = None
+    """The commit that it was made of just now; None: a run exported it."""
+
+
+def run_folder(job: str) -> str:
+    """Where a job's pods keep their run."""
+    return join(WORKSPACE, "runs", job)
+
+
+async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
+    """Raises NoAdapter."""
+    run = run_folder(job)
+    program = Path(newest.__file__).read_text(encoding="utf-8")  # noqa: ASYNC240 (a page, once)
+    found = json.loads(await output_of(cluster, place, ["python3", "-c", program, run]))
+    if found["commit"] is not None:
+        return await _exported(cluster, place, job, found["commit"])
+    if found["adapter"] is None:
+        raise NoAdapter(f"{run} in pod {place.pod} has no adapter and no commit: lockstep why {job} tells how far the job has come")
+    in_commit = "/checkpoints/" in found["adapter"]
+    return Adapter(found["adapter"], (CONFIG, WEIGHTS) if in_commit else ())
+
+
+async def _exported(cluster: Cluster, place: Place, job: str, commit: str) -> Adapter:
+    """By the trainer's own program, which reads shards one parameter at a time, on a CPU."""
+    folder = join(TEMPORARY, f"lockstep-adapter-{secrets.token_hex(4)}")
+    command = ["python3", "-m", "lockstep_train.export", commit, "--output", folder]
+    try:
+        await output_of(cluster, place, command, seconds=EXPORT_SECONDS)
+    except ProgramFailed as error:
+        raise NoAdapter(
+            f"the newest commit is not exported yet, and can't be here: {error}; fetch the checkpoints of every node and export them: "
+            f"lockstep cp {job}:{run_folder(job)}/checkpoints node-0 --node 0 (and so on), then lockstep adapter export node-0 … -o adapter"
+        ) from None
+    return Adapter(folder, (), made_of=commit)
