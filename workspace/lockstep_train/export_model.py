@@ -23,10 +23,9 @@ from lockstep_train.checkpoint.durable import make_directory, sync_directory, wr
 from lockstep_train.config import Precision
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.dtypes import DTYPES
+from lockstep_train.model.folder import CONFIG, copy_others
 
 SHARD_BYTES = 5 * 10**9
-CONFIG = "config.json"
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -93,9 +92,7 @@ def untrained_tensors(base: Path, written: set[str]) -> Iterator[tuple[str, torc
 
 def copy_rest(base: Path, folder: Path, dtype: str) -> None:
     """config.json with the new number format, and every file that holds no weights."""
-    for path in sorted(base.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and not path.name.endswith(WEIGHTS) and path.name != CONFIG:
-            write_durably(folder / path.name, path.read_bytes())
+    copy_others(base, folder)
     config: dict[str, Any] = json.loads((base / CONFIG).read_text(encoding="utf-8"))
     config = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": dtype}
     write_durably(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())

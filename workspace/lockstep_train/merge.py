@@ -27,6 +27,7 @@ from lockstep_train.collected import newest_whole
 from lockstep_train.config import Precision
 from lockstep_train.errors import ConfigError, TrainerError
 from lockstep_train.model.dtypes import DTYPES as PRECISIONS
+from lockstep_train.model.folder import CONFIG, copy_others
 from lockstep_train.model.load import base_digest
 from lockstep_train.model.merged import Skeleton, skeleton, trained_updates
 from lockstep_train.model.pieces import Layout
@@ -34,8 +35,6 @@ from lockstep_train.model.updates import Update
 from lockstep_train.model.weight_files import DTYPES, INDEX, StoredTensor, WeightReader, read_headers, weight_paths
 from lockstep_train.model.weight_writer import NewTensor, write_tensors
 
-CONFIG = "config.json"
-WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 BLOCK_ELEMENTS = 8 << 20
 KEPT_FACTORS = 8
 """Trained parameters kept in memory: those of two neighbouring tensors at least."""
@@ -163,7 +162,7 @@ def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardRe
         merger = Merger(model.layouts, untied.layouts, updates, stored)
         _write_files(folder, output, tensors, merger, untied.layouts)
         changed = len(merger.changed) + len(untied.layouts)
-    _copy_others(folder, output)
+    copy_others(folder, output)
     config = json.loads((folder / CONFIG).read_text())
     if untied.any:
         config["tie_word_embeddings"] = False
@@ -208,13 +207,6 @@ def _write_files(folder: Path, output: Path, tensors: Mapping[str, StoredTensor]
         index = json.loads((folder / INDEX).read_text())
         index["weight_map"] |= dict.fromkeys(added, files[-1].name)
         write_durably(output / INDEX, json.dumps(index, indent=2, sort_keys=True).encode())
-
-
-def _copy_others(folder: Path, output: Path) -> None:
-    """Tokenizer, generation settings, licence: whatever is no weight."""
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix not in WEIGHTS and path.name not in {CONFIG, INDEX} and not path.name.startswith("."):
-            write_durably(output / path.name, path.read_bytes())
 
 
 def main(arguments: list[str] | None = None) -> int:
