@@ -26,6 +26,7 @@ from lockstep.cli import (
     diff_runs,
     doctor,
     drill,
+    editor,
     generate,
     get,
     init,
@@ -38,6 +39,7 @@ from lockstep.cli import (
     retry,
     run,
     scale,
+    shell,
     suspend,
     sync,
     top,
@@ -81,6 +83,11 @@ app.command("retry", rich_help_panel="A job")(retry.retry)
 app.command("sync", rich_help_panel="A job")(sync.sync)
 app.command("cp", rich_help_panel="A job")(cp.cp)
 app.command("generate", rich_help_panel="A job")(generate.generate)
+app.command("shell", rich_help_panel="A job")(shell.shell)
+app.command("jupyter", rich_help_panel="A job")(editor.jupyter)
+app.command("tensorboard", rich_help_panel="A job")(editor.tensorboard)
+app.command("vscode", rich_help_panel="A job")(editor.vscode)
+app.command("debug", rich_help_panel="A job")(editor.debug)
 app.command("scale", rich_help_panel="A job")(scale.scale)
 app.command("delete", rich_help_panel="A job")(delete.delete)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")

@@ -20,6 +20,7 @@ from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kub
 Object = dict[str, Any]
 FIELD_MANAGER = "lockstep-operator"
 LOG_SECONDS = 30 * 24 * 3600.0  # a followed log ends with its container
+PING_SECONDS = 30.0  # proxies in front of API servers cut connections that are silent for a minute
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
@@ -260,6 +261,26 @@ class Cluster:
         response = await self._send("GET", path_of(kind, namespace), None, query={"watch": "true", **query}, seconds=3600)
         async for line in _lines(response):
             yield json.loads(line)
+
+    async def stream(self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
+        """An open WebSocket (aiohttp's) to a pod's exec or portforward; pings keep it open through proxies. Raises ApiError, OSError."""
+        from aiohttp import WSServerHandshakeError
+
+        self._check()
+        sent = await self._api.param_serialize(
+            "GET", f"{path}?{urlencode(query)}", header_params={}, body=None, auth_settings=["BearerToken"]
+        )
+        rest = self._api.rest_client
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()
+        url = sent[1].replace("http", "ws", 1)
+        with _reaching():
+            try:
+                return await rest.pool_manager.ws_connect(
+                    url, headers=sent[2], protocols=protocols, heartbeat=PING_SECONDS, max_msg_size=0, proxy=rest.proxy
+                )
+            except WSServerHandshakeError as error:
+                raise ApiError(error.status, error.message, f"{path} can't be opened") from None
 
     async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of a container's log; with follow=true until the container ends."""

@@ -1,0 +1,43 @@
+"""What verbs take that work in one pod of a job, by default of the dev environment: which job, and which node."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import DEV_ENVIRONMENT, pod_name
+from lockstep.cli.jobargs import Found
+
+OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]")]
+NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod, counted from 0.")]
+DEFAULT_JOB = DEV_ENVIRONMENT
+
+
+def running_pod(found: Found, node: int) -> str:
+    """The pod of a node. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
+    from kubernetes.client import CoreV1Api
+    from kubernetes.client.exceptions import ApiException
+
+    from lockstep.plan.pods import is_running
+
+    client, name = found.target.client, pod_name(found.name, node)
+    nodes = _nodes(found)
+    if node >= nodes > 0:
+        raise ConfigError(f"job {found.name} has no node {node}: its {nodes} nodes are 0 to {nodes - 1}")
+    try:
+        pod: dict[str, Any] = client.sanitize_for_serialization(CoreV1Api(client).read_namespaced_pod(name, found.namespace))
+    except ApiException as error:
+        if error.status != 404:
+            raise
+        raise Failed(f"pod {name} is not there: lockstep why {found.name} -n {found.namespace}") from None
+    if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:
+        state = "ends" if "deletionTimestamp" in pod["metadata"] else f"is {pod['status'].get('phase', 'unknown')} and doesn't run yet"
+        raise Failed(f"pod {name} {state}: lockstep why {found.name} -n {found.namespace}")
+    return name
+
+
+def _nodes(found: Found) -> int:
+    """0: not known yet."""
+    return int(found.job["spec"].get("nodes") or found.target.cluster.profile.spec.gpus.default_nodes)

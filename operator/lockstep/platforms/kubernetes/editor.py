@@ -1,0 +1,127 @@
+"""A server for an editor in a pod, and the way to it: they begin and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import WORKSPACE
+from lockstep.platforms.kubernetes import editor_in_pod
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.exec_stream import STDERR, Exec, running
+from lockstep.platforms.kubernetes.rights import may
+
+BEAT_SECONDS = 15.0
+END_SECONDS = 15.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which server, about what."""
+
+    kind: str
+    """jupyter, tensorboard or debug."""
+    folder: str = WORKSPACE
+    command: tuple[str, ...] = ()
+    """With debug: the script and its arguments."""
+    cwd: str = WORKSPACE
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+
+async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
+    """Raises ConfigError before anything is started."""
+    for subresource, what in (("exec", "run programs in pods"), ("portforward", "reach ports of pods")):
+        if not await may(cluster, "create", "Pod", namespace, subresource):
+            raise ConfigError(
+                f"you may not {what} of namespace {namespace} (pods/{subresource}): an administrator gives you the role edit there"
+            )
+
+
+def _source() -> str:
+    return Path(editor_in_pod.__file__).read_text(encoding="utf-8")
+
+
+class Server:
+    """One that runs in a pod: where it listens there, and what it says at its end."""
+
+    def __init__(self, session: Exec, port: int, ended: asyncio.Task[str]) -> None:
+        self.port = port
+        self._session = session
+        self._ended = ended
+
+    async def until_end(self) -> str:
+        """Why it ended, or '' where it did so by itself and well. Raises Failed when the connection broke."""
+        return await self._ended
+
+
+@asynccontextmanager
+async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, echo: Say) -> AsyncIterator[Server]:
+    """Start it and wait until it listens; leaving ends it, and all that it has started. Raises Failed with its own last words."""
+    source = _source()
+    request = {
+        "kind": wanted.kind,
+        "folder": wanted.folder,
+        "command": wanted.command,
+        "cwd": wanted.cwd,
+        "token": wanted.token,
+        "source": source,
+    }
+    async with running(cluster, namespace, pod, ["python3", "-c", source]) as session:
+        await session.write(json.dumps(request).encode() + b"\n")
+        listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        ended = asyncio.create_task(_hear(session, listens, echo))
+        beating = asyncio.create_task(_beat(session))
+        try:
+            waited: list[asyncio.Future[Any]] = [listens, ended]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not listens.done():
+                raise Failed(f"{wanted.kind} in pod {pod} did not start: {await ended or 'it ended at once'}")
+            yield Server(session, listens.result(), ended)
+        finally:
+            beating.cancel()
+            await _end(session, ended)
+
+
+async def _hear(session: Exec, listens: asyncio.Future[int], echo: Say) -> str:
+    """Its answers, to the end."""
+    buffered, why = b"", ""
+    async for channel, data in session:
+        if channel == STDERR:
+            echo(data.decode(errors="replace"))
+            continue
+        *lines, buffered = (buffered + data).split(b"\n")
+        for line in lines:
+            said: dict[str, Any] = json.loads(line)
+            if "port" in said and not listens.done():
+                listens.set_result(int(said["port"]))
+            elif "failed" in said or said.get("ended"):
+                reason = said.get("failed") or f"it ended with exit code {said['ended']}"
+                why = " | ".join([reason, *said.get("said", [])])
+    return why
+
+
+async def _beat(session: Exec) -> None:
+    """So that the server doesn't outlive this machine's sleep."""
+    with contextlib.suppress(OSError):
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await session.write(b"on\n")
+
+
+async def _end(session: Exec, ended: asyncio.Task[str]) -> None:
+    """Ask, and wait until it is gone; the end of the connection asks once more."""
+    with contextlib.suppress(OSError, Failed, TimeoutError):
+        if not ended.done():
+            await session.write(b"end\n")
+        await asyncio.wait_for(asyncio.shield(ended), END_SECONDS)
+    ended.cancel()
+    await asyncio.gather(ended, return_exceptions=True)

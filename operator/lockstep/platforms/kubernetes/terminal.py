@@ -1,0 +1,107 @@
+"""`lockstep shell`: this terminal, connected to a shell in a pod."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.exec_stream import STDERR, Exec, running
+
+SHELL = "if command -v bash >/dev/null; then exec bash; else exec sh; fi"
+PLAIN_TERMINAL = "xterm"
+_TERM = re.compile(r"[A-Za-z0-9][-+.A-Za-z0-9]*")
+
+
+def shell_command(term: str | None) -> list[str]:
+    """No login shell: that would replace the PATH and the variables that the container gives to every run."""
+    known = term if term and _TERM.fullmatch(term) else PLAIN_TERMINAL
+    return ["env", f"TERM={known}", "sh", "-c", SHELL]
+
+
+async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
+    """A shell until it ends; its exit code. With a terminal it has one, too; else it reads what this process is given, to its end."""
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    async with running(cluster, namespace, pod, shell_command(os.environ.get("TERM")), tty=interactive) as session:
+        with _raw() if interactive else _plain():
+            helpers = [asyncio.create_task(_type(session))]
+            if interactive:
+                helpers.append(asyncio.create_task(_follow_size(session)))
+            try:
+                await _show(session)
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
+    return session.code or 0
+
+
+async def _show(session: Exec) -> None:
+    async for channel, data in session:
+        out = sys.stderr.buffer if channel == STDERR else sys.stdout.buffer
+        out.write(data)
+        out.flush()
+
+
+async def _type(session: Exec) -> None:
+    """What comes on standard input, and its end. A thread reads: not everything that can be standard input can be polled."""
+    loop, read = asyncio.get_running_loop(), asyncio.Queue[bytes]()
+
+    def reading() -> None:
+        data = b"-"
+        while data:
+            try:
+                data = os.read(sys.stdin.fileno(), 1 << 16)
+            except OSError:
+                data = b""
+            try:
+                loop.call_soon_threadsafe(read.put_nowait, data)
+            except RuntimeError:  # the session has ended, and the loop with it
+                return
+
+    threading.Thread(target=reading, daemon=True).start()
+    while data := await read.get():
+        await session.write(data)
+    if not await session.end_of_input():
+        await session.write(b"\nexit\n")
+
+
+async def _follow_size(session: Exec) -> None:
+    """Now, and whenever the window changes."""
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGWINCH, changed.set)
+    try:
+        while True:
+            changed.clear()
+            size = shutil.get_terminal_size()
+            await session.resize(size.columns, size.lines)
+            await changed.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)
+
+
+@contextmanager
+def _raw() -> Iterator[None]:
+    """Every key goes to the pod, Ctrl-C among them."""
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setraw(terminal, termios.TCSADRAIN)  # what was typed ahead stays
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    yield
