@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart discover-cluster lint-cluster nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart discover-cluster lint-cluster nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -113,14 +113,17 @@ test-unit: setup ## seconds, no root
 test-train: setup ## real ranks over gloo, no root
 	@$(PYTEST) tests/train
 
-test-faults: setup ## power cut at every step of a save, on a disk in a file; root
+test-faults: setup ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) tests/faults
+
+test-operator-faults: setup ## the operator killed before and after every single write, each in a run of its own: half an hour
+	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: setup ## a real API server and real pods; root
 	@$(PYTEST) tests/cluster
 
-drills: setup ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost (part of test-cluster); root
-	@$(PYTEST) tests/cluster/operator/test_drills.py
+drills: setup ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; to the operator at every write (parts of test); root
+	@$(PYTEST) tests/cluster/operator/test_drills.py tests/faults/test_operator_faults.py
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check

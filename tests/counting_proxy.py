@@ -61,7 +61,7 @@ class CountingProxy:
         self._rest: Any = api.rest_client
         app = web.Application(client_max_size=8 << 20)
         app.router.add_route("*", "/{path:.*}", self._forward)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)  # watches stay open for minutes
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.port = runner.addresses[0][1]

@@ -1,11 +1,14 @@
 """A job whose pods and coordinator are played by the test: API server and controllers are real, and a start takes milliseconds.
 
 The job's pods name a scheduler that doesn't exist. The test binds them to a node without a kubelet, says that they run, takes them away when they
-are to end, and reports as node 0 with a token of its own: what the operator sees is what a real gang would show it.
+are to end, and reports as node 0 with a token of its own: what the operator sees is what a real gang would show it. As a real coordinator, node 0
+tells how its stop went and stays until that is accepted, and the next pod of its name begins the next attempt.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import time
@@ -28,7 +31,9 @@ from lockstep_gang.contract import (
     Report,
     ReportTarget,
     Restart,
+    Save,
     State,
+    StopReport,
     parse_key,
     report_body,
 )
@@ -38,6 +43,8 @@ NODE = "lockstep-played"
 JOB = "x"
 REPORT_SECONDS = 0.3
 """Instead of the coordinator's 15: the test has no time."""
+PATIENCE_SECONDS = 20.0
+"""How long node 0 waits at its end for a report to be accepted."""
 CHILDREN = (
     ("StatefulSet", "apps/v1"), ("Service", "v1"), ("NetworkPolicy", "networking.k8s.io/v1"), ("ConfigMap", "v1"), ("Secret", "v1"),
     ("PersistentVolumeClaim", "v1"), ("Pod", "v1"),
@@ -61,11 +68,17 @@ class PlayedJob:
     attempt: int = 1
     state: State = State.RUNNING
     history: tuple[Restart, ...] = ()
+    stop: StopReport | None = None
+    nodes: int = 2
     _reported: float = 0.0
     _key: bytes | None = None
     _uid: str = ""
-    _told: State | None = None
-    """The state of the newest report that was taken: the last lines are told until then."""
+    _zero: str = ""
+    """The uid of the pod that is node 0."""
+    _told: tuple[Any, ...] = ()
+    """Of the newest report that was taken: what is new has last lines with it until then."""
+    _leaves: float | None = None
+    """When node 0 goes, whoever has heard it."""
 
     def create(self) -> None:
         spec = {"nodes": 2, "script": {"path": "/scripts/x.py"}, "podTemplate": {"schedulerName": "played"}, "storage": {"mode": "Shared"}}
@@ -80,18 +93,59 @@ class PlayedJob:
     def tick(self) -> None:
         self.revive()
         pods = self.jobs.pods(JOB)
-        for pod in pods:
-            self._play(pod)
         zero = next((pod for pod in pods if pod["metadata"]["name"] == f"{JOB}-0"), None)
-        if zero is not None and _runs(zero) and time.monotonic() - self._reported > REPORT_SECONDS:
+        if zero is not None and zero["status"].get("phase") == "Running":
+            self._play_coordinator(zero)
+        for pod in pods:
+            if pod is not zero or not self._stays(pod):
+                self._play(pod)
+
+    def _play_coordinator(self, zero: dict[str, Any]) -> None:
+        uid = zero["metadata"]["uid"]
+        if uid != self._zero:
+            self.attempt += bool(self._zero)
+            self._zero, self._leaves, self.nodes = uid, None, self._replicas()
+        if _ends(zero) and self._leaves is None and (self.is_over or self._is_known_to_stop()):
+            self._leaves = time.monotonic() + PATIENCE_SECONDS
+            if not self.is_over:
+                self.state = State.WAITING
+                self.stop = StopReport(
+                    self.attempt, "2026-01-01T00:00:00Z", Save.SAVED, "saved at step 7 and stopped", step=7, lost_steps=0
+                )
+        if not _ends(zero) and self.state is State.WAITING:
+            self.state = State.RUNNING
+        if time.monotonic() - self._reported > REPORT_SECONDS:
             self._reported = time.monotonic()
-            self._report(zero)
+            self._report(uid)
+
+    def _stays(self, zero: dict[str, Any]) -> bool:
+        """Until what came of the stop is heard."""
+        if not _ends(zero) or zero["metadata"]["uid"] != self._zero:
+            return False
+        return self._leaves is None or (time.monotonic() < self._leaves and self._told != self._news)
+
+    def _is_known_to_stop(self) -> bool:
+        """Saving takes until status says so: what is told of a stop doesn't depend on who is faster."""
+        job = self.jobs.job(JOB)
+        conditions = (job.get("status") or {}).get("conditions", [])
+        return not job or any(c["type"] == "Progressing" and c["reason"] in ("Stopping", "Resizing") for c in conditions)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (State.COMPLETE, State.FAILED)
+
+    @property
+    def _news(self) -> tuple[Any, ...]:
+        return self.state, self.attempt, self.stop
+
+    def _replicas(self) -> int:
+        return int((self.jobs.get("StatefulSet", JOB, "apps/v1") or {"spec": {"replicas": self.nodes}})["spec"]["replicas"]) or self.nodes
 
     def _play(self, pod: dict[str, Any]) -> None:
         core, name, namespace = client.CoreV1Api(self.jobs.api.client), pod["metadata"]["name"], self.jobs.namespace
         target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
         try:
-            if "deletionTimestamp" in pod["metadata"]:
+            if _ends(pod):
                 core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
             elif not pod["spec"].get("nodeName"):
                 core.create_namespaced_pod_binding(name, namespace, {"metadata": {"name": name}, "target": target}, _preload_content=False)
@@ -100,16 +154,22 @@ class PlayedJob:
             if error.status not in (404, 409):  # gone, or bound already
                 raise
 
-    def _report(self, zero: dict[str, Any]) -> None:
-        if self._key is None:
-            self._key = parse_key(self.jobs.secret(f"{JOB}-agents", "key").decode())
-        target = ReportTarget(REPORT_URL, self.ca_pem, str(self._token(zero["metadata"]["uid"])))
+    def _report(self, uid: str) -> None:
+        news = self._news
         try:
+            target = ReportTarget(REPORT_URL, self.ca_pem, str(self._token(uid)))
+            if self._key is None:
+                self._key = parse_key(self.jobs.secret(f"{JOB}-agents", "key").decode())
             answer = post(target, self._key, report_body(self.report()), f"127.0.0.1:{self.port}")
-        except OSError:  # the operator is away
+        except (OSError, http.client.HTTPException):  # the operator is away
+            return
+        except (ApiException, AssertionError):  # the pod or the Secret is gone: the job is being removed
+            self._leaves = 0.0
             return
         if answer.status == 200:
-            self._told = self.state
+            self._told = news
+        elif answer.status == 403 and self._leaves is not None and not self.jobs.job(JOB):
+            self._leaves = 0.0
 
     def _token(self, uid: str) -> Path:
         path = self.folder / f"token-{uid}"
@@ -121,12 +181,12 @@ class PlayedJob:
         return path
 
     def report(self) -> Report:
-        over = self.state in (State.COMPLETE, State.FAILED)
+        runs = self.state is State.RUNNING
         return Report(
             job=JobIdentity(JOB, self.jobs.namespace, self._uid), pod=f"{JOB}-0", sequence=time.time_ns(), attempt=self.attempt,
-            restarts=len(self.history), state=self.state, message="all ranks run", nodes=tuple(NodeReport(n, True, 1) for n in range(2)),
-            ranks=RankCount(2, 0 if over else 2), restarts_counted=len(self.history), history=self.history,
-            log=("[rank 0] done",) if over and self._told is not self.state else (),
+            restarts=len(self.history), state=self.state, message="all ranks run" if runs else "stopped", stop=self.stop,
+            nodes=tuple(NodeReport(n, True, 1) for n in range(self.nodes)), ranks=RankCount(self.nodes, self.nodes if runs else 0),
+            restarts_counted=len(self.history), history=self.history, log=("[rank 0] done",) if self._told != self._news else (),
         )  # fmt: skip
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -137,7 +197,7 @@ class PlayedJob:
             found = look()
             if found:
                 return found
-            time.sleep(0.02)
+            time.sleep(0.04)
         raise AssertionError(f"{what} did not happen in {seconds:.0f} s; status is {self.jobs.job(JOB).get('status')}")
 
     def is_(self, condition: str, status: str = "True") -> bool:
@@ -145,26 +205,48 @@ class PlayedJob:
 
     def runs(self) -> bool:
         """All of this attempt is in status."""
-        return (
-            self.jobs.condition(JOB, "Progressing").get("reason") == "Running" and self.jobs.job(JOB)["status"]["attempts"] == self.attempt
-        )
+        status = self.jobs.job(JOB).get("status") or {}
+        reason = next((c["reason"] for c in status.get("conditions", []) if c["type"] == "Progressing"), "")
+        here = (status.get("attempts"), (status.get("ranks") or {}).get("ready"))
+        return self.state is State.RUNNING and reason == "Running" and here == (self.attempt, self.nodes)
 
     def uids(self, kind: str) -> dict[str, str]:
         version = dict(CHILDREN)[kind]
         items = self.jobs.kind(kind, version).get(namespace=self.jobs.namespace).to_dict()["items"]
         return {item["metadata"]["name"]: item["metadata"]["uid"] for item in items}
 
-    def state_of_everything(self) -> str:
-        """The job and all in its namespace as text, without what differs between two runs of the same story."""
+    def state_of_everything(self, events: bool = True) -> str:
+        """The job, its events and all in its namespace as text, without what differs between two runs of the same story."""
         items = [self.jobs.job(JOB)]
         for kind, version in CHILDREN:
             found = self.jobs.kind(kind, version).get(namespace=self.jobs.namespace).to_dict()["items"]
             items += [{**item, "kind": kind} for item in sorted(found, key=lambda item: str(item["metadata"]["name"]))]
-        return _normalised([_plain(item) for item in items if item and item["metadata"]["name"] != "kube-root-ca.crt"], self.jobs.namespace)
+        plain = [_plain(item) for item in items if item and item["metadata"]["name"] != "kube-root-ca.crt"]
+        return _normalised([*plain, *(self.events() if events else ())], self.jobs.namespace)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What was told of the job, as a set, but for how soon the watch told the operator of the namespace."""
+        found = client.CoreV1Api(self.jobs.api.client).list_namespaced_event(
+            self.jobs.namespace, field_selector=f"involvedObject.kind=TrainingJob,involvedObject.name={JOB}"
+        )
+        told = {(e.type, e.reason, _COUNTED.sub("PODS", e.message)) for e in found.items if e.reason != "ServiceAccountNotFound"}
+        return [{"event": list(event)} for event in sorted(told)]
+
+    def end(self) -> None:
+        """Take it away, with nobody's help."""
+        self.jobs.end(JOB)
+        core = client.CoreV1Api(self.jobs.api.client)
+        for pod in self.jobs.pods(JOB):
+            with contextlib.suppress(ApiException):
+                core.delete_namespaced_pod(pod["metadata"]["name"], self.jobs.namespace, grace_period_seconds=0)
 
 
-def _runs(pod: dict[str, Any]) -> bool:
-    return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+_COUNTED = re.compile(r"\d+ pods are still there")
+"""As many as there are at the moment when it is told."""
+
+
+def _ends(pod: dict[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
 
 
 _DROPPED = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "selfLink")
@@ -179,6 +261,8 @@ def _plain(item: dict[str, Any]) -> dict[str, Any]:
         kept = {"kind": item["kind"]}
     if item["kind"] == "StatefulSet":
         kept["status"] = {}
+    if item["kind"] == "TrainingJob":  # seconds by the clock, left out while they round to none
+        kept.get("status", {}).pop("active", None)
     if item["kind"] == "Secret":
         kept["data"] = sorted(item["data"])
     return {**kept, "metadata": metadata}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,12 @@ import pytest
 import yaml
 
 from lockstep.api.profile import ClusterProfile
-from lockstep.platforms.kubernetes.cluster import KINDS, Cluster, path_of
+from lockstep.plan.events import Note
+from lockstep.plan.observed import Observed
+from lockstep.platforms.kubernetes import operator
+from lockstep.platforms.kubernetes.certificate import Certificates
+from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
@@ -32,6 +37,21 @@ def run_queue(queue: WorkQueue, until: asyncio.Event) -> None:
             await asyncio.gather(working, return_exceptions=True)
 
     asyncio.run(both())
+
+
+def test_a_refusal_that_asks_for_patience_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[float] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        done.set()
+        raise ApiError(429, "TooManyRequests", "later", retry_after_seconds=7.0)
+
+    queue = WorkQueue(work)
+    monkeypatch.setattr(queue, "mark_later", lambda key, seconds: later.append(seconds))
+    queue.mark(KEY)
+    run_queue(queue, done)
+    assert later == [7.0]
 
 
 def test_marks_of_a_key_collapse_and_one_while_it_runs_runs_it_again() -> None:
@@ -178,6 +198,71 @@ def test_a_list_takes_away_what_was_lost_but_not_what_is_newer() -> None:
     observed = found.observed(KEY)
     assert observed is not None
     assert set(observed.objects) == {("Service", "new")}
+
+
+def test_a_list_that_was_asked_for_before_a_deletion_brings_nothing_back() -> None:
+    found = Inventory()
+    found.observe("TrainingJob", job(), deleted=False)
+    found.begin_lists()
+    found.observe("StatefulSet", item("x", 7), deleted=True)
+    found.replace("StatefulSet", [item("x", 6)], 6)
+    assert (found.observed(KEY) or pytest.fail("no job")).stateful_set is None
+    found.begin_lists()
+    found.replace("StatefulSet", [item("x", 6)], 9)  # a later list has it: it wasn't this one that was deleted
+    assert (found.observed(KEY) or pytest.fail("no job")).stateful_set is not None
+
+
+class Empty(Cluster):
+    """An API server whose lists are empty."""
+
+    async def pages(
+        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500
+    ) -> AsyncIterator[dict[str, Any]]:
+        yield {"items": [], "metadata": {"resourceVersion": "100"}}
+
+
+def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "RELIST_SECONDS", 0.0)
+    led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
+    led.observe("Pod", item("x-0", 3), deleted=False)
+
+    async def watches_list() -> None:
+        resynced, resync = asyncio.Event(), led.resync
+
+        async def noted() -> None:
+            await resync()
+            resynced.set()
+
+        monkeypatch.setattr(led, "resync", noted)
+        resyncing = asyncio.create_task(led.resync_forever())
+        led.watch_lists()
+        await resynced.wait()
+        resyncing.cancel()
+
+    asyncio.run(asyncio.wait_for(watches_list(), 5))
+    assert led.inventory.pod("ns", "x-0") is None
+
+
+class Events(Cluster):
+    """An API server that takes an object of a name once."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.names: list[str] = []
+
+    async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+        if item["metadata"]["name"] in self.names:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        self.names.append(item["metadata"]["name"])
+        return item
+
+
+def test_an_event_that_another_operator_told_of_the_same_version_of_the_job_is_not_told_again() -> None:
+    cluster, note = Events(), Note("Normal", "Suspended", "no pods")
+    for version in (7, 7, 8):
+        executor = Executor(cluster, lambda kind, item: None)  # each time one that has just been started
+        asyncio.run(executor.tell(Observed(job(version)), (note,), 1.0))
+    assert len(cluster.names) == 2
 
 
 def test_the_operator_may_list_and_watch_every_kind_that_it_watches() -> None:

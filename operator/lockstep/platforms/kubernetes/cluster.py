@@ -28,6 +28,7 @@ WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
+RETRY_AFTER_MAX_SECONDS = 60.0
 NOT_FOUND, CONFLICT, INVALID = 404, 409, 422
 
 
@@ -85,6 +86,8 @@ class ApiError(Failed):
     status: int
     reason: str
     message: str
+    retry_after_seconds: float = 0.0
+    """How long the API server asks to be left alone (429, 503)."""
 
     def __str__(self) -> str:
         return f"{self.message} ({self.status} {self.reason})"
@@ -176,7 +179,7 @@ class Cluster:
         finally:
             self.requested(method, path, code)
         if response.status >= 400:
-            raise _error(response.status, await response.read())
+            raise _error(response.status, await response.read(), response.headers.get("Retry-After", ""))
         return response
 
     async def request(
@@ -337,9 +340,10 @@ async def _lines(response: Any) -> AsyncIterator[bytes]:
         response.response.close()
 
 
-def _error(status: int, body: bytes) -> ApiError:
+def _error(status: int, body: bytes, retry_after: str) -> ApiError:
+    seconds = min(float(retry_after), RETRY_AFTER_MAX_SECONDS) if retry_after.isdecimal() else 0.0
     try:
         told = json.loads(body)
-        return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")))
+        return ApiError(status, str(told.get("reason", "")), str(told.get("message", "")), seconds)
     except (ValueError, AttributeError):
-        return ApiError(status, "", body.decode(errors="replace").strip()[:500])
+        return ApiError(status, "", body.decode(errors="replace").strip()[:500], seconds)

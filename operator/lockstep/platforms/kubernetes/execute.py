@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from lockstep.plan.reconcile import Plan
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 
 log = logging.getLogger("lockstep.operator")
+EVENTS_SECONDS = 5.0
 _REFUSALS = (400, 403, 422)  # the request is at fault, or a quota or an admission rule: asking again won't help before something changes
 
 
@@ -90,24 +92,38 @@ class Executor:
         self._told = {uid: told for uid, told in self._told.items() if uid in uids}
 
     async def tell(self, observed: Observed, notes: tuple[Note, ...], now: float) -> None:
-        """Events are told once and not retried: the same stands in status. No repetitions, and not too many."""
+        """Before the status that they lead to is written: who is killed in between tells them again, under the same names. No repetitions, not too many.
+
+        An event that is refused is not retried: the same stands in status, which must not wait for events.
+        """
         if not notes:
             return
         self._told[observed.uid], notes = tellable(self._told.get(observed.uid, Told()), notes, now)
-        for note in notes:
-            log.info("%s/%s: %s: %s", observed.namespace, observed.name, note.reason, note.message)
-            try:
-                await self._cluster.create(_event(observed, note, timestamp(now)))
-            except ApiError as error:
+        try:
+            async with asyncio.timeout(EVENTS_SECONDS):
+                for note in notes:
+                    log.info("%s/%s: %s: %s", observed.namespace, observed.name, note.reason, note.message)
+                    await self._tell(observed, note, timestamp(now))
+        except TimeoutError:
+            log.warning("%s/%s: the API server takes too long to take events", observed.namespace, observed.name)
+
+    async def _tell(self, observed: Observed, note: Note, now: str) -> None:
+        try:
+            await self._cluster.create(_event(observed, note, now))
+        except ApiError as error:
+            if error.status != CONFLICT:
                 log.warning("%s/%s: event %s: %s", observed.namespace, observed.name, note.reason, error)
 
 
 def _event(observed: Observed, note: Note, now: str) -> Object:
+    """Its name says from which version of the job it follows, and so is the same however often that is concluded."""
+    version = observed.job["metadata"]["resourceVersion"]
+    digest = hashlib.sha256("\0".join((observed.uid, version, note.reason, note.message)).encode()).hexdigest()[:16]
     about = {"apiVersion": API_VERSION, "kind": "TrainingJob", "name": observed.name, "namespace": observed.namespace, "uid": observed.uid}
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{observed.name}.", "namespace": observed.namespace},
+        "metadata": {"name": f"{observed.name}.{digest}", "namespace": observed.namespace},
         "involvedObject": about,
         "type": note.type,
         "reason": note.reason,

@@ -63,6 +63,8 @@ class Inventory:
         self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
+        self._deleted: set[str] = set()
+        """uids, since the newest lists were begun: a list that is older than a deletion doesn't bring the object back."""
 
     def observe_write(self, kind: str, item: Mapping[str, Any]) -> set[Key]:
         """Take in the reply to a write, ahead of the watch; one of an object that was deleted meanwhile changes nothing."""
@@ -78,6 +80,7 @@ class Inventory:
             return set()
         if deleted:
             self._last_deletion[kind] = max(self._last_deletion[kind], version_of(item))
+            self._deleted.add(str(item["metadata"]["uid"]))
         key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
         known = self._objects[kind].get(key)
         if known is not None and known.version > version_of(item):
@@ -96,12 +99,17 @@ class Inventory:
         """Take in a list: what it doesn't have is gone, unless it is newer than the list."""
         self.drop_others(kind, self.take_in(kind, items), version)
 
+    def begin_lists(self) -> None:
+        """Lists that are asked for from here on know of every deletion until here."""
+        self._deleted.clear()
+
     def take_in(self, kind: str, items: Iterable[Object]) -> set[Key]:
         """Take in a part of a list; the keys of what it has."""
         listed = set()
         for item in items:
             listed.add((item["metadata"].get("namespace", ""), item["metadata"]["name"]))
-            self.observe(kind, item, deleted=False)
+            if item["metadata"]["uid"] not in self._deleted:
+                self.observe(kind, item, deleted=False)
         return listed
 
     def drop_others(self, kind: str, listed: set[Key], version: int) -> None:

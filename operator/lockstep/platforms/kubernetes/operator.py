@@ -7,6 +7,7 @@ resync makes up for events that were lost. No timer, daemon or change handler of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
 from lockstep.platforms.kubernetes.secrets import job_key
 
 RESYNC_SECONDS = 600.0
+RELIST_SECONDS = 2.0
+"""Without another list of the watches: they are through with it."""
 OBSTACLE_SECONDS = 3.0
 LIST_ITEMS = 100
 """At a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
@@ -92,6 +95,7 @@ class Operator:
     synced: bool = False
 
     def __post_init__(self) -> None:
+        self._watches_list = asyncio.Event()
         self.queue = WorkQueue(self.work)
         self.executor = Executor(self.cluster, self.written)
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
@@ -137,6 +141,7 @@ class Operator:
             observed = replace(self.inventory.observed(key) or observed, delivery=observed.delivery)
             plan = reconcile(observed, received, context, time.time())
         if plan.status is not None:
+            await self.executor.tell(observed, plan.events, time.time())
             try:
                 await self.executor.write_status(observed, plan.status)
             except ApiError as error:
@@ -144,7 +149,6 @@ class Operator:
                     return plan.again_seconds
                 raise
             self.metrics.count(observed, plan.status)
-            await self.executor.tell(observed, plan.events, time.time())
         return OBSTACLE_SECONDS if obstacle is not None else plan.again_seconds
 
     def _context(self, uid: str) -> RenderContext:
@@ -153,6 +157,7 @@ class Operator:
 
     async def resync(self) -> None:
         """Replace what is known with what the API server lists, and look at every job."""
+        self.inventory.begin_lists()
         for watched in WATCHED:
             listed: set[Key] = set()
             version = "0"
@@ -170,9 +175,18 @@ class Operator:
         for key in jobs:
             self.queue.mark(key)
 
+    def watch_lists(self) -> None:
+        """A watch begins anew, and lists first: what is deleted before that list it never tells of."""
+        self._watches_list.set()
+
     async def resync_forever(self) -> None:
+        """Slowly, and each time that watches have listed."""
         while True:
-            await asyncio.sleep(RESYNC_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._watches_list.wait(), RESYNC_SECONDS)
+            while self._watches_list.is_set():
+                self._watches_list.clear()
+                await asyncio.sleep(RELIST_SECONDS)
             try:
                 await self.resync()
             except (ApiError, OSError) as error:
@@ -228,6 +242,8 @@ def _watch(found: kopf.OperatorRegistry, kind: str, operator: Operator) -> None:
 
     @kopf.on.event(group, version, known.plural, registry=found, id=known.plural)  # type: ignore[untyped-decorator]
     async def take_in(type: str | None, body: kopf.Body, **_: Any) -> None:
+        if type is None:
+            operator.watch_lists()
         operator.observe(kind, dict(body), deleted=type == "DELETED")
 
 

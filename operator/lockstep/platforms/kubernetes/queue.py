@@ -94,7 +94,7 @@ class WorkQueue:
                 self._waiters[key] = waiters + self._waiters.get(key, [])
             failures = self._failures.get(key, 0)
             self._failures[key] = failures + 1
-            again = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2**failures)
+            again = max(min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2**failures), getattr(error, "retry_after_seconds", 0.0))
             log.warning("%s/%s: %s: %s; again in %.2f s", *key, type(error).__name__, error, again)
         else:
             self._failures.pop(key, None)
