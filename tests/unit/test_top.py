@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fake_cluster import FakeCluster
-from lockstep.cli.main import app
+from lockstep.cli.main import app, main
 from lockstep.plan.top import overview, page, snapshot, sparkline
 from lockstep.platforms.kubernetes import top as module
 from lockstep.platforms.kubernetes.cluster import ApiError
@@ -195,3 +202,50 @@ def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F81
     assert "x  Failed  step 2" in done.output and "3 at step 1, 2.5 at step 2" in done.output and "0.25 s a step" in done.output
     told = json.loads(CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local), "-o", "json"]).output)
     assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2}
+
+
+@pytest.mark.parametrize("color", [True, False], ids=["with colours", "NO_COLOR"])
+def test_in_a_terminal_it_is_live_until_ctrl_c(local: Path, color: bool) -> None:  # noqa: F811
+    (local / "workspace/runs/x/gang/end.json").unlink()
+    terminal, other = pty.openpty()
+    environment = (
+        {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        | {"TERM": "xterm-256color"}
+        | ({} if color else {"NO_COLOR": "1"})
+    )
+    command = [sys.executable, "-m", "lockstep.cli.main", "top", "x", "--local", "--workspace", str(local), "--interval", "0.5"]
+    with (local / "workspace/runs/x/local.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a run that lives does
+        process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True)
+        os.close(other)
+        try:
+            seen = b""
+            while seen.count(b"Running") < 2:  # the view was drawn again
+                seen += os.read(terminal, 4096)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # a terminal that nobody has open any more
+                while data := os.read(terminal, 4096):
+                    seen += data
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)
+    assert b"Traceback" not in seen
+    assert (b"\x1b[32m" in seen) is color
+
+
+@pytest.mark.parametrize("verb", [["top"], ["top", "x"], ["logs", "x"], ["logs", "x", "-f"], ["diff-runs", "x", "y"]], ids=" ".join)
+def test_without_a_cluster_a_verb_says_so_in_one_sentence(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}], "users": [{"name": "u", "user": {}}],
+    }  # fmt: skip
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr("sys.argv", ["lockstep", *verb])
+    assert main() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("lockstep: the c") and "127.0.0.1" in told

@@ -82,7 +82,21 @@ def test_a_job_that_runs_is_deleted_only_when_that_is_meant(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [["get"], ["describe"], ["events"], ["wait"], ["suspend"], ["resume"], ["stop"], ["scale", "--nodes", "2"], ["delete"]]
+    "verb",
+    [
+        ["get"],
+        ["describe"],
+        ["events"],
+        ["wait"],
+        ["suspend"],
+        ["resume"],
+        ["stop"],
+        ["scale", "--nodes", "2"],
+        ["delete"],
+        ["logs"],
+        ["top"],
+        ["diff-runs", "x"],
+    ],
 )
 def test_a_name_that_nobody_has_is_told_with_the_names_there_are(jobs: Jobs, running: str, verb: list[str]) -> None:
     told = lockstep(jobs, verb[0], "verb", *verb[1:])

@@ -93,6 +93,10 @@ class ApiError(Failed):
         return f"{self.message} ({self.status} {self.reason})"
 
 
+class Unreachable(OSError, Failed):
+    """The API server can't be reached, or the connection to it broke."""
+
+
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
     """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster."""
     known = KINDS[kind]
@@ -323,13 +327,15 @@ class Cluster:
 
 @contextmanager
 def _reaching() -> Iterator[None]:
-    """A connection that breaks is an OSError: not all of aiohttp's errors are."""
+    """A connection that breaks is an OSError: not all of aiohttp's errors are. For a person it is a failure like others."""
     from aiohttp import ClientError
 
     try:
         yield
+    except TimeoutError as error:
+        raise Unreachable("the API server does not answer") from error
     except ClientError as error:
-        raise OSError(f"the connection to the API server broke: {type(error).__name__}: {error}") from error
+        raise Unreachable(f"the connection to the API server broke: {type(error).__name__}: {error}") from error
 
 
 async def _lines(response: Any) -> AsyncIterator[bytes]:
