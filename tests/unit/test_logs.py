@@ -251,3 +251,5 @@ def test_a_local_run_that_is_not_there_and_a_rank_that_it_has_not_are_told(local
     assert "no run y can be read" in str(CliRunner().invoke(app, ["logs", "y", "--local", "--workspace", str(local)]).exception)
     told = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "2"])
     assert "the job has 2 ranks, 0 to 1" in str(told.exception)
+    silent = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "0"])
+    assert "has printed nothing that was asked for" in str(silent.exception)

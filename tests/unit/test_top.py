@@ -199,7 +199,12 @@ def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F81
     (logs / "train_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5, "stepSeconds": 0.25}\n')
     done = CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local)])
     assert done.exit_code == 0, done.exception
-    assert "x  Failed  step 2" in done.output and "3 at step 1, 2.5 at step 2" in done.output and "0.25 s a step" in done.output
+    assert (
+        "x  Failed  step 2\n" in done.output
+        and "fabric" not in done.output
+        and "3 at step 1, 2.5 at step 2" in done.output
+        and "0.25 s a step" in done.output
+    )
     told = json.loads(CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local), "-o", "json"]).output)
     assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2}
 

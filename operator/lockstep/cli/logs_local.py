@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.logs import error_lines, node_of_rank, rank_failures
 from lockstep.plan.readstatus import condition, is_true
 from lockstep.platforms import runfolder
@@ -63,6 +63,8 @@ def _print(job: str, workspace: Path, request: Object, *, follow: bool) -> int:
         for line in found[first if known is None else known :]:
             print(line, flush=follow)
         known = len(found)
+        if not follow and not found:
+            raise Failed(f"run {job} has printed nothing that was asked for: its logs are in {request['root']}/{runfolder.OUTPUT}")
         if not follow:
             return 0
         if condition(status, "Progressing").get("reason") != "Running":

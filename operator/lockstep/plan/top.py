@@ -11,6 +11,8 @@ from lockstep.plan.readstatus import condition
 from lockstep.plan.table import age, duration, of_total
 
 Object = dict[str, Any]
+LOCAL = "local run"
+"""Instead of a namespace."""
 BARS = "▁▂▃▄▅▆▇█"
 NICS_SHOWN = 8
 IDLE_GIGABITS = 0.0005
@@ -75,9 +77,11 @@ def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
         yield f"speed       {speed}"
     fabric = found["fabric"]
     uses = fabric.get("uses") or found.get("transport") or "not known yet"
-    yield f"fabric      {uses}{_verified(fabric)}"
+    if found["namespace"] != LOCAL:  # processes of one machine have none
+        yield f"fabric      {uses}{_verified(fabric)}"
     if "checkpoint" in found:
-        yield f"checkpoint  step {found['checkpoint']['lastCommittedStep']}, {age(found['checkpoint'].get('lastCommitTime'), now)} ago"
+        when = found["checkpoint"].get("lastCommitTime")
+        yield f"checkpoint  step {found['checkpoint']['lastCommittedStep']}" + (f", {age(when, now)} ago" if when else "")
     goodput = f"{found['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in found else "not known yet"
     yield f"goodput     {goodput}; attempt {found.get('attempts', '-')}, {found['restarts']} restart{'' if found['restarts'] == 1 else 's'}"
     if found["nodes"]:
@@ -93,7 +97,7 @@ def _progress(found: Object) -> str:
     parts += [f"{found['progressPercentage']}%"] if "progressPercentage" in found else []
     parts += [f"{duration(found['estimatedRemainingSeconds'])} left"] if "estimatedRemainingSeconds" in found else []
     ranks = found.get("ranks", {})
-    parts += [f"{ranks.get('ready', 0)} of {ranks['desired']} ranks"] if "desired" in ranks else []
+    parts += [f"{ranks.get('ready', 0)} of {ranks['desired']} ranks"] if "ready" in ranks else []
     return ", ".join(parts)
 
 

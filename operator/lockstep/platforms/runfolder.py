@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+OUTPUT = "logs/output"
 BEGINS = "[lockstep] this agent begins: job "
 PATIENCE_SECONDS = 60.0
 """A watch whose questions stop ends by itself: the connection may have broken without a word."""
@@ -30,7 +31,7 @@ Json = dict[str, Any]
 
 def parts(root: str, node: int) -> list[Path]:
     """The files of a node's log that there are, oldest first."""
-    path = Path(root) / "logs/output" / f"node-{node}.log"
+    path = Path(root) / OUTPUT / f"node-{node}.log"
     return [found for found in (path.with_name(f"{path.name}.1"), path) if found.exists()]
 
 

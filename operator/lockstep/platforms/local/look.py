@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.plan.goodput import percentage_of
 from lockstep.plan.readstatus import condition
-from lockstep.plan.top import snapshot
+from lockstep.plan.top import LOCAL, snapshot
 from lockstep.platforms import runfolder
 from lockstep.platforms.local.records import observed_run
 
@@ -28,5 +28,5 @@ def look(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
         status["goodput"] = {"percentage": percentage_of(spent)}
     if run:
         status["ranks"] = {"desired": run["nodes"] * run["ranksPerNode"]}
-    observed = {"metadata": {"name": job, "namespace": "local"}, "spec": {}, "status": status}
+    observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
     return snapshot(observed, (), {0: {"curve": steps}}), condition(status, "Progressing").get("reason") != "Running"
