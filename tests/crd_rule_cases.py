@@ -96,6 +96,12 @@ JOB_CASES = {
     ("spec", "type may not be changed after creation: delete the job and create it again"): Case(
         job(nodes=3), job(type="Interactive"), "spec.type", before=job()
     ),
+    ("spec.interactive", "resume may only be raised"): Case(
+        job(type="Interactive", interactive={"resume": 2}),
+        job(type="Interactive", interactive={"resume": 0}),
+        "spec.interactive.resume",
+        before=job(type="Interactive", interactive={"resume": 1}),
+    ),
     ("spec.interactive", "warnSeconds must be less than idleSeconds"): Case(
         job(type="Interactive", interactive={"idleSeconds": 0, "warnSeconds": 60}),
         job(type="Interactive", interactive={"idleSeconds": 60, "warnSeconds": 60}),

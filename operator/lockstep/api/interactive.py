@@ -34,7 +34,11 @@ class Interactive(Model):
     warn_seconds: Annotated[int | None, Field(ge=1, le=LONGEST_SECONDS)] = None
     """An event and a line in the log say so this long after the last use. Default: half an hour before idleSeconds, or half of it."""
 
+    resume: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Raise it to bring an environment back whose GPUs were released: `lockstep resume` does."""
+
     RULES = (
+        Rule("self.resume >= oldSelf.resume", "resume may only be raised", holds=None, field="resume"),
         Rule(
             "!has(self.warnSeconds) || self.idleSeconds == 0 || self.warnSeconds < self.idleSeconds",
             "warnSeconds must be less than idleSeconds",

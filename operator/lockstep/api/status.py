@@ -240,7 +240,9 @@ class InteractiveStatus(Model):
     release_time: Time | None = None
     """Nobody uses it and a warning was given: its GPUs are released at this time."""
     released: Time | None = None
-    """When they were, by setting spec.suspend; unset again once the job is resumed."""
+    """When they were. The pods are gone until the job is resumed."""
+    resume: Count | None = None
+    """spec.interactive.resume at the release: a larger one brings the pods back."""
 
 
 class TrainingJobStatus(Model):

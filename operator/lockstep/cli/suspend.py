@@ -37,7 +37,7 @@ def resume(
     """
     found = find_job(job, cluster, namespace, context)
     _refuse_ended(found)
-    if _set_suspend(found, suspended=False):
+    if _set_suspend(found, suspended=False) or _take_back(found):
         print(f"{job}: goes on; see it with: lockstep logs {job} -f -n {found.namespace}")
     else:
         print(f"{job} is not suspended")
@@ -71,6 +71,17 @@ def stop(
             return
         time.sleep(POLL_SECONDS)
     raise Failed(f"job {job} has not stopped within {timeout} s: {told or 'its status says nothing'}; it stays asked to stop")
+
+
+def _take_back(found: Found) -> bool:
+    """Ask for the GPUs of a dev environment that nobody used; whether they had been released."""
+    from lockstep.platforms.kubernetes.jobs import patch_spec
+
+    said = (found.job.get("status") or {}).get("interactive") or {}
+    if "released" not in said:
+        return False
+    patch_spec(found.target.client, found.namespace, found.name, {"interactive": {"resume": int(said.get("resume", 0)) + 1}})
+    return True
 
 
 def _refuse_ended(found: Found) -> None:

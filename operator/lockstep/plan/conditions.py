@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.api.names import pod_name
 from lockstep.api.status import ConditionStatus, ConditionType
 from lockstep.plan.fabricstatus import fabric_words
+from lockstep.plan.interactive import is_ready, is_released, ready_words, released_words, running_words
 from lockstep.plan.layers import Notice
 from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport
@@ -64,6 +65,8 @@ class Reason(StrEnum):
     WAITING_FOR_RANKS = "WaitingForRanks"
     ALL_RANKS_READY = "AllRanksReady"
     RUNNING = "Running"
+    READY = "Ready"
+    IDLE = "Idle"
     NO_REPORT = "NoReport"
     START_TIMEOUT = "StartTimeout"
     SLOW_RANK = "SlowRank"
@@ -169,6 +172,8 @@ def _suspended(view: View) -> Fact:
         return Fact(FALSE, Reason.NOT_SUSPENDED, "spec.suspend is false" if not view.suspend else "the job has finished")
     if view.observed.pods:
         return Fact(FALSE, Reason.STOPPING, _pods_left(view))
+    if is_released(view.observed):
+        return Fact(TRUE, Reason.IDLE, released_words(view.observed))
     stopped = f"{view.stopped}; " if view.stopped else ""
     return Fact(TRUE, Reason.SUSPENDED, f"{stopped}no pods; spec.suspend: false starts them again from the last checkpoint")
 
@@ -224,7 +229,9 @@ def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table 
             FALSE, Reason.WAITING_FOR_REPORT, "all pods run; node 0 has not reported yet"
         )
     ranks = view.report.ranks
-    if preflight_stops(view.report):
+    if is_ready(view.report):
+        return Fact(FALSE, Reason.READY, "nothing runs, so there are no ranks")
+    if preflight_stops(view.report) and view.report.interactive is None:
         return Fact(FALSE, Reason.PREFLIGHT_FAILED, view.report.message)
     if ranks.ready < ranks.desired:
         return Fact(FALSE, Reason.WAITING_FOR_RANKS, f"{ranks.ready} of {ranks.desired} ranks ready: {view.report.message}")
@@ -257,11 +264,13 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
         return Fact(FALSE, scheduled.reason, scheduled.message + also)
     if restarting.status is TRUE:
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
-    if ready.status is not TRUE:
+    if ready.status is not TRUE and ready.reason != Reason.READY:
         return Fact(TRUE, Reason.STARTING, ready.message) if ready.reason in _ON_ITS_WAY else Fact(FALSE, ready.reason, ready.message)
     if view.received is not None and view.now - view.received.received > SILENT_SECONDS:
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs")
-    return Fact(TRUE, Reason.RUNNING, "all ranks run")
+    if view.report is not None and is_ready(view.report):
+        return Fact(TRUE, Reason.READY, ready_words(view.observed, view.report))
+    return Fact(TRUE, Reason.RUNNING, "all ranks run" if view.report is None else running_words(view.report))
 
 
 def _restarting(view: View) -> Fact:

@@ -46,7 +46,7 @@ _OVER: Mapping[str, tuple[str, str]] = {
 """A trouble that ends: what the condition's status was until then, and the reason under which that is told."""
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
-    "WaitingForRanks", "Resizing", "Queued", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
+    "WaitingForRanks", "Ready", "Resizing", "Queued", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
 })  # fmt: skip
 _SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "Queued": NORMAL, "DeadlineExceeded": WARNING}
 """Reasons of the summary that no other condition has."""
@@ -74,6 +74,7 @@ def notes(before: Object, after: Object) -> tuple[Note, ...]:
         *_preflight(before, after),
         *_excluded(before, after),
         *_sizes(before, after),
+        *_idleness(before, after),
     )
     return tuple(
         Note(n.type, n.reason, n.message[:MESSAGE_CHARACTERS]) for n in (*found, *_checkpoint(before, after), *_heard(before, after))
@@ -146,6 +147,18 @@ def _excluded(before: Object, after: Object) -> Iterator[Note]:
                 "NodeExcluded",
                 f"node {node['name']} is left out of this job's next start: {node['message']}; suspending the job clears the list",
             )
+
+
+def _idleness(before: Object, after: Object) -> Iterator[Note]:
+    """Of a dev environment: the warning, and the release."""
+    old, new = before.get("interactive") or {}, after.get("interactive") or {}
+    since = f"nobody has used the environment since {new.get('idleSince', 'a long time ago')}"
+    if "releaseTime" in new and "releaseTime" not in old:
+        yield Note(
+            WARNING, "IdleWarning", f"{since}: its GPUs are released at {new['releaseTime']} unless something is run or a shell is used"
+        )
+    if "released" in new and "released" not in old:
+        yield Note(WARNING, "IdleReleased", f"{since}: its GPUs are released; `lockstep resume` brings it back")
 
 
 def _sizes(before: Object, after: Object) -> Iterator[Note]:

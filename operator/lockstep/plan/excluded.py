@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstep.api.preflight import EXCLUDED_MAX
+from lockstep.plan.interactive import is_stopped
 from lockstep.plan.nodes import fitting_nodes
 from lockstep.plan.observed import Object, Observed
 from lockstep_gang.contract import Finding, Report
@@ -26,7 +27,7 @@ def excluded_names(observed: Observed) -> tuple[str, ...]:
 
 def excluded_nodes(observed: Observed, report: Report | None, running: Frozen | None, time: str) -> list[Object]:
     """status.excludedNodes. A suspended job begins anew: that is how the list is cleared."""
-    if observed.job["spec"].get("suspend", False):
+    if is_stopped(observed):
         return []
     found = list(observed.status.get("excludedNodes") or [])
     bad = _bad_nodes(observed, report) if running is not None else {}

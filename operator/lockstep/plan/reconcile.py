@@ -15,6 +15,7 @@ from lockstep.plan.accept import Accepted, accept, missing_service_account
 from lockstep.plan.conditions import SILENT_SECONDS, Reason, View
 from lockstep.plan.events import Note, notes
 from lockstep.plan.hold import held_until
+from lockstep.plan.interactive import is_stopped
 from lockstep.plan.layers import Notice
 from lockstep.plan.lifetime import active_time, overdue, until_expired, until_overdue
 from lockstep.plan.lostnode import lost_nodes
@@ -151,7 +152,7 @@ def _decide(observed: Observed, context: RenderContext, late: Notice | None, *, 
     found = accept(observed, context)
     accepted = found if isinstance(found, Accepted) else None
     refusal = found if isinstance(found, Notice) else None
-    suspended = bool(observed.job["spec"].get("suspend", False))
+    suspended = is_stopped(observed)
     if observed.at_zero:
         if accepted is not None and not (finished or suspended):
             refusal = missing_service_account(observed, accepted) or _previous(observed)
@@ -217,7 +218,7 @@ def _view(observed: Observed, received: ReceivedReport | None, decision: Decisio
         refusal=None if end.finished else decision.refusal,
         received=received,
         wanted_pods=decision.replicas,
-        suspend=bool(observed.job["spec"].get("suspend", False)),
+        suspend=is_stopped(observed),
         complete=end.complete,
         failed=end.failed,
         failure_message=end.message,

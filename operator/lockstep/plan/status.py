@@ -10,6 +10,7 @@ from lockstep.plan.conditions import Reason, View, facts, timestamp, with_times
 from lockstep.plan.excluded import excluded_nodes
 from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.goodput import goodput_status, is_stale
+from lockstep.plan.interactive import interactive_status
 from lockstep.plan.notify import notification_status
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
@@ -40,6 +41,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
         "profile": profile or before.get("profile"),
         **life,
         "excludedNodes": excluded_nodes(observed, view.report, running, timestamp(view.now)) or None,
+        "interactive": interactive_status(observed, view.received, timestamp(view.now)),
         "run": {"name": running.name, "pending": pending} if running is not None else before.get("run"),
         **{
             key: before.get(key)

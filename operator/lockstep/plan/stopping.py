@@ -12,6 +12,7 @@ from enum import StrEnum
 from lockstep.plan.accept import Accepted, missing_service_account
 from lockstep.plan.conditions import Reason, timestamp
 from lockstep.plan.excluded import pods_on_excluded
+from lockstep.plan.interactive import is_released, is_stopped
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating
@@ -47,8 +48,8 @@ class Stopping:
 
 def stopping(observed: Observed, accepted: Accepted | None, running: Frozen | None, overdue: Notice | None) -> Stopping | None:
     """For a job that has pods and has not ended: whether they are to stop now."""
-    if observed.job["spec"].get("suspend", False):
-        return Stopping(Reason.STOPPING, "spec.suspend is true")
+    if is_stopped(observed):
+        return Stopping(Reason.STOPPING, "nobody used the environment" if is_released(observed) else "spec.suspend is true")
     if overdue is not None:
         return Stopping(Reason.DEADLINE_EXCEEDED, overdue.message)
     left_out = pods_on_excluded(observed)

@@ -23,6 +23,7 @@ class Where(StrEnum):
     REFUSED = "Refused"  # as it is written it can't start
     WAITING = "Waiting"  # something keeps its pods from running
     STARTING = "Starting"
+    READY = "Ready"  # a dev environment in which nothing runs
     RUNNING = "Running"
     RESTARTING = "Restarting"
     SILENT = "Silent"  # its pods run and nothing is heard of them
@@ -100,8 +101,8 @@ def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: 
         return Where.REFUSED
     if _holds(conditions, "Restarting"):
         return Where.RESTARTING
-    if progress["reason"] == Reason.RUNNING:
-        return Where.RUNNING
+    if progress["reason"] in (Reason.RUNNING, Reason.READY):
+        return Where(progress["reason"])
     if progress["status"] == "Unknown":
         return Where.SILENT
     return Where.STARTING if progress["status"] == "True" else Where.WAITING

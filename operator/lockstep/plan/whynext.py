@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.api.names import pod_name
+from lockstep.plan.interactive import run_command
 from lockstep.plan.observed import Observed
 
 HELP_BY_CAUSE = {
@@ -41,6 +42,7 @@ def next_steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...
         "Refused": (Step(f"kubectl edit tj {job} {place}", "change what the message names; the job then starts by itself"),),
         "Waiting": (Step(f"lockstep events {job} {place}", "what the cluster says of its pods"), bundle),
         "Starting": (Step(f"lockstep logs {job} {place} -f", "follow the start"),),
+        "Ready": (Step(run_command(observed), "start a script of /workspace on all its nodes"),),
         "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"),),
         "Restarting": (Step(f"lockstep logs {job} {place} -f", "follow the restart"), bundle),
         "Silent": (Step(f"kubectl logs {pod_name(job, 0)} {place} --tail 50", "what node 0 says; it runs on without the operator"), bundle),

@@ -71,7 +71,7 @@ def _raise_if_hopeless(job: Object, status: Object) -> None:
         raise InstallError(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
     if is_true(status, "Failed"):
         raise InstallError(f"{DEV_ENVIRONMENT} has failed: {condition(status, 'Failed').get('message', '')}")
-    if job["spec"].get("suspend"):
+    if job["spec"].get("suspend") or "released" in (status.get("interactive") or {}):
         raise InstallError(f"{DEV_ENVIRONMENT} is suspended and holds no node: lockstep resume {DEV_ENVIRONMENT}")
 
 
