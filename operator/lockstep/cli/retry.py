@@ -10,7 +10,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.inputs import read_inputs
 from lockstep.cli.jobargs import ContextOption, find_job
-from lockstep.cli.run import LOCAL_CLUSTER
+from lockstep.cli.run import LOCAL_CLUSTER, refuse_interactive
 
 
 def retry(
@@ -66,6 +66,7 @@ def _run_again(file: Path, cluster: str | None, namespace: str | None, context: 
     from lockstep.platforms.local.run import run_local
 
     inputs = read_inputs(file, cluster or (LOCAL_CLUSTER if workspace is not None else None), None if workspace is not None else namespace)
+    refuse_interactive(inputs.job)
     if workspace is None:
         return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, retry=True)
     return run_local(inputs.job, inputs.cluster.profile, workspace, failed_run(inputs.job.metadata.name, workspace))

@@ -1,4 +1,4 @@
-"""`lockstep run -f job.yaml --local`: the same job file without the operator."""
+"""`lockstep run`: a job file without the operator (-f), or a script on all nodes of a dev environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.inputs import FileOption, NamespaceOption, SetOption, read_inputs
+from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.cli.inputs import NamespaceOption, SetOption, read_inputs
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -18,13 +19,24 @@ LOCAL_CLUSTER = "local"
 
 
 def run(
-    file: FileOption,
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What to run on all nodes of a dev environment, with its arguments: a .py file, -- -m module, or a program.",
+            show_default=False,
+        ),
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", help=f"The dev environment. Default: {DEV_ENVIRONMENT}.", show_default=False)] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Of a script: don't wait for its end. It goes on, and its output is in the log.")
+    ] = False,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="The job file.", show_default=False)] = None,
     local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
     in_namespace: Annotated[
         bool, typer.Option("--in-namespace", help="On Kubernetes with the role admin in one namespace: no CRD, no operator.")
     ] = False,
     namespace: NamespaceOption = None,
-    context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig, with --in-namespace.")] = None,
+    context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default with --local: local.")
     ] = None,
@@ -34,10 +46,20 @@ def run(
         Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
     ] = Path(".lockstep/workspace"),
 ) -> None:
-    """Run a job to its end and follow its log. Exit code 0: complete, 1: failed, 2: it can't run as written, 130: interrupted.
+    """Run a script on all nodes of a dev environment, or a job file to its end without the operator.
+
+    A script's exit code is that of the rank that failed first; Ctrl-C stops all ranks, twice kills them, and so does a connection that is lost.
+    A job's: 0 complete, 1 failed. 2: it can't run as written, 130: interrupted.
+
+    Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
 
     Example: lockstep run -f job.yaml --local --set training.lora.rank=8 --set nodes=1
     """
+    if file is None:
+        _refuse_file_options({"--local": local, "--in-namespace": in_namespace, "--nodes": nodes, "--set": changes})
+        raise typer.Exit(_run_in_job(script, job, (cluster or LOCAL_CLUSTER, namespace, context), detach=detach))
+    if script or job or detach:
+        raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
     if local == in_namespace:
         raise ConfigError("say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin)")
     if in_namespace:
@@ -45,10 +67,35 @@ def run(
     raise typer.Exit(_run_local(file, cluster or LOCAL_CLUSTER, nodes, workspace, changes))
 
 
+def _refuse_file_options(given: dict[str, object]) -> None:
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} is about a job file: name it with -f")
+
+
+def _run_in_job(script: list[str] | None, job: str | None, place: tuple[str, str | None, str | None], *, detach: bool) -> int:
+    from lockstep.cli.run_in_job import run_in_job
+
+    if not script:
+        raise ConfigError(
+            "say what to run: a job file (-f job.yaml --local), or a script on all nodes of a dev environment (lockstep run train.py)"
+        )
+    return run_in_job(script, job or DEV_ENVIRONMENT, place, detach=detach)
+
+
+def refuse_interactive(job: TrainingJob) -> None:
+    """Raises ConfigError: its nodes wait for what people ask for, and its GPUs are released by the operator alone."""
+    if job.spec.type == "Interactive":
+        raise ConfigError(
+            "a job of type Interactive needs the operator: kubectl apply -f it; for one run without it, name the script in spec.script"
+        )
+
+
 def _run_in_namespace(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: list[str] | None) -> int:
     from lockstep.platforms.kubernetes.in_namespace import run_in_namespace
 
     inputs = read_inputs(file, cluster, namespace, changes)
+    refuse_interactive(inputs.job)
     _warn(inputs.job)
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
 
@@ -57,6 +104,7 @@ def _run_local(file: Path, cluster: str, nodes: int | None, workspace: Path, cha
     from lockstep.platforms.local.run import run_local
 
     inputs = read_inputs(file, cluster, None, changes)
+    refuse_interactive(inputs.job)
     _warn(inputs.job)
     job = inputs.job
     if nodes is not None:

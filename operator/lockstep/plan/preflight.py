@@ -54,7 +54,8 @@ def alone(job: TrainingJob) -> TrainingJob:
 def ending_with_it(run: Run, run_dir: str) -> Run:
     """The run without its ranks: it is over when preflight is, and the records in the job's own folder are left alone."""
     assert run.preflight is not None  # noqa: S101 (of a job that `alone` gave)
-    return replace(run, run_dir=run_dir, preflight=replace(run.preflight, only=True))
+    command = run.command or ("true",)  # of a dev environment, which starts as any other job for this
+    return replace(run, run_dir=run_dir, command=command, interactive=None, preflight=replace(run.preflight, only=True))
 
 
 def result_in(line: str) -> PreflightReport | None:

@@ -67,6 +67,12 @@ class Program:
                 return data
         return b""
 
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        """(STDOUT or STDERR, what was printed there), in the order in which it came."""
+        async for channel, data in self._frames():
+            if channel in (STDOUT, STDERR):
+                yield channel, data
+
     async def _frames(self) -> AsyncIterator[tuple[int, bytes]]:
         async for message in self._socket:
             if not isinstance(message.data, bytes) or len(message.data) < 2:

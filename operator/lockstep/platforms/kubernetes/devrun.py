@@ -1,0 +1,77 @@
+"""A run on all nodes of a dev environment, asked for from outside of the cluster: the agent's own command in pod 0, by exec.
+
+The program in the pod ends the run when its standard input ends, so that a laptop that is shut leaves no GPU busy; a byte there is Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from lockstep.api.errors import Failed
+from lockstep.api.names import AGENT_PATH, CONTAINER, pod_name
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, ProgramFailed, program
+
+FORBIDDEN = 403
+CTRL_C = b"c"
+
+
+def agent_command(words: Sequence[str], by: str, *, detach: bool) -> list[str]:
+    """What is typed in the pod, by whom on which machine."""
+    options = ["--by", by, *(["--detach"] if detach else ["--until-eof"])]
+    return ["python3", AGENT_PATH, "run", *options, "--", *words]
+
+
+async def run_on_all_nodes(context: str | None, namespace: str, job: str, command: Sequence[str]) -> int:
+    """The exit code of the run; what it prints comes on this process's own output.
+
+    Raises:
+        Failed: the connection broke, or there is no right to run programs in pods.
+    """
+    place = Place(namespace, pod_name(job, 0), CONTAINER)
+    async with await Cluster.connect(context) as cluster:
+        try:
+            async with program(cluster, place, command) as running:
+                with _interrupting(running):
+                    return await _follow(running)
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise Failed(f"nothing can be run in pod {place.pod} of namespace {namespace}: {error.message}") from error
+            raise Failed(f"{error.message}: running something needs the right to create pods/exec, which the role `edit` has") from error
+
+
+async def _follow(running: Program) -> int:
+    streams: dict[bool, BinaryIO] = {True: sys.stderr.buffer, False: sys.stdout.buffer}
+    async for channel, data in running.output():
+        stream = streams[channel == STDERR]
+        stream.write(data)
+        stream.flush()
+    if running.code is None:
+        raise Failed(f"the connection to pod {running.place.pod} broke, and the run was stopped with it")
+    return running.code
+
+
+@contextlib.contextmanager
+def _interrupting(running: Program) -> Iterator[None]:
+    """Ctrl-C is passed on: the program in the pod says what becomes of it."""
+    loop, sending = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    async def send() -> None:
+        with contextlib.suppress(ProgramFailed):
+            await running.write(CTRL_C)
+
+    def interrupt() -> None:
+        task = loop.create_task(send())
+        sending.add(task)
+        task.add_done_callback(sending.discard)
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
