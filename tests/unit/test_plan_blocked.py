@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.plan.conditions import Reason
+from lockstep.plan.interactive import unused
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.refused import explained
@@ -179,3 +180,24 @@ def test_a_class_that_does_not_exist_is_told_with_the_claim() -> None:
     assert why_unscheduled(observed).message == (
         "claim w is Pending: there is no storage class fast (kubectl get storageclass lists those there are)"
     )
+
+
+def test_a_dev_environment_that_nobody_uses_is_named_first_with_the_command_that_frees_it() -> None:
+    labels = {"lockstep.dev/job": "ml-dev-env", "app": "ml-dev-env-multi"}
+    others = (foreign("other-0", "a", 8, {"lockstep.dev/job": "other"}), foreign("ml-dev-env-0", "b", 4, labels))
+    observed = replace(running(), pods=(stuck(0), stuck(1)), nodes=(node("a"), node("b")), others=others)
+    said = why_unscheduled(replace(observed, unused=frozenset({("ml", "ml-dev-env")}))).message
+    assert said.startswith(
+        f"{GPU} is in use on nodes a, b: TrainingJob ml/ml-dev-env, a dev environment in which nothing runs, holds 4 "
+        "(kubectl patch tj ml-dev-env -n ml --type merge"
+    )
+    assert why_unscheduled(observed).message.startswith(f"{GPU} is in use on nodes a, b: TrainingJob ml/other holds 8")
+
+
+def test_only_an_environment_in_which_nothing_runs_is_unused() -> None:
+    def job(name: str, reason: str, kind: str = "Interactive") -> Object:
+        conditions = [{"type": "Progressing", "status": "True", "reason": reason}]
+        return {"metadata": {"namespace": "ml", "name": name}, "spec": {"type": kind}, "status": {"conditions": conditions}}
+
+    found = unused([job("ready", "Ready"), job("busy", "Running"), job("batch", "Ready", "Batch")])
+    assert found == frozenset({("ml", "ready")})

@@ -12,6 +12,8 @@ from lockstep.plan.diff import amount
 from lockstep.plan.observed import Object
 
 NAMED_HOLDERS = 3
+JOB_KIND = "TrainingJob"
+UNUSED = ", a dev environment in which nothing runs,"
 _OVER = ("Succeeded", "Failed")
 _HASH_LABEL = "pod-template-hash"
 LEAST_SHARE = Decimal("0.1")
@@ -27,9 +29,12 @@ class Holder:
     name: str
     held: Decimal
     command: str
+    note: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.namespace}/{self.name} holds {self.held.normalize():f}" + (f" ({self.command})" if self.command else "")
+        return f"{self.kind} {self.namespace}/{self.name}{self.note} holds {self.held.normalize():f}" + (
+            f" ({self.command})" if self.command else ""
+        )
 
 
 def requested(pod: Object, resource: str) -> Decimal:
@@ -37,20 +42,27 @@ def requested(pod: Object, resource: str) -> Decimal:
     return sum((amount(value) or Decimal(0) for value in asked), Decimal(0))
 
 
-def holders(pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal) -> list[Holder]:
-    """Who has `resource` on these nodes, the largest first."""
+def holders(
+    pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
+) -> list[Holder]:
+    """Who has `resource` on these nodes: dev environments that nobody uses (`unused`: namespace and name), then the largest."""
     held: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
     for pod in pods:
         there = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
         if there and (has := requested(pod, resource)):
             held[_owner(pod)] += has
-    found = [Holder(kind, namespace, name, has, command) for (kind, namespace, name, command), has in held.items()]
-    return sorted((h for h in found if h.held >= asked * LEAST_SHARE), key=lambda h: (-h.held, h.namespace, h.name))
+    found = [
+        Holder(kind, namespace, name, has, command, UNUSED if kind == JOB_KIND and (namespace, name) in unused else "")
+        for (kind, namespace, name, command), has in held.items()
+    ]
+    return sorted((h for h in found if h.held >= asked * LEAST_SHARE), key=lambda h: (not h.note, -h.held, h.namespace, h.name))
 
 
-def who_holds(pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal) -> str:
+def who_holds(
+    pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
+) -> str:
     """The largest holders, each with the command that frees what it has; '' when nobody is seen."""
-    found = holders(pods, nodes, resource, asked)
+    found = holders(pods, nodes, resource, asked, unused)
     more = f" and {len(found) - NAMED_HOLDERS} others" if len(found) > NAMED_HOLDERS else ""
     return "; ".join(str(holder) for holder in found[:NAMED_HOLDERS]) + more
 
@@ -60,7 +72,7 @@ def _owner(pod: Object) -> tuple[str, str, str, str]:
     metadata = pod["metadata"]
     namespace, name, labels = str(metadata.get("namespace", "")), str(metadata["name"]), metadata.get("labels") or {}
     if LABEL_JOB in labels:
-        return "TrainingJob", namespace, labels[LABEL_JOB], suspend_command(labels[LABEL_JOB], namespace)
+        return JOB_KIND, namespace, labels[LABEL_JOB], suspend_command(labels[LABEL_JOB], namespace)
     owner = next((o for o in metadata.get("ownerReferences", []) if o.get("controller")), None)
     if owner is None:
         return "Pod", namespace, name, f"kubectl delete pod {name} -n {namespace}"

@@ -6,10 +6,12 @@ spec.interactive.resume is raised (`lockstep resume`), or when the job is suspen
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lockstep.api.interactive import JobType
 from lockstep.plan.observed import Object, Observed, ReceivedReport
+from lockstep.plan.readstatus import condition
 from lockstep_gang.contract import Idleness, InteractiveReport, Report
 
 SCRIPT, BY = 256, 128
@@ -65,6 +67,12 @@ def _said(report: InteractiveReport) -> Object:
         "releaseTime": report.release,
     }
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def unused(jobs: Iterable[Object]) -> frozenset[tuple[str, str]]:
+    """(namespace, name) of the dev environments in which nothing runs, though they have their GPUs."""
+    found = (job for job in jobs if is_interactive(job) and condition(job.get("status") or {}, "Progressing").get("reason") == "Ready")
+    return frozenset((str(job["metadata"]["namespace"]), str(job["metadata"]["name"])) for job in found)
 
 
 def is_ready(report: Report) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from typing import NamedTuple
 
 from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.plan.blocked import requested, who_holds
@@ -20,7 +21,14 @@ Obstacle = tuple[str, str]
 """What is said of one node, and of several."""
 
 
-def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str], others: Iterable[Object]) -> list[str]:
+class Others(NamedTuple):
+    """Pods of anybody else, and which dev environments nobody uses, by namespace and name."""
+
+    pods: Iterable[Object] = ()
+    unused: frozenset[tuple[str, str]] = frozenset()
+
+
+def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str], others: Others) -> list[str]:
     """Parts of a sentence; [] when nothing seen here explains it. `used_up`: resources that the scheduler found wanting somewhere."""
     wanted = [node for node in nodes if _is_wanted(pod, node)]
     if nodes and not wanted:
@@ -149,9 +157,9 @@ def shown_amount(value: Decimal, resource: str) -> str:
     return f"{value.normalize():f}"
 
 
-def _in_use(pod: Object, nodes: list[Object], resource: str, others: Iterable[Object]) -> str:
+def _in_use(pod: Object, nodes: list[Object], resource: str, others: Others) -> str:
     names = [node["metadata"]["name"] for node in nodes]
-    who = who_holds(others, frozenset(names), resource, requested(pod, resource))
+    who = who_holds(others.pods, frozenset(names), resource, requested(pod, resource), others.unused)
     return f"{resource} is in use on {named(names)}" + (f": {who}" if who else "")
 
 

@@ -49,6 +49,8 @@ class Observed:
     """Events of type Warning in the namespace."""
     others: tuple[Object, ...] = ()
     """Pods of anybody else that have a node, looked at while a pod of this job has none: they may hold what it waits for."""
+    unused: frozenset[tuple[str, str]] = frozenset()
+    """(namespace, name) of dev environments in which nothing runs, while `others` are looked at."""
     obstacle: Notice | None = None
     """Why the last attempt to write an object of the job failed."""
     delivery: Delivery | None = None

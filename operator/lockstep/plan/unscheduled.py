@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lockstep.plan.layers import Notice
-from lockstep.plan.nodes import named, why_no_node_fits
+from lockstep.plan.nodes import Others, named, why_no_node_fits
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.plan.queueing import why_gated
@@ -38,7 +38,7 @@ def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str
     left = [node for node in observed.nodes if node["metadata"]["name"] not in taken]
     if not left and observed.nodes:
         return [f"the job wants one node a pod, and {named(sorted(taken))} already {'has' if len(taken) == 1 else 'have'} one of its pods"]
-    parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), observed.others)
+    parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), Others(observed.others, observed.unused))
     return parts + list(dict.fromkeys(f"the scheduler says: {said}" for said in _OF_VOLUMES.findall(text)))
 
 

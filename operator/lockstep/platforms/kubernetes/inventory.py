@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY, key_secret_name
+from lockstep.plan.interactive import unused
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled, scheduler_message
@@ -160,6 +161,7 @@ class Inventory:
             return None
         children = {child: kept.item for child, kept in self._by_job.get(key, {}).items()}
         pods = tuple(sorted((i for c, i in children.items() if c[0] == "Pod"), key=lambda pod: str(pod["metadata"]["name"])))
+        stuck = any(map(scheduler_message, pods))
         return Observed(
             job=job.item,
             profiles=self._all("ClusterProfile"),
@@ -169,7 +171,8 @@ class Inventory:
             claims={name: kept.item for name, kept in self._of_namespace("PersistentVolumeClaim", key).items()},
             service_accounts=frozenset(self._of_namespace("ServiceAccount", key)),
             warnings=tuple(kept.item for kept in self._of_namespace("Event", key).values()),
-            others=self._pods_of_others(key) if any(map(scheduler_message, pods)) else (),
+            others=self._pods_of_others(key) if stuck else (),
+            unused=unused(self._all("TrainingJob")) if stuck else frozenset(),
             obstacle=self._obstacles.get(key),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.api.names import LABEL_JOB
+from lockstep.plan.interactive import unused
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
@@ -47,6 +48,7 @@ class Look:
             claims={str(item["metadata"]["name"]): item for item in await self.all("PersistentVolumeClaim", namespace)},
             warnings=tuple(await self.all("Event", namespace, {"fieldSelector": "type=Warning"})),
             others=await self._others(namespace, name) if stuck else (),
+            unused=unused(await self.all("TrainingJob", namespace)) if stuck else frozenset(),
         )
 
     async def _others(self, namespace: str, job: str) -> tuple[Object, ...]:
