@@ -64,6 +64,15 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
         assert part in page
 
 
+def test_the_page_says_what_the_fabric_is_what_the_time_went_into_and_where_ranks_are() -> None:
+    verified = {"type": "FabricVerified", "status": "True", "reason": "RDMA", "message": "IB on every rank"}
+    status = {"ranks": {"desired": 8, "ready": 8, "order": [0, 2, 1]}, "fabric": {"transport": "RDMA"}, "goodput": {"percentage": 93}}
+    page = list(describe(job(conditions=[verified], **status), [], NOW))
+    assert "Fabric      RDMA, verified: True: IB on every rank" in page
+    assert "Order       ranks follow the racks: nodes 0, 2, 1" in page
+    assert "Goodput     93% of the time that its pods were there was training" in page
+
+
 def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> None:
     failure = {
         "cause": "UserCode",

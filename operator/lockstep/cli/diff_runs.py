@@ -47,7 +47,10 @@ def diff_runs(
     """
     from lockstep.plan.diffruns import compare, page
 
-    found = compare(*(_side(given, cluster, namespace, context) for given in (one, other)))
+    sides = [_side(given, cluster, namespace, context) for given in (one, other)]
+    if sides[0].name == sides[1].name:
+        sides = [replace(side, name=given) for side, given in zip(sides, (one, other), strict=True)]
+    found = compare(*sides)
     print(json.dumps(found, indent=2) if output is Form.JSON else "\n".join(page(found)))
 
 
@@ -72,7 +75,7 @@ def _of_file(path: Path, cluster: str) -> Side:
     inputs = read_inputs(path, None if _names_cluster(path) else cluster, None)
     resolved = resolve_inputs(inputs)
     told = told_of(json.loads(run_text(build_run(resolved, pod_placement(resolved, None)))))
-    return Side(str(path), told, spec_of(inputs.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+    return Side(path.name, told, spec_of(inputs.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
 
 
 def _names_cluster(path: Path) -> bool:
@@ -92,7 +95,7 @@ def _of_folder(path: Path) -> Side:
     newest = summary["attempts"][-1] if summary["attempts"] else {}
     spent = (summary["goodput"].get("goodput") or {}).get("spent") or {}
     status = {"restarts": newest.get("restarts"), "goodput": {"percentage": percentage_of(spent)} if spent else {}}
-    return _side_of(str(path), summary, status)
+    return _side_of(path.resolve().name, summary, status)
 
 
 def _of_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Side:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs, resolve_inputs
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 from lockstep.cli.jobargs import ContextOption
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def plan(
     cluster: ClusterOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
+    changes: SetOption = None,
     offline: Annotated[bool, typer.Option("--offline", help="Ask no cluster: only what the files tell.")] = False,
     model_config: Annotated[
         Path | None, typer.Option("--model-config", help="The base model's config.json, or its folder. Default: the job's, if it is here.")
@@ -59,7 +60,7 @@ def plan(
     from lockstep.plan import planned
     from lockstep.plan.forecast import capacity, forecast
 
-    inputs = read_inputs(file, cluster, namespace)
+    inputs = read_inputs(file, cluster, namespace, changes)
     resolved = resolve_inputs(inputs)
     known = known_facts(resolved, model_config, samples, data, tokens_per_second, train_log)
     tried = planned.samples(resolved, inputs.job)

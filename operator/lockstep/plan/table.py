@@ -81,6 +81,11 @@ def _where(spec: Object, status: Object) -> Iterator[str]:
     if profile:
         yield f"Cluster     profile {profile['name']}, between nodes {profile['transport']}"
     yield f"Ranks       {ranks.get('ready', 0)} of {ranks.get('desired', '?')} ready, on {status.get('nodes', 0)} of {spec.get('nodes', '?')} nodes"
+    if ranks.get("order"):
+        yield f"Order       ranks follow the racks: nodes {', '.join(map(str, ranks['order']))}"
+    fabric = condition(status, "FabricVerified")
+    if fabric:
+        yield f"Fabric      {status.get('fabric', {}).get('transport', 'not known yet')}, verified: {fabric['status']}: {fabric.get('message', '')}"
     if run.get("pending"):
         yield "Pending     spec or profile have changed since the start: that takes effect at the next start from zero pods"
 
@@ -93,6 +98,8 @@ def _training(status: Object, now: float) -> Iterator[str]:
         yield f"Step        {of_total(trainer.get('step'), trainer.get('totalSteps'))} ({trainer.get('activity', 'unknown activity')}{rest})"
         metrics = ", ".join(f"{found['name']} {found['value']}" for found in trainer.get("metrics", []))
         yield f"Metrics     {metrics or 'none yet'}"
+    if "goodput" in status:
+        yield f"Goodput     {status['goodput']['percentage']}% of the time that its pods were there was training"
     if commit:
         path = f", {commit['path']}" if "path" in commit else ""
         yield f"Checkpoint  step {commit['lastCommittedStep']}, {age(commit['lastCommitTime'], now)} ago{path}"
