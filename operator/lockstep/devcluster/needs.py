@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,10 +188,15 @@ def ensure(layout: Layout, say: Callable[[str], None]) -> None:
     verdict = judge(observe(layout))
     _refuse(verdict.missing)
     if verdict.install:
-        say(f"installing the packages {' '.join(verdict.install)} (apt-get)")
-        _apt("update", "-qq")
-        _apt("install", "-y", "-qq", "--no-install-recommends", *verdict.install)
+        install(verdict.install, say)
         _refuse(judge(observe(layout)).missing)  # what could not be tried without their tools
+
+
+def install(packages: Iterable[str], say: Callable[[str], None]) -> None:
+    """Packages of the distribution, by apt. Raises ConfigError."""
+    say(f"installing the packages {' '.join(packages)} (apt-get)")
+    _apt("update", "-qq")
+    _apt("install", "-y", "-qq", "--no-install-recommends", *packages)
 
 
 def _refuse(missing: tuple[str, ...]) -> None:

@@ -160,5 +160,10 @@ def import_image(node: NodeLayout, archive: Path) -> None:
         raise RuntimeError(f"node {node.name} can't import {archive}: {done.stderr.strip()}")
 
 
+def remove_image(node: NodeLayout, reference: str) -> None:
+    """Its layers go with it, unless another image has them. None of this name: nothing to do."""
+    subprocess.run([*_ctr(node), "images", "remove", "--sync", reference], capture_output=True, check=False)
+
+
 def _ctr(node: NodeLayout) -> list[str]:
     return [*TIED, "ctr", "--address", str(node.containerd_socket), "--namespace", "k8s.io"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,29 +10,13 @@ import pytest
 from kubernetes import client, dynamic
 
 from cluster_jobs import Jobs, prepare
-from lockstep.api.clusterfile import parse_cluster_file
-from lockstep.devcluster.layout import default_layout
-from lockstep.devcluster.python_volume import publish_code
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.install import install, operator_objects
-
-CHECKOUT = Path(__file__).resolve().parents[3]
-IMAGE = "localhost/lockstep/base:1"
+from installed_operator import local_objects, send
 
 
 @pytest.fixture(scope="session")
 def operator(cluster: Path) -> None:
     """The operator of this checkout, installed and ready. It stays, as the cluster does."""
-    revision = publish_code(default_layout().python_volume).name
-    text = (CHECKOUT / "clusters" / "local.yaml").read_text()
-    profile = parse_cluster_file(text, "local.yaml").profile
-    objects = operator_objects(profile, IMAGE, namespace="lockstep", manifests=CHECKOUT / "manifests", revision=revision)
-
-    async def send() -> None:
-        async with await Cluster.connect() as connection:
-            await install(connection, objects, lambda line: None)
-
-    asyncio.run(send())
+    send(local_objects())
 
 
 @pytest.fixture(scope="module")
