@@ -102,3 +102,9 @@ def test_docker_which_reads_only_a_file_of_its_own_ignores_the_same() -> None:
 def test_pip_installs_only_what_a_lock_pins_by_hash(path: Path) -> None:
     installs = [line for line in path.read_text().splitlines() if " install --no-cache-dir" in line]
     assert installs and all("--require-hashes" in line and "--no-deps" in line for line in installs)
+
+
+def test_every_package_of_the_nodes_is_in_the_trainers_image_and_all_but_the_trainer_in_the_operators() -> None:
+    there = {folder.parent.name for folder in (ROOT / "workspace").glob("lockstep_*/__init__.py")}
+    copied = {path.parent.name: set(re.findall(r"^COPY workspace/(\w+)", path.read_text(), re.MULTILINE)) for path in CONTAINERFILES}
+    assert copied == {"trainer": there, "operator": there - {"lockstep_train"}}
