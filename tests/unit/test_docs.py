@@ -1,11 +1,29 @@
-"""The documentation names only tests that exist."""
+"""The documentation is true: what it names exists, its links lead somewhere, its commands can be typed, its messages are those of the code."""
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from lockstep.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
+HOLE = "…"
+VERBS: Any = typer.main.get_command(app)
+
+
+def _id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def test_every_test_that_the_failure_modes_name_exists() -> None:
@@ -14,3 +32,97 @@ def test_every_test_that_the_failure_modes_name_exists() -> None:
     missing = [name for name in sorted(named) if not any(f"def {name}(" in source for source in sources)]
     assert named
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_a_link_leads_to_a_file_and_to_a_heading_in_it(page: Path) -> None:
+    broken = [link for link in LINK.findall(_without_code(page.read_text())) if not _leads_somewhere(page, link)]
+    assert broken == []
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def _leads_somewhere(page: Path, link: str) -> bool:
+    if re.match(r"[a-z]+:", link):
+        return True
+    name, _, heading = link.partition("#")
+    target = (page.parent / name).resolve() if name else page
+    return target.exists() and (not heading or heading in _headings(target.read_text()))
+
+
+def _headings(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", _without_code(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def _commands(page: Path) -> Iterator[str]:
+    """What is typed: in a line of a code block or between backquotes, from `lockstep` on."""
+    text = page.read_text()
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", text, re.DOTALL)
+    quoted = re.findall(r"`(lockstep [^`]+)`", _without_code(text))
+    for line in [*quoted, *(line for block in blocks for line in block.splitlines() if re.match(r"\s*(?:\$ |sudo )*lockstep ", line))]:
+        yield re.sub(r"\s{2,}.*|\s+#.*|[;|&>].*", "", line[line.index("lockstep ") + 9 :]).strip()
+
+
+def _wrong(command: str) -> str | None:
+    """Why it can't be typed: no such verb, or the verb has no such option. Prose after a verb is left alone."""
+    words = shlex.split(command.partition(" -- ")[0].replace("'", " ").replace('"', " "))
+    group: Any = VERBS
+    while words and hasattr(group, "commands"):
+        if words[0].startswith("-"):
+            break
+        if not re.fullmatch(r"[a-z][a-z-]*", words[0]):
+            return None  # PATH, …: the name stands for any
+        if words[0] not in group.commands:
+            return f"no verb {words[0]} in: lockstep {command}"
+        group = group.commands[words.pop(0)]
+    known = {name for parameter in group.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "-h"}
+    unknown = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    return f"{unknown[0]} is no option in: lockstep {command}" if unknown else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_a_command_of_a_page_has_a_verb_and_options_that_exist(page: Path) -> None:
+    wrong = [text for command in _commands(page) for word in command.split("|") if (text := _wrong(word)) is not None]
+    assert wrong == []
+
+
+def test_every_make_target_of_the_pages_exists() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    typed = {
+        (_id(page), name)
+        for page in PAGES
+        for name in re.findall(r"(?:^|`|\$ |sudo )make ([a-z][a-z-]+)", page.read_text(), re.MULTILINE)
+        if name not in targets
+    }
+    assert typed == set()
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Every text of a program, with a hole where a value goes into it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@cache
+def _said_by_the_code() -> list[str]:
+    programs = [path for root in ("operator", "workspace") for path in sorted((ROOT / root).rglob("*.py"))]
+    return [text for path in programs for text in _texts(ast.parse(path.read_text()))]
+
+
+MESSAGES = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.MULTILINE)
+
+
+def test_there_are_messages_to_look_for() -> None:
+    assert len(MESSAGES) > 40
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_that_is_explained_is_one_that_the_code_says(message: str) -> None:
+    pattern = re.compile(".*".join(re.escape(part) for part in message.split(HOLE)), re.DOTALL)
+    assert any(pattern.search(text) for text in _said_by_the_code())
