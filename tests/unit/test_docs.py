@@ -78,12 +78,34 @@ def _wrong(command: str) -> str | None:
         if words[0] not in group.commands:
             return f"no verb {words[0]} in: lockstep {command}"
         group = group.commands[words.pop(0)]
-    known = {name for parameter in group.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "-h"}
-    unknown = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    unknown = [option for option in _options(group, words) if option not in {"--help", "-h", *_takes_value(group)}]
     return f"{unknown[0]} is no option in: lockstep {command}" if unknown else None
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "trainingjob.md"], ids=_id)
+def _takes_value(verb: Any) -> dict[str, bool]:
+    """Each option of a verb, and whether the next word is its value."""
+    return {
+        name: not getattr(parameter, "is_flag", False)
+        for parameter in verb.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("-")
+    }
+
+
+def _options(verb: Any, words: list[str]) -> Iterator[str]:
+    """The options among the words; those after the name of a script are the script's."""
+    takes_value, left = _takes_value(verb), iter(words)
+    for word in left:
+        name, _, given = word.partition("=")
+        if re.match(r"--?[a-z]", word):
+            yield name
+            if takes_value.get(name) and not given:
+                next(left, None)
+        elif not verb.allow_interspersed_args:
+            return
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_a_command_of_a_page_has_a_verb_and_options_that_exist(page: Path) -> None:
     wrong = [text for command in _commands(page) for word in command.split("|") if (text := _wrong(word)) is not None]
     assert wrong == []
