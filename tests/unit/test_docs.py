@@ -101,7 +101,7 @@ def _options(verb: Any, words: list[str]) -> Iterator[str]:
             yield name
             if takes_value.get(name) and not given:
                 next(left, None)
-        elif not verb.allow_interspersed_args:
+        elif not verb.context_settings.get("allow_interspersed_args", True):
             return
 
 
