@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.client.exceptions import ApiException
 from typer.testing import CliRunner
 
 from fake_cluster import FakeCluster
@@ -254,3 +255,21 @@ def test_without_a_cluster_a_verb_says_so_in_one_sentence(
     assert main() == 1
     told = capsys.readouterr().err
     assert told.startswith("lockstep: the c") and "127.0.0.1" in told
+
+
+@pytest.mark.parametrize("verb", [["get"], ["top", "x"], ["logs", "x"], ["diff-runs", "x", "y"]], ids=" ".join)
+def test_without_the_right_to_see_jobs_a_verb_says_who_may_grant_it(
+    verb: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = ApiException(status=403, reason="Forbidden")
+    refusal.body = json.dumps({"message": 'trainingjobs.lockstep.dev is forbidden: User "me" cannot get resource'})
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise refusal
+
+    monkeypatch.setattr("lockstep.cli.target.target_of", refuse)
+    monkeypatch.setattr("sys.argv", ["lockstep", *verb])
+    assert main() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("lockstep: the cluster refused: trainingjobs.lockstep.dev is forbidden") and "roles view and edit" in told
+    assert len(told.splitlines()) == 1

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was writ
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Annotated
 
@@ -130,9 +131,21 @@ def main() -> int:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
             raise
-        print(f"lockstep: the cluster can't be reached or refused: {error}", file=sys.stderr)
+        print(f"lockstep: {_in_a_sentence(error)}", file=sys.stderr)
         return EXIT_FAILED
     return 0
+
+
+def _in_a_sentence(error: Exception) -> str:
+    """What a client library raised; a refusal's own words without the headers around them."""
+    try:
+        told = json.loads(getattr(error, "body", ""))["message"]
+    except (ValueError, TypeError, KeyError):
+        return f"the cluster can't be reached or refused: {' '.join(str(error).split())}"
+    hint = (
+        "; an administrator of the namespace can grant it (the built-in roles view and edit)" if getattr(error, "status", 0) == 403 else ""
+    )
+    return f"the cluster refused: {told}{hint}"
 
 
 if __name__ == "__main__":
