@@ -124,11 +124,11 @@ class Conversation:
         return [json.loads(line) for line in lines]
 
     def _take_input(self, descriptor: int) -> None:
-        """From a laptop, by exec: every byte is a Ctrl-C there, the end of input a connection that is lost."""
+        """From a laptop, by exec: a `c` is a Ctrl-C there, the end of input a connection that is lost. Anything else keeps it alive."""
         data = os.read(descriptor, READ_BYTES)
         if not data:
             raise SystemExit(INTERRUPTED)
-        for _ in data:
+        for _ in range(data.count(b"c")):
             self._interrupt()
 
 

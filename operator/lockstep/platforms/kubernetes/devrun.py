@@ -1,12 +1,13 @@
 """A run on all nodes of a dev environment, asked for from outside of the cluster: the agent's own command in pod 0, by exec.
 
-The program in the pod ends the run when its standard input ends, so that a laptop that is shut leaves no GPU busy; a byte there is Ctrl-C.
+The program in the pod ends the run when its standard input ends, so that a laptop that is shut leaves no GPU busy; a `c` there is Ctrl-C.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,10 @@ from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, ProgramFailed, program
 
 FORBIDDEN = 403
-CTRL_C = b"c"
+INTERRUPTED = 130
+CTRL_C, ALIVE = b"c", b"."
+ALIVE_SECONDS = 30.0
+"""Load balancers cut connections on which nothing is said for minutes, and that would end the run."""
 
 
 def agent_command(words: Sequence[str], by: str, *, detach: bool) -> list[str]:
@@ -37,8 +41,11 @@ async def run_on_all_nodes(context: str | None, namespace: str, job: str, comman
     async with await Cluster.connect(context) as cluster:
         try:
             async with program(cluster, place, command) as running:
-                with _interrupting(running):
+                with _speaking(running):
                     return await _follow(running)
+        except BrokenPipeError:  # nobody reads what ranks print (`| head`)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return INTERRUPTED
         except ApiError as error:
             if error.status != FORBIDDEN:
                 raise Failed(f"nothing can be run in pod {place.pod} of namespace {namespace}: {error.message}") from error
@@ -57,21 +64,23 @@ async def _follow(running: Program) -> int:
 
 
 @contextlib.contextmanager
-def _interrupting(running: Program) -> Iterator[None]:
-    """Ctrl-C is passed on: the program in the pod says what becomes of it."""
+def _speaking(running: Program) -> Iterator[None]:
+    """Ctrl-C is passed on: the program in the pod says what becomes of it. And now and then it hears that somebody is still here."""
     loop, sending = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    async def send() -> None:
+    async def send(data: bytes) -> None:
         with contextlib.suppress(ProgramFailed):
-            await running.write(CTRL_C)
+            await running.write(data)
 
-    def interrupt() -> None:
-        task = loop.create_task(send())
-        sending.add(task)
-        task.add_done_callback(sending.discard)
+    async def stay_alive() -> None:
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            await send(ALIVE)
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    loop.add_signal_handler(signal.SIGINT, lambda: sending.add(loop.create_task(send(CTRL_C))))
+    alive = loop.create_task(stay_alive())
     try:
         yield
     finally:
+        alive.cancel()
         loop.remove_signal_handler(signal.SIGINT)
