@@ -16,11 +16,13 @@ from typer.testing import CliRunner
 from fake_cluster import FakeCluster
 from lockstep.api.errors import Failed
 from lockstep.cli.main import app
+from lockstep.plan.logs import nodes_of
 from lockstep.platforms.kubernetes import logs as module
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.logs import Wanted, follow, lines
 from lockstep.platforms.kubernetes.reader import NoReader
+from lockstep.platforms.kubernetes.runs import frozen_run
 from lockstep_gang.contract import JobIdentity
 from unit.gang_cases import make_run
 from unit.test_runfolder import write
@@ -191,6 +193,14 @@ def test_where_the_volume_cannot_be_read_the_last_lines_are_better_than_none(mon
 def test_an_attempt_that_nobody_has_written_is_told(volume: Path) -> None:
     with pytest.raises(Failed, match="no log of node 0 and attempt 9"):
         read(Logged(kept("a")), Wanted(attempt=9))
+
+
+def test_the_run_that_was_frozen_says_how_many_nodes_an_ended_job_had() -> None:
+    run = {"kind": "ConfigMap", "metadata": {"name": "x-run-1"}, "data": {"run.json": '{"nodes": 3}'}}
+    job = {**JOB, "spec": {}, "status": {"nodes": 0, "run": {"name": "x-run-1"}}}
+    assert nodes_of(job) == 0
+    assert asyncio.run(frozen_run(FakeCluster(run).as_cluster, job)) == {"nodes": 3}
+    assert asyncio.run(frozen_run(FakeCluster().as_cluster, job)) == {} == asyncio.run(frozen_run(FakeCluster(run).as_cluster, JOB))
 
 
 @pytest.mark.parametrize(

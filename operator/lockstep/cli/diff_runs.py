@@ -109,10 +109,9 @@ def _of_job(name: str, cluster: str, namespace: str | None, context: str | None)
 async def _summary(job: dict[str, Any], context: str | None) -> dict[str, Any]:
     """Of its folder as far as it can be read, with what the frozen run of the cluster says it was told."""
     from lockstep.api.errors import Failed
-    from lockstep.api.names import RUN_KEY
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.reader import beside
-    from lockstep.platforms.kubernetes.runs import summary
+    from lockstep.platforms.kubernetes.runs import frozen_run, summary
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     async with await Cluster.connect(context) as cluster:
@@ -122,9 +121,8 @@ async def _summary(job: dict[str, Any], context: str | None) -> dict[str, Any]:
                 found = await summary(cluster, place, name)
         except (Failed, OSError) as error:
             _say(f"the measurements of {name} can't be read, only its status: {error}")
-        frozen = (job.get("status", {}).get("run") or {}).get("name")
-        kept = await cluster.get("ConfigMap", namespace, frozen) if frozen else None
-    return found | ({"run": json.loads(kept["data"][RUN_KEY])} if kept is not None else {})
+        run = await frozen_run(cluster, job)
+    return found | ({"run": run} if run else {})
 
 
 def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side:

@@ -68,13 +68,15 @@ async def _print(job: Object, context: str | None, wanted: Wanted, *, follow: bo
     from lockstep.plan.logs import node_of_rank, nodes_of
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.logs import lines
+    from lockstep.platforms.kubernetes.runs import frozen_run
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    if wanted.rank is not None:
-        wanted = replace(wanted, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes_of(job), wanted.rank))
     if previous:
         wanted = replace(wanted, attempt=_before(job))
     async with await Cluster.connect(context) as cluster:
+        if wanted.rank is not None:
+            nodes = nodes_of(job) or int((await frozen_run(cluster, job)).get("nodes", 0))
+            wanted = replace(wanted, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes, wanted.rank))
         if follow:
             return await _follow(cluster, job, wanted)
         if errors:

@@ -113,8 +113,8 @@ def test_who_follows_hears_all_and_learns_the_end_and_who_has_enough_can_leave(j
     first = [left.stdout.readline(), whole.stdout.readline()]
     left.send_signal(signal.SIGINT)
     go(jobs, 2)
-    rest, said = whole.communicate(timeout=90)
-    _, complained = left.communicate(timeout=90)
+    rest, said = whole.communicate(timeout=180)
+    _, complained = left.communicate(timeout=180)
     assert first[1].startswith("[rank 2] ") and rest.splitlines()[-1] == "[rank 2] rank 2 is done"
     assert (whole.returncode, left.returncode) == (0, 130), said
     assert "Traceback" not in complained

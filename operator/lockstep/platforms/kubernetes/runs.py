@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.api.names import WORKSPACE
+from lockstep.api.names import RUN_KEY, WORKSPACE
 from lockstep.platforms import runfolder
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.exec import Place, Program, program
@@ -19,6 +19,14 @@ BOOTSTRAP = "import json, sys; text, asked = json.loads(sys.stdin.readline()); s
 
 def run_root(job: str) -> str:
     return f"{WORKSPACE}/runs/{job}"
+
+
+async def frozen_run(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
+    """run.json of the job's newest start, as the cluster keeps it; {} when there is none any more, or none yet."""
+    name = (job.get("status", {}).get("run") or {}).get("name")
+    found = await cluster.get("ConfigMap", job["metadata"]["namespace"], name) if name else None
+    run: dict[str, Any] = {} if found is None else json.loads(found["data"][RUN_KEY])
+    return run
 
 
 def _text() -> str:
