@@ -51,7 +51,7 @@ def again(jobs: Jobs) -> Iterator[str]:
     until(
         "attempt 2",
         lambda: jobs.job("printed")["status"].get("attempts") == 2 and jobs.condition("printed", "Progressing")["reason"] == "Running",
-        60,
+        120,
     )
     yield "printed"
     jobs.end("printed")
