@@ -1,10 +1,11 @@
-""".venv/bin/python tests/bench/operator.py --json: what a thousand jobs cost the operator, and how soon it answers (root: it brings up the embedded cluster).
+""".venv/bin/python tests/bench/operator.py --json: what a thousand jobs cost the operator, and how soon it answers.
 
-API server, controllers and the operator's process are real. Nodes are played as KWOK plays them: pods name a scheduler that doesn't
+API server, controllers and the operator's process are real, in a control plane of its own. Nodes are played as KWOK plays them: pods name a scheduler that doesn't
 exist, are bound to nodes without a kubelet and said to run; coordinators' reports are real ones, with a token of their pod each.
 
 apply_to_stateful_set   from before the POST of a TrainingJob until a watch sees its StatefulSet, one job after the other
 floor                   the same with a client that does nothing but watch TrainingJobs and POST one StatefulSet, before and after, in the same run
+lost_leases             how often the operator ended since the machine was too busy to renew its lease; it is started again
 memory                  PSS of the operator's process, MB
 writes_per_job          what came through a proxy in front of the API server, by method and kind, over the whole life of every job
 """
@@ -35,9 +36,9 @@ from typing import Any
 
 import aiohttp
 
+from control_plane import control_plane
 from counting_proxy import CountingProxy
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_AUDIENCE
-from lockstep.cli.devcluster import bring_up
 from lockstep.platforms.kubernetes.cluster import KINDS, MERGE, ApiError, Cluster, path_of
 from lockstep_gang.contract import JobIdentity, NodeReport, RankCount, Report, State, parse_key, report_body, report_signature
 
@@ -75,12 +76,23 @@ class OperatorUnderTest:
 
     def __init__(self, kubeconfig: Path, port: int, log: Path) -> None:
         variables = {"KUBECONFIG": str(kubeconfig), "LOCKSTEP_AGENT_IMAGE": "agent:1", "LOCKSTEP_REPORT_PORT": str(port)}
+        self._environment = {**os.environ, **variables}
         self._log = log.open("ab")
         self.port = port
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "lockstep.platforms.kubernetes.replica"], env={**os.environ, **variables},
-            stdout=self._log, stderr=self._log,
-        )  # fmt: skip
+        self.ended = 0
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "lockstep.platforms.kubernetes.replica"]
+        return subprocess.Popen(command, env=self._environment, stdout=self._log, stderr=self._log)
+
+    async def revive(self) -> None:
+        """As a kubelet: one that ended by itself, since the machine was too busy for its lease, is started again. For ever."""
+        while True:
+            await asyncio.sleep(0.5)
+            if self._process.poll() is not None:
+                self.ended += 1
+                self._process = self._started()
 
     @property
     def pid(self) -> int:
@@ -95,41 +107,17 @@ class OperatorUnderTest:
             found = await cluster.get("Secret", OPERATOR_NAMESPACE, f"{OPERATOR_NAME}-tls")
         context = ssl._create_unverified_context()  # noqa: S323 (only whether it answers)
         async with aiohttp.ClientSession() as session:
-            while self._process.poll() is None:
+            while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(f"https://127.0.0.1:{self.port}/readyz", ssl=context) as reply:
                         if reply.status == 200:
                             return time.monotonic() - began
                 await asyncio.sleep(0.05)
-        raise SystemExit(f"the operator ended; see {self._log.name}")
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(20)
         self._log.close()
-
-
-@contextlib.asynccontextmanager
-async def alone(cluster: Cluster) -> AsyncIterator[None]:
-    """An operator that is installed stands aside."""
-    path = path_of("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME)
-    installed = await cluster.get("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME)
-    if installed is None:
-        raise SystemExit("the operator isn't installed on this cluster: make deploy-cluster CLUSTER=local")
-
-    async def scale(replicas: int) -> None:
-        await cluster.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type=MERGE)
-
-    await scale(0)
-    try:
-        query = {"labelSelector": "app.kubernetes.io/component=operator"}
-        while True:
-            if not (await cluster.list("Pod", OPERATOR_NAMESPACE, query))["items"]:
-                break
-            await asyncio.sleep(0.5)
-        yield
-    finally:
-        await scale(installed["spec"]["replicas"])
 
 
 @contextlib.asynccontextmanager
@@ -143,6 +131,8 @@ async def prepared(cluster: Cluster) -> AsyncIterator[list[str]]:
             await cluster.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa", "namespace": name}})
         for node in nodes:
             await cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": {"unschedulable": True}})
+            ready = {"type": "Ready", "status": "True", "reason": "Played", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+            await cluster.request("PATCH", path_of("Node", None, node, "status"), {"status": {"conditions": [ready]}}, content_type=MERGE)
         yield names
     finally:
         for kind, found in (("Namespace", names), ("Node", nodes)):
@@ -310,9 +300,10 @@ class Played:
 
         async def one(session: aiohttp.ClientSession, job: Object) -> None:
             async with busy:
-                for _ in range(50):
-                    if await self.report(session, job, state) == 200:
-                        return
+                for _ in range(200):
+                    with contextlib.suppress(aiohttp.ClientError):  # an operator that lost its lease on a busy machine, say
+                        if await self.report(session, job, state) == 200:
+                            return
                     await asyncio.sleep(0.5)
                 raise SystemExit(f"the operator didn't take the report of {job['metadata']['name']}")
 
@@ -393,6 +384,7 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             memory["no_jobs"] = megabytes(operator.pid)
             played = Played(cluster, port)
             playing = asyncio.create_task(played.pods())
+            reviving = asyncio.create_task(operator.revive())
             proxy.requests.clear()
             began = time.monotonic()
             for number in range(count):
@@ -416,8 +408,11 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             memory["all_running"] = megabytes(operator.pid)
             memory["peak_rss"] = peak_megabytes(operator.pid)
             running = proxy.requests.copy()
+            reviving.cancel()
+            result["lost_leases"] = operator.ended
         proxy.requests.clear()
         with operator_at(through, port, log) as operator:
+            reviving = asyncio.create_task(operator.revive())
             result["restart_seconds"] = round(await operator.until_synced(cluster), 2)
             await asyncio.sleep(10)
             memory["after_list"] = megabytes(operator.pid)
@@ -434,6 +429,8 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             result["writes_for_finished_jobs"] = sum(by_kind(proxy.requests).values())
             memory["all_finished"] = megabytes(operator.pid)
             playing.cancel()
+            reviving.cancel()
+            result["lost_leases"] += operator.ended
         result["writes_per_job"] = per_job(by_kind(running) + by_kind(finished), count)
     memory["per_suspended_job_kb"] = round(1024 * (memory["jobs_suspended"] - memory["no_jobs"]) / count, 1)
     memory["per_running_job_with_pods_kb"] = round(1024 * (memory["all_running"] - memory["no_jobs"]) / count, 1)
@@ -448,7 +445,7 @@ async def measure(count: int, runs: int, kubeconfig: Path) -> Object:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         log = Path(tempfile.gettempdir()) / "lockstep-bench-operator.log"
-        async with await Cluster.connect() as cluster, alone(cluster), prepared(cluster) as namespaces:
+        async with await Cluster.connect() as cluster, prepared(cluster) as namespaces:
             result: Object = {"load_average": os.getloadavg()[0], "cores": os.cpu_count()}
             if runs:
                 result |= await measure_answers(cluster, kubeconfig, 18443, log, namespaces[0], runs)
@@ -464,9 +461,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300, help="of apply→StatefulSet, and as many of the floor")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    kubeconfig = Path(os.environ["KUBECONFIG"]) if "KUBECONFIG" in os.environ else bring_up()
-    os.environ["KUBECONFIG"] = str(kubeconfig)
-    print(json.dumps(asyncio.run(measure(options.jobs, options.runs, kubeconfig)), indent=None if options.json else 1))
+    with tempfile.TemporaryDirectory() as folder, control_plane(Path(folder)) as kubeconfig:
+        os.environ["KUBECONFIG"] = str(kubeconfig)
+        print(json.dumps(asyncio.run(measure(options.jobs, options.runs, kubeconfig)), indent=None if options.json else 1))
 
 
 if __name__ == "__main__":

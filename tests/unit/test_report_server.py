@@ -16,6 +16,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from lockstep.api.names import REPORT_AUDIENCE
+from lockstep.platforms.kubernetes import authenticate
 from lockstep.platforms.kubernetes.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM
 from lockstep.platforms.kubernetes.certificate import make_certificates, needs_renewal, renew, service_names
 from lockstep.platforms.kubernetes.cluster import ApiError
@@ -113,6 +114,26 @@ def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
         assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")
 
     assert served(use) == [("ns", "x")]
+
+
+def test_a_token_that_was_found_good_is_asked_for_again_after_a_minute_and_a_bad_one_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    now = 0.0
+
+    async def review(token: str) -> dict[str, Any]:
+        asked.append(token)
+        return {"authenticated": token != "bad"}
+
+    async def use() -> None:
+        nonlocal now
+        reviewed = authenticate.Reviewed(review, lambda: now)
+        for moment, token in ((0, "a"), (30, "a"), (30, "b"), (31, "bad"), (32, "bad"), (61, "a"), (62, "c"), (63, "b")):
+            now = moment
+            assert (await reviewed(token))["authenticated"] == (token != "bad")
+
+    monkeypatch.setattr(authenticate, "REVIEWED_MAX", 2)
+    asyncio.run(use())
+    assert asked == ["a", "b", "bad", "bad", "a", "c", "b"]  # the last: no room for three
 
 
 def test_the_reply_says_what_became_of_the_job_s_pods_also_of_one_that_is_gone() -> None:

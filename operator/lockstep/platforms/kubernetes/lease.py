@@ -114,9 +114,10 @@ class Lease:
             async with asyncio.timeout(CALL_SECONDS):
                 done = bool(await call())
         except (ApiError, OSError) as error:
-            if str(error) != self._trouble:
-                log.warning("Lease %s: %s: %s", OPERATOR_NAME, type(error).__name__, error)
-            self._trouble = str(error)
+            trouble = f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:
+                log.warning("Lease %s: %s", OPERATOR_NAME, trouble)
+            self._trouble = trouble
             return False
         self._trouble = ""
         return done

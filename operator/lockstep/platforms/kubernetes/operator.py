@@ -22,7 +22,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.pods import is_running
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.run import report_target
-from lockstep.platforms.kubernetes.authenticate import token_reviewer
+from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
@@ -99,7 +99,7 @@ class Operator:
         self.queue = WorkQueue(self.work)
         self.executor = Executor(self.cluster, self.written)
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
-        self.server = ReportServer(self.master, token_reviewer(self.cluster), self.inventory, self.queue.mark, self.standing)
+        self.server = ReportServer(self.master, Reviewed(token_reviewer(self.cluster)), self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
         leads, depth = lambda: self.standing().leads, lambda: self.queue.depth
         self.metrics.registry.register(Jobs(leads, self.inventory.job_objects, self.server.reports.time, depth))
