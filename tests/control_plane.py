@@ -26,7 +26,7 @@ from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.install import operator_objects
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 CONTROLLERS = ("statefulset-controller", "garbage-collector-controller", "namespace-controller")
 """None that looks after nodes: one that is played stays as it is."""
 LEFT_OUT = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy")

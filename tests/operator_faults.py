@@ -22,7 +22,7 @@ from control_plane import control_plane
 from fault_proxy import Fault, FaultProxy, Write
 from lockstep_gang.contract import State
 from operator_process import OperatorProcess
-from played_job import JOB, NODE, PlayedJob
+from played_job import JOB, NODES, PlayedJob
 
 SYSTEM = "lockstep-system"
 QUIET_SECONDS = 0.4
@@ -59,7 +59,7 @@ class Rig:
 def rig_in(folder: Path) -> Iterator[Rig]:
     with control_plane(folder / "control-plane") as kubeconfig, config.new_client_from_config(str(kubeconfig)) as connection:
         api = dynamic.DynamicClient(connection)
-        play_node(client.CoreV1Api(connection))
+        play_nodes(client.CoreV1Api(connection))
         with FaultProxy(kubeconfig).running() as proxy:
             assert isinstance(proxy, FaultProxy)
             port = free_port()
@@ -83,11 +83,14 @@ def operator_process(settings: dict[str, str], folder: Path) -> Iterator[Operato
         process.close()
 
 
-def play_node(core: client.CoreV1Api) -> None:
-    """A node without a kubelet, for pods that the test binds to it. No controller looks after nodes here, so it stays Ready."""
-    core.create_node({"metadata": {"name": NODE}, "spec": {"unschedulable": True}})
+def play_nodes(core: client.CoreV1Api) -> None:
+    """Nodes without a kubelet, for pods that the test binds to them. No controller looks after nodes here, so they stay Ready."""
     ready = {"type": "Ready", "status": "True", "reason": "Played", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    core.patch_node_status(NODE, {"status": {"conditions": [ready]}})
+    room = {"cpu": "64", "memory": "256Gi", "pods": "110"}
+    for name in NODES:
+        core.create_node({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
+        core.patch_node(name, {"spec": {"taints": None}})  # not ready, as every new node
+        core.patch_node_status(name, {"status": {"conditions": [ready], "capacity": room, "allocatable": room}})
 
 
 def free_port() -> int:
@@ -145,6 +148,10 @@ def is_resized(job: PlayedJob) -> bool:
     return job.nodes == 3 and job.runs() and len(job.uids("Pod")) == 3
 
 
+def is_without_node_one(job: PlayedJob) -> bool:
+    return job.attempt == 2 and job.runs() and [pod["spec"].get("nodeName") for pod in job.jobs.pods(JOB)] == [NODES[0], NODES[2]]
+
+
 def is_gone(job: PlayedJob) -> bool:
     return not job.jobs.job(JOB) and not any(map(job.uids, ("StatefulSet", "Pod", "Secret", "Service")))
 
@@ -157,6 +164,7 @@ SCENARIOS = {
         Scenario("suspend", running, lambda job: job.jobs.change(JOB, suspend=True), is_suspended),
         Scenario("resume", suspended, lambda job: job.jobs.change(JOB, suspend=False), PlayedJob.runs),
         Scenario("resize", running, lambda job: job.jobs.change(JOB, nodes=3), is_resized),
+        Scenario("exclude", running, PlayedJob.find_node_one_bad, is_without_node_one),
         Scenario("complete", running, ends_as(State.COMPLETE), is_complete),
         Scenario("fail", running, ends_as(State.FAILED), is_failed),
         Scenario("delete", running, lambda job: job.jobs.end(JOB), is_gone),

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,16 @@ from lockstep.api.names import REPORT_AUDIENCE, REPORT_URL
 from lockstep_gang.contract import (
     Cause,
     Failure,
+    Finding,
     JobIdentity,
     NodeReport,
+    PreflightReport,
     RankCount,
     Report,
     ReportTarget,
     Restart,
     Save,
+    Severity,
     State,
     StopReport,
     parse_key,
@@ -39,7 +43,7 @@ from lockstep_gang.contract import (
 )
 from lockstep_gang.coordinator.post import post
 
-NODE = "lockstep-played"
+NODES = tuple(f"lockstep-played-{number}" for number in range(4))
 JOB = "x"
 REPORT_SECONDS = 0.3
 """Instead of the coordinator's 15: the test has no time."""
@@ -69,6 +73,7 @@ class PlayedJob:
     state: State = State.RUNNING
     history: tuple[Restart, ...] = ()
     stop: StopReport | None = None
+    preflight: PreflightReport | None = None
     nodes: int = 2
     _reported: float = 0.0
     _key: bytes | None = None
@@ -90,6 +95,11 @@ class PlayedJob:
         self.history = (*self.history, Restart(self.attempt, "2026-01-01T00:00:00Z", failure, lost_steps=3))
         self.attempt += 1
 
+    def find_node_one_bad(self) -> None:
+        finding = Finding("allReduce", Severity.ERROR, "1 GB/s where others have 20", "look at its NICs", node=1, excludes=True)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.preflight = PreflightReport(now, ok=False, checks=("allReduce",), nodes=self.nodes, milliseconds=5, findings=(finding,))
+
     def tick(self) -> None:
         self.revive()
         pods = self.jobs.pods(JOB)
@@ -104,7 +114,7 @@ class PlayedJob:
         uid = zero["metadata"]["uid"]
         if uid != self._zero:
             self.attempt += bool(self._zero)
-            self._zero, self._leaves, self.nodes = uid, None, self._replicas()
+            self._zero, self._leaves, self.nodes, self.preflight = uid, None, self._replicas(), None
         if _ends(zero) and self._leaves is None and (self.is_over or self._is_known_to_stop()):
             self._leaves = time.monotonic() + PATIENCE_SECONDS
             if not self.is_over:
@@ -128,7 +138,7 @@ class PlayedJob:
         """Saving takes until status says so: what is told of a stop doesn't depend on who is faster."""
         job = self.jobs.job(JOB)
         conditions = (job.get("status") or {}).get("conditions", [])
-        return not job or any(c["type"] == "Progressing" and c["reason"] in ("Stopping", "Resizing") for c in conditions)
+        return not job or any(c["type"] == "Progressing" and c["reason"] in ("Stopping", "Resizing", "NodeExcluded") for c in conditions)
 
     @property
     def is_over(self) -> bool:
@@ -143,7 +153,7 @@ class PlayedJob:
 
     def _play(self, pod: dict[str, Any]) -> None:
         core, name, namespace = client.CoreV1Api(self.jobs.api.client), pod["metadata"]["name"], self.jobs.namespace
-        target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        target = {"apiVersion": "v1", "kind": "Node", "name": _node_for(pod)}
         try:
             if _ends(pod):
                 core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
@@ -186,7 +196,7 @@ class PlayedJob:
             job=JobIdentity(JOB, self.jobs.namespace, self._uid), pod=f"{JOB}-0", sequence=time.time_ns(), attempt=self.attempt,
             restarts=len(self.history), state=self.state, message="all ranks run" if runs else "stopped", stop=self.stop,
             nodes=tuple(NodeReport(n, True, 1) for n in range(self.nodes)), ranks=RankCount(self.nodes, self.nodes if runs else 0),
-            restarts_counted=len(self.history), history=self.history, log=("[rank 0] done",) if self._told != self._news else (),
+            restarts_counted=len(self.history), history=self.history, preflight=self.preflight, log=("[rank 0] done",) if self._told != self._news else (),
         )  # fmt: skip
 
     def until(self, what: str, look: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -239,6 +249,13 @@ class PlayedJob:
         for pod in self.jobs.pods(JOB):
             with contextlib.suppress(ApiException):
                 core.delete_namespaced_pod(pod["metadata"]["name"], self.jobs.namespace, grace_period_seconds=0)
+
+
+def _node_for(pod: dict[str, Any]) -> str:
+    """As the scheduler would: each pod on another node, and on none that its affinity rules out."""
+    ruled_out = json.dumps((pod["spec"].get("affinity") or {}).get("nodeAffinity"))
+    free = [node for node in NODES if node not in ruled_out]
+    return free[int(pod["metadata"]["name"].rpartition("-")[2]) % len(free)]
 
 
 _COUNTED = re.compile(r"\d+ pods are still there")
