@@ -122,6 +122,8 @@ def test_a_growing_file_is_read_on_and_a_replaced_one_anew(tmp_path: Path) -> No
     other.write_text('{"step": 1}\n')
     other.replace(path)
     assert set(records.read().found) == {1}
+    path.write_text('{"st')
+    assert set(records.read().found) == set()  # cut short in place
 
 
 def test_counters_of_interfaces_and_of_rdma_devices_are_read_in_bytes(tmp_path: Path) -> None:
