@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart discover-cluster lint-cluster nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -58,6 +58,9 @@ discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's 
 
 lint-cluster: setup ## check the cluster file by itself and against its cluster
 	@$(BIN)/lockstep cluster lint $(CLUSTER)
+
+gpu-info: setup ## the GPUs of every pod of the dev environment, by nvidia-smi (JOB=name: of another job)
+	@$(BIN)/lockstep cluster gpus $(CLUSTER) --job $(JOB)
 
 nccl-test: setup ## all-reduce sweep over the cluster's nodes, printed (SAVE=1: stored in the cluster file); replaces mpirun and nccl-tests
 	@$(BIN)/lockstep cluster calibrate $(CLUSTER) --mode $(MODE) $(if $(SAVE),--save,--no-save)

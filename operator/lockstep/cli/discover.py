@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +15,11 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ContextOption, NamespaceOption
 
 if TYPE_CHECKING:
-    from lockstep.plan.clusterfacts import ClusterFacts
+    from lockstep.plan.clusterfacts import ClusterFacts, ProbeFacts
     from lockstep.plan.discovery.draft import Entry
 
 STDOUT = "-"
+INTERRUPTED = 130
 
 
 def discover(
@@ -26,10 +29,19 @@ def discover(
         typer.Option("-o", "--output", help="Where to write it; - is the terminal. Default: clusters/NAME.yaml.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            "--probe",
+            metavar="IMAGE",
+            help="Look inside nodes, too: a short-lived pod a node, of this image with Python.",
+            show_default=False,
+        ),
+    ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Write a commented cluster file: nodes, GPUs, RDMA rails, storage, rights. It only reads, with your rights.
+    """Write a commented cluster file: nodes, GPUs, RDMA rails, storage, rights. Without --probe it only reads, with your rights.
 
     Every value says where it came from, and what you may not see is marked unknown. Exit code 2: a file of that name is there already.
 
@@ -42,7 +54,7 @@ def discover(
     _refuse_to_overwrite(path, force)
     _check_name(name)
     use_embedded_cluster(name, context)
-    facts = asyncio.run(_look(namespace, context))
+    facts = _interruptible(_look(namespace, context, probe))
     text, entries = _written(name, facts)
     if path is None:
         print(text, end="")
@@ -63,9 +75,18 @@ def _check_name(name: str) -> None:
     parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")
 
 
-async def _look(namespace: str | None, context: str | None) -> ClusterFacts:
+def _interruptible(looking: Coroutine[Any, Any, ClusterFacts]) -> ClusterFacts:
+    try:
+        return asyncio.run(looking)
+    except KeyboardInterrupt:
+        print("lockstep: interrupted; nothing was written, and no pod is left", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+async def _look(namespace: str | None, context: str | None, image: str | None) -> ClusterFacts:
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
     from lockstep.platforms.kubernetes.clusterfacts import read_facts
+    from lockstep.platforms.kubernetes.probe import probe_nodes
 
     async with await Cluster.connect(context) as cluster:
         place, source = namespace or cluster.namespace or "default", "of your context"
@@ -74,7 +95,8 @@ async def _look(namespace: str | None, context: str | None) -> ClusterFacts:
         elif not cluster.namespace:
             source = "your context names none: this is Kubernetes' own default; say another with -n"
         try:
-            return await read_facts(cluster, place, source)
+            facts = await read_facts(cluster, place, source)
+            return facts if image is None else replace(facts, probes=await probe_nodes(cluster, facts, image))
         except (ApiError, OSError) as error:
             hint = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
             raise Failed(f"{cluster.server} doesn't answer as it should: {error}; {hint}") from None
@@ -99,9 +121,20 @@ def _write(path: Path, text: str) -> None:
 
 def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> None:
     print(f"Wrote {path}, by what {facts.server} showed you of namespace {facts.namespace}")
+    for probe in facts.probes:
+        print(f"  node {probe.node}: {_seen_inside(probe)}")
     unseen = [entry for entry in entries if entry.unseen]
     if unseen:
         print(f"{len(unseen)} values are unknown and stand there as comments:", file=sys.stderr)
     for entry in unseen:
         print(f"  {entry.key}: {entry.source.removeprefix('unknown: ')}", file=sys.stderr)
     print(f"Next: read it, then lockstep cluster lint {name}")
+
+
+def _seen_inside(probe: ProbeFacts) -> str:
+    if probe.error:
+        return f"the probe saw nothing: {probe.error}"
+    hcas = ", ".join(f"{name} ({state})" for name, state in probe.hcas.items()) or "none"
+    interfaces = ", ".join(f"{name} MTU {mtu}" for name, mtu in probe.interfaces.items())
+    memlock = "unlimited" if probe.memlock_bytes is None else f"{probe.memlock_bytes // 1024} KiB"
+    return f"{probe.gpus} GPUs; RDMA devices {hcas}; {interfaces}; lockable memory {memlock}; CapEff {probe.capabilities}"

@@ -55,6 +55,17 @@ def test_with_rights_in_one_namespace_the_rest_is_unknown(
     assert "unknown  " in capsys.readouterr().out
 
 
+def test_probe_pods_see_the_nodes_from_inside_with_rights_in_one_namespace(
+    jobs: Jobs, person: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = "localhost/lockstep/base:1"
+    assert lockstep(monkeypatch, "discover", "here", "-o", str(tmp_path / "h.yaml"), "-n", jobs.namespace, "--probe", image) == 0
+    seen = re.findall(r"node (\S+): 0 GPUs; RDMA devices none; eth0 MTU 1500; lockable memory .*; CapEff 0+\n", capsys.readouterr().out)
+    assert len(set(seen)) == 2
+    left = jobs.kind("Pod").get(namespace=jobs.namespace, label_selector="lockstep.dev/probe").to_dict()["items"]
+    assert [pod for pod in left if not pod["metadata"].get("deletionTimestamp")] == []
+
+
 def test_a_file_that_does_not_fit_the_cluster_fails_with_its_lines(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node. `agent.pyz run|stop|env`: what people type beside it; `agent.pyz sweep`: a rank of a calibration."""
+"""`python3 agent.pyz --run run.json [--node N]`: the first process of a node. `agent.pyz run|stop|env`: what people type beside it; `sweep` and `probe`: a look at a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep_gang.agent import ask, sweep
+from lockstep_gang.agent import ask, probe, sweep
 from lockstep_gang.agent.agent import Agent, make_folder
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.journal import Journal
@@ -19,7 +19,7 @@ from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import CONFIGURATION
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
-from lockstep_gang.contract.sweep import SWEEP
+from lockstep_gang.contract.sweep import PROBE, SWEEP
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight import ends_with_it
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ask.main(given)
     if given[:1] == [SWEEP]:
         return sweep.main(given[1:])
+    if given[:1] == [PROBE]:
+        return probe.main()
     options = _parse(given)
     try:
         run = parse_run(Path(options.run).read_text(encoding="utf-8"))

@@ -37,11 +37,13 @@ from lockstep_gang.contract.report import (
 )
 from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
 from lockstep_gang.contract.stop import Save, StopReport
-from lockstep_gang.contract.sweep import SWEEP, SWEEP_DONE, SWEEP_POINT
+from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
 from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
     "PREFLIGHT_RESULT",
+    "PROBE",
+    "PROBED",
     "REPORT_BYTES_MAX",
     "REPORT_FORMAT",
     "RUN_FORMAT",

@@ -1,4 +1,4 @@
-"""What rank 0 of an all-reduce sweep prints: `lockstep cluster calibrate` reads it in the log of node 0."""
+"""What the agent prints where it is asked to know a cluster: a rank of an all-reduce sweep, and a probe of a node. The command line reads it in logs."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ SWEEP = "sweep"
 SWEEP_POINT = "sweep point: "
 """Begins the line that has one size as JSON: bytes, microseconds, ranks."""
 SWEEP_DONE = "sweep done"
+PROBE = "probe"
+"""The agent's first argument for a look at a node."""
+PROBED = "probed: "
+"""Begins the line that has what was seen, as JSON."""

@@ -47,10 +47,11 @@ def prepare(job: TrainingJob, profile: ClusterProfile, namespace: str, earlier: 
         job = retried(job, earlier)
     resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
     frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None))
-    return Run(resolved, _without_operator(frozen), secrets.token_hex(32), _agent())
+    return Run(resolved, _without_operator(frozen), secrets.token_hex(32), build_agent())
 
 
-def _agent() -> bytes:
+def build_agent() -> bytes:
+    """agent.pyz of this version."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "agent.pyz"
         subprocess.run([sys.executable, "-m", "lockstep_gang.package", str(path)], check=True)

@@ -1,0 +1,96 @@
+"""Short-lived pods that look at nodes from inside: what they are, and what their logs say (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from lockstep.api import names
+from lockstep.api.profile import ClusterProfileSpec, Platform
+from lockstep.plan.clusterfacts import ClusterFacts, Object, ProbeFacts
+from lockstep.plan.discovery.nodes import gpu_groups
+from lockstep.plan.security import container_security_context
+from lockstep_gang.contract import PROBE, PROBED
+
+PROBE_LABEL = f"{names.GROUP}/probe"
+SECONDS = 180
+"""After which a pod is ended by its kubelet, whoever made it."""
+UNKNOWN_NODES = 2
+"""Pods where nodes may not be listed: each on a node of its own."""
+NODES_MAX = 64
+RESOURCES: Object = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+
+
+def probed_nodes(facts: ClusterFacts) -> list[str | None]:
+    """Names of the nodes to look at: those with GPUs, else all. None: wherever the scheduler finds room."""
+    groups = gpu_groups(facts)
+    nodes = groups[0].nodes if groups else facts.list("Node").items
+    named: list[str | None] = [str(node["metadata"]["name"]) for node in nodes if not node.get("spec", {}).get("unschedulable")]
+    return named[:NODES_MAX] or [None] * UNKNOWN_NODES
+
+
+def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
+    """A pod a node, under Pod Security `restricted`, without GPU: it never waits for one."""
+    platform = Platform.OPENSHIFT if facts.is_openshift else Platform.KUBERNETES
+    security = container_security_context(ClusterProfileSpec(platform=platform))
+    container = {
+        "name": "probe",
+        "image": image,
+        "command": ["python3", names.AGENT_PATH, PROBE],
+        "securityContext": security,
+        "resources": RESOURCES,
+        "volumeMounts": [{"name": "agent", "mountPath": names.AGENT_FOLDER}],
+    }
+    for number, node in enumerate(probed_nodes(facts)):
+        spec: Object = {
+            "containers": [container],
+            "volumes": [{"name": "agent", "configMap": {"name": probe_name(token)}}],
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": SECONDS,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "affinity": _on(node) if node is not None else _apart(token),
+        }
+        metadata = {"name": f"{probe_name(token)}-{number}", "namespace": facts.namespace, "labels": {PROBE_LABEL: token}}
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def probe_name(token: str) -> str:
+    return f"lockstep-probe-{token}"
+
+
+def _on(node: str) -> Object:
+    rule = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [rule]}]}}}
+
+
+def _apart(token: str) -> Object:
+    rule = {"labelSelector": {"matchLabels": {PROBE_LABEL: token}}, "topologyKey": names.LABEL_HOSTNAME}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+
+
+def read_probe(pod: Object, lines: Sequence[str]) -> ProbeFacts:
+    """What one pod saw; why it saw nothing."""
+    node = str(pod["spec"].get("nodeName") or _wanted(pod) or "a node that no pod reached")
+    said = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
+    if said is None:
+        return ProbeFacts(node, error=_why(pod) or (lines[-1] if lines else "it said nothing"))
+    return ProbeFacts(node, **json.loads(said))
+
+
+def _wanted(pod: Object) -> str | None:
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+    return terms[0]["matchFields"][0]["values"][0] if terms else None
+
+
+def _why(pod: Object) -> str:
+    """From the pod's conditions and its container's state."""
+    status = pod.get("status") or {}
+    waiting = [one["state"]["waiting"] for one in status.get("containerStatuses") or [] if (one.get("state") or {}).get("waiting")]
+    conditions = [one.get("message", "") for one in status.get("conditions") or [] if one.get("status") == "False" and one.get("message")]
+    told = [f"{one.get('reason', '')} {one.get('message', '')}".strip() for one in waiting]
+    return next(filter(None, [*told, *conditions, status.get("message", "")]), "")
