@@ -96,7 +96,7 @@ def test_a_failure_ends_the_run_with_its_code_and_costs_the_job_nothing(exit_: d
     story = stopped(running().exits(1, **exit_))
     assert story.gang.session.last is not None
     assert story.gang.session.last.exit_code == code
-    assert story.gang.session.last.message.startswith("rank 1 on node 1")
+    assert story.gang.session.last.message.startswith("a.py --epochs 3 failed: rank 1 on node 1")
     assert (story.gang.phase, story.gang.budget.failures, story.gang.history, story.report.state) == (Phase.WAITING, 0, (), State.WAITING)
     assert story.waits(1000).records == ["begin", "Failed"]
 

@@ -29,8 +29,8 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     yield from _preflight(before, after, run)
     yield from _fabric(before, after)
     yield from _stragglers(before, after)
-    yield from _phases(before, after, run)
     yield from runs(before, after, run)
+    yield from _phases(before, after, run)
 
 
 def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:

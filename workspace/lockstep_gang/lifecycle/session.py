@@ -192,7 +192,7 @@ def stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
     if gang.stopping in (None, StopMode.KILL, StopMode.DUMP) and (has_failed(gang, run) or not request.interrupts):
         failure = first_failure(gang, run)
         code = failure.exit_code or 128 + SIGNALS.get(failure.signal or "", 0) if failure.exit_code or failure.signal else FAILED
-        return ended(gang, code, failure.message, now), "Failed"
+        return ended(gang, code, f"{request.asked.text} failed: {failure.message}", now), "Failed"
     if request.interrupts:
         return ended(gang, INTERRUPTED, f"{request.asked.text} was stopped: {request.why}", now), "Stopped"
     return ended(gang, SAVED, f"{request.asked.text} was stopped: {gang.stop_reason}", now), "Stopped"
