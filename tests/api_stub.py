@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 Object = dict[str, Any]
+ALWAYS: dict[str, Object] = {"/version": {"gitVersion": "v1.36.0"}, "/apis": {"kind": "APIGroupList", "groups": []}}
 
 
 @dataclass
@@ -35,8 +36,8 @@ class ApiStub:
             verb = {"GET": "get", "POST": "create", "PATCH": "patch"}.get(method, "delete")
             message = f'{plural} is forbidden: User "someone" cannot {verb} resource "{plural}" in API group "" in the namespace "team"'
             return 403, {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": message, "code": 403}
-        if path in self.objects:
-            return 200, self.objects[path]
+        if path in ALWAYS | self.objects:
+            return 200, (ALWAYS | self.objects)[path]
         if method != "GET":
             return 201, body or {}
         if path.rsplit("/", 1)[-1] == plural:
@@ -80,10 +81,15 @@ def _handler(stub: ApiStub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone before it was answered."""
+
+
 @contextmanager
 def served(stub: ApiStub, folder: Path) -> Iterator[Path]:
     """The stub on a port of this machine, and a kubeconfig for it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(stub))
+    server = _Server(("127.0.0.1", 0), _handler(stub))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     stub.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -5,13 +5,11 @@ Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was writ
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
-from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli import (
     adapter,
     build,
@@ -48,10 +46,7 @@ from lockstep.cli import (
     version,
     why,
 )
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-CLIENT_LIBRARIES = ("kubernetes", "urllib3", "aiohttp", "websocket")  # not imported here: `lockstep --help` is fast
+from lockstep.cli.failures import told
 
 app = typer.Typer(
     name="lockstep",
@@ -122,30 +117,13 @@ def options(
 def main() -> int:
     try:
         app()
-    except ConfigError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except Failed as error:
-        print(f"lockstep: {error}", file=sys.stderr)
-        return EXIT_FAILED
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
+        known = told(error)
+        if known is None:
             raise
-        print(f"lockstep: {_in_a_sentence(error)}", file=sys.stderr)
-        return EXIT_FAILED
+        print(f"lockstep: {known[1]}", file=sys.stderr)
+        return known[0]
     return 0
-
-
-def _in_a_sentence(error: Exception) -> str:
-    """What a client library raised; a refusal's own words without the headers around them."""
-    try:
-        told = json.loads(getattr(error, "body", ""))["message"]
-    except (ValueError, TypeError, KeyError):
-        return f"the cluster can't be reached or refused: {' '.join(str(error).split())}"
-    hint = (
-        "; an administrator of the namespace can grant it (the built-in roles view and edit)" if getattr(error, "status", 0) == 403 else ""
-    )
-    return f"the cluster refused: {told}{hint}"
 
 
 if __name__ == "__main__":

@@ -36,4 +36,18 @@ def connect(context: str | None = None) -> Any:
 
 
 def no_cluster(error: Exception) -> ConfigError:
-    return ConfigError(f"no cluster can be reached: {error}; set KUBECONFIG to a kubeconfig file and say --context if it has several")
+    """A kubeconfig that isn't there, or that lacks what it should have: what stands in it is the person's to correct."""
+    path = kubeconfig_path()
+    if not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
+        stated = (
+            f"KUBECONFIG names {path}, which is not there"
+            if "KUBECONFIG" in os.environ
+            else f"there is no {path} and KUBECONFIG is not set"
+        )
+        return ConfigError(
+            f"no cluster can be reached: {stated}; set KUBECONFIG to a kubeconfig file (for the embedded cluster: make cluster-up)"
+        )
+    said = str(error).removesuffix(".")
+    return ConfigError(
+        f"no cluster can be reached by {path}: {said}; set KUBECONFIG to another file, or say a --context that it has (kubectl config get-contexts)"
+    )

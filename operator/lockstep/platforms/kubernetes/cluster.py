@@ -93,8 +93,8 @@ class ApiError(Failed):
         return f"{self.message} ({self.status} {self.reason})"
 
 
-class Unreachable(OSError, Failed):
-    """The API server can't be reached, or the connection to it broke."""
+class Unreachable(Failed, OSError):
+    """The API server doesn't answer, or the connection to it broke."""
 
 
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
@@ -177,7 +177,7 @@ class Cluster:
         sent = await self._api.param_serialize(method, url, header_params=headers, body=None, auth_settings=["BearerToken"])
         code = 0
         try:
-            with _reaching():
+            with _reaching(self.server):
                 response = await self._api.call_api(sent[0], sent[1], header_params=sent[2], body=body, _request_timeout=seconds)
             code = response.status
         finally:
@@ -191,7 +191,7 @@ class Cluster:
     ) -> Object:
         """The reply's object. Raises ApiError, and OSError when the server can't be reached."""
         response = await self._send(method, path, body, query=query or {}, content_type=content_type)
-        with _reaching():
+        with _reaching(self.server):
             reply: Object = json.loads(await response.read())
         return reply
 
@@ -281,7 +281,7 @@ class Cluster:
         if rest.pool_manager is None:
             rest.pool_manager = rest._create_pool_manager()
         url = sent[1].replace("http", "ws", 1)
-        with _reaching():
+        with _reaching(self.server):
             try:
                 return await rest.pool_manager.ws_connect(
                     url, headers=sent[2], protocols=protocols, heartbeat=PING_SECONDS, max_msg_size=0, proxy=rest.proxy
@@ -307,7 +307,7 @@ class Cluster:
         if rest.pool_manager is None:
             rest.pool_manager = rest._create_pool_manager()
         try:
-            with _reaching():
+            with _reaching(self.server):
                 return await rest.pool_manager.ws_connect(
                     sent[1], headers=sent[2], protocols=WEBSOCKET_PROTOCOLS, max_msg_size=0, proxy=rest.proxy
                 )
@@ -326,16 +326,19 @@ class Cluster:
 
 
 @contextmanager
-def _reaching() -> Iterator[None]:
-    """A connection that breaks is an OSError: not all of aiohttp's errors are. For a person it is a failure like others."""
-    from aiohttp import ClientError
+def _reaching(server: str) -> Iterator[None]:
+    """A connection that breaks is an OSError: not all of aiohttp's errors are."""
+    from aiohttp import ClientConnectorError, ClientError
 
     try:
         yield
-    except TimeoutError as error:
-        raise Unreachable("the API server does not answer") from error
+    except ClientConnectorError as error:
+        why = str(error.os_error).rpartition("] ")[2] or type(error.os_error).__name__
+        raise Unreachable(f"{server} doesn't answer ({why})") from error
     except ClientError as error:
-        raise Unreachable(f"the connection to the API server broke: {type(error).__name__}: {error}") from error
+        raise Unreachable(f"the connection to {server} broke: {type(error).__name__}: {error}") from error
+    except TimeoutError as error:
+        raise Unreachable(f"{server} doesn't answer in time") from error
 
 
 async def _lines(response: Any) -> AsyncIterator[bytes]:
