@@ -27,7 +27,8 @@ from played_job import JOB, NODES, PlayedJob
 SYSTEM = "lockstep-system"
 QUIET_SECONDS = 0.4
 REFERENCE_SECONDS = 1.5
-EQUAL_SECONDS = 20.0
+EQUAL_SECONDS = 60.0
+"""The operator may have to list again to know of what was deleted while there was none."""
 
 
 @dataclass

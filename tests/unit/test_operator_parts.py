@@ -222,7 +222,7 @@ class Empty(Cluster):
 
 
 def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "RELIST_SECONDS", 0.0)
+    monkeypatch.setattr(operator, "RELIST_SECONDS", (0.0,))
     led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
     led.observe("Pod", item("x-0", 3), deleted=False)
 

@@ -16,7 +16,7 @@ from lockstep.plan.reconcile import Plan
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 
 log = logging.getLogger("lockstep.operator")
-EVENTS_SECONDS = 5.0
+EVENTS_SECONDS = 15.0
 _REFUSALS = (400, 403, 422)  # the request is at fault, or a quota or an admission rule: asking again won't help before something changes
 
 

@@ -36,8 +36,8 @@ from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
 from lockstep.platforms.kubernetes.secrets import job_key
 
 RESYNC_SECONDS = 600.0
-RELIST_SECONDS = 2.0
-"""Without another list of the watches: they are through with it."""
+RELIST_SECONDS = (2.0, 30.0)
+"""After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
 OBSTACLE_SECONDS = 3.0
 LIST_ITEMS = 100
 """At a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
@@ -184,13 +184,13 @@ class Operator:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._watches_list.wait(), RESYNC_SECONDS)
-            while self._watches_list.is_set():
+            for seconds in RELIST_SECONDS if self._watches_list.is_set() else (0.0,):
+                await asyncio.sleep(seconds)
                 self._watches_list.clear()
-                await asyncio.sleep(RELIST_SECONDS)
-            try:
-                await self.resync()
-            except (ApiError, OSError) as error:
-                log.warning("resync: %s", error)
+                try:
+                    await self.resync()
+                except (ApiError, OSError) as error:
+                    log.warning("resync: %s", error)
 
     async def run(self, watching: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
