@@ -14,6 +14,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli import clean, deployed
 from lockstep.cli.deploy import Mode, planned
+from lockstep.cli.main import main
 from lockstep.cli.target import load
 from lockstep.plan.deploy import Left, State, called, counted, difference, removable_claims
 from lockstep.platforms.kubernetes import install, remove
@@ -297,10 +298,13 @@ def test_rollback_without_an_earlier_deployment_says_so(api: Api) -> None:
 def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
     api = Api()
     wanted = dev_environment(load("local").profile, "lockstep")
-    assert asyncio.run(ensure_dev_environment(api, wanted)) == "made"
+    assert asyncio.run(ensure_dev_environment(api, wanted)) == ("made", True)
     api.objects[called(wanted)] = {**wanted, "spec": {**wanted["spec"], "nodes": 1}}
-    assert asyncio.run(ensure_dev_environment(api, wanted)) == "is there already"
+    assert asyncio.run(ensure_dev_environment(api, wanted)) == ("is there already", True)
     assert api.objects[called(wanted)]["spec"]["nodes"] == 1
+    api.objects[called(wanted)]["spec"]["suspend"] = True
+    said, has_pods = asyncio.run(ensure_dev_environment(api, wanted))
+    assert said.endswith("lockstep resume ml-dev-env -n lockstep") and not has_pods
     api.objects[called(wanted)] = a_job(DEV_ENVIRONMENT, script={"path": "x"})
     with pytest.raises(InstallError, match="somebody's job"):
         asyncio.run(ensure_dev_environment(api, wanted))
@@ -311,7 +315,6 @@ def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
     [
         ({}, [("Accepted", "False", "no such profile")], "is not accepted: no such profile"),
         ({}, [("Failed", "True", "the image has no Python")], "has failed: the image has no Python"),
-        ({"suspend": True}, [], "is suspended and holds no node: lockstep resume ml-dev-env"),
         ({}, [("PodsScheduled", "False", "0 of 2 nodes have 4 GPUs free")], "0 of 2 pods run: 0 of 2 nodes have 4 GPUs free"),
     ],
 )
@@ -329,3 +332,33 @@ def test_a_job_whose_pods_stay_is_told_with_them(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(remove, "GONE_SECONDS", 0.1)
     with pytest.raises(install.InstallError, match="pods of deleted jobs are still there after 0 s: ml-dev-env-0"):
         asyncio.run(remove.remove_dev_environment(put(Api(), a_job(DEV_ENVIRONMENT), pod), "lockstep", lambda text: None))
+
+
+def test_clean_says_what_it_may_not_delete_and_removes_nothing_without_the_right_to_the_dev_environment(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(api, a_job(DEV_ENVIRONMENT), {"kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa", "namespace": "lockstep"}})
+    monkeypatch.setattr(Api, "_may", lambda self, resource, namespace: resource != "trainingjobs")
+    with pytest.raises(Failed, match="you may not delete jobs of namespace lockstep, and nothing was removed"):
+        clean.clean("local")
+    assert len(api.objects) == 2
+    monkeypatch.setattr(Api, "_may", lambda self, resource, namespace: resource != "serviceaccounts")
+    clean.clean("local")
+    assert "ServiceAccount lockstep/ml-dev-sa stays: you may not delete it" in capsys.readouterr().out
+    assert set(api.objects) == {"ServiceAccount lockstep/ml-dev-sa"}
+
+
+@pytest.mark.parametrize("verb", ["deploy", "deploy --diff", "status", "clean", "uninstall", "rollback", "shell", "jupyter", "vscode"])
+def test_a_cluster_that_does_not_answer_is_told_in_one_line(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}
+    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
+    known = {"clusters": [cluster], "contexts": [context], "current-context": "x", "users": [{"name": "x", "user": {"token": "t"}}]}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(known))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    arguments = [] if verb in ("shell", "jupyter", "vscode") else ["local"]
+    monkeypatch.setattr("sys.argv", ["lockstep", *verb.split(), *arguments])
+    assert main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lockstep: the ") and "127.0.0.1" in line

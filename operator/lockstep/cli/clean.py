@@ -80,8 +80,10 @@ def ask(question: str, *, yes: bool) -> None:
 
 
 async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool) -> None:
+    from lockstep.plan.deploy import called
     from lockstep.platforms.kubernetes import remove
     from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.devenv import dev_environment
     from lockstep.platforms.kubernetes.install import objects_for_jobs
 
     async with await Cluster.connect(context) as connection:
@@ -95,10 +97,15 @@ async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool
             named = ", ".join(claim["metadata"]["name"] for claim in claims)
             ask(f"Delete the claims {named} of namespace {plan.namespace}, with every file on them (code, models, checkpoints)?", yes=yes)
         account = [] if others else list(reversed(objects_for_jobs(plan.profile, plan.namespace)))
+        stays = await remove.may_not_delete(connection, [dev_environment(plan.profile, plan.namespace), *account, *claims])
+        if stays and _is_dev(stays[0]):
+            raise Failed(f"you may not delete jobs of namespace {plan.namespace}, and nothing was removed: the role edit there lets you")
         with Progress() as progress:
             progress.quietly(f"{DEV_ENVIRONMENT} saves and ends")
             await remove.remove_dev_environment(connection, plan.namespace, print)
-            await remove.remove(connection, [*account, *claims], print)
+            await remove.remove(connection, [item for item in (*account, *claims) if item not in stays], print)
+    for item in stays:
+        print(f"{called(item)} stays: you may not delete it")
     if others:
         print(f"{', '.join(others)} stay, with their service account: lockstep delete NAME")
     kept = "" if pvcs else "; claims stay (PVCS=1 deletes them)"

@@ -66,7 +66,7 @@ def deploy(
     mode: Annotated[Mode, typer.Option(case_sensitive=False, help="What jobs that don't say use between nodes.")] = Mode.AUTO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it; needs no cluster.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show what would change on the cluster. Exit code 1: something would.")] = False,
-    dev: Annotated[bool, typer.Option("--dev/--no-dev", help=f"Also the dev environment {DEV_ENVIRONMENT}, when there is none.")] = False,
+    dev: Annotated[bool, typer.Option("--dev/--no-dev", help=f"Also the dev environment {DEV_ENVIRONMENT}, when there is none.")] = True,
     image: ImageOption = None,
     monitoring: Annotated[
         bool, typer.Option("--monitoring", help="Also the ServiceMonitor, alert rules and dashboard, where the cluster has their CRDs.")

@@ -72,7 +72,10 @@ async def _start_dev_environment(connection: Cluster, plan: Deployment, progress
     from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, until_up
 
     try:
-        progress.done(DEV_ENVIRONMENT, await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace)))
+        found, has_pods = await ensure_dev_environment(connection, dev_environment(plan.profile, plan.namespace))
+        progress.done(DEV_ENVIRONMENT, found)
+        if not has_pods:
+            return True
         nodes = plan.profile.spec.gpus.default_nodes
         pods = await until_up(connection, plan.namespace, nodes, lambda text: progress.now(f"{DEV_ENVIRONMENT}: {text}"), seconds)
     except Failed as error:

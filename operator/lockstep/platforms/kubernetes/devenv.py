@@ -12,6 +12,8 @@ from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import InstallError, Say, polled
 
 KIND = "TrainingJob"
+UP = ("Ready", "Running")
+"""Reasons of Progressing: it waits for a script, or one runs."""
 
 
 def dev_environment(profile: ClusterProfile, namespace: str) -> Object:
@@ -25,22 +27,25 @@ def dev_environment(profile: ClusterProfile, namespace: str) -> Object:
     }
 
 
-async def ensure_dev_environment(cluster: Cluster, wanted: Object) -> str:
+async def ensure_dev_environment(cluster: Cluster, wanted: Object) -> tuple[str, bool]:
     """Make it when it is missing. One that is there stays as its people have it: an edit would wait for its next start anyhow.
 
-    What was found, in a few words. Raises ApiError.
+    What was found, in a few words, and whether it is to have pods. Raises ApiError, InstallError.
     """
     namespace = wanted["metadata"]["namespace"]
     found = await cluster.get(KIND, namespace, DEV_ENVIRONMENT)
     if found is None:
         await cluster.create(wanted)
-        return "made"
+        return "made", True
     if found["spec"].get("type") != "Interactive":
         raise InstallError(
             f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is no dev environment but somebody's job: it stays as it is; DEV=0 leaves it out"
         )
-    waits = (found.get("status") or {}).get("run", {}).get("pending")
-    return "is there already; what has changed takes effect at its next start" if waits else "is there already"
+    status = found.get("status") or {}
+    if found["spec"].get("suspend") or "released" in (status.get("interactive") or {}):
+        return f"is there already, stopped and without pods: lockstep resume {DEV_ENVIRONMENT} -n {namespace}", False
+    waits = status.get("run", {}).get("pending")
+    return ("is there already; what has changed takes effect at its next start" if waits else "is there already"), True
 
 
 async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seconds: float) -> list[Object]:
@@ -50,7 +55,7 @@ async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seco
         job = await cluster.get(KIND, namespace, DEV_ENVIRONMENT) or {"spec": {}}
         status = job.get("status") or {}
         wanted = int(job["spec"].get("nodes") or nodes)
-        _raise_if_hopeless(job, status)
+        _raise_if_hopeless(status)
         pods = await _pods(cluster, namespace)
         running = [pod for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"]]
         if len(running) == wanted and _is_ready(status):
@@ -62,17 +67,15 @@ async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seco
 
 def _is_ready(status: Object) -> bool:
     """All agents have found each other, so that a script can be started."""
-    return is_true(status, "Progressing")
+    return is_true(status, "Progressing") and condition(status, "Progressing")["reason"] in UP
 
 
-def _raise_if_hopeless(job: Object, status: Object) -> None:
+def _raise_if_hopeless(status: Object) -> None:
     accepted = condition(status, "Accepted")
     if accepted.get("status") == "False":
         raise InstallError(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
     if is_true(status, "Failed"):
         raise InstallError(f"{DEV_ENVIRONMENT} has failed: {condition(status, 'Failed').get('message', '')}")
-    if job["spec"].get("suspend") or "released" in (status.get("interactive") or {}):
-        raise InstallError(f"{DEV_ENVIRONMENT} is suspended and holds no node: lockstep resume {DEV_ENVIRONMENT}")
 
 
 def _why(status: Object) -> str:
