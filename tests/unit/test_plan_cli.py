@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,18 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
     )
     shown = f"{code}; sys.exit('kubernetes' in sys.modules or 'kopf' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", shown], capture_output=True, check=False).returncode == 0
+
+
+def test_a_job_file_may_be_piped_in(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lockstep.cli.main", "validate", "-f", "-", "--cluster", "local"]
+    done = subprocess.run(command, input=job_file(tmp_path).read_text(), capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_there_for_every_shell(shell: str) -> None:
+    command = [sys.executable, "-c", "import sys; from lockstep.cli.main import main; sys.argv[0] = 'lockstep'; sys.exit(main())"]
+    asked = {"_LOCKSTEP_COMPLETE": f"complete_{shell}", "COMP_WORDS": "lockstep va", "COMP_CWORD": "1"}
+    asked |= {"_TYPER_COMPLETE_ARGS": "lockstep va", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
+    assert "validate" in done.stdout, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +17,10 @@ TEMPLATE = "template"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ConfigError when there is none, or it is no UTF-8."""
+    """The text of a file; of `-` what is piped in. Raises ConfigError when there is none, or it is no UTF-8."""
     try:
+        if str(path) == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from error

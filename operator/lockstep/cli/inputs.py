@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.plan.resolve import Resolved
 
-FileOption = Annotated[Path, typer.Option("-f", "--file", help="The job file.", show_default=False)]
+FileOption = Annotated[Path, typer.Option("-f", "--file", help="The job file; - reads what is piped in.", show_default=False)]
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default: the job's clusterProfileName.")
 ]
