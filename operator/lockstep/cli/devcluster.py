@@ -36,7 +36,7 @@ def _failures() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def bring_up(nodes: int = 2, resources: list[str] | None = None) -> Path:
+def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | None = None) -> Path:
     """The embedded cluster, up and Ready; its kubeconfig.
 
     Raises:
@@ -47,7 +47,7 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None) -> Path:
     from lockstep.devcluster.needs import ensure
     from lockstep.devcluster.resources import parse
 
-    wanted = Wanted(nodes=nodes, resources=parse(resources, nodes) if resources else None)
+    wanted = Wanted(nodes=nodes, resources=parse(resources, nodes) if resources else None, rails=rails)
     layout = default_layout()
     with shared_things(layout):
         ensure(layout, _say)
@@ -60,13 +60,17 @@ def up(
     resource: Annotated[
         list[str] | None, typer.Option(help="A pretended resource of every node, or of one: nvidia.com/gpu=4, 1:nvidia.com/gpu=4.")
     ] = None,
+    rails: Annotated[
+        int | None,
+        typer.Option(min=0, max=8, help="Further networks of every node, with Multus and pretended RDMA devices. Default: as they are."),
+    ] = None,
 ) -> None:
     """Bring the cluster up, or repair it: what runs is left alone.
 
     Example: lockstep devcluster up --resource nvidia.com/gpu=4
     """
     with _failures():
-        print(f"export KUBECONFIG={bring_up(nodes, resource)}")
+        print(f"export KUBECONFIG={bring_up(nodes, resource, rails)}")
 
 
 @app.command("down")

@@ -68,19 +68,19 @@ def build(root: Path, say: Callable[[str], None]) -> Path:
     with (target / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (target / PAUSE).exists():
-            _go(target / PAUSE, "./pause", {"CGO_ENABLED": "0"})
+            go_build(target / PAUSE, "./pause", build_options(), SOURCE, {"CGO_ENABLED": "0"})
         if not (target / MULTI_CALL).exists():
             say("building Kubernetes from its Go modules (minutes the first time, cached afterwards)")
-            _go(target / MULTI_CALL, ".", {})
+            go_build(target / MULTI_CALL, ".", build_options(), SOURCE, {})
     return target
 
 
-def _go(output: Path, package: str, environment: dict[str, str]) -> None:
-    """The Go command; what it says (a line for every module it fetches) goes to a log beside the binary."""
+def go_build(output: Path, package: str, options: list[str], source: Path, environment: dict[str, str]) -> None:
+    """The Go command in `source`; what it says (a line for every module it fetches) goes to a log beside the binary. Raises BuildError."""
     temporary, log = output.with_suffix(".tmp"), output.with_suffix(".log")
-    command = [*TIED, "go", "build", *build_options(), "-o", str(temporary), package]
+    command = [*TIED, "go", "build", *options, "-o", str(temporary), package]
     with log.open("wb") as said:
-        done = subprocess.run(command, cwd=SOURCE, env={**os.environ, **environment}, stdout=said, stderr=said, check=False)
+        done = subprocess.run(command, cwd=source, env={**os.environ, **environment}, stdout=said, stderr=said, check=False)
     if done.returncode != 0:
         words = log.read_text(errors="replace").strip().splitlines()[-3:]
         raise BuildError(f"{' '.join(command)} ended with {done.returncode}: {' | '.join(words)} (see {log})")

@@ -14,7 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import Failed
-from lockstep.devcluster import binary, cgroups, controlplane, hostfolders, images, network, node, processes, python_volume, server, sysctls
+from lockstep.devcluster import (
+    binary,
+    cgroups,
+    controlplane,
+    hostfolders,
+    images,
+    multus,
+    network,
+    node,
+    processes,
+    python_volume,
+    rails,
+    server,
+    sysctls,
+)
 from lockstep.devcluster.layout import Layout, NodeLayout
 
 Say = Callable[[str], None]
@@ -37,10 +51,13 @@ class Wanted:
 
     nodes: int = 2
     resources: Mapping[int | None, Mapping[str, int]] | None = None
+    rails: int | None = None
+    """Further networks of every node, with Multus and a pretended device each; None: as they are."""
 
     def of_node(self, number: int) -> dict[str, int] | None:
+        """With rails, and no resources given: every node has one of each rail's devices."""
         if self.resources is None:
-            return None
+            return rails.resources(self.rails) if self.rails is not None else None
         return {**self.resources.get(None, {}), **self.resources.get(number, {})}
 
 
@@ -91,6 +108,8 @@ def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
         ClusterError: something did not start; the message names its log.
     """
     with _exclusive(layout):
+        wanted_rails = rails.recorded(layout) if wanted.rails is None else wanted.rails
+        cni = _cni_programs(layout, wanted_rails, say)
         with shared_things(layout):
             programs = binary.build(layout.root, say)
             archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
@@ -105,6 +124,7 @@ def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
                 future.result()
             for n in nodes:
                 _start_kubelet(n, programs / binary.MULTI_CALL)
+            _reach_rails(layout, nodes, wanted_rails, cni)
         _finish(layout, nodes, wanted, say)
     return layout.kubeconfig
 
@@ -168,6 +188,35 @@ def _start_kubelet(n: NodeLayout, kube: Path) -> None:
     node.mount_python(n, containerd.pid)
     _daemon(layout, f"{n.name}-kubelet", node.kubelet_command(n, kube, containerd.pid))
     _daemon(layout, f"{n.name}-proxy", node.proxy_command(n, kube))
+
+
+def _cni_programs(layout: Layout, count: int, say: Say) -> Path | None:
+    plugins = node.cni_folder()
+    return multus.build(layout.root, plugins, say) if count and plugins is not None else None
+
+
+def _reach_rails(layout: Layout, nodes: list[NodeLayout], count: int, cni: Path | None) -> None:
+    """Rails laid and attached, or taken up: also after a containerd that has ended took its mounts along."""
+    before = rails.recorded(layout)
+    if not count and not before:
+        return
+    rails.record(layout, max(count, before))  # an `up` that is killed halfway is mended by the next one
+    if cni is not None:
+        rails.lay(layout, nodes, count)
+    for n in nodes:
+        runtime = processes.running(layout.daemons, f"{n.name}-containerd")
+        if runtime is not None and cni is not None:
+            rails.attach(n, runtime.pid, cni)
+        elif runtime is not None:
+            rails.detach(n, runtime.pid)
+    with server.connected(layout) as core:
+        if cni is not None:
+            server.create_attachments(core, layout, count)
+        else:
+            server.delete_attachments(core)
+    if cni is None:
+        rails.take_up(layout, nodes)
+    rails.record(layout, count)
 
 
 def _finish(layout: Layout, nodes: list[NodeLayout], wanted: Wanted, say: Say) -> None:

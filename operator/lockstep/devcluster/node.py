@@ -34,7 +34,7 @@ def write_files(node: NodeLayout) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     (node.state / "resolv.conf").write_text("")
     (node.state / "containerd.toml").write_text(_containerd(node))
-    _write_once(node.state / "cni" / "10-bridge.conflist", json.dumps(_cni(node)))
+    write_once(node.state / "cni" / "10-bridge.conflist", json.dumps(pod_network_configuration(node)))
     (node.state / "kubelet.yaml").write_text(yaml.safe_dump(_kubelet(node)))
     authority = Authority(node.cluster.pki)
     authority.kubeconfig(
@@ -42,7 +42,7 @@ def write_files(node: NodeLayout) -> None:
     )
 
 
-def _write_once(path: Path, text: str) -> None:
+def write_once(path: Path, text: str) -> None:
     """Whole or not at all, and not when nothing changes: containerd watches the folder and reads what is half written."""
     if not path.exists() or path.read_text() != text:
         temporary = path.with_suffix(".tmp")
@@ -70,7 +70,8 @@ state = "{node.run / "containerd"}"
 """
 
 
-def _cni(node: NodeLayout) -> dict[str, object]:
+def pod_network_configuration(node: NodeLayout) -> dict[str, object]:
+    """Of eth0 in every pod."""
     ipam = {
         "type": "host-local", "dataDir": str(node.run / "addresses"),
         "ranges": [[{"subnet": node.pod_network}]], "routes": [{"dst": "0.0.0.0/0"}],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import ssl
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from typing import Any
 
 from lockstep.devcluster.layout import Layout
 from lockstep.devcluster.provisioner import CLASSES, storage_class
+
+SERVED_SECONDS = 20.0
+"""For a new kind to be served."""
 
 
 @contextmanager
@@ -62,6 +66,38 @@ def create_classes(core: Any) -> None:
     storage = client.StorageV1Api(core.api_client)
     for name in CLASSES:
         _tolerate(409, partial(storage.create_storage_class, storage_class(name)))
+
+
+def create_attachments(core: Any, layout: Layout, rails: int, namespace: str = "default") -> None:
+    """The kind NetworkAttachmentDefinition, and one of each rail in a namespace."""
+    from kubernetes import client
+
+    from lockstep.devcluster.rails import attachment, definition
+
+    _tolerate(409, partial(client.ApiextensionsV1Api(core.api_client).create_custom_resource_definition, definition()))
+    objects = client.CustomObjectsApi(core.api_client)
+    plural = definition()["spec"]["names"]["plural"]
+    for rail in range(1, rails + 1):
+        deadline = time.monotonic() + SERVED_SECONDS
+        while not _is_created(objects, attachment(layout, rail, namespace), plural) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _is_created(objects: Any, item: dict[str, Any], plural: str) -> bool:
+    """Whether it is there now. A kind that was just defined is answered with 404 until it is served."""
+    group, version = item["apiVersion"].split("/")
+    make = partial(objects.create_namespaced_custom_object, group, version, item["metadata"]["namespace"], plural, item)
+    return _tolerate(404, lambda: _tolerate(409, make) or item) is not None
+
+
+def delete_attachments(core: Any) -> None:
+    """The kind, and with it all of them."""
+    from kubernetes import client
+
+    from lockstep.devcluster.rails import definition
+
+    api = client.ApiextensionsV1Api(core.api_client)
+    _tolerate(404, partial(api.delete_custom_resource_definition, definition()["metadata"]["name"]))
 
 
 def has_default_account(core: Any) -> bool:

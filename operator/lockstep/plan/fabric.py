@@ -72,18 +72,23 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
         )
         warnings.append(Notice("NoRails", message))
     if gpus_per_node == 0:
-        warnings.append(Notice("RDMAWithoutGPUs", "RDMA is asked with gpusPerNode 0: CPU ranks talk over gloo, which has no RDMA"))
+        warnings.append(
+            Notice(
+                "RDMAWithoutGPUs",
+                "RDMA is asked with gpusPerNode 0: CPU ranks talk over gloo, which has no RDMA and uses the first rail by sockets",
+            )
+        )
     return warnings
 
 
 def nccl_environment(fabric: Fabric, profile: ClusterProfileSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
-    """NCCL variables of every pod, by name, with the layer that set each; none for CPU ranks, which use gloo.
+    """NCCL variables of every pod, by name, with the layer that set each. CPU ranks use gloo, which is told the first rail where RDMA is asked.
 
     Only what the job or the profile states: an unset knob is NCCL's to choose, and its defaults age better than copied ones.
     The job's ncclEnv wins over the profile's nccl.env, and that over the profile's typed knobs.
     """
     if gpus_per_node == 0:
-        return {}
+        return _gloo_rail(profile.network.rdma) if transport.value is Transport.RDMA else {}
     network = profile.network
     typed = _tcp_knobs(network.tcp, transport.layer) if transport.value is Transport.TCP else _rdma_knobs(network.rdma)
     if profile.nccl.debug is not None:
@@ -114,6 +119,11 @@ def _rdma_knobs(rdma: Rdma) -> Variables:
         "NCCL_DMABUF_ENABLE": None if rdma.dmabuf is None else int(rdma.dmabuf),
     }
     return {name: Layered(str(value), Layer.PROFILE) for name, value in stated.items() if value is not None}
+
+
+def _gloo_rail(rdma: Rdma) -> Variables:
+    """gloo takes one network; the rails carry sockets, too."""
+    return {"GLOO_SOCKET_IFNAME": Layered(rdma.interfaces[0], Layer.PROFILE)} if rdma.interfaces else {}
 
 
 def _overrides(variables: list[NcclVariable], layer: Layer) -> Variables:
