@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Found, JobArgument, NamespaceOption, find_job
+from lockstep.api.errors import ConfigError, Failed, LockstepError
+from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption
 
 if TYPE_CHECKING:
+    from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.sync import Synced
 
 WATCH_SECONDS = 0.5
+AGAIN_SECONDS = 2.0
+"""Until a pod that lacks something is tried again."""
+INTERRUPTED = 130
 
 
 def sync(
-    job: JobArgument,
+    job: Annotated[str, typer.Argument(help="The job's name.")] = DEV_ENVIRONMENT,
     folder: Annotated[Path, typer.Argument(help="The folder to send.")] = Path("workspace"),
     to: Annotated[str, typer.Option("--to", help="Where to, in the pods.")] = "/workspace",
     watch: Annotated[bool, typer.Option("--watch", help="Go on sending whatever changes, until Ctrl-C.")] = False,
@@ -34,38 +41,63 @@ def sync(
 
     Example: lockstep sync ml-dev-env workspace --watch
     """
-    from lockstep.platforms.kubernetes.client import connect
-    from lockstep.platforms.kubernetes.sync import send
+    from lockstep.cli.target import namespace_of
 
-    found = find_job(job, cluster, namespace, context)
-    pods = _pods(found)
-    send_now = partial(send, partial(connect, context), found.namespace, pods, folder, to, force=force)
-    complete = _tell(send_now())
-    while watch:
-        before = _stamps(folder)
-        while _stamps(folder) == before:
-            time.sleep(WATCH_SECONDS)
-        _tell(send_now())
+    place = namespace_of(cluster, namespace, context)
+    try:
+        complete = asyncio.run(
+            _sync(
+                job, place, context, partial(_once, job=job, namespace=place, folder=folder, to=to, force=force), folder if watch else None
+            )
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     if not complete:
         raise typer.Exit(1)
 
 
-def _pods(found: Found) -> list[str]:
-    """Those that run; of a job whose pods share their volumes, one. Raises ConfigError when none runs."""
-    from kubernetes.client import CoreV1Api
+async def _sync(job: str, namespace: str, context: str | None, once: Callable[[Cluster], Awaitable[bool]], watched: Path | None) -> bool:
+    """Whether every pod has everything. With `watched` it never returns: what a pod lacks is sent again, also when nothing changes here."""
+    from lockstep.cli.cp import known_job
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.sync import stamps
 
+    async with await Cluster.connect(context) as cluster:
+        await known_job(cluster, namespace, job)
+        sent = stamps(watched) if watched is not None else {}
+        complete = await once(cluster)
+        while watched is not None:
+            await asyncio.sleep(WATCH_SECONDS if complete else AGAIN_SECONDS)
+            now = stamps(watched)
+            if complete and now == sent:
+                continue
+            sent = now
+            try:
+                complete = await once(cluster)
+            except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a file that is half saved)
+                print(f"not sent: {error}", file=sys.stderr, flush=True)
+                complete = False
+    return complete
+
+
+async def _once(cluster: Cluster, *, job: str, namespace: str, folder: Path, to: str, force: bool) -> bool:
+    from lockstep.platforms.kubernetes.sync import send
+
+    return _tell(await send(cluster, namespace, await _pods(cluster, namespace, job), folder, to, force=force))
+
+
+async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
+    """Those that run; of a job whose pods share their volumes, one. Raises ConfigError when none runs."""
     from lockstep.api.names import LABEL_JOB
     from lockstep.plan.pods import is_running
 
-    client = found.target.client
-    listed = CoreV1Api(client).list_namespaced_pod(found.namespace, label_selector=f"{LABEL_JOB}={found.name}")
-    pods: list[dict[str, Any]] = client.sanitize_for_serialization(listed)["items"]
+    pods: list[dict[str, Any]] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
     running = sorted(pod["metadata"]["name"] for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"])
     if not running:
-        raise ConfigError(f"no pod of job {found.name} runs: lockstep why {found.name} -n {found.namespace}")
+        raise ConfigError(f"no pod of job {job} runs: lockstep why {job} -n {namespace}")
     if len(running) < len(pods):
         waiting = sorted({pod["metadata"]["name"] for pod in pods} - set(running))
-        raise Failed(f"{', '.join(waiting)} of job {found.name} doesn't run yet; nothing was sent, so that no pod is left behind")
+        raise Failed(f"{', '.join(waiting)} of job {job} doesn't run yet; nothing was sent, so that no pod is left behind")
     return running[:1] if _is_shared(pods[0]) else running
 
 
@@ -86,7 +118,3 @@ def _tell(results: list[Synced]) -> bool:
         for name in result.changed:
             print(f"{result.pod}: {name} was changed there since the last sync and stays as it is; --force writes over it", flush=True)
     return all(result.problem is None and not result.changed for result in results)
-
-
-def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
-    return {path: (found.st_mtime_ns, found.st_size) for path in folder.rglob("*") if (found := path.lstat())}

@@ -91,7 +91,7 @@ def current_server(context: str | None) -> str | None:
         os.environ["KUBECONFIG"] = str(default_layout().kubeconfig)
     try:
         with connect(context) as client:
-            return str(client.configuration.host)
+            return str(client.server)
     except ConfigError:
         if context is not None:
             raise
@@ -118,7 +118,7 @@ def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -
     if not found.cluster.api:
         return
     with connect(context) as client:
-        server = str(client.configuration.host)
+        server = str(client.server)
     if not force and not is_same_host(found.cluster.api, server):
         raise ConfigError(
             f"your kubeconfig talks to {server}, but cluster {found.cluster.name} is at {found.cluster.api} (cluster.api in its file): "

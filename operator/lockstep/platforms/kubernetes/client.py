@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,57 @@ def kubeconfig_path() -> str:
     return os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
 
 
-def connect(context: str | None = None) -> Any:
-    """A blocking `kubernetes.client.ApiClient` for the command line. Raises ConfigError when there is no cluster to talk to."""
+def connect(context: str | None = None) -> Client:
+    """For the command line. Raises ConfigError when there is no cluster to talk to."""
+    return Client(context)
+
+
+class Client:
+    """What blocking verbs talk through: `request` for plain objects, and a `kubernetes.client.ApiClient` for whoever wants that library's calls.
+
+    The library is imported only then: its import takes longer than most verbs do without it.
+    """
+
+    def __init__(self, context: str | None = None) -> None:
+        from lockstep.platforms.kubernetes.connection import server_of
+
+        self._context = context
+        self._server = asyncio.run(server_of(context))
+        self._library: Any = None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object | None = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        """One request by itself. Raises as `Cluster.request` does."""
+        from lockstep.platforms.kubernetes.cluster import Cluster
+        from lockstep.platforms.kubernetes.connection import Connection
+
+        async def ask() -> dict[str, Any]:
+            async with Cluster(Connection(self._server)) as cluster:
+                return await cluster.request(method, path, body, query, content_type)
+
+        return asyncio.run(ask())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._library is not None:
+            self._library.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if self._library is None:
+            self._library = _by_the_library(self._context)
+        return getattr(self._library, name)
+
+
+def _by_the_library(context: str | None) -> Any:
+    """Raises ConfigError."""
     from kubernetes import client, config
 
     configuration = client.Configuration()

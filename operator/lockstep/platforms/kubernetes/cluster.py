@@ -6,7 +6,6 @@ The paths of the few kinds that Lockstep touches stand in a table, so that no di
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from lockstep.api.errors import Failed
-from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kubeconfig_path, no_cluster
+from lockstep.platforms.kubernetes.connection import Connection, server_of
 
 Object = dict[str, Any]
 FIELD_MANAGER = "lockstep-operator"
@@ -114,9 +113,9 @@ def _object_path(item: Object, *, collection: bool = False, subresource: str = "
 class Cluster:
     """A connection to one API server. Use `async with`."""
 
-    def __init__(self, api: Any, namespace: str | None = None) -> None:
-        self._api = api
-        self.namespace = namespace
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.namespace = connection.server.namespace
         """The namespace that the kubeconfig's context names."""
         self._check: Callable[[], None] = lambda: None
         self.requested: Callable[[str, str, int], None] = lambda method, path, code: None
@@ -124,7 +123,7 @@ class Cluster:
 
     def fenced(self, check: Callable[[], None]) -> Cluster:
         """The same connection, where `check` is called before everything that isn't a GET, and may raise."""
-        fenced = Cluster(self._api, self.namespace)
+        fenced = Cluster(self._connection)
         fenced._check = check
         fenced.requested = self.requested
         return fenced
@@ -132,32 +131,18 @@ class Cluster:
     @property
     def server(self) -> str:
         """The API server's URL."""
-        return str(self._api.configuration.host)
+        return self._connection.server.url
 
     async def __aenter__(self) -> Cluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._api.close()
+        await self._connection.close()
 
     @classmethod
     async def connect(cls, context: str | None = None) -> Cluster:
         """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError."""
-        from kubernetes.aio import client, config
-
-        configuration = client.Configuration()
-        namespace = None
-        try:
-            if has_kubeconfig() or IN_CLUSTER not in os.environ:
-                loader = await config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
-                namespace = loader.current_context.get("context", {}).get("namespace")
-            else:
-                config.load_incluster_config(client_configuration=configuration)
-        except config.ConfigException as error:
-            raise no_cluster(error) from None
-        api = client.ApiClient(configuration)
-        api.user_agent = FIELD_MANAGER
-        return cls(api, namespace)
+        return cls(Connection(await server_of(context)))
 
     async def _send(
         self,
@@ -173,12 +158,11 @@ class Cluster:
         if method != "GET":
             self._check()
         url = f"{path}?{urlencode(query)}" if query else path
-        headers = {"Content-Type": content_type, "Accept": accept}
-        sent = await self._api.param_serialize(method, url, header_params=headers, body=None, auth_settings=["BearerToken"])
-        code = 0
+        headers = {"Accept": accept, "User-Agent": FIELD_MANAGER, **({} if body is None else {"Content-Type": content_type})}
+        text, code = None if body is None else json.dumps(body), 0
         try:
             with _reaching(self.server):
-                response = await self._api.call_api(sent[0], sent[1], header_params=sent[2], body=body, _request_timeout=seconds)
+                response = await self._connection.request(method, url, text, headers, seconds)
             code = response.status
         finally:
             self.requested(method, path, code)
@@ -302,15 +286,9 @@ class Cluster:
 
         url = f"{path}?{urlencode(query)}"
         self._check()
-        sent = await self._api.param_serialize("GET", url, header_params={}, body=None, auth_settings=["BearerToken"])
-        rest = self._api.rest_client
-        if rest.pool_manager is None:
-            rest.pool_manager = rest._create_pool_manager()
         try:
             with _reaching(self.server):
-                return await rest.pool_manager.ws_connect(
-                    sent[1], headers=sent[2], protocols=WEBSOCKET_PROTOCOLS, max_msg_size=0, proxy=rest.proxy
-                )
+                return await self._connection.websocket(url, WEBSOCKET_PROTOCOLS)
         except OSError as error:
             if isinstance(error.__cause__, WSServerHandshakeError):
                 raise await self._why_refused(path, query, error.__cause__.status) from None
@@ -343,10 +321,10 @@ def _reaching(server: str) -> Iterator[None]:
 
 async def _lines(response: Any) -> AsyncIterator[bytes]:
     try:
-        async for line in response.response.content:
+        async for line in response.content:
             yield line
     finally:
-        response.response.close()
+        response.close()
 
 
 def _error(status: int, body: bytes, retry_after: str) -> ApiError:

@@ -15,6 +15,8 @@ from lockstep.platforms.kubernetes.cluster import Cluster, path_of
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 FRAME_BYTES = 1 << 18
 _REMEMBERED_BYTES = 1 << 16
+BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
+"""`python3 -c BOOT <bytes> …` runs the text that comes first by standard input: a command line of its size would not pass every proxy."""
 
 
 class Place(NamedTuple):

@@ -3,60 +3,56 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from lockstep.api.job import TrainingJob
-from lockstep.api.names import GROUP, VERSION
 from lockstep.plan.readstatus import is_true
+from lockstep.platforms.kubernetes.client import Client
+from lockstep.platforms.kubernetes.cluster import MERGE, NOT_FOUND, ApiError, path_of
 
-PLURAL = "trainingjobs"
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
+
 GONE_TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
 
-def _objects(client: Any) -> Any:
-    from kubernetes.client import CustomObjectsApi
+def _found(
+    client: Any, kind: str, namespace: str, name: str | None = None, query: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """None where there is no such object, or no such kind."""
+    try:
+        return _light(client).request("GET", path_of(kind, namespace, name), None, query)
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            return None
+        raise
 
-    return CustomObjectsApi(client)
+
+def _light(client: Any) -> Client:
+    """Callers may have made the library's client themselves, by the same kubeconfig."""
+    return client if isinstance(client, Client) else Client()
 
 
 def get_job(client: Any, namespace: str, name: str) -> dict[str, Any] | None:
     """The job as the API server has it; None when there is none."""
-    from kubernetes.client.exceptions import ApiException
-
-    try:
-        found: dict[str, Any] = _objects(client).get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-    except ApiException as error:
-        if error.status == 404:
-            return None
-        raise
-    return found
+    return _found(client, "TrainingJob", namespace, name)
 
 
 def list_jobs(client: Any, namespace: str) -> list[dict[str, Any]]:
     """Every job of the namespace; none where the CRDs are not installed."""
-    from kubernetes.client.exceptions import ApiException
-
-    try:
-        found: list[dict[str, Any]] = _objects(client).list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)["items"]
-    except ApiException as error:
-        if error.status == 404:
-            return []
-        raise
-    return found
+    return list((_found(client, "TrainingJob", namespace) or {"items": []})["items"])
 
 
 def patch_spec(client: Any, namespace: str, name: str, spec: dict[str, Any]) -> None:
     """Change fields of the spec; what the API server refuses is raised in its words."""
-    _objects(client).patch_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name, {"spec": spec})
+    _light(client).request("PATCH", path_of("TrainingJob", namespace, name), {"spec": spec}, None, MERGE)
 
 
 def job_events(client: Any, namespace: str, name: str) -> list[dict[str, Any]]:
     """Events about the job itself, the oldest first."""
-    from kubernetes.client import CoreV1Api
-
     selector = f"involvedObject.kind=TrainingJob,involvedObject.name={name}"
-    found = client.sanitize_for_serialization(CoreV1Api(client).list_namespaced_event(namespace, field_selector=selector))["items"]
+    found = (_found(client, "Event", namespace, None, {"fieldSelector": selector}) or {"items": []})["items"]
     return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 
@@ -79,7 +75,7 @@ def delete_job(client: Any, namespace: str, name: str) -> None:
     """
     if get_job(client, namespace, name) is None:
         return
-    _objects(client).delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name, propagation_policy="Foreground")
+    _light(client).request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
     deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
     while get_job(client, namespace, name) is not None:
         if time.monotonic() > deadline:
@@ -92,4 +88,4 @@ def replace_job(client: Any, namespace: str, job: TrainingJob) -> None:
     delete_job(client, namespace, job.metadata.name)
     body = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     body |= {"apiVersion": job.api_version, "kind": job.kind}
-    _objects(client).create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, body)
+    _light(client).request("POST", path_of("TrainingJob", namespace), body)

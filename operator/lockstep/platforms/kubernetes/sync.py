@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
 import os
 import tarfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ import pathspec
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER
 from lockstep.platforms.kubernetes import receiver
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.exec import BOOT, Place, Program, program
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
 IGNORE_FILES = (".lockstepignore", ".gitignore")
 """The first that is there counts, in the words of git."""
 SILENCE_SECONDS = 30.0
-_FRAME_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,17 @@ def scan(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
+    """What tells an edit without reading the files: their times and sizes. Of files that are sent only."""
+    found = {}
+    with suppress(OSError):  # (a folder that is removed while it is walked: the next look sees it so)
+        for path in _walk(folder, folder, _ignored(folder)):
+            with suppress(OSError):
+                here = path.lstat()
+                found[path] = (here.st_mtime_ns, here.st_size)
+    return found
+
+
 def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
     own = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
     lines = own.read_text(encoding="utf-8").splitlines() if own is not None else []
@@ -73,33 +85,36 @@ def _walk(root: Path, folder: Path, ignored: pathspec.GitIgnoreSpec) -> Iterator
             yield path
 
 
-def send(
-    connect: Callable[[], Any], namespace: str, pods: Sequence[str], folder: Path, target: str, *, force: bool = False
-) -> list[Synced]:
+async def send(cluster: Cluster, namespace: str, pods: Sequence[str], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
     """To all pods at once, each by a connection of its own. What can't be sent to a pod is its `problem`, and doesn't stop the others."""
-    files = scan(folder)
+    request = {"target": target, "files": await asyncio.to_thread(scan, folder), "force": force}
 
-    def one(pod: str) -> Synced:
+    async def one(pod: str) -> Synced:
         try:
-            with connect() as client:
-                return _to_pod(client, (namespace, pod), folder, {"target": target, "files": files, "force": force})
-        except Exception as error:  # (of the client library's many: any keeps this pod only from its files)
-            return Synced(pod, problem=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            return await _to_pod(cluster, Place(namespace, pod, CONTAINER), folder, request)
+        except (Failed, OSError) as error:
+            return Synced(pod, problem=" ".join(str(error).split())[:300])
 
-    with ThreadPoolExecutor(max(1, len(pods))) as threads:
-        return list(threads.map(one, pods))
+    return await asyncio.gather(*map(one, pods))
 
 
-def _to_pod(client: Any, place: tuple[str, str], folder: Path, request: dict[str, Any]) -> Synced:
-    with _Session(client, *place) as session:
-        session.write(json.dumps(request).encode() + b"\n")
-        answer = json.loads(session.line())
-        archive = _packed(folder, answer["wanted"], request["files"])
-        session.write(f"{len(archive)}\n".encode() + archive)
-        session.line()
+async def _to_pod(cluster: Cluster, place: Place, folder: Path, request: dict[str, Any]) -> Synced:
+    text = _receiver()
+    async with program(cluster, place, ["python3", "-c", BOOT, str(len(text))]) as running:
+        lines = _Lines(running)
+        await running.write(text + json.dumps(request).encode() + b"\n")
+        answer = json.loads(await lines.next())
+        archive = await asyncio.to_thread(_packed, folder, answer["wanted"], request["files"])
+        await running.write(f"{len(archive)}\n".encode() + archive)
+        await lines.next()
     return Synced(
-        place[1], len(answer["wanted"]), len(archive) if answer["wanted"] else 0, len(answer["removed"]), tuple(answer["changed"])
+        place.pod, len(answer["wanted"]), len(archive) if answer["wanted"] else 0, len(answer["removed"]), tuple(answer["changed"])
     )
+
+
+@cache
+def _receiver() -> bytes:
+    return Path(receiver.__file__).read_bytes()
 
 
 def _packed(folder: Path, names: Sequence[str], files: dict[str, dict[str, Any]]) -> bytes:
@@ -120,47 +135,22 @@ def _packed(folder: Path, names: Sequence[str], files: dict[str, dict[str, Any]]
     return buffer.getvalue()
 
 
-class _Session:
-    """The receiver in one pod: bytes to it, lines from it. Raises Failed with its own words, or after a silence."""
+class _Lines:
+    """What the program in the pod says, line by line. Raises Failed with its own words, or after a silence."""
 
-    def __init__(self, client: Any, namespace: str, pod: str) -> None:
-        from kubernetes.client import CoreV1Api
-        from kubernetes.stream import stream
+    def __init__(self, running: Program) -> None:
+        self._running = running
+        self._heard = b""
 
-        program = Path(receiver.__file__).read_text(encoding="utf-8")
-        self._socket = stream(
-            CoreV1Api(client).connect_get_namespaced_pod_exec, pod, namespace, container=CONTAINER, command=["python3", "-c", program],
-            stdin=True, stdout=True, stderr=True, tty=False, _preload_content=False, binary=True, _request_timeout=SILENCE_SECONDS,
-        )  # fmt: skip
-        self._at_end = ExitStack()
-        self._at_end.callback(self._socket.sock.shutdown)  # close() leaves the socket open when the peer closed first
-        self._at_end.callback(self._socket.close)
-        self._lines = b""
-
-    def __enter__(self) -> _Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._at_end.close()
-
-    def write(self, data: bytes) -> None:
-        for start in range(0, len(data), _FRAME_BYTES):
-            self._socket.write_stdin(data[start : start + _FRAME_BYTES])
-
-    def line(self) -> bytes:
-        errors, heard = b"", time.monotonic()
-        while b"\n" not in self._lines:
-            self._socket.update(timeout=1)
-            got = self._socket.read_stdout() if self._socket.peek_stdout() else b""
-            said = self._socket.read_stderr() if self._socket.peek_stderr() else b""
-            self._lines, errors = self._lines + got, errors + said
-            if got or said:
-                heard = time.monotonic()
-            elif not self._socket.is_open():
-                raise Failed(
-                    errors.decode(errors="replace").strip().splitlines()[-1] if errors else "the program in the pod ended without a word"
-                )
-            elif time.monotonic() - heard > SILENCE_SECONDS:
-                raise Failed(f"nothing heard for {SILENCE_SECONDS:.0f} s")
-        line, _, self._lines = self._lines.partition(b"\n")
+    async def next(self) -> bytes:
+        while b"\n" not in self._heard:
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    data = await self._running.read()
+            except TimeoutError:
+                raise Failed(f"nothing heard for {SILENCE_SECONDS:.0f} s") from None
+            if not data:
+                raise self._running.failure()
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
         return line

@@ -16,13 +16,11 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.platforms.kubernetes import carry
 from lockstep.platforms.kubernetes.carry import CarryError, Gone, Wire
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import Broken, Place, Program, ProgramFailed, program
+from lockstep.platforms.kubernetes.exec import BOOT, Broken, Place, Program, ProgramFailed, program
 
 TRIES = 6
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
 _PUMPED_BYTES = 1 << 18
-# The program comes by standard input: a command line of its size would not pass every proxy.
-_BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
 
 
 @dataclass
@@ -93,7 +91,7 @@ async def _carried(
 async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
     text = _text()
     mine, theirs = socket.socketpair()
-    command = ["python3", "-c", _BOOT, str(len(text)), json.dumps(request)]
+    command = ["python3", "-c", BOOT, str(len(text)), json.dumps(request)]
     try:
         async with program(cluster, place, command) as running:
             await running.write(text)
