@@ -23,7 +23,6 @@ PING_SECONDS = 30.0  # proxies in front of API servers cut connections that are 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
-WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
@@ -115,8 +114,6 @@ class Cluster:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.namespace = connection.server.namespace
-        """The namespace that the kubeconfig's context names."""
         self._check: Callable[[], None] = lambda: None
         self.requested: Callable[[str, str, int], None] = lambda method, path, code: None
         """Told of every request, with 0 for a server that could not be reached."""
@@ -127,6 +124,11 @@ class Cluster:
         fenced._check = check
         fenced.requested = self.requested
         return fenced
+
+    @property
+    def namespace(self) -> str | None:
+        """The namespace that the kubeconfig's context names."""
+        return self._connection.server.namespace
 
     @property
     def server(self) -> str:
@@ -253,43 +255,17 @@ class Cluster:
         async for line in _lines(response):
             yield json.loads(line)
 
-    async def stream(self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]) -> Any:
+    async def stream(
+        self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str], *, heartbeat: float | None = PING_SECONDS
+    ) -> Any:
         """An open WebSocket (aiohttp's) to a pod's exec or portforward; pings keep it open through proxies. Raises ApiError, OSError."""
         from aiohttp import WSServerHandshakeError
 
         self._check()
-        sent = await self._api.param_serialize(
-            "GET", f"{path}?{urlencode(query)}", header_params={}, body=None, auth_settings=["BearerToken"]
-        )
-        rest = self._api.rest_client
-        if rest.pool_manager is None:
-            rest.pool_manager = rest._create_pool_manager()
-        url = sent[1].replace("http", "ws", 1)
-        with _reaching(self.server):
-            try:
-                return await rest.pool_manager.ws_connect(
-                    url, headers=sent[2], protocols=protocols, heartbeat=PING_SECONDS, max_msg_size=0, proxy=rest.proxy
-                )
-            except WSServerHandshakeError as error:
-                raise ApiError(error.status, error.message, f"{path} can't be opened") from None
-
-    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
-        """Lines of a container's log; with follow=true until the container ends."""
-        path = path_of("Pod", namespace, pod, "log")
-        response = await self._send("GET", path, None, query={"container": container, **query}, seconds=LOG_SECONDS)
-        async for line in _lines(response):
-            yield line.decode(errors="replace").rstrip("\n")
-
-    async def websocket(self, path: str, query: Sequence[tuple[str, str]]) -> Any:
-        """An open websocket that carries a program's channels (`exec.py`). Raises ApiError and OSError."""
-        from aiohttp import WSServerHandshakeError
-
-        url = f"{path}?{urlencode(query)}"
-        self._check()
         try:
             with _reaching(self.server):
-                return await self._connection.websocket(url, WEBSOCKET_PROTOCOLS)
-        except OSError as error:
+                return await self._connection.websocket(f"{path}?{urlencode(query)}", protocols, heartbeat)
+        except Unreachable as error:
             if isinstance(error.__cause__, WSServerHandshakeError):
                 raise await self._why_refused(path, query, error.__cause__.status) from None
             raise
@@ -299,8 +275,15 @@ class Cluster:
         try:
             await self._send("GET", f"{path}?{urlencode(query)}", None, query={})
         except ApiError as error:
-            return error
-        return ApiError(status, "", f"the API server refused the connection to {path}")
+            return error if error.status == status else ApiError(status, error.reason, error.message)
+        return ApiError(status, "", f"{path} can't be opened")
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        """Lines of a container's log; with follow=true until the container ends."""
+        path = path_of("Pod", namespace, pod, "log")
+        response = await self._send("GET", path, None, query={"container": container, **query}, seconds=LOG_SECONDS)
+        async for line in _lines(response):
+            yield line.decode(errors="replace").rstrip("\n")
 
 
 @contextmanager

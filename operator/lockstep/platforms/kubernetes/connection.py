@@ -49,10 +49,10 @@ class Connection:
         asked["headers"] |= headers
         return await self._opened().request(method, self.server.url + path, data=body, timeout=ClientTimeout(total=seconds), **asked)
 
-    async def websocket(self, path: str, protocols: Sequence[str]) -> Any:
+    async def websocket(self, path: str, protocols: Sequence[str], heartbeat: float | None) -> Any:
         """aiohttp's websocket. Its messages are as large as the server makes them."""
         asked = await self._asked_as()
-        return await self._opened().ws_connect(self.server.url + path, protocols=protocols, max_msg_size=0, **asked)
+        return await self._opened().ws_connect(self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=0, **asked)
 
 
 async def server_of(context: str | None) -> Server:

@@ -13,6 +13,7 @@ from lockstep.api.errors import Failed
 from lockstep.platforms.kubernetes.cluster import Cluster, path_of
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 FRAME_BYTES = 1 << 18
 _REMEMBERED_BYTES = 1 << 16
 BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
@@ -113,7 +114,8 @@ async def program(
     """
     query = [("container", place.container), ("stdin", str(stdin).lower()), ("stdout", "true"), ("tty", str(tty).lower())]
     query += [("stderr", str(not tty).lower()), *(("command", part) for part in command)]
-    socket = await cluster.websocket(path_of("Pod", place.namespace, place.pod, "exec"), query)
+    # No pings: their answers stand behind what isn't read yet, and a slow disk would look like a broken connection.
+    socket = await cluster.stream(path_of("Pod", place.namespace, place.pod, "exec"), query, PROTOCOLS, heartbeat=None)
     try:
         yield Program(place, socket)
     finally:
