@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.api.errors import ConfigError
 
+T = TypeVar("T")
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
 
@@ -37,7 +39,7 @@ class Client:
         from lockstep.platforms.kubernetes.connection import server_of
 
         self._context = context
-        self._server = asyncio.run(server_of(context))
+        self._server = _run(lambda: server_of(context))
         self._library: Any = None
 
     def request(
@@ -56,7 +58,7 @@ class Client:
             async with Cluster(Connection(self._server)) as cluster:
                 return await cluster.request(method, path, body, query, content_type)
 
-        return asyncio.run(ask())
+        return _run(ask)
 
     def __enter__(self) -> Client:
         return self
@@ -69,6 +71,16 @@ class Client:
         if self._library is None:
             self._library = _by_the_library(self._context)
         return getattr(self._library, name)
+
+
+def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """asyncio.run, for verbs that are in an event loop themselves, too: on a thread of its own then."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(make())).result()
 
 
 def _by_the_library(context: str | None) -> Any:
