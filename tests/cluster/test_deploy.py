@@ -1,0 +1,103 @@
+"""Deploying with the rights of one namespace and what an administrator then does; the diff of a deployment, and the way back from it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, dynamic
+
+from lockstep.cli.main import main
+
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:
+    """Exit code, output and errors of the command line, in this process."""
+    out, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        patch.setattr("sys.argv", ["lockstep", *arguments])
+        if kubeconfig is not None:
+            patch.setenv("KUBECONFIG", str(kubeconfig))
+        try:
+            code: object = main()
+        except SystemExit as ended:
+            code = ended.code
+    return code if isinstance(code, int) else 0, out.getvalue(), errors.getvalue()
+
+
+@pytest.fixture
+def person(api: dynamic.DynamicClient, cluster: Path, namespace: str, tmp_path: Path) -> Path:
+    """The kubeconfig of somebody with the built-in role `admin` in one namespace, and nothing else."""
+    group = "rbac.authorization.k8s.io"
+    role = {"apiGroup": group, "kind": "ClusterRole", "name": "admin"}
+    subject = {"kind": "ServiceAccount", "name": "person", "namespace": namespace}
+    core, rbac = client.CoreV1Api(api.client), client.RbacAuthorizationV1Api(api.client)
+    core.create_namespaced_service_account(namespace, {"metadata": {"name": "person"}})
+    rbac.create_namespaced_role_binding(namespace, {"metadata": {"name": "person"}, "roleRef": role, "subjects": [subject]})
+    made = core.create_namespaced_service_account_token("person", namespace, {"spec": {}})
+    known = yaml.safe_load(cluster.read_text())
+    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(known))
+    return path
+
+
+@pytest.fixture
+def cluster_file(namespace: str, tmp_path: Path) -> Path:
+    """The embedded cluster, with the jobs in a namespace of this test."""
+    described: dict[str, Any] = yaml.safe_load((CHECKOUT / "clusters" / "local.yaml").read_text())
+    described["cluster"] |= {"name": "mine", "namespace": namespace}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(described))
+    return path
+
+
+def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrator_completes_it(
+    person: Path, cluster_file: Path, namespace: str, kubectl: Kubectl
+) -> None:
+    assert lockstep("uninstall", "local", "--jobs", "--yes")[0] == 0
+    code, said, _ = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
+    assert code == 1
+    assert "applied      1 PersistentVolumeClaim, 1 ServiceAccount\n" in said
+    assert "CustomResourceDefinition trainingjobs.lockstep.dev: missing" in said
+    assert "Deployment lockstep-system/lockstep-operator: can't be seen" in said
+    commands = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("kubectl ")]
+    assert len(commands) == 3
+    for command in commands:
+        done = kubectl(*[str(CHECKOUT / word) if word.startswith(".lockstep") else word for word in command[1:]])
+        assert done.returncode == 0, done.stderr
+    code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
+    assert code == 0, said + errors
+    assert "that all is well with them is unknown" in said and "\nReady. Next:\n" in said
+    code, _, errors = lockstep("uninstall", str(cluster_file), "--yes", kubeconfig=person)
+    assert code == 1 and "and nothing was removed" in errors
+    code, said, _ = lockstep("status", str(cluster_file), kubeconfig=person)
+    assert code == 0 and "operator   you may not look" in said
+
+
+def test_a_diff_tells_what_a_deployment_would_change_and_a_rollback_takes_it_back(kubectl: Kubectl) -> None:
+    def mode() -> str:
+        return kubectl("get", "clusterprofile", "local", "-o", "jsonpath={.spec.network.mode}").stdout
+
+    assert lockstep("deploy", "local", "--no-dev", "--mode", "auto")[0] == 0
+    assert lockstep("deploy", "local", "--no-dev", "--mode", "auto", "--diff")[:2] == (0, "")
+    code, said, _ = lockstep("deploy", "local", "--no-dev", "--mode", "tcp", "--diff")
+    assert (code, said) == (1, '~ ClusterProfile local\n    spec.network.mode: "Auto" → "TCP"\n')
+    assert mode() == "Auto"
+    assert lockstep("deploy", "local", "--no-dev", "--mode", "tcp")[0] == 0
+    assert mode() == "TCP"
+    code, said, errors = lockstep("rollback", "local", "--yes")
+    assert code == 0, errors
+    assert said.startswith("Back to local, MODE=auto") or "\nBack to local, MODE=auto" in said
+    assert mode() == "Auto"
+    assert lockstep("rollback", "local", "--yes")[0] == 0
+    assert mode() == "TCP"

@@ -1,0 +1,195 @@
+"""The guide for multi-node training, followed command by command on the embedded cluster: docs/how-to/multi-node-guide.md.
+
+`oc` is kubectl, CLUSTER is `local`, and the namespace is the one that its file names. What needs a GPU, RDMA or an SCC
+ends here as the guide's table says.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.devcluster import binary
+from lockstep.devcluster.layout import cache_root
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GUIDE = CHECKOUT / "docs/how-to/multi-node-guide.md"
+Page = Callable[..., subprocess.CompletedProcess[str]]
+DONE = r"\[rank 0\] Step (\d+)/\1 \|"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PATH on which `oc` is kubectl."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("oc", "kubectl"):
+        (folder / name).write_text(f'#!/bin/sh\nexec {binary.folder(cache_root()) / binary.MULTI_CALL} kubectl "$@"\n')
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="module")
+def page(cluster: Path, path: str) -> Page:
+    """Runs what the guide says, which must say so."""
+    guide = GUIDE.read_text().replace("\\|", "|")  # as a table has it
+
+    def run(command: str, seconds: float = 300.0, **variables: str) -> subprocess.CompletedProcess[str]:
+        assert command in guide, f"the guide doesn't say: {command}"
+        environment = {**os.environ, "PATH": path, **variables}
+        return subprocess.run(
+            ["bash", "-c", command], cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False, timeout=seconds
+        )
+
+    return run
+
+
+def well(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def deployed(page: Page) -> Iterator[str]:
+    """What the one deployment of these tests has said."""
+    try:
+        yield well(page("make deploy-cluster CLUSTER=local MODE=tcp"))
+    finally:
+        subprocess.run(["make", "clean-cluster", "CLUSTER=local", "PVCS=1", "YES=1"], cwd=CHECKOUT, check=False)
+
+
+def test_clusters_are_listed_and_rdma_is_refused_where_there_is_none(page: Page) -> None:
+    listed = well(page("make list-clusters"))
+    assert re.search(r"^ +barcelona .* RDMA, TCP ", listed, re.MULTILINE) and re.search(r"^ +nerc-production .* TCP ", listed, re.MULTILINE)
+    assert re.search(r"^\* +local ", listed, re.MULTILINE), "the one that is talked to"
+    refused = page("make deploy-cluster CLUSTER=local MODE=rdma")
+    assert refused.returncode != 0 and "cluster local has no RDMA" in refused.stderr
+
+
+def test_a_deployment_ends_with_two_pods_that_run_and_the_next_commands(page: Page, deployed: str, path: str) -> None:
+    assert re.search(r"^ml-dev-env +ready: ml-dev-env-0 on .*, ml-dev-env-1 on ", deployed, re.MULTILINE)
+    assert "make sync-multi-node CLUSTER=local" in deployed.partition("Ready. Next:")[2]
+    watched = "oc get pods -n lockstep -l app=ml-dev-env-multi -w"
+    assert watched in GUIDE.read_text()
+    watch = subprocess.Popen(watched.split(), env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
+    try:
+        assert watch.stdout is not None
+        shown = [watch.stdout.readline() for _ in range(3)]
+    finally:
+        watch.send_signal(signal.SIGINT)
+        watch.communicate()
+    assert [line.split()[:3] for line in shown[1:]] == [[f"ml-dev-env-{node}", "1/1", "Running"] for node in (0, 1)]
+
+
+def in_a_terminal(command: str, path: str, *lines: str) -> str:
+    """What a person sees who types the command, and then these lines into the shell that it opens."""
+    here, there = pty.openpty()
+    environment = {**os.environ, "PATH": path}
+    process = subprocess.Popen(
+        command.split(), cwd=CHECKOUT, env=environment, stdin=there, stdout=there, stderr=there, start_new_session=True
+    )
+    os.close(there)
+    seen, end = "", time.monotonic() + 400
+    try:
+        for line in [*lines, "exit"]:
+            os.write(here, f"{line}; echo ended-$((40+2)) with $?\n".encode())
+            before = len(seen)
+            while line != "exit" and "ended-42" not in seen[before:]:
+                assert select.select([here], [], [], max(0.0, end - time.monotonic()))[0], seen
+                seen += os.read(here, 1 << 16).decode(errors="replace")
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(here)
+    return seen.replace("\r", "")
+
+
+@pytest.mark.usefixtures("deployed")
+def test_code_is_sent_and_trains_on_both_nodes_from_a_shell_of_either_kind(page: Page, path: str) -> None:
+    sent = well(page("make sync-multi-node"))
+    assert re.search(r"^ml-dev-env-0: \d+ sent", sent, re.MULTILINE)
+    guide = GUIDE.read_text()
+    assert "oc exec -it ml-dev-env-0 -n lockstep -- bash" in guide and "make shell-multi-node" in guide
+    assert "cd /workspace\n./launch_deepspeed.sh train_multi_node.py" in guide
+    typed = ("cd /workspace", "./launch_deepspeed.sh train_multi_node.py")
+    seen = in_a_terminal("oc exec -it ml-dev-env-0 -n lockstep -- bash", path, *typed)
+    assert re.search(DONE, seen) and "ended-42 with 0" in seen.rpartition("Step")[2], seen
+    assert "2 ranks over gloo" in seen
+    assert well(page("./scripts/sync-multi-node.sh")).startswith("ml-dev-env-0: ")
+    seen = in_a_terminal("make shell-multi-node", path, "cd /workspace", "./launch_deepspeed.sh train_multi_node.py --epochs 2")
+    assert re.search(DONE, seen) and ", from step" in seen, seen
+    logged = well(page("oc logs --tail=200 ml-dev-env-0 -n lockstep"))
+    assert re.search(DONE, logged), "what runs is in the log of node 0, too"
+    assert "=== Node 1 ===" in well(page('for i in 0 1; do echo "=== Node $i ==="; oc logs --tail=20 ml-dev-env-$i -n lockstep; done'))
+    assert re.search(DONE, well(page("make run-multi-node SCRIPT=train_multi_node.py ARGS='--epochs 3'")))
+
+
+@pytest.mark.usefixtures("deployed")
+def test_state_names_and_storage_are_as_the_guide_says(page: Page) -> None:
+    status = well(page("make status-cluster CLUSTER=local"))
+    assert "2 of 2 ready" in status and "ml-dev-env" in status
+    assert len(well(page("oc get pods -n lockstep -l app=ml-dev-env-multi -o wide")).splitlines()) == 3
+    assert "Container ID" in well(page("oc describe pod ml-dev-env-0 -n lockstep"))
+    assert "2/2" in well(page("oc get statefulset ml-dev-env -n lockstep"))
+    assert "ml-dev-env-1.ml-dev-env-headless" in well(
+        page("oc exec ml-dev-env-0 -n lockstep -- getent hosts ml-dev-env-1.ml-dev-env-headless")
+    )
+    assert "ml-dev-workspace" in well(page("oc get pvc -n lockstep")) and "local-rwx" in well(page("oc get storageclass"))
+    well(page("oc exec ml-dev-env-0 -n lockstep -- touch /workspace/test"))
+    assert "/workspace/test" in well(page("oc exec ml-dev-env-1 -n lockstep -- ls -la /workspace/test"))
+    assert "ml-dev-env-1.ml-dev-env-headless" in well(page("oc exec ml-dev-env-0 -n lockstep -- cat /workspace/hostfile"))
+    assert "ml-dev-sa" in well(page("oc get sa ml-dev-sa -n lockstep"))
+    assert "runAsNonRoot: true" in well(page("oc get pod ml-dev-env-0 -n lockstep -o yaml | grep -A 10 securityContext"))
+
+
+@pytest.mark.usefixtures("deployed")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("oc exec ml-dev-env-0 -n lockstep -- nvidia-smi", "executable file not found"),
+        ("oc exec ml-dev-env-0 -n lockstep -- ibstat", "executable file not found"),
+        ("oc exec ml-dev-env-0 -n lockstep -- ping -c 3 ml-dev-env-1.ml-dev-env-headless", "executable file not found"),
+        ("oc describe scc privileged | grep -A 10 Users", "doesn't have a resource type"),
+    ],
+)
+def test_what_needs_a_gpu_rdma_or_openshift_says_so(page: Page, command: str, said: str) -> None:
+    done = page(command)
+    assert done.returncode != 0 and said in done.stderr
+
+
+def test_a_cluster_of_one_s_own_is_described_and_planned(page: Page) -> None:
+    own = CHECKOUT / "clusters" / "my-cluster.yaml"
+    example = re.search(r"```yaml\n(cluster:\n  name: my-cluster\n.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert example is not None
+    try:
+        well(page("cp clusters/template.yaml clusters/my-cluster.yaml"))
+        own.write_text(example[1])
+        objects = list(yaml.safe_load_all(well(page("make deploy-cluster-dry-run CLUSTER=my-cluster MODE=rdma"))))
+    finally:
+        own.unlink(missing_ok=True)
+    found = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    assert found["ClusterProfile", "my-cluster"]["spec"]["network"]["rdma"]["devices"] == "mlx5_2,mlx5_3,mlx5_4,mlx5_5"
+    assert found["TrainingJob", "ml-dev-env"]["metadata"]["namespace"] == "nccl-test"
+
+
+@pytest.mark.usefixtures("deployed")
+def test_cleaning_up_leaves_claims_until_they_are_asked_for(page: Page) -> None:
+    assert "ready" in well(page("make deploy-cluster CLUSTER=local MODE=tcp")), "once more changes nothing"
+    well(page("make clean-cluster CLUSTER=local"))
+    assert "No resources found" in page("oc get pods -n lockstep -l app=ml-dev-env-multi").stderr
+    assert page("oc get statefulset ml-dev-env -n lockstep").returncode != 0
+    assert page("oc get sa ml-dev-sa -n lockstep").returncode != 0
+    kept = well(page("oc get pvc -n lockstep"))
+    assert "ml-dev-workspace" in kept and "ml-datasets" in kept
+    well(page("oc delete pvc ml-dev-workspace ml-datasets -n lockstep"))
+    assert page("oc delete pvc -l app=ml-dev-env-multi -n lockstep").returncode == 0
