@@ -6,7 +6,7 @@ import contextlib
 import io
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,15 @@ def person(api: dynamic.DynamicClient, cluster: Path, namespace: str, tmp_path: 
 
 
 @pytest.fixture
-def cluster_file(namespace: str, tmp_path: Path) -> Path:
-    """The embedded cluster, with the jobs in a namespace of this test."""
+def cluster_file(namespace: str, tmp_path: Path, kubectl: Kubectl) -> Iterator[Path]:
+    """The embedded cluster under another name, with the jobs in a namespace of this test; `local` is deployed again afterwards."""
     described: dict[str, Any] = yaml.safe_load((CHECKOUT / "clusters" / "local.yaml").read_text())
     described["cluster"] |= {"name": "mine", "namespace": namespace}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(described))
-    return path
+    yield path
+    kubectl("delete", "clusterprofile", "mine", "--ignore-not-found")
+    lockstep("deploy", "local", "--no-dev")
 
 
 def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrator_completes_it(

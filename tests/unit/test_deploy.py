@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
+from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE
 from lockstep.cli import target
 from lockstep.cli.deploy import Mode, deploy, planned
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.install import monitoring_objects, without_unknown_kinds
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.install import monitoring_objects, with_one_default, without_unknown_kinds
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -100,3 +102,21 @@ def test_kinds_that_the_cluster_does_not_know_are_left_out_and_said(there: bool)
         "left out ServiceMonitor lockstep-operator: this cluster has no CRD servicemonitors.monitoring.coreos.com",
         "left out PrometheusRule lockstep: this cluster has no CRD prometheusrules.monitoring.coreos.com",
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize(("other", "marked"), [("theirs", False), ("local", True), (None, True)])
+def test_a_profile_becomes_the_default_only_where_no_other_one_is(other: str | None, marked: bool) -> None:
+    mark = {ANNOTATION_DEFAULT_PROFILE: "true"}
+    there = FakeCluster(*([{"kind": "ClusterProfile", "metadata": {"name": other, "annotations": mark}}] if other else []))
+    said: list[str] = []
+    found = asyncio.run(with_one_default(there.as_cluster, planned("local", Mode.TCP).objects, said.append))
+    profile = next(item for item in found if item["kind"] == "ClusterProfile")
+    assert ((profile["metadata"].get("annotations") or {}) == mark) is marked
+    assert bool(said) is not marked
+
+
+def test_who_may_not_see_profiles_sends_what_they_may() -> None:
+    blind = FakeCluster()
+    blind.refused["ClusterProfile"] = ApiError(403, "Forbidden", "not yours")
+    objects = planned("local", Mode.TCP).objects
+    assert asyncio.run(with_one_default(blind.as_cluster, objects, pytest.fail)) == objects

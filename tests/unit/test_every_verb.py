@@ -38,7 +38,7 @@ GIVEN = {
 }
 """Argument → what it is given; any other gets `x`."""
 ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "cluster discover", "cluster lint")
-MORE = {"run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"]}
+MORE = {"run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "cluster gpus": ["barcelona"]}
 """What some verbs want besides, though no option of theirs is required."""
 
 

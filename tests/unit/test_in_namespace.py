@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
-from lockstep.platforms.kubernetes import logs
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace import _Log
 from lockstep.platforms.kubernetes.in_namespace_run import Run
@@ -87,14 +86,3 @@ def test_a_log_that_breaks_off_before_its_first_line_is_asked_for_again() -> Non
 
     asyncio.run(follow())
     assert said == ["rank 1 raised ValueError", "Failed"]
-
-
-def test_lockstep_logs_leaves_out_the_kubelet_s_complaints_and_nothing_after_them() -> None:
-    answers = iter([[b"unable to retrieve container logs for containerd://13c0"], [f"{line}\n".encode() for line in ENDED]])
-
-    class Core:
-        def read_namespaced_pod_log(self, *_: Any, **__: Any) -> list[bytes]:
-            return next(answers)
-
-    looks = iter([False, True])
-    assert list(logs.follow(Core(), "ns", "x", 0, over=lambda: next(looks))) == ["rank 1 raised ValueError", "Failed"]

@@ -129,8 +129,8 @@ async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: 
     from lockstep.platforms.kubernetes.install import without_unknown_kinds
 
     async with await Cluster.connect(context) as connection:
+        await _refuse_without_rights(connection, remove.uninstalled(plan.objects))
         objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
-        await _refuse_without_rights(connection, remove.uninstalled(objects))
         there = [f"{job['metadata']['namespace']}/{job['metadata']['name']}" for job in await remove.jobs_of(connection)]
         if there and not jobs:
             raise ConfigError(

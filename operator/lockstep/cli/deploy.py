@@ -175,13 +175,14 @@ def install_cluster(
         ConfigError: the kubeconfig's cluster is not the one that the cluster file names, and `force` is not given.
     """
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.install import install, without_unknown_kinds
+    from lockstep.platforms.kubernetes.install import install, with_one_default, without_unknown_kinds
 
     plan = _checked(cluster, mode, context, image, force, monitoring)
 
     async def send() -> None:
         async with await Cluster.connect(context) as connection:
-            await install(connection, await without_unknown_kinds(connection, plan.objects, say), say)
+            objects = await without_unknown_kinds(connection, plan.objects, say)
+            await install(connection, await with_one_default(connection, objects, say), say)
 
     asyncio.run(send())
     return plan

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: float) -> bool:
     """Whether everything is there and ready."""
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.install import without_unknown_kinds
+    from lockstep.platforms.kubernetes.install import with_one_default, without_unknown_kinds
     from lockstep.platforms.kubernetes.send import send_permitted
 
     async with await Cluster.connect(context) as connection:
@@ -28,6 +28,7 @@ async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: f
             )
             notes: list[str] = []
             objects = await without_unknown_kinds(connection, plan.objects, notes.append)
+            objects = await with_one_default(connection, objects, notes.append)
             sent = await send_permitted(connection, objects, lambda text: progress.quietly(f"sending {text}"))
             _tell_sent(sent, notes, progress)
             up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
@@ -41,7 +42,8 @@ def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
     from lockstep.plan.deploy import State, counted
 
     for note in notes:
-        progress.done("left out", note.removeprefix("left out "))
+        word, _, rest = note.partition(": ") if note.startswith("default: ") else ("left out", "", note.removeprefix("left out "))
+        progress.done(word, rest)
     if sent.objects:
         progress.done("applied", counted(sent.objects))
     there = [part.item for part in sent.left if part.state is State.SAME]

@@ -65,10 +65,11 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
     from lockstep.plan.deploy import called
     from lockstep.plan.live import Comparison
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+    from lockstep.platforms.kubernetes.install import with_one_default
 
     differs = False
     async with await Cluster.connect(context) as connection:
-        for item in objects:
+        for item in await with_one_default(connection, objects, lambda line: None):
             try:
                 found = await _would_change(connection, item)
             except ApiError as error:

@@ -60,6 +60,11 @@ class Client:
 
         return _run(ask)
 
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._server.url
+
     def __enter__(self) -> Client:
         return self
 

@@ -206,7 +206,7 @@ class Cluster:
             response = await self._send("PATCH", _object_path(item), item, query=query, content_type=APPLY)
         else:
             response = await self._send("POST", _object_path(item, collection=True), item, query=DRY_RUN)
-        stated = response.response.headers.getall("Warning", [])
+        stated = response.headers.getall("Warning", [])
         return [found[1].replace('\\"', '"') for text in stated if (found := _WARNING.match(text))]
 
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:

@@ -20,7 +20,8 @@ from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
-from lockstep.platforms.kubernetes.cluster import CONFLICT, KINDS, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.cluster import CONFLICT, KINDS, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.rights import FORBIDDEN
 
 Say = Callable[[str], None]
 FIELD_MANAGER = "lockstep-deploy"
@@ -28,6 +29,7 @@ READY_SECONDS = 120.0
 RDMA_ROLE = "lockstep-rdma"
 ANNOTATION_REVISION = "lockstep.dev/revision"
 CLAIM = "PersistentVolumeClaim"
+PROFILE = "ClusterProfile"
 MONITORING_GROUP = "monitoring.coreos.com"
 
 
@@ -83,6 +85,33 @@ async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Sa
         else:
             found.append(item)
     return found
+
+
+async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
+    """Without the mark of a default on the profile where another one has it: with two, jobs that name no profile would not start."""
+    try:
+        there = (await cluster.list(PROFILE))["items"]
+    except ApiError as error:
+        if error.status in (FORBIDDEN, NOT_FOUND):  # what can't be seen is not sent either; without the CRD there is no other profile
+            return objects
+        raise
+    sent = {item["metadata"]["name"] for item in objects if item["kind"] == PROFILE}
+    other = next((name for name in map(_default_name, there) if name and name not in sent), None)
+    if other is None:
+        return objects
+    say(f"default: ClusterProfile {other} stays the one of jobs that name none; others say clusterProfileName: {', '.join(sorted(sent))}")
+    return [_without_default(item) if item["kind"] == PROFILE else item for item in objects]
+
+
+def _default_name(profile: Object) -> str | None:
+    metadata = profile["metadata"]
+    return str(metadata["name"]) if (metadata.get("annotations") or {}).get(ANNOTATION_DEFAULT_PROFILE) == "true" else None
+
+
+def _without_default(profile: Object) -> Object:
+    metadata = profile["metadata"]
+    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ANNOTATION_DEFAULT_PROFILE}
+    return {**profile, "metadata": {**metadata, "annotations": annotations}}
 
 
 def _namespace(name: str) -> Object:
