@@ -12,6 +12,7 @@ DEPLOY = $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
 IMAGE ?= operator
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest
+PARALLEL := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock
@@ -111,10 +112,10 @@ cluster-down: setup ## remove it; the cache stays
 test: test-unit test-train test-faults test-cluster ## all tests
 
 test-unit: setup ## seconds, no root
-	@$(PYTEST) tests/unit
+	@$(PYTEST) $(PARALLEL) tests/unit
 
 test-train: setup ## real ranks over gloo, no root
-	@$(PYTEST) tests/train
+	@$(PYTEST) $(PARALLEL) tests/train
 
 test-faults: setup ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) tests/faults
