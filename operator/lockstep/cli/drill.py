@@ -47,7 +47,7 @@ def drill(
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
     _ask(found, fault, yes=yes)
-    place = Place(found.target.client, CoreV1Api(found.target.client), found.job, timeout, _say)
+    place = Place(found.target.client, CoreV1Api(found.target.client.library), found.job, timeout, _say)
     last = int(found.job["status"]["ranks"]["desired"]) - 1
     outcome = run_drill(place, fault, last if rank is None else rank, fill_at_most * MIB)
     print(_written(outcome, output))

@@ -27,7 +27,7 @@ def running_pod(found: Found, node: int) -> str:
     if node >= nodes > 0:
         raise ConfigError(f"job {found.name} has no node {node}: its {nodes} nodes are 0 to {nodes - 1}")
     try:
-        pod: dict[str, Any] = client.sanitize_for_serialization(CoreV1Api(client).read_namespaced_pod(name, found.namespace))
+        pod: dict[str, Any] = client.sanitize_for_serialization(CoreV1Api(client.library).read_namespaced_pod(name, found.namespace))
     except ApiException as error:
         if error.status != 404:
             raise

@@ -146,7 +146,7 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     resolved = resolve(job, profile, PlatformDefaults(namespace=namespace))
     from kubernetes.client import CoreV1Api
 
-    core = CoreV1Api(client)
+    core = CoreV1Api(client.library)
     return _train_and_show(core, client, job, resolved, demo)
 
 

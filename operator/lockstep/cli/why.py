@@ -87,7 +87,7 @@ async def _write(path: Path, connection: Cluster, found: Found, observed: Observ
     from lockstep.platforms.kubernetes.bundle import write_bundle
 
     try:
-        missing = await write_bundle(path, connection, CoreV1Api(found.target.client), observed, said)
+        missing = await write_bundle(path, connection, CoreV1Api(found.target.client.library), observed, said)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     print(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""), file=sys.stderr)

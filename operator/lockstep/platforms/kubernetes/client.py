@@ -72,10 +72,15 @@ class Client:
         if self._library is not None:
             self._library.close()
 
-    def __getattr__(self, name: str) -> Any:
+    @property
+    def library(self) -> Any:
+        """The `kubernetes.client.ApiClient` itself, for its streams: they put another `request` into the client that they are given."""
         if self._library is None:
             self._library = _by_the_library(self._context)
-        return getattr(self._library, name)
+        return self._library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.library, name)
 
 
 def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
