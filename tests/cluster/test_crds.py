@@ -98,6 +98,7 @@ def test_what_breaks_a_rule_is_refused_with_its_message(server: Server, rule: Wr
 def test_a_job_shows_its_defaults(server: Server) -> None:
     spec = stored(server.create(training()))["spec"]
     assert spec == {
+        "type": "Batch",
         "fabric": {"mode": "Auto", "degradedPolicy": "Warn"},
         "preflight": {"mode": "Full", "allReduce": False},
         "startTimeoutSeconds": 1800,
