@@ -116,7 +116,9 @@ def test_a_job_that_is_not_there_is_an_error_that_says_how_to_look(lockstep: lis
     assert run([*lockstep, "deploy", "local", "--no-dev"]).returncode == 0
     done = run([*lockstep, "logs", "nothing"])
     assert done.returncode == 2
-    assert done.stderr == "lockstep: there is no TrainingJob nothing in namespace lockstep: there is none at all; -n names another namespace\n"
+    assert (
+        done.stderr == "lockstep: there is no TrainingJob nothing in namespace lockstep: there is none at all; -n names another namespace\n"
+    )
 
 
 def test_the_wrong_cluster_is_refused_before_anything_is_sent(lockstep: list[str]) -> None:
