@@ -1,4 +1,4 @@
-""".venv/bin/python tests/bench/operator.py --json: what a thousand jobs cost the operator, and how soon it answers.
+""".venv/bin/python tests/bench/operator_scale.py --json: what a thousand jobs cost the operator, and how soon it answers.
 
 API server, controllers and the operator's process are real, in a control plane of its own. Nodes are played as KWOK plays them: pods name a scheduler that doesn't
 exist, are bound to nodes without a kubelet and said to run; coordinators' reports are real ones, with a token of their pod each.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-sys.path[0] = __file__.rsplit("/", 2)[0]  # tests/ instead of this folder, whose `operator` would hide the standard library's
+sys.path[0] = __file__.rsplit("/", 2)[0]  # tests/ has what it stands on
 
 import argparse
 import asyncio

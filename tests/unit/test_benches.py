@@ -1,0 +1,13 @@
+"""Benches start: a file beside them must not hide a module of the standard library."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+BENCHES = Path(__file__).resolve().parents[1] / "bench"
+
+
+def test_no_bench_has_the_name_of_a_standard_module() -> None:
+    names = {path.stem for path in BENCHES.glob("*.py")}
+    assert names and not names & sys.stdlib_module_names
