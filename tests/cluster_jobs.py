@@ -6,9 +6,11 @@ import base64
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from kubernetes import dynamic
+import yaml
+from kubernetes import client, dynamic
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 
 T = TypeVar("T")
@@ -119,3 +121,18 @@ def prepare(api: dynamic.DynamicClient, namespace: str) -> Jobs:
         except ConflictError:
             continue
     return jobs
+
+
+def kubeconfig_of(role: str, jobs: Jobs, cluster: Path, folder: Path) -> Path:
+    """For a person who holds this built-in role in the namespace and nothing else. `cluster`: an administrator's kubeconfig."""
+    jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "person"}})
+    rbac = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": "person", "namespace": jobs.namespace}
+    held = {"apiGroup": rbac, "kind": "ClusterRole", "name": role}
+    jobs.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "person"}, "roleRef": held, "subjects": [subject]})
+    made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token("person", jobs.namespace, {"spec": {}})
+    known = yaml.safe_load(cluster.read_text())
+    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(known))
+    return path

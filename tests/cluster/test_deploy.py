@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes import client, dynamic
+from kubernetes import dynamic
 
+from cluster_jobs import Jobs, kubeconfig_of
 from lockstep.cli.main import main
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,18 +38,7 @@ def lockstep(*arguments: str, kubeconfig: Path | None = None) -> tuple[int, str,
 @pytest.fixture
 def person(api: dynamic.DynamicClient, cluster: Path, namespace: str, tmp_path: Path) -> Path:
     """The kubeconfig of somebody with the built-in role `admin` in one namespace, and nothing else."""
-    group = "rbac.authorization.k8s.io"
-    role = {"apiGroup": group, "kind": "ClusterRole", "name": "admin"}
-    subject = {"kind": "ServiceAccount", "name": "person", "namespace": namespace}
-    core, rbac = client.CoreV1Api(api.client), client.RbacAuthorizationV1Api(api.client)
-    core.create_namespaced_service_account(namespace, {"metadata": {"name": "person"}})
-    rbac.create_namespaced_role_binding(namespace, {"metadata": {"name": "person"}, "roleRef": role, "subjects": [subject]})
-    made = core.create_namespaced_service_account_token("person", namespace, {"spec": {}})
-    known = yaml.safe_load(cluster.read_text())
-    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(known))
-    return path
+    return kubeconfig_of("admin", Jobs(api, namespace), cluster, tmp_path)
 
 
 @pytest.fixture

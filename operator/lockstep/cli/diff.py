@@ -85,9 +85,8 @@ async def _would_change(connection: Cluster, item: dict[str, Any]) -> list[Chang
     """None: it is not there."""
     from lockstep.plan.deploy import ONLY_CREATED, difference
     from lockstep.plan.diff import changes
-    from lockstep.platforms.kubernetes.cluster import ApiError
+    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
     from lockstep.platforms.kubernetes.install import dry_run
-    from lockstep.platforms.kubernetes.rights import FORBIDDEN
 
     metadata = item["metadata"]
     before = await connection.get(item["kind"], metadata.get("namespace"), metadata["name"])

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
     from lockstep.platforms.kubernetes.cluster import Cluster
 
-FORBIDDEN = 403
-
 
 @dataclass(frozen=True)
 class Overview:
@@ -76,7 +74,7 @@ def _operator_state(deployment: dict[str, Any] | None, may_see: bool) -> str:
 
 
 async def _profile(cluster: Cluster, found: ClusterFile) -> str:
-    from lockstep.platforms.kubernetes.cluster import ApiError
+    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
 
     try:
         return _profile_state(await cluster.get("ClusterProfile", None, found.profile.metadata.name), found)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 
-from cluster_jobs import API, Jobs, until
+from cluster_jobs import API, Jobs, kubeconfig_of, until
 from lockstep.api.job import TrainingJob
 from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
@@ -147,24 +146,9 @@ def moves(jobs: Jobs) -> Iterator[Jobs]:
     until("its pod is gone", lambda: not jobs.pods("moves"), 60)
 
 
-def kubeconfig_of_viewer(jobs: Jobs, cluster: Path, folder: Path) -> Path:
-    """For a person who holds the built-in role `view` in the namespace and nothing else."""
-    jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "viewer"}})
-    rbac = "rbac.authorization.k8s.io"
-    subject = {"kind": "ServiceAccount", "name": "viewer", "namespace": jobs.namespace}
-    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "view"}
-    jobs.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "viewer"}, "roleRef": role, "subjects": [subject]})
-    made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token("viewer", jobs.namespace, {"spec": {}})
-    known = yaml.safe_load(cluster.read_text())
-    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(known))
-    return path
-
-
 def test_without_the_rights_nothing_is_done_and_they_are_named(moves: Jobs, cluster: Path, tmp_path: Path) -> None:
     pods = [pod["metadata"]["uid"] for pod in moves.pods("moves")]
-    viewer = {"KUBECONFIG": str(kubeconfig_of_viewer(moves, cluster, tmp_path))}
+    viewer = {"KUBECONFIG": str(kubeconfig_of("view", moves, cluster, tmp_path))}
     done = lockstep("drill", "lose-node", "--job", "moves", "-n", moves.namespace, "--yes", environment=viewer)
     place = f"in namespace {moves.namespace}"
     assert done.returncode == 2

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes import client
 from typer.testing import CliRunner
 
-from cluster_jobs import SERVICE_ACCOUNT, Jobs, until
+from cluster_jobs import SERVICE_ACCOUNT, Jobs, kubeconfig_of, until
 from lockstep.cli.main import app
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,21 +36,6 @@ def said(found: Found, section: str, outcome: str) -> str:
     return " | ".join(line["said"] for line in found["lines"] if (line["section"], line["outcome"]) == (section, outcome))
 
 
-def person(jobs: Jobs, cluster: Path, folder: Path) -> Path:
-    """A kubeconfig of somebody who holds the built-in role `edit` in the namespace and nothing else."""
-    jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "person"}})
-    rbac = "rbac.authorization.k8s.io"
-    subject = {"kind": "ServiceAccount", "name": "person", "namespace": jobs.namespace}
-    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "edit"}
-    jobs.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "person"}, "roleRef": role, "subjects": [subject]})
-    made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token("person", jobs.namespace, {"spec": {}})
-    known = yaml.safe_load(cluster.read_text())
-    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(known))
-    return path
-
-
 def test_a_plan_says_what_the_cluster_would_and_makes_nothing(other: Jobs, kubectl: Kubectl, cluster: Path, tmp_path: Path) -> None:
     missing = plan(other, tmp_path, 1)
     assert f"ServiceAccount {SERVICE_ACCOUNT} (the profile's security.service_account) is not in" in said(missing, "needs", "refused")
@@ -61,7 +45,7 @@ def test_a_plan_says_what_the_cluster_would_and_makes_nothing(other: Jobs, kubec
     assert (fits["verdict"], said(fits, "admission", "ok").count("was admitted")) == ("fits now", 3)
     assert "2 of 2 nodes fit now" in said(fits, "nodes", "ok")
 
-    limited = plan(other, tmp_path, 0, person(other, cluster, tmp_path))
+    limited = plan(other, tmp_path, 0, kubeconfig_of("edit", other, cluster, tmp_path))
     assert "your account may not list nodes" in said(limited, "nodes", "unknown")
     assert said(limited, "admission", "ok").count("was admitted") == 3
 

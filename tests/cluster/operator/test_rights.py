@@ -16,7 +16,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from cluster_jobs import SCRIPTS, Jobs, until
+from cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
 from lockstep.api.names import REPORT_AUDIENCE
 from lockstep_gang.contract import (
     REPORT_BYTES_MAX,
@@ -206,22 +206,6 @@ def test_the_pod_that_was_node_zero_is_refused(speaker: Speaker) -> None:
     assert speaker.say(speaker.message(token, report_body(speaker.report())))[0] in (401, 403)
 
 
-def kubeconfig_of_admin(jobs: Jobs, cluster: Path, folder: Path) -> Path:
-    """For a person who holds the built-in role `admin` in the namespace and nothing else."""
-    jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "person"}})
-    rbac = "rbac.authorization.k8s.io"
-    subject = {"kind": "ServiceAccount", "name": "person", "namespace": jobs.namespace}
-    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "admin"}
-    jobs.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "person"}, "roleRef": role, "subjects": [subject]})
-    core = client.CoreV1Api(jobs.api.client)
-    made = core.create_namespaced_service_account_token("person", jobs.namespace, {"spec": {}})
-    known = yaml.safe_load(cluster.read_text())
-    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(known))
-    return path
-
-
 @pytest.mark.parametrize(("script", "code"), [("ok.py", 0), ("fail.py", 1)])
 def test_the_role_admin_is_enough_to_run_a_job_in_a_namespace(
     other: Jobs,
@@ -238,7 +222,7 @@ def test_the_role_admin_is_enough_to_run_a_job_in_a_namespace(
     job.write_text(
         yaml.safe_dump({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "alone"}, "spec": spec})
     )
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig_of_admin(other, cluster, tmp_path))}
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig_of("admin", other, cluster, tmp_path))}
     command = [
         sys.executable,
         "-m",

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubernetes import client
 
-from cluster_jobs import Jobs, until
+from cluster_jobs import Jobs, kubeconfig_of, until
 
 LOCKSTEP = [sys.executable, "-m", "lockstep.cli.main"]
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -164,24 +163,8 @@ def test_a_wrong_node_and_a_wrong_job_are_told_with_what_there_is(jobs: Jobs, jo
 def test_who_may_only_look_is_told_what_is_missing(
     jobs: Jobs, job: str, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of_viewer(jobs, cluster, tmp_path)))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of("view", jobs, cluster, tmp_path)))
     for verb in (["shell", job], ["tensorboard", job]):
         done = subprocess.run([*LOCKSTEP, *verb, "-n", jobs.namespace], input="", capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode in (1, 2) and len(done.stderr.splitlines()) == 1
         assert f"you may not run programs in pods of namespace {jobs.namespace} (pods/exec)" in done.stderr
-
-
-def kubeconfig_of_viewer(jobs: Jobs, cluster: Path, folder: Path) -> Path:
-    """A person with the role `view` in this namespace."""
-    group = "rbac.authorization.k8s.io"
-    jobs.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "looker"}})
-    role = {"apiGroup": group, "kind": "ClusterRole", "name": "view"}
-    subject = {"kind": "ServiceAccount", "name": "looker", "namespace": jobs.namespace}
-    jobs.create(
-        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": {"name": "looker"}, "roleRef": role, "subjects": [subject]}
-    )
-    made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token("looker", jobs.namespace, {"spec": {}})
-    known = yaml.safe_load(cluster.read_text())
-    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
-    (folder / "kubeconfig").write_text(yaml.safe_dump(known))
-    return folder / "kubeconfig"

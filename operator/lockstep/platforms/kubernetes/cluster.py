@@ -27,7 +27,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 RETRY_AFTER_MAX_SECONDS = 60.0
-NOT_FOUND, CONFLICT, INVALID = 404, 409, 422
+FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 
 
 class Kind(NamedTuple):

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.plan.clusterfacts import ClusterFacts, Listing, Sight
-from lockstep.platforms.kubernetes.cluster import KINDS, NOT_FOUND, ApiError, Cluster, Object, path_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, KINDS, NOT_FOUND, ApiError, Cluster, Object, path_of
 
-FORBIDDEN = 403
 OF_THE_CLUSTER = ("Node", "StorageClass", "PersistentVolume", "SecurityContextConstraints", "SriovNetworkNodePolicy")
 OF_THE_NAMESPACE = ("PersistentVolumeClaim", "NetworkAttachmentDefinition", "ResourceQuota", "LimitRange")
 POD_SECURITY = "pod-security.kubernetes.io/enforce"

@@ -15,10 +15,9 @@ from typing import BinaryIO
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, pod_name
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, ProgramFailed, program
 
-FORBIDDEN = 403
 INTERRUPTED = 130
 CTRL_C, ALIVE = b"c", b"."
 ALIVE_SECONDS = 30.0

@@ -9,8 +9,7 @@ from typing import Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER
-from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, path_of
-from lockstep.platforms.kubernetes.rights import FORBIDDEN
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, path_of
 
 STDIN, STDOUT, STDERR, ENDED, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"

@@ -20,8 +20,7 @@ from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
-from lockstep.platforms.kubernetes.cluster import CONFLICT, KINDS, NOT_FOUND, ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.rights import FORBIDDEN
+from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, KINDS, NOT_FOUND, ApiError, Cluster, Object
 
 Say = Callable[[str], None]
 FIELD_MANAGER = "lockstep-deploy"

@@ -8,9 +8,8 @@ from lockstep.api.names import LABEL_JOB
 from lockstep.plan.interactive import unused
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled, scheduler_message
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 
-FORBIDDEN = 403
 KINDS_OF_A_JOB = ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
 
 

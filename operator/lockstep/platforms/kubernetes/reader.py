@@ -22,7 +22,7 @@ from lockstep.plan.pods import is_running, is_scheduled, why_not_started
 from lockstep.plan.reader import CONTAINER as READER_CONTAINER
 from lockstep.plan.reader import LABEL_READER_OF, claims_of, is_shared, missing_claim, mounted_claims, pod_claims_of, reader_pod
 from lockstep.plan.unscheduled import why_unscheduled
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place
 
 LIFETIME_SECONDS = 3600
@@ -32,7 +32,6 @@ TROUBLE_SECONDS = 20.0
 """How long what keeps the pod from starting may last before it is given up: schedulers and kubelets try again."""
 POLL_SECONDS = 0.25
 QUIET_SECONDS = 3.0
-FORBIDDEN = 403
 Say = Callable[[str], None]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from lockstep.platforms.kubernetes.cluster import KINDS, Cluster, Object, path_of
 
-FORBIDDEN = 403
-
 
 async def may(cluster: Cluster, verb: str, kind: str, namespace: str | None = None, subresource: str = "") -> bool:
     """Whether this verb is allowed on every object of the kind in the namespace; without one, in the whole cluster."""

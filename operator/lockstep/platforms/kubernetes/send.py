@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from lockstep.api.names import API_VERSION, GROUP
 from lockstep.plan.deploy import CLAIM, DEFINITION, Left, State, called, open_ones, state_of
-from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import send_one, until_established
-from lockstep.platforms.kubernetes.rights import FORBIDDEN, forbidden
+from lockstep.platforms.kubernetes.rights import forbidden
 
 Say = Callable[[str], None]
 CREATE = ("create",)

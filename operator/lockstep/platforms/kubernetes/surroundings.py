@@ -15,9 +15,9 @@ from lockstep.plan.doctor import differing_keys
 from lockstep.plan.lookahead import Around, Object, Try
 from lockstep.plan.references import references
 from lockstep.plan.resolve import Resolved
-from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, path_of
 
-FORBIDDEN, UNAUTHORIZED = 403, 401
+UNAUTHORIZED = 401
 PROFILE = "ClusterProfile"
 LIVE = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 

@@ -7,9 +7,7 @@ from typing import Any
 from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.plan.doctor import RIGHTS, Seen
-from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, Object, path_of
-
-FORBIDDEN = 403
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object, path_of
 
 
 async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:

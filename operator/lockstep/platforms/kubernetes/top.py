@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, Program
 from lockstep.platforms.kubernetes.reader import running_pods
 from lockstep.platforms.kubernetes.runs import asked, lines_of, run_root
@@ -25,7 +25,6 @@ NODES_MAX = 32
 ANSWER_SECONDS = 10.0
 FIRST_SECONDS = 1.0
 """Between the start of a program and its first answer, so that it has rates."""
-FORBIDDEN = 403
 
 
 async def pods_of(cluster: Cluster, namespace: str, job: str) -> list[Object]:
