@@ -51,7 +51,7 @@ def load_once(way: str, folder: str) -> None:
     import torch.distributed as dist
     from transformers.integrations import HfDeepSpeedConfig
 
-    from lockstep_train.config import Precision
+    from lockstep_sizes.choices import Precision
     from lockstep_train.engine import ranks as engine_ranks
     from lockstep_train.engine.start import prepare_deepspeed
     from lockstep_train.environment import rank_environment

@@ -15,8 +15,8 @@ import numpy
 import torch
 from torch.distributed import PrefixStore
 
+from lockstep_sizes.choices import Precision, TrainOn
 from lockstep_train import __main__ as trainer
-from lockstep_train.config import Precision, TrainOn, read_run
 from lockstep_train.data import isolation, share, source
 from lockstep_train.data.attention import choose_attention
 from lockstep_train.data.collate import collate
@@ -28,6 +28,7 @@ from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.environment import rank_environment
 from lockstep_train.errors import ConfigError
+from lockstep_train.runfile import read_run
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{{ eos_token }}"

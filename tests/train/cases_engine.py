@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_train.assemble import Run, assemble
 from lockstep_train.checkpoint import zero_access
-from lockstep_train.config import read_run
 from lockstep_train.data.collate import Batch
 from lockstep_train.data.tokenize import IGNORED
 from lockstep_train.engine import ranks as engine_ranks
@@ -26,6 +25,7 @@ from lockstep_train.errors import TrainerError
 from lockstep_train.evaluate import evaluate
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
+from lockstep_train.runfile import read_run
 from lockstep_train.stop import StopSignal
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from rank_cases import CountCollectives
 
-from lockstep_train.config import Precision
+from lockstep_sizes.choices import Precision
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine.start import prepare_deepspeed
 from lockstep_train.environment import rank_environment

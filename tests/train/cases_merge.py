@@ -13,11 +13,12 @@ import torch
 from cases_models import configuration, logits_of, settings
 from safetensors.torch import load_file, save
 
+from lockstep_sizes.choices import Content
 from lockstep_train import merge
 from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, encode
-from lockstep_train.config import Content, TrainingConfig
+from lockstep_train.config import TrainingConfig
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.load import base_digest, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from lockstep_sizes.choices import NonFinitePolicy
 from lockstep_train.checkpoint import zero_access
-from lockstep_train.config import NonFinitePolicy, TrainingConfig, parse_training
+from lockstep_train.config import TrainingConfig
 from lockstep_train.data.collate import Batch
 from lockstep_train.data.tokenize import IGNORED
 from lockstep_train.engine import ranks as engine_ranks
@@ -27,6 +28,7 @@ from lockstep_train.export import write_adapter
 from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
+from lockstep_train.runfile import parse_training
 from lockstep_train.watch import UNWATCHED
 
 STEPS = 3
@@ -194,7 +196,7 @@ def compared(model: Path, adapter: Path, live: torch.Tensor, variant: dict[str, 
     import peft
     from transformers import AutoModelForCausalLM
 
-    from lockstep_train.config import Quantization
+    from lockstep_sizes.choices import Quantization
     from lockstep_train.model.quantize import loading_options
 
     dtype = {"BF16": torch.bfloat16, "FP32": torch.float32}[variant.get("precision", "FP32")]

@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
 from lockstep_train.checkpoint import zero_access
-from lockstep_train.config import read_run
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine import step as engine_step
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.environment import rank_environment
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
+from lockstep_train.runfile import read_run
 from lockstep_train.steps import Steps
 from lockstep_train.stop import StopSignal
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep_train.config import Method, Quantization, ZeroStage
+from lockstep_sizes.choices import Method, Quantization, ZeroStage
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.experts import LayerUsage, chosen_experts, layer_number, usage_fields
 from lockstep_train.model.initial import description_differences, tensor_differences

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from lockstep.api.training import Data, Training
+from lockstep.api.data import Data
+from lockstep.api.training import Training
 from lockstep_sizes.checkpoint import commit_bytes, saves
+from lockstep_sizes.choices import Method, Precision, Quantization, ZeroStage
 from lockstep_sizes.families import FAMILIES, UnknownModel, shape_from_config
 from lockstep_sizes.length import plan
 from lockstep_sizes.memory import Place, trained_elements
-from lockstep_sizes.settings import Adapter, Method, Precision, Quantization, Settings, ZeroStage, read_settings
+from lockstep_sizes.settings import Adapter, Settings, read_settings
 from lockstep_sizes.traffic import gigabits_per_second, step_traffic, total_bytes
-from lockstep_train.config import parse_training
 from lockstep_train.memory.settings import settings_of
+from lockstep_train.runfile import parse_training
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

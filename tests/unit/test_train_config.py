@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.config import Precision, Schedule, Storage, ZeroStage, parse_run, parse_training, read_run
+from lockstep_sizes.choices import Precision, Schedule, ZeroStage
+from lockstep_train.config import Storage
 from lockstep_train.environment import rank_environment
 from lockstep_train.errors import ConfigError
+from lockstep_train.runfile import parse_run, parse_training, read_run
 
 TRAINING: dict[str, Any] = {
     "model": {"name": "/workspace/models/tiny"},

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lockstep_train.config import DataFormat, EvaluationConfig, EvaluationDataConfig, Overlong, SourceConfig, TrainOn
+from lockstep_sizes.choices import DataFormat, Overlong, TrainOn
+from lockstep_train.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.data.read import AnySample, Broken, Conversation, Sample, read_jsonl, read_text
 from lockstep_train.data.tokenize import IGNORED
 from lockstep_train.errors import ConfigError

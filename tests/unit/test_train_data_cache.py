@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 import pytest
 
+from lockstep_sizes.choices import Overlong, TrainOn
 from lockstep_train.checkpoint.identity import Identity
-from lockstep_train.config import DataConfig, EvaluationConfig, Overlong, SourceConfig, TrainOn
+from lockstep_train.config import DataConfig, EvaluationConfig, SourceConfig
 from lockstep_train.data import arrays, cachefolder
 from lockstep_train.data.arrays import ArrayWriter, Damaged, open_arrays
 from lockstep_train.data.cachefolder import cache_folder, content_digest

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from lockstep_train.config import TrainOn
+from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.chat import ChatTemplate, Span, encode_conversation
 from lockstep_train.data.read import Broken, Conversation, Sample
 from lockstep_train.data.tokenize import Tokeniser, encode_samples

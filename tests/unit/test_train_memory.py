@@ -9,23 +9,11 @@ from typing import Any
 
 import pytest
 
+from lockstep_sizes.choices import HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
 from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory
 from lockstep_sizes.memory import Place, activation_bytes, base_bytes, estimate, trained_elements
 from lockstep_sizes.shape import ModelShape, Weight, shape_of
-from lockstep_train.config import (
-    CheckpointConfig,
-    DataConfig,
-    HierarchicalPartition,
-    LoraConfig,
-    Method,
-    ModelConfig,
-    Offload,
-    OptimizationConfig,
-    Precision,
-    Quantization,
-    TrainingConfig,
-    ZeroStage,
-)
+from lockstep_train.config import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
 from lockstep_train.memory.capacity import host_bytes
 from lockstep_train.memory.settings import settings_of
 

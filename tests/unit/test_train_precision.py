@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep_train.config import Precision
+from lockstep_sizes.choices import Precision
 from lockstep_train.engine.start import precision_note
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.trainer import trainer_command
-from lockstep_train.config import OptimizationConfig, Schedule
+from lockstep_sizes.choices import Schedule
+from lockstep_train.config import OptimizationConfig
 from lockstep_train.demo import text
 from lockstep_train.engine.schedule import learning_rate
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from lockstep_train.config import TrainingConfig, parse_training
+from lockstep_train.config import TrainingConfig
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.errors import ConfigError
+from lockstep_train.runfile import parse_training
 
 
 def training(optimization: dict[str, Any] | None = None, **change: Any) -> TrainingConfig:

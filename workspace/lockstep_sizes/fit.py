@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lockstep_sizes.choices import HierarchicalPartition, Method, Offload, Quantization, ZeroStage
 from lockstep_sizes.memory import Item, Place, estimate
-from lockstep_sizes.settings import HierarchicalPartition, Method, Offload, Quantization, Settings, ZeroStage
+from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape
 
 GB = 1e9

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_sizes.settings import Method, Offload, Quantization, Settings, ZeroStage
+from lockstep_sizes.choices import Method, Offload, Quantization, ZeroStage
+from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape, Weight
 
 GIB = 1 << 30

@@ -4,58 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-
-class ZeroStage(Enum):
-    """How much is sharded: optimizer state; and gradients; and weights."""
-
-    STAGE1 = "Stage1"
-    STAGE2 = "Stage2"
-    STAGE3 = "Stage3"
-
-    @property
-    def number(self) -> int:
-        return int(self.value[-1])
-
-
-class Precision(Enum):
-    """The dtype of weights and activations; masters and moments are always FP32."""
-
-    BF16 = "BF16"
-    FP16 = "FP16"
-    FP32 = "FP32"
-
-
-class Method(Enum):
-    """What is trained: an adapter, or every weight."""
-
-    LORA = "LoRA"
-    FULL = "Full"
-
-
-class Quantization(Enum):
-    """The number format of the frozen base weights."""
-
-    NONE = "None"
-    NF4 = "NF4"
-    INT8 = "Int8"
-
-
-class Offload(Enum):
-    """Where the optimizer's state lives and its step is computed."""
-
-    NONE = "None"
-    CPU = "CPU"
-
-
-class HierarchicalPartition(Enum):
-    """Whether each node keeps a whole copy of the frozen weights under Stage3 (ZeRO++ hpZ)."""
-
-    AUTO = "Auto"
-    NODE = "Node"
-    NONE = "None"
+from lockstep_sizes.choices import HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
 
 
 @dataclass(frozen=True)

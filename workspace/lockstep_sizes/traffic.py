@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep_sizes.choices import Method, ZeroStage
 from lockstep_sizes.memory import Place, base_bytes, trained_elements
-from lockstep_sizes.settings import Method, Settings, ZeroStage
+from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape
 
 

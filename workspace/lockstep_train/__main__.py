@@ -13,12 +13,13 @@ import sys
 import traceback
 from pathlib import Path
 
-from lockstep_train.config import RunConfig, read_run
+from lockstep_train.config import RunConfig
 from lockstep_train.ending import exit_code_of, leave_process
 from lockstep_train.environment import RankEnvironment, ignored_variables, rank_environment
 from lockstep_train.errors import EXIT_DONE, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable
+from lockstep_train.runfile import read_run
 from lockstep_train.stop import StopSignal
 from lockstep_train.watch import Place, Watchdog, flight, limits
 

@@ -1,95 +1,28 @@
-"""What to train: the `training` section of run.json, read strictly.
-
-An unknown key, a missing key or a wrong type is a ConfigError that names the field's path, because a setting that is
-silently ignored costs a whole run. Numbers with a fraction are strings ("2e-4"): the API has no floats.
-"""
+"""What to train, as the trainer reads it of run.json: names as in the API, defaults as there."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.settings import HierarchicalPartition as HierarchicalPartition
-from lockstep_sizes.settings import Method as Method
-from lockstep_sizes.settings import Offload as Offload
-from lockstep_sizes.settings import Precision as Precision
-from lockstep_sizes.settings import Quantization as Quantization
-from lockstep_sizes.settings import ZeroStage as ZeroStage
-from lockstep_train.errors import ConfigError
-from lockstep_train.strict import (
-    boolean,
-    decimal,
-    enumerated,
-    integer,
-    items,
-    mapping,
-    optional,
-    positive,
-    probability,
-    refuse,
-    section,
-    share,
-    string,
-    strings,
+from lockstep_sizes.choices import (
+    Content,
+    DataFormat,
+    HierarchicalPartition,
+    Method,
+    NonFinitePolicy,
+    Offload,
+    Optimizer,
+    Overlong,
+    Precision,
+    Quantization,
+    Schedule,
+    TrainOn,
+    ZeroStage,
 )
-
-
-class Schedule(Enum):
-    """What the learning rate does after the warm-up."""
-
-    COSINE = "Cosine"
-    LINEAR = "Linear"
-    CONSTANT = "Constant"
-
-
-class DataFormat(Enum):
-    """How samples stand in a file; Auto goes by its name."""
-
-    AUTO = "Auto"
-    JSONL = "JSONL"
-    TEXT = "Text"
-
-
-class Overlong(Enum):
-    """What happens to a sample of more than `max_length` tokens."""
-
-    TRUNCATE = "Truncate"
-    DROP = "Drop"
-    SPLIT = "Split"
-    ERROR = "Error"
-
-
-class TrainOn(Enum):
-    """Which tokens are learned."""
-
-    ASSISTANT = "Assistant"
-    LAST_TURN = "LastTurn"
-    ALL = "All"
-
-
-class Optimizer(Enum):
-    """AdamW decays weights apart from the gradient; Adam adds the decay to it."""
-
-    ADAMW = "AdamW"
-    ADAM = "Adam"
-
-
-class NonFinitePolicy(Enum):
-    """What happens when a loss or a gradient is not finite."""
-
-    STOP = "Stop"
-    SKIP = "Skip"
-
-
-class Content(Enum):
-    """What a commit holds: masters and moments, or the trained weights alone in the run's precision."""
-
-    FULL = "Full"
-    LITE = "Lite"
 
 
 class Storage(Enum):
@@ -257,133 +190,3 @@ class RunConfig:
     training: TrainingConfig
     storage: Storage | None = None
     """None: nobody says, and nothing is checked."""
-
-
-_model = section(ModelConfig, {"name": string, "quantization": enumerated(Quantization)})
-_lora = section(
-    LoraConfig,
-    {
-        "rank": positive,
-        "alpha": positive,
-        "dropout": probability,
-        "target_modules": strings,
-        "target_parameters": items(string),
-        "modules_to_save": items(string),
-        "rank_stabilized": boolean,
-        "dora": boolean,
-        "init_from": optional(string),
-    },
-)
-_SOURCE = {
-    "path": optional(string),
-    "name": optional(string),
-    "split": string,
-    "revision": optional(string),
-    "format": enumerated(DataFormat),
-}
-_data = section(
-    DataConfig,
-    {
-        **_SOURCE,
-        "max_length": lambda path, value: integer(path, value, minimum=2),
-        "sources": items(section(SourceConfig, {**_SOURCE, "weight": decimal})),
-        "overlong": enumerated(Overlong),
-        "train_on": enumerated(TrainOn),
-        "packing": boolean,
-    },
-)
-_optimization = section(
-    OptimizationConfig,
-    {
-        "epochs": positive,
-        "max_steps": optional(positive),
-        "learning_rate": decimal,
-        "micro_batch_size": positive,
-        "global_batch_size": optional(positive),
-        "warmup_steps": integer,
-        "schedule": enumerated(Schedule),
-        "optimizer": enumerated(Optimizer),
-        "offload": enumerated(Offload),
-        "non_finite": enumerated(NonFinitePolicy),
-        "gradient_checkpointing": boolean,
-        "max_gradient_norm": decimal,
-        "weight_decay": decimal,
-    },
-)
-_evaluation = section(
-    EvaluationConfig,
-    {"every_steps": positive, "holdout": share, "samples": positive, "data": optional(section(EvaluationDataConfig, {"path": string}))},
-)
-_checkpoint = section(
-    CheckpointConfig,
-    {
-        "every_steps": positive,
-        "keep": positive,
-        "resume_from": string,
-        "content": enumerated(Content),
-        "replicas": positive,
-        "export_adapter": boolean,
-    },
-)
-_metrics = section(
-    MetricsConfig,
-    {
-        "tensor_board": boolean,
-        "mlflow": optional(section(MLflowConfig, {"tracking_uri": string, "experiment": string})),
-        "wandb": optional(section(WandBConfig, {"project": string, "entity": optional(string)})),
-    },
-)
-_limits = section(LimitsConfig, {"collective_timeout_seconds": positive, "step_timeout_seconds": optional(positive)})
-_training = section(
-    TrainingConfig,
-    {
-        "model": _model,
-        "method": enumerated(Method),
-        "lora": _lora,
-        "zero_stage": enumerated(ZeroStage),
-        "hierarchical_partition": enumerated(HierarchicalPartition),
-        "precision": enumerated(Precision),
-        "seed": integer,
-        "data": _data,
-        "optimization": _optimization,
-        "evaluation": optional(_evaluation),
-        "checkpoint": _checkpoint,
-        "metrics": _metrics,
-        "limits": _limits,
-        "deepspeed": optional(mapping),
-    },
-)
-
-
-def parse_training(value: object) -> TrainingConfig:
-    """`training` as it stands in run.json. Raises ConfigError naming the first field that is wrong."""
-    return _training("training", value)
-
-
-def parse_run(document: object, source: str) -> RunConfig:
-    """The trainer's part of run.json: `job`, `runDir`, `training`. Raises ConfigError."""
-    if not isinstance(document, dict):
-        raise ConfigError(f"{source} holds no JSON object; it must be a run.json")
-    if document.get("training") is None:
-        raise ConfigError(f"{source} has no `training` section; this trainer runs only jobs that have one")
-    job = document.get("job")
-    if not isinstance(job, dict):
-        raise refuse(f"{source}: job", job, "an object with `name`")
-    return RunConfig(
-        job_name=string(f"{source}: job.name", job.get("name")),
-        job_uid=optional(string)(f"{source}: job.uid", job.get("uid") or None),
-        run_dir=Path(string(f"{source}: runDir", document.get("runDir"))),
-        training=parse_training(document["training"]),
-        storage=optional(enumerated(Storage))(f"{source}: storage", document.get("storage")),
-    )
-
-
-def read_run(path: Path) -> RunConfig:
-    """Read run.json. Raises ConfigError when it can't be read or is not valid."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}); give the run's file with --run or LOCKSTEP_RUN") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    return parse_run(document, str(path))

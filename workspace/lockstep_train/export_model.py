@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from lockstep_sizes.choices import Precision
 from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
-from lockstep_train.config import Precision
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.folder import CONFIG, copy_others

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
+from lockstep_sizes.choices import Precision
 from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.checkpoint.kinds import MASTER
 from lockstep_train.checkpoint.load import Need, ShardReader, direct
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.collected import newest_whole
-from lockstep_train.config import Precision
 from lockstep_train.errors import ConfigError, TrainerError
 from lockstep_train.model.dtypes import DTYPES as PRECISIONS
 from lockstep_train.model.folder import CONFIG, copy_others

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lockstep_sizes.choices import Method
 from lockstep_train.assemble import Run
 from lockstep_train.checkpoint import zero_access
-from lockstep_train.config import Method
 from lockstep_train.export import write_adapter
 from lockstep_train.export_model import write_model
 from lockstep_train.watch import limits

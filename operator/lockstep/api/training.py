@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from lockstep.api.data import Data, Evaluation
 from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, immutable
+from lockstep_sizes.choices import (
+    Content,
+    HierarchicalPartition,
+    Method,
+    NonFinitePolicy,
+    Offload,
+    Optimizer,
+    Precision,
+    Quantization,
+    Schedule,
+    ZeroStage,
+)
 
 RESUME_PATTERN = r"^(Auto|None|/.*)$"
 LayerName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class ZeroStage(StrEnum):
-    """What DeepSpeed cuts into shards: optimizer state; also gradients; also weights. Stage1 stands for plain data parallel."""
-
-    STAGE1 = "Stage1"
-    STAGE2 = "Stage2"
-    STAGE3 = "Stage3"
-
-
-class Precision(StrEnum):
-    """The number format of weights and activations. Optimizer state is FP32 always."""
-
-    BF16 = "BF16"
-    FP16 = "FP16"
-    FP32 = "FP32"
-
-
-class Schedule(StrEnum):
-    """How the learning rate falls after the warm-up."""
-
-    COSINE = "Cosine"
-    LINEAR = "Linear"
-    CONSTANT = "Constant"
-
-
-class Method(StrEnum):
-    """What is trained: a low-rank adapter beside the frozen base model, or every weight of it."""
-
-    LORA = "LoRA"
-    FULL = "Full"
-
-
-class Quantization(StrEnum):
-    """The number format of the frozen base weights: as they are, 4-bit NormalFloat, or 8-bit integers."""
-
-    NONE = "None"
-    NF4 = "NF4"
-    INT8 = "Int8"
 
 
 class BaseModelSource(Model):
@@ -95,110 +68,8 @@ class Lora(Model):
     )
 
 
-class DataFormat(StrEnum):
-    """How samples stand in a file: by its name, JSON lines, or plain text."""
-
-    AUTO = "Auto"
-    JSONL = "JSONL"
-    TEXT = "Text"
-
-
-class Overlong(StrEnum):
-    """What happens to a sample of more than maxLength tokens."""
-
-    TRUNCATE = "Truncate"
-    DROP = "Drop"
-    SPLIT = "Split"
-    ERROR = "Error"
-
-
-class TrainOn(StrEnum):
-    """Which tokens are learned: the assistant's (or the completion), its last turn only, or all."""
-
-    ASSISTANT = "Assistant"
-    LAST_TURN = "LastTurn"
-    ALL = "All"
-
-
-class DataSource(Model):
-    """One of several sources of samples."""
-
-    path: AbsolutePath | None = None
-    """A file, as data.path."""
-    name: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    """A dataset of the Hugging Face hub, for example org/dataset; downloaded once a volume."""
-    split: Annotated[str, Field(min_length=1, max_length=128)] = "train"
-    """The hub dataset's split."""
-    revision: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """The hub dataset's commit. Default: the newest one at the first download, then that one."""
-    format: DataFormat = DataFormat.AUTO
-    weight: Decimal = "1"
-    """How often each sample of the source is seen in an epoch, as text: "2" doubles it, "0.5" takes half of it."""
-
-    RULES = (
-        Rule(
-            "has(self.path) != has(self.name)", "exactly one of path and name must be set", lambda o: (o.path is None) != (o.name is None)
-        ),
-    )
-
-
-def _one_source(o: Data) -> bool:
-    return [o.path is not None, o.name is not None, bool(o.sources)].count(True) == 1
-
-
-class Data(Model):
-    """The text to train on."""
-
-    path: AbsolutePath | None = None
-    """A JSONL file with text, prompt and completion, or messages, a line; or a plain text file."""
-    name: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    """A dataset of the Hugging Face hub, for example org/dataset; downloaded once a volume."""
-    split: Annotated[str, Field(min_length=1, max_length=128)] = "train"
-    """The hub dataset's split."""
-    revision: Annotated[str | None, Field(min_length=1, max_length=128)] = None
-    """The hub dataset's commit. Default: the newest one at the first download, then that one."""
-    format: DataFormat = DataFormat.AUTO
-    sources: Annotated[list[DataSource], Field(max_length=64)] = []
-    """Several sources, instead of one path or name."""
-    max_length: Annotated[int, Field(ge=8, le=1048576)] = 2048
-    """Tokens of a sample; with packing, of a pack."""
-    overlong: Overlong = Overlong.TRUNCATE
-    train_on: TrainOn = TrainOn.ASSISTANT
-    packing: bool = False
-    """Put several samples into one sequence of maxLength tokens, kept apart by their positions."""
-
-    RULES = (
-        Rule(
-            "(has(self.path) ? 1 : 0) + (has(self.name) ? 1 : 0) + (has(self.sources) && size(self.sources) > 0 ? 1 : 0) == 1",
-            "exactly one of path, name and sources must be set",
-            _one_source,
-        ),
-    )
-
-
 def _batch_fits(o: Optimization) -> bool:
     return o.global_batch_size is None or o.global_batch_size >= o.micro_batch_size
-
-
-class Optimizer(StrEnum):
-    """AdamW decays weights apart from the gradient; Adam adds the decay to it."""
-
-    ADAMW = "AdamW"
-    ADAM = "Adam"
-
-
-class Offload(StrEnum):
-    """Where the optimizer's state lives and its step is computed."""
-
-    NONE = "None"
-    CPU = "CPU"
-
-
-class NonFinitePolicy(StrEnum):
-    """What happens when a loss or a gradient is not finite: the run ends, or that step is left out and counted."""
-
-    STOP = "Stop"
-    SKIP = "Skip"
 
 
 class Optimization(Model):
@@ -238,42 +109,6 @@ class Optimization(Model):
     )
 
 
-class EvaluationData(Model):
-    """Samples for evaluation from a file of their own."""
-
-    path: AbsolutePath
-    """A file, as data.path."""
-
-
-class Evaluation(Model):
-    """How the loss on text that is not trained on is measured."""
-
-    data: EvaluationData | None = None
-    """Samples for evaluation from a file of their own. Left out: holdout says which samples of the data are used."""
-    every_steps: Annotated[int, Field(ge=1, le=1000000)] = 50
-    """Optimizer steps between two evaluations."""
-    holdout: Decimal = "0.02"
-    """The share of samples kept for evaluation, chosen by their content, for example "0.02". Not read with data."""
-    samples: Annotated[int, Field(ge=1, le=1000000)] = 200
-    """Held-out samples to evaluate at most, always the same ones."""
-
-    RULES = (
-        Rule(
-            "double(self.holdout) > 0.0 && double(self.holdout) <= 0.5",
-            "holdout must be greater than 0 and at most 0.5",
-            lambda e: 0.0 < float(e.holdout) <= 0.5,
-            field="holdout",
-        ),
-    )
-
-
-class Content(StrEnum):
-    """What a checkpoint holds: FP32 masters and optimizer state, for an exact resume; or the trained weights alone."""
-
-    FULL = "Full"
-    LITE = "Lite"
-
-
 class Checkpoint(Model):
     """When shards are committed, and what a start resumes from."""
 
@@ -288,14 +123,6 @@ class Checkpoint(Model):
     """Volumes that hold each shard, where every node has a volume of its own. With 2, any one volume may be lost."""
     export_adapter: bool = False
     """Write a PEFT adapter folder beside each checkpoint, in the background."""
-
-
-class HierarchicalPartition(StrEnum):
-    """Whether each node keeps a whole copy of the frozen weights (ZeRO++ hpZ), so that Stage3 gathers them within the node."""
-
-    AUTO = "Auto"
-    NODE = "Node"
-    NONE = "None"
 
 
 class Limits(Model):

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep_train.config import LoraConfig, Method, Quantization, TrainingConfig
+from lockstep_sizes.choices import Method, Quantization
+from lockstep_train.config import LoraConfig, TrainingConfig
 
 SHOWN = 12
 

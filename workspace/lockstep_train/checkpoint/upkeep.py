@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep_sizes.choices import Method
 from lockstep_train.checkpoint.chain import candidates
 from lockstep_train.checkpoint.layout import MANIFEST, TRASH
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, decode
@@ -19,7 +20,7 @@ from lockstep_train.checkpoint.replicas import Replicas, connect, local_only
 from lockstep_train.checkpoint.rotation import Rotation
 from lockstep_train.checkpoint.views import keep_tokenizer, refresh_views
 from lockstep_train.checkpoint.volume import list_commits, read_records
-from lockstep_train.config import Method, RunConfig
+from lockstep_train.config import RunConfig
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.report import print_error
 

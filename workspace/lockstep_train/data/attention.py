@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from lockstep_train.config import Precision, TrainingConfig
+from lockstep_sizes.choices import Precision
+from lockstep_train.config import TrainingConfig
 
 HALF = {Precision.BF16, Precision.FP16}
 

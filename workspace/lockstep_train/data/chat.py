@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep_train.config import TrainOn
+from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.read import Conversation
 
 ASSISTANT = "assistant"

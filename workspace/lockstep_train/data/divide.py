@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy
 
-from lockstep_train.config import EvaluationConfig, Overlong
+from lockstep_sizes.choices import Overlong
+from lockstep_train.config import EvaluationConfig
 from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.documents import Documents, Made, Rules, blocks_of, documents_of, together
 from lockstep_train.data.holdout import fixed_subset, held_out, part_of

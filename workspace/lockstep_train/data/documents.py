@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from lockstep_train.config import Overlong
+from lockstep_sizes.choices import Overlong
 from lockstep_train.data.arrays import Array, Arrays
 from lockstep_train.data.packing import offsets
 from lockstep_train.errors import ConfigError

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.config import DataConfig, DataFormat, EvaluationConfig, SourceConfig, TrainingConfig
+from lockstep_sizes.choices import DataFormat
+from lockstep_train.config import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
 from lockstep_train.data.arrays import Damaged, open_arrays, remove
 from lockstep_train.data.cachefolder import content_digest
 from lockstep_train.data.divide import Rule, divide

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy
 
-from lockstep_train.config import TrainOn
+from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays, remove
 from lockstep_train.data.read import AnySample, Broken, read_jsonl, read_text
 from lockstep_train.data.tokenize import PARAGRAPH_BREAK, Encoded, Tokeniser, encode_paragraphs, encode_samples

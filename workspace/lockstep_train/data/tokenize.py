@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from lockstep_train.config import TrainOn
+from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.chat import ChatTemplate, encode_conversation
 from lockstep_train.data.read import AnySample, Broken, Conversation, Sample
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_sizes import length
+from lockstep_sizes.choices import Method, Quantization
 from lockstep_train.checkpoint.self_test import self_test
-from lockstep_train.config import Method, Quantization, TrainingConfig
+from lockstep_train.config import TrainingConfig
 from lockstep_train.data.attention import choose_attention
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.ranks import Ranks

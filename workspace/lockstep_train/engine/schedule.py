@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lockstep_train.config import OptimizationConfig, Schedule
+from lockstep_sizes.choices import Schedule
+from lockstep_train.config import OptimizationConfig
 
 
 def learning_rate(optimization: OptimizationConfig, step: int, total_steps: int) -> float:

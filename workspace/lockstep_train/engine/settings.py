@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep_train.config import Offload, Precision, TrainingConfig
+from lockstep_sizes.choices import Offload, Precision
+from lockstep_train.config import TrainingConfig
 from lockstep_train.errors import ConfigError
 
 OWNED = {

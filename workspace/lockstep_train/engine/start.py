@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from lockstep_train.config import Offload, OptimizationConfig, Precision
-from lockstep_train.config import Optimizer as OptimizerName
+from lockstep_sizes.choices import Offload, Precision
+from lockstep_sizes.choices import Optimizer as OptimizerName
+from lockstep_train.config import OptimizationConfig
 from lockstep_train.errors import ConfigError
 from lockstep_train.imports import import_deepspeed, import_muon
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from lockstep_train.config import NonFinitePolicy
+from lockstep_sizes.choices import NonFinitePolicy
 from lockstep_train.data.collate import Batch
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.loss import TokenLoss, targets

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep_sizes.choices import HierarchicalPartition
 from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
 from lockstep_sizes.memory import Place
 from lockstep_sizes.shape import ModelShape
-from lockstep_train.config import HierarchicalPartition, TrainingConfig
+from lockstep_train.config import TrainingConfig
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
 from lockstep_train.memory.capacity import device_bytes

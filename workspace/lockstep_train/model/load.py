@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from lockstep_train.config import ModelConfig, Precision, Quantization, ZeroStage
+from lockstep_sizes.choices import Precision, Quantization, ZeroStage
+from lockstep_train.config import ModelConfig
 from lockstep_train.errors import ConfigError, first_line
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep_train.config import Quantization, ZeroStage
+from lockstep_sizes.choices import Quantization, ZeroStage
 from lockstep_train.errors import ConfigError
 
 ROW_BYTES = 16

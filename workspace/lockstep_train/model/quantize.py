@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from lockstep_train.config import Method, Quantization, TrainingConfig, ZeroStage
+from lockstep_sizes.choices import Method, Quantization, ZeroStage
+from lockstep_train.config import TrainingConfig
 from lockstep_train.errors import ConfigError
 
 

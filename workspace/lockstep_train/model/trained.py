@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from lockstep_train.config import Method, TrainingConfig
+from lockstep_sizes.choices import Method
+from lockstep_train.config import TrainingConfig
 from lockstep_train.model.initial import start_from_adapter
 from lockstep_train.model.lora import adapter_description, adapter_names, add_lora
 
