@@ -18,6 +18,8 @@ from lockstep.cli.deploy import Mode, install_cluster
 from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.platforms.kubernetes.client import connect
+from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
 
 # FP32 sums in another order; the largest relative difference measured was 3e-8.
@@ -71,16 +73,16 @@ def resolved_job(namespace: str, training: dict[str, Any]) -> Resolved:
 
 
 @pytest.fixture(scope="module")
-def files(jobs: Jobs) -> Iterator[str]:
+def files(jobs: Jobs) -> Iterator[Place]:
     """A pod on the namespace's volumes, which hold the demo's model and texts."""
-    core = client.CoreV1Api(jobs.api.client)
+    person = connect()
     resolved = resolved_job(jobs.namespace, TRAINING)
-    ensure_claims(core, resolved)
+    ensure_claims(person, resolved)
     demo = demo_folder()
-    with running_pod(core, jobs.namespace, files_pod("files", resolved)) as pod:
-        run_in_pod(core, jobs.namespace, pod, ["mkdir", "-p", "/workspace/models"])
-        send_folder(core, jobs.namespace, pod, demo / "models", "/workspace/models")
-        send_folder(core, jobs.namespace, pod, demo / "datasets", "/datasets")
+    with running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod:
+        run_in_pod(person, pod, ["mkdir", "-p", "/workspace/models"])
+        send_folder(person, pod, demo / "models", "/workspace/models")
+        send_folder(person, pod, demo / "datasets", "/datasets")
         yield pod
 
 
@@ -109,14 +111,13 @@ def losses_in(log: str) -> list[float]:
 
 @pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
 def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
-    jobs: Jobs, files: str, losses_of_one_process: list[float], stage: str
+    jobs: Jobs, files: Place, losses_of_one_process: list[float], stage: str
 ) -> None:
     name = stage.lower()
     training = TRAINING | {"zeroStage": stage}
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": {"nodes": 2, "training": training}})
     jobs.until_condition(name, "Complete", "True", "Complete", 120)
-    core = client.CoreV1Api(jobs.api.client)
-    log = run_in_pod(core, jobs.namespace, files, ["cat", f"/workspace/runs/{name}/logs/train_log.jsonl"])
+    log = run_in_pod(connect(), files, ["cat", f"/workspace/runs/{name}/logs/train_log.jsonl"])
     assert len(losses_of_one_process) == TRAINING["optimization"]["maxSteps"]
     assert losses_in(log) == pytest.approx(losses_of_one_process, rel=TOLERANCE)
     status = jobs.job(name)["status"]
@@ -125,9 +126,8 @@ def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
     jobs.end(name)
 
 
-def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: str) -> None:
-    core = client.CoreV1Api(jobs.api.client)
-    count, _, stale = run_in_pod(core, jobs.namespace, files, ["python3", "-c", STALE_BYTECODE]).strip().splitlines()[-1].partition(" ")
+def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: Place) -> None:
+    count, _, stale = run_in_pod(connect(), files, ["python3", "-c", STALE_BYTECODE]).strip().splitlines()[-1].partition(" ")
     assert int(count) > 1000
     assert json.loads(stale.replace("'", '"')) == []
 

@@ -24,7 +24,7 @@ from lockstep.cli.main import app, main
 from lockstep.plan.top import overview, page, snapshot, sparkline
 from lockstep.platforms.kubernetes import top as module
 from lockstep.platforms.kubernetes.cluster import ApiError
-from lockstep.platforms.kubernetes.exec import Place
+from lockstep.platforms.kubernetes.exec import NotStarted, Place
 from lockstep.platforms.kubernetes.top import Nodes
 from unit.test_logs import local  # noqa: F401 (a fixture)
 
@@ -176,10 +176,10 @@ def test_each_node_has_one_program_for_all_looks_and_the_curve_is_node_0_s(monke
 
 
 def test_a_node_that_cannot_be_asked_says_why_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked({1: ApiError(403, "Forbidden", "no")})
+    asked = Asked({1: NotStarted("you may not run programs in pods")})
     first, second = ask(monkeypatch, asked, running("x-0", "x-1"), times=2)
     assert first[0] == second[0] == {"points": 7}
-    assert first[1] == {"problem": "Forbidden; it needs `create` on pods/exec, which the role `edit` has"}
+    assert first[1] == {"problem": "you may not run programs in pods"}
     assert asked.started.count(1) == 2  # and is tried again
 
 

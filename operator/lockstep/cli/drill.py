@@ -36,8 +36,6 @@ def drill(
 
     Example: lockstep drill kill-rank --job demo
     """
-    from kubernetes.client import CoreV1Api
-
     from lockstep.platforms.kubernetes.drill_place import Place
     from lockstep.platforms.kubernetes.drills import run_drill
 
@@ -47,7 +45,7 @@ def drill(
     if reason:
         raise ConfigError(f"{fault} on job {job}: {reason}")
     _ask(found, fault, yes=yes)
-    place = Place(found.target.client, CoreV1Api(found.target.client.library), found.job, timeout, _say)
+    place = Place(found.target.client, found.job, timeout, _say)
     last = int(found.job["status"]["ranks"]["desired"]) - 1
     outcome = run_drill(place, fault, last if rank is None else rank, fill_at_most * MIB)
     print(_written(outcome, output))

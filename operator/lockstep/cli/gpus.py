@@ -43,7 +43,7 @@ def gpus(
 
 async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> Mapping[str, list[list[str]] | str]:
     """pod → its GPUs' cells, or why there are none."""
-    from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+    from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.exec import Place, ProgramFailed, output_of
     from lockstep.platforms.kubernetes.reader import running_pods
 
@@ -58,7 +58,7 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
             command = ["nvidia-smi", f"--query-gpu={','.join(ASKED)}", "--format=csv,noheader,nounits"]
             try:
                 text = (await output_of(connection, place, command, seconds=SECONDS)).decode(errors="replace")
-            except (ProgramFailed, ApiError) as error:
+            except ProgramFailed as error:
                 return str(error)
             return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,19 +17,17 @@ DEFAULT_JOB = DEV_ENVIRONMENT
 
 def running_pod(found: Found, node: int) -> str:
     """The pod of a node. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
-    from kubernetes.client import CoreV1Api
-    from kubernetes.client.exceptions import ApiException
-
     from lockstep.plan.pods import is_running
+    from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, path_of
 
     client, name = found.target.client, pod_name(found.name, node)
     nodes = _nodes(found)
     if node >= nodes > 0:
         raise ConfigError(f"job {found.name} has no node {node}: its {nodes} nodes are 0 to {nodes - 1}")
     try:
-        pod: dict[str, Any] = client.sanitize_for_serialization(CoreV1Api(client.library).read_namespaced_pod(name, found.namespace))
-    except ApiException as error:
-        if error.status != 404:
+        pod = client.request("GET", path_of("Pod", found.namespace, name))
+    except ApiError as error:
+        if error.status != NOT_FOUND:
             raise
         raise Failed(f"pod {name} is not there: lockstep why {found.name} -n {found.namespace}") from None
     if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
     from lockstep.api.profile import ClusterProfile
     from lockstep.plan.resolve import Resolved
+    from lockstep.platforms.kubernetes.client import Client
 
 JOB_FILE = "manifests/samples/trainingjob.yaml"
 CLUSTER = "local"
@@ -144,10 +145,7 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     client = connect(context)
     job, profile = _demo_job()
     resolved = resolve(job, profile, PlatformDefaults(namespace=namespace))
-    from kubernetes.client import CoreV1Api
-
-    core = CoreV1Api(client.library)
-    return _train_and_show(core, client, job, resolved, demo)
+    return _train_and_show(client, job, resolved, demo)
 
 
 def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
@@ -163,18 +161,18 @@ def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"training": fresh})}), inputs.cluster.profile
 
 
-def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
+def _train_and_show(client: Client, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
     from lockstep.plan.readstatus import is_true
     from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
     from lockstep.platforms.kubernetes.jobs import replace_job
 
     namespace = resolved.namespace
-    ensure_claims(core, resolved)
-    with running_pod(core, namespace, files_pod("lockstep-files", resolved)) as files:
+    ensure_claims(client, resolved)
+    with running_pod(client, namespace, files_pod("lockstep-files", resolved)) as files:
         with _step("Copy the model and the texts to the cluster's volumes"):
-            run_in_pod(core, namespace, files, ["mkdir", "-p", "/workspace/models"])
-            send_folder(core, namespace, files, demo / "models", "/workspace/models")
-            send_folder(core, namespace, files, demo / "datasets", "/datasets")
+            run_in_pod(client, files, ["mkdir", "-p", "/workspace/models"])
+            send_folder(client, files, demo / "models", "/workspace/models")
+            send_folder(client, files, demo / "datasets", "/datasets")
         with _step(f"Train: kubectl apply -n {namespace} -f {JOB_FILE}; kubectl logs -n {namespace} -f {job.metadata.name}-0"):
             replace_job(client, namespace, job)
             status = _follow(client, namespace, job.metadata.name)
@@ -184,13 +182,13 @@ def _train_and_show(core: Any, client: Any, job: TrainingJob, resolved: Resolved
             return 1
         with _step("One sample without and with the adapter"):
             model = job.spec.training.model.name if job.spec.training else ""
-            print(run_in_pod(core, namespace, files, _generate(model, result["adapter"])))
+            print(run_in_pod(client, files, _generate(model, result["adapter"])))
     _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     _print_next(namespace, job.metadata.name)
     return 0
 
 
-def _follow(client: Any, namespace: str, name: str) -> dict[str, Any]:
+def _follow(client: Client, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until it has ended; its last status."""
     import asyncio
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lockstep.api.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
+    from lockstep.platforms.kubernetes.client import Client
 
 EMBEDDED = "local"
 
@@ -20,7 +21,7 @@ EMBEDDED = "local"
 class Target:
     """A connection, the namespace, and the cluster file that says so."""
 
-    client: Any
+    client: Client
     namespace: str
     cluster: ClusterFile
 
@@ -90,8 +91,7 @@ def current_server(context: str | None) -> str | None:
             return None
         os.environ["KUBECONFIG"] = str(default_layout().kubeconfig)
     try:
-        with connect(context) as client:
-            return str(client.server)
+        return connect(context).server
     except ConfigError:
         if context is not None:
             raise
@@ -117,8 +117,7 @@ def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -
 
     if not found.cluster.api:
         return
-    with connect(context) as client:
-        server = str(client.server)
+    server = connect(context).server
     if not force and not is_same_host(found.cluster.api, server):
         raise ConfigError(
             f"your kubeconfig talks to {server}, but cluster {found.cluster.name} is at {found.cluster.api} (cluster.api in its file): "

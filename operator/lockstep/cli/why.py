@@ -77,17 +77,15 @@ async def _look(found: Found, context: str | None, bundle: Path | None) -> Answe
         observed = await look.at(found.job)
         answer = answer_of(observed, tuple(look.not_seen), time.time())
         if bundle is not None:
-            await _write(bundle, connection, found, observed, text(answer))
+            await _write(bundle, connection, observed, text(answer))
     return answer
 
 
-async def _write(path: Path, connection: Cluster, found: Found, observed: Observed, said: str) -> None:
-    from kubernetes.client import CoreV1Api
-
+async def _write(path: Path, connection: Cluster, observed: Observed, said: str) -> None:
     from lockstep.platforms.kubernetes.bundle import write_bundle
 
     try:
-        missing = await write_bundle(path, connection, CoreV1Api(found.target.client.library), observed, said)
+        missing = await write_bundle(path, connection, observed, said)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     print(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""), file=sys.stderr)

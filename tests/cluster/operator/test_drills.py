@@ -20,6 +20,8 @@ from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
 from lockstep.devcluster.layout import default_layout
 from lockstep.plan.resolve import PlatformDefaults, resolve
+from lockstep.platforms.kubernetes.client import connect
+from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
 from small_volume import small_volume
 
@@ -99,30 +101,30 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A pod on the namespace's volumes, which hold the demo's model and texts; the workspace is a disk that can be filled."""
-    core = client.CoreV1Api(jobs.api.client)
+    core, person = client.CoreV1Api(jobs.api.client), connect()
     job = TrainingJob.model_validate({"metadata": {"name": "drilled"}, "spec": SPEC})
     resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
-    ensure_claims(core, resolved)
+    ensure_claims(person, resolved)
     demo, layout = demo_folder(), default_layout()
     folder = layout.volumes / jobs.namespace / "ml-dev-workspace"
     until("the claim's folder", folder.exists)
     image = tmp_path_factory.mktemp("disk") / "image"
     with (
         small_volume(layout, len(core.list_node().items), folder, image, DISK_BYTES),
-        running_pod(core, jobs.namespace, files_pod("files", resolved)) as pod,
+        running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod,
     ):
-        run_in_pod(core, jobs.namespace, pod, ["mkdir", "-p", "/workspace/models"])
-        send_folder(core, jobs.namespace, pod, demo / "models", "/workspace/models")
-        send_folder(core, jobs.namespace, pod, demo / "datasets", "/datasets")
+        run_in_pod(person, pod, ["mkdir", "-p", "/workspace/models"])
+        send_folder(person, pod, demo / "models", "/workspace/models")
+        send_folder(person, pod, demo / "datasets", "/datasets")
         yield pod
         jobs.end("drilled")
         until("the job's pods are gone", lambda: not jobs.pods("drilled"), 60)
 
 
 @pytest.fixture(scope="module")
-def drilled(undisturbed: Path, jobs: Jobs, files: str) -> Jobs:
+def drilled(undisturbed: Path, jobs: Jobs, files: Place) -> Jobs:
     """The job that everything is done to, with its first commits made."""
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "drilled"}, "spec": SPEC})
     begun = time.monotonic()
@@ -213,14 +215,14 @@ def test_a_killed_operator_costs_nothing(drilled: Jobs) -> None:
     assert outcome["named_seconds"] <= 60
 
 
-def test_what_a_drilled_job_has_learnt_is_what_an_undisturbed_one_learns(drilled: Jobs, files: str, undisturbed: Path) -> None:
+def test_what_a_drilled_job_has_learnt_is_what_an_undisturbed_one_learns(drilled: Jobs, files: Place, undisturbed: Path) -> None:
     """Bit by bit: every step's loss, and the newest commit's weights and moments."""
     drilled.change("drilled", suspend=True)
     drilled.until_condition("drilled", "Suspended", "True", "Suspended", 60)
-    status, core = drilled.job("drilled")["status"], client.CoreV1Api(drilled.api.client)
+    status = drilled.job("drilled")["status"]
     assert [entry["cause"] for entry in status["restartHistory"]] == ["Internal", "Hang", "Internal"]
     asked = ["python3", "-c", LEARNT, "/workspace/runs/drilled", str(status["checkpoint"]["lastCommittedStep"] // 10 * 10)]
-    learnt = json.loads(run_in_pod(core, drilled.namespace, files, asked))
+    learnt = json.loads(run_in_pod(connect(), files, asked))
     wanted = until("the undisturbed run gets as far", lambda: _learnt(undisturbed, len(learnt["losses"]), asked[-1]), 200)
     assert [step for step, _ in learnt["losses"]] == list(range(1, len(learnt["losses"]) + 1))
     assert learnt["losses"] == wanted["losses"][: len(learnt["losses"])]

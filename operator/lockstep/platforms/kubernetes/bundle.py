@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import tarfile
 import time
@@ -13,16 +12,18 @@ from typing import Any
 
 import yaml
 
-from lockstep.api.names import RUN_FOLDER, RUN_KEY
+from lockstep.api.errors import Failed
+from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_running
 from lockstep.plan.redact import Redactor, secret_values
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.files import PodError, output_of
+from lockstep.platforms.kubernetes.exec import Place, output_of
 from lockstep.platforms.kubernetes.look import Look
 
 LOG_LINES = 20_000
 FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
+SEND_SECONDS = 300.0
 # Run in a pod by its own Python: small files of the run's folder as tar, the end of long ones, and nothing of models and checkpoints.
 SEND = """
 import io, json, os, sys, tarfile
@@ -69,7 +70,7 @@ class Piece:
     data: bytes
 
 
-async def write_bundle(path: Path, connection: Cluster, core: Any, observed: Observed, why: str) -> list[str]:
+async def write_bundle(path: Path, connection: Cluster, observed: Observed, why: str) -> list[str]:
     """Write the archive; what could not be had, one sentence each. Raises OSError when `path` can't be written."""
     look = Look(connection)
     around = [item async for item in _around(look, observed)]
@@ -82,7 +83,7 @@ async def write_bundle(path: Path, connection: Cluster, core: Any, observed: Obs
     missing = [*look.not_seen]
     for pod in observed.pods:
         pieces += [piece async for piece in _logs(connection, pod, redactor, missing)]
-    pieces += await asyncio.to_thread(_run_folder, core, observed, redactor, missing)
+    pieces += await _run_folder(connection, observed, redactor, missing)
     about = ABOUT.format(
         name=observed.name, namespace=observed.namespace, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), lines=LOG_LINES,
         missing="\n".join(f"- {text}" for text in missing) or "- nothing that was looked for",
@@ -133,7 +134,7 @@ async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: l
             yield Piece(f"pods/{name}/{container['name']}{suffix}.log", _clean(redactor, "\n".join(lines) + "\n"))
 
 
-def _run_folder(core: Any, observed: Observed, redactor: Redactor, missing: list[str]) -> list[Piece]:
+async def _run_folder(connection: Cluster, observed: Observed, redactor: Redactor, missing: list[str]) -> list[Piece]:
     """From one pod, or from every pod when each has a volume of its own."""
     running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
     if not running:
@@ -144,12 +145,9 @@ def _run_folder(core: Any, observed: Observed, redactor: Redactor, missing: list
     for pod in running if own_volumes else running[:1]:
         command = ["python3", "-c", SEND, f"{RUN_FOLDER}/{RUN_KEY}", str(FILE_BYTES), str(ALL_BYTES)]
         try:
-            data = output_of(core, observed.namespace, pod, command)
-        except Exception as error:
-            said = (
-                str(error) if isinstance(error, PodError) else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            )
-            missing.append(f"the run's folder as pod {pod} has it (needs the right to exec into pods): {said}")
+            data = await output_of(connection, Place(observed.namespace, pod, CONTAINER), command, seconds=SEND_SECONDS)
+        except (Failed, OSError) as error:
+            missing.append(f"the run's folder as pod {pod} has it (needs the right to exec into pods): {error}")
             continue
         place = f"run/{pod}" if own_volumes else "run"
         pieces += [Piece(f"{place}/{name}", _clean_bytes(redactor, found)) for name, found in _unpacked(data)]

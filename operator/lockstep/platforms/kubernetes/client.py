@@ -7,9 +7,12 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockstep.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.platforms.kubernetes.cluster import Cluster
 
 T = TypeVar("T")
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
@@ -30,17 +33,23 @@ def connect(context: str | None = None) -> Client:
 
 
 class Client:
-    """What blocking verbs talk through: `request` for plain objects, and a `kubernetes.client.ApiClient` for whoever wants that library's calls.
-
-    The library is imported only then: its import takes longer than most verbs do without it.
-    """
+    """What blocking verbs talk through: one request by itself, or one asynchronous piece of work, each on a connection of its own."""
 
     def __init__(self, context: str | None = None) -> None:
         from lockstep.platforms.kubernetes.connection import server_of
 
-        self._context = context
         self._server = _run(lambda: server_of(context))
-        self._library: Any = None
+
+    def run(self, work: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+        """The result of `work`, done on a connection that ends with it."""
+        from lockstep.platforms.kubernetes.cluster import Cluster
+        from lockstep.platforms.kubernetes.connection import Connection
+
+        async def done() -> T:
+            async with Cluster(Connection(self._server)) as cluster:
+                return await work(cluster)
+
+        return _run(done)
 
     def request(
         self,
@@ -51,36 +60,12 @@ class Client:
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         """One request by itself. Raises as `Cluster.request` does."""
-        from lockstep.platforms.kubernetes.cluster import Cluster
-        from lockstep.platforms.kubernetes.connection import Connection
-
-        async def ask() -> dict[str, Any]:
-            async with Cluster(Connection(self._server)) as cluster:
-                return await cluster.request(method, path, body, query, content_type)
-
-        return _run(ask)
+        return self.run(lambda cluster: cluster.request(method, path, body, query, content_type))
 
     @property
     def server(self) -> str:
         """The API server's URL."""
         return self._server.url
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._library is not None:
-            self._library.close()
-
-    @property
-    def library(self) -> Any:
-        """The `kubernetes.client.ApiClient` itself, for its streams: they put another `request` into the client that they are given."""
-        if self._library is None:
-            self._library = _by_the_library(self._context)
-        return self._library
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.library, name)
 
 
 def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -91,21 +76,6 @@ def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return asyncio.run(make())
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(make())).result()
-
-
-def _by_the_library(context: str | None) -> Any:
-    """Raises ConfigError."""
-    from kubernetes import client, config
-
-    configuration = client.Configuration()
-    try:
-        if has_kubeconfig() or IN_CLUSTER not in os.environ:
-            config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
-        else:
-            config.load_incluster_config(client_configuration=configuration)
-    except config.ConfigException as error:
-        raise no_cluster(error) from None
-    return client.ApiClient(configuration)
 
 
 def no_cluster(error: Exception) -> ConfigError:

@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, pod_name
-from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
-from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, ProgramFailed, program
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.exec import STDERR, Broken, Place, Program, ProgramFailed, program
 
 INTERRUPTED = 130
 CTRL_C, ALIVE = b"c", b"."
@@ -45,21 +45,18 @@ async def run_on_all_nodes(context: str | None, namespace: str, job: str, comman
         except BrokenPipeError:  # nobody reads what ranks print (`| head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return INTERRUPTED
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise Failed(f"nothing can be run in pod {place.pod} of namespace {namespace}: {error.message}") from error
-            raise Failed(f"{error.message}: running something needs the right to create pods/exec, which the role `edit` has") from error
 
 
 async def _follow(running: Program) -> int:
     streams: dict[bool, BinaryIO] = {True: sys.stderr.buffer, False: sys.stdout.buffer}
-    async for channel, data in running.output():
-        stream = streams[channel == STDERR]
-        stream.write(data)
-        stream.flush()
-    if running.code is None:
-        raise Failed(f"the connection to pod {running.place.pod} broke, and the run was stopped with it")
-    return running.code
+    try:
+        async for channel, data in running.output():
+            stream = streams[channel == STDERR]
+            stream.write(data)
+            stream.flush()
+    except Broken as error:
+        raise Failed(f"{error}, and the run was stopped with it") from error
+    return 1 if running.code is None else running.code
 
 
 @contextlib.contextmanager

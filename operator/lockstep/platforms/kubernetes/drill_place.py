@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import pod_name
+from lockstep.api.names import CONTAINER, pod_name
 from lockstep.plan.observed import Object
+from lockstep.platforms.kubernetes import exec as pods
+from lockstep.platforms.kubernetes.client import Client
 from lockstep.platforms.kubernetes.files import run_in_pod
 from lockstep.platforms.kubernetes.jobs import job_status
 
@@ -25,8 +27,7 @@ Say = Callable[[str], None]
 class Place:
     """The job that is drilled, and how its cluster is reached."""
 
-    client: Any
-    core: Any
+    client: Client
     job: Object
     timeout_seconds: float
     say: Say
@@ -57,9 +58,12 @@ class Place:
             raise ConfigError(f"--rank is {rank}, but the job has ranks 0 to {desired - 1}")
         return pod_name(self.name, rank // (desired // nodes))
 
+    def trainer(self, pod: str) -> pods.Place:
+        return pods.Place(self.namespace, pod, CONTAINER)
+
     def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
-        """The last answer. Raises PodError."""
-        answer: Object = json.loads(run_in_pod(self.core, self.namespace, pod, command_of(verb, arguments)).strip().splitlines()[-1])
+        """The last answer. Raises ProgramFailed."""
+        answer: Object = json.loads(run_in_pod(self.client, self.trainer(pod), command_of(verb, arguments)).strip().splitlines()[-1])
         return answer
 
     def until(self, what: str, look: Callable[[], T | None]) -> T:

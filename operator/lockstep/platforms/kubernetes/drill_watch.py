@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import pod_name
 from lockstep.plan.drill import WATCHED_PODS
 from lockstep.plan.observed import Object
+from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.drill_place import Place, command_of
+from lockstep.platforms.kubernetes.exec import program
+from lockstep.platforms.kubernetes.runs import lines_of
 
 
 class Stream:
@@ -24,12 +29,19 @@ class Stream:
         self.ended = False
         self.problem = ""
         self._thread = threading.Thread(target=self._listen, name=f"drill {pod}", daemon=True)
+        self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> Stream:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._thread.join(5.0)
+
+    def close(self) -> None:
+        """End it, whatever it still has to say."""
+        with contextlib.suppress(RuntimeError):  # (it has ended just now)
+            self._cancel()
         self._thread.join(5.0)
 
     def said(self, key: str) -> float | None:
@@ -43,28 +55,21 @@ class Stream:
         return self.said(key) is not None
 
     def _listen(self) -> None:
-        from kubernetes.client import ApiClient, CoreV1Api
-        from kubernetes.stream import stream
-
-        core = CoreV1Api(ApiClient(self._place.client.configuration))  # a stream changes its client while it opens
         try:
-            session = stream(
-                core.connect_get_namespaced_pod_exec, self._pod, self._place.namespace, command=self._command,
-                stdin=False, stdout=True, stderr=True, tty=False, _preload_content=False,
-            )  # fmt: skip
-            with contextlib.closing(session):
-                self._read(session)
-        except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
+            self._place.client.run(self._follow)
+        except (Failed, OSError) as error:
+            self.problem = str(error)
+        except asyncio.CancelledError:
+            self.problem = "nobody listens any more"
         self.ended = True
 
-    def _read(self, session: Any) -> None:
-        rest = ""
-        while session.is_open():
-            session.update(timeout=1)
-            self.problem += session.read_stderr() if session.peek_stderr() else ""
-            *lines, rest = (rest + (session.read_stdout() if session.peek_stdout() else "")).split("\n")
-            self._heard += [(time.monotonic(), json.loads(line)) for line in lines if line]
+    async def _follow(self, cluster: Cluster) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101 (this is one)
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        async with program(cluster, self._place.trainer(self._pod), self._command, stdin=False, pings=True) as running:
+            async for line in lines_of(running):
+                self._heard.append((time.monotonic(), json.loads(line)))
 
 
 class Watch:
@@ -83,12 +88,14 @@ class Watch:
             stream.__enter__()
         for pod, stream in self._streams.items():
             if not stream.wait("watching", 30.0):
+                self.__exit__()
                 raise Failed(f"pod {pod} could not be watched: {stream.problem}")
         self._hit = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
-        return  # the threads end with the streams, or with this process
+        for stream in self._streams.values():
+            stream.close()
 
     def since_the_fault(self) -> float:
         return time.monotonic() - self._hit

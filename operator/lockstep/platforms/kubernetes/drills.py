@@ -7,35 +7,36 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
 from lockstep.plan.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_recovered, rights
 from lockstep.plan.observed import Object
 from lockstep.plan.readstatus import is_true
+from lockstep.platforms.kubernetes.client import Client
+from lockstep.platforms.kubernetes.cluster import MERGE, Cluster, path_of
 from lockstep.platforms.kubernetes.drill_place import Place
 from lockstep.platforms.kubernetes.drill_watch import Stream, Watch
 
 KILL, STOP = 9, 19
+AT_ONCE: Object = {"gracePeriodSeconds": 0}
 SAVE_FAILED = "CHECKPOINT step"
 OPERATOR_PODS = "app.kubernetes.io/name=lockstep,app.kubernetes.io/component=operator"
 
 
-def missing_rights(client: Any, fault: Fault, namespace: str) -> list[Right]:
+def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
     """What the asker may not do of what the drill does. The API server is asked, nothing is tried."""
-    from kubernetes.client import AuthorizationV1Api
 
     def may(right: Right) -> bool:
         asked = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
         body = {"spec": {"resourceAttributes": {**asked, "namespace": right.namespace or ""}}}
-        return bool(AuthorizationV1Api(client).create_self_subject_access_review(body).status.allowed)
+        return bool(client.request("POST", path_of("SelfSubjectAccessReview"), body)["status"]["allowed"])
 
     return [right for right in rights(fault, namespace) if not may(right)]
 
 
 def run_drill(place: Place, fault: Fault, rank: int, fill_bytes: int) -> Outcome:
-    """Raises ConfigError before anything is hurt, PodError when the fault could not be done, Failed when the job did not recover."""
+    """Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be done, Failed when the job did not recover."""
     if fault is Fault.KILL_OPERATOR:
         return _kill_operator(place)
     if fault is Fault.FILL_DISK:
@@ -98,28 +99,32 @@ def _with_step_back(place: Place, outcome: Outcome, hurt: Object) -> Outcome:
 
 
 def _delete_pod(place: Place, pod: str) -> Object:
-    place.core.delete_namespaced_pod(pod, place.namespace, grace_period_seconds=0)
+    place.client.request("DELETE", path_of("Pod", place.namespace, pod), AT_ONCE)
     return {}
 
 
 @contextmanager
 def _cordoned(place: Place, pod: str) -> Iterator[None]:
     """The pod's node takes no pods meanwhile. One that took none before stays as it was."""
-    node = place.core.read_namespaced_pod(pod, place.namespace).spec.node_name
-    if place.core.read_node(node).spec.unschedulable:
+    node = place.client.request("GET", path_of("Pod", place.namespace, pod))["spec"]["nodeName"]
+    if place.client.request("GET", path_of("Node", None, node))["spec"].get("unschedulable"):
         raise ConfigError(f"node {node} is cordoned already: uncordon it first, or choose another rank")
-    place.core.patch_node(node, {"spec": {"unschedulable": True}})
+    _set_unschedulable(place, node, True)
     try:
         yield
     finally:
-        place.core.patch_node(node, {"spec": {"unschedulable": None}})
+        _set_unschedulable(place, node, None)
+
+
+def _set_unschedulable(place: Place, node: str, value: bool | None) -> None:
+    place.client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
 
 
 def _kill_operator(place: Place) -> Outcome:
     """Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
     before = place.status()
     leader = _leader(place)
-    place.core.delete_namespaced_pod(leader, OPERATOR_NAMESPACE, grace_period_seconds=0)
+    place.client.request("DELETE", path_of("Pod", OPERATOR_NAMESPACE, leader), AT_ONCE)
     hit = time.monotonic()
     place.say(f"{Fault.KILL_OPERATOR}: deleted pod {leader}; waiting until another one leads and writes the job's progress")
     place.until("another leader", lambda: _leader(place) not in ("", leader))
@@ -141,12 +146,10 @@ def _news(status: Object, told: str | None) -> Object | None:
 
 def _leader(place: Place) -> str:
     """The pod that holds the Lease and is there; ''."""
-    from kubernetes.client import CoordinationV1Api
-
-    lease = CoordinationV1Api(place.client).read_namespaced_lease(OPERATOR_NAME, OPERATOR_NAMESPACE)
-    pods = {pod.metadata.name for pod in place.core.list_namespaced_pod(OPERATOR_NAMESPACE, label_selector=OPERATOR_PODS).items}
-    holder = str(lease.spec.holder_identity if lease.spec is not None else "")
-    return holder if holder in pods else ""
+    lease = place.client.request("GET", path_of("Lease", OPERATOR_NAMESPACE, OPERATOR_NAME))
+    listed = place.client.request("GET", path_of("Pod", OPERATOR_NAMESPACE), None, {"labelSelector": OPERATOR_PODS})
+    holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
+    return holder if holder in {pod["metadata"]["name"] for pod in listed["items"]} else ""
 
 
 def _fill_disk(place: Place, most: int) -> Outcome:
@@ -186,5 +189,9 @@ def _newer_commit(status: Object, step: int) -> Object | None:
 def _failed_save(place: Place, pod: str, since: float) -> str | None:
     """What rank 0 said of it."""
     seconds = int(time.monotonic() - since) + 2
-    log: str = place.core.read_namespaced_pod_log(pod, place.namespace, container=CONTAINER, since_seconds=seconds)
-    return next((line for line in log.splitlines() if SAVE_FAILED in line and "FAILED" in line), None)
+
+    async def look(cluster: Cluster) -> str | None:
+        lines = cluster.log(place.namespace, pod, CONTAINER, {"sinceSeconds": str(seconds)})
+        return next((line for line in [line async for line in lines] if SAVE_FAILED in line and "FAILED" in line), None)
+
+    return place.client.run(look)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import WORKSPACE
+from lockstep.api.names import CONTAINER, WORKSPACE
 from lockstep.platforms.kubernetes import editor_in_pod
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec_stream import STDERR, Exec, running
+from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, program
 from lockstep.platforms.kubernetes.rights import may
 
 BEAT_SECONDS = 15.0
@@ -53,7 +53,7 @@ def _source() -> str:
 class Server:
     """One that runs in a pod: where it listens there, and what it says at its end."""
 
-    def __init__(self, session: Exec, port: int, ended: asyncio.Task[str]) -> None:
+    def __init__(self, session: Program, port: int, ended: asyncio.Task[str]) -> None:
         self.port = port
         self._session = session
         self._ended = ended
@@ -75,7 +75,7 @@ async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, ech
         "token": wanted.token,
         "source": source,
     }
-    async with running(cluster, namespace, pod, ["python3", "-c", source]) as session:
+    async with program(cluster, Place(namespace, pod, CONTAINER), ["python3", "-c", source], pings=True) as session:
         await session.write(json.dumps(request).encode() + b"\n")
         listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         ended = asyncio.create_task(_hear(session, listens, echo))
@@ -91,10 +91,10 @@ async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, ech
             await _end(session, ended)
 
 
-async def _hear(session: Exec, listens: asyncio.Future[int], echo: Say) -> str:
+async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> str:
     """Its answers, to the end."""
     buffered, why = b"", ""
-    async for channel, data in session:
+    async for channel, data in session.output():
         if channel == STDERR:
             echo(data.decode(errors="replace"))
             continue
@@ -109,15 +109,15 @@ async def _hear(session: Exec, listens: asyncio.Future[int], echo: Say) -> str:
     return why
 
 
-async def _beat(session: Exec) -> None:
+async def _beat(session: Program) -> None:
     """So that the server doesn't outlive this machine's sleep."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Failed):
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             await session.write(b"on\n")
 
 
-async def _end(session: Exec, ended: asyncio.Task[str]) -> None:
+async def _end(session: Program, ended: asyncio.Task[str]) -> None:
     """Ask, and wait until it is gone; the end of the connection asks once more."""
     with contextlib.suppress(OSError, Failed, TimeoutError):
         if not ended.done():

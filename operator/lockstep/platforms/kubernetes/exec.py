@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockstep.api.errors import Failed
-from lockstep.platforms.kubernetes.cluster import Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, PING_SECONDS, ApiError, Cluster, path_of
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
-PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 FRAME_BYTES = 1 << 18
 _REMEMBERED_BYTES = 1 << 16
 BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
@@ -36,6 +36,10 @@ class Broken(ProgramFailed):
     """The connection broke, and what became of the program nobody knows."""
 
 
+class NotStarted(ProgramFailed):
+    """No program came to be: no right to it, no such pod, or nothing of that name in the container. The message says which."""
+
+
 @dataclass
 class Program:
     """A program in a pod: bytes to it, bytes from it. Its standard error is kept (the end of it) for the message when it fails."""
@@ -45,6 +49,7 @@ class Program:
     errors: bytes = b""
     code: int | None = field(default=None)
     """None: the connection ended before the program said how it ended."""
+    _not_started: str = ""
 
     async def write(self, data: bytes | memoryview) -> None:
         """Waits while the other side is slower. Raises Broken when it can't be reached."""
@@ -55,10 +60,11 @@ class Program:
         except (OSError, RuntimeError) as error:
             raise Broken(f"the connection to pod {self.place.pod} broke: {error}") from error
 
-    async def close_stdin(self) -> None:
-        """Tell the program that nothing more comes; API servers older than 1.30 can't pass that on."""
-        if self._socket.protocol == "v5.channel.k8s.io":
+    async def close_stdin(self) -> bool:
+        """Let the program read to the end. False: API servers older than 1.30 can't pass that on."""
+        if self._socket.protocol == V5:
             await self._socket.send_bytes(bytes([CLOSE, STDIN]))
+        return bool(self._socket.protocol == V5)
 
     async def resize(self, columns: int, lines: int) -> None:
         await self._socket.send_bytes(bytes([RESIZE]) + json.dumps({"Width": columns, "Height": lines}).encode())
@@ -71,10 +77,15 @@ class Program:
         return b""
 
     async def output(self) -> AsyncIterator[tuple[int, bytes]]:
-        """(STDOUT or STDERR, what was printed there), in the order in which it came."""
+        """(STDOUT or STDERR, what was printed there), in the order in which it came, until it has ended: `code` says how.
+
+        Raises Broken where nobody knows how, NotStarted where it never ran.
+        """
         async for channel, data in self._frames():
             if channel in (STDOUT, STDERR):
                 yield channel, data
+        if self.code is None or self._not_started:
+            raise self.failure()
 
     async def _frames(self) -> AsyncIterator[tuple[int, bytes]]:
         async for message in self._socket:
@@ -84,50 +95,75 @@ class Program:
             if channel == STDERR:
                 self.errors = (self.errors + data)[-_REMEMBERED_BYTES:]
             elif channel == STATUS:
-                self.code = _exit_code(data)
+                self.code, self._not_started = ending_of(json.loads(data))
             yield channel, data
 
     def failure(self) -> ProgramFailed:
         """What to raise when it ended too early or with an error."""
-        said = self.errors.decode(errors="replace").strip().splitlines()[-3:]
-        ended = "its connection broke" if self.code is None else f"it ended with {self.code}"
-        return ProgramFailed(f"pod {self.place.pod}: {' | '.join(said) or ended}")
+        pod = self.place.pod
+        if self._not_started:
+            return NotStarted(f"nothing could be started in pod {pod}: {self._not_started}")
+        said = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])
+        if self.code is None:
+            return Broken(f"the connection to pod {pod} broke{said and f', after: {said}'}")
+        return ProgramFailed(f"pod {pod}: {said or f'it ended with {self.code}'}")
 
 
-def _exit_code(status: bytes) -> int:
-    told = json.loads(status)
-    if told.get("status") == "Success":
-        return 0
-    causes = (told.get("details") or {}).get("causes") or []
-    code = next((cause["message"] for cause in causes if cause.get("reason") == "ExitCode"), "")
-    return int(code) if code.isdecimal() else 1
+def ending_of(status: dict[str, Any]) -> tuple[int, str]:
+    """The program's exit code as the kubelet tells it, and why none was started; '' where one was."""
+    if status.get("status") == "Success":
+        return 0, ""
+    for cause in (status.get("details") or {}).get("causes") or []:
+        if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdecimal():
+            return int(cause["message"]), ""
+    return 1, " ".join(str(status.get("message") or "no reason is told").split())
 
 
 @asynccontextmanager
 async def program(
-    cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bool = True, tty: bool = False
+    cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bool = True, tty: bool = False, pings: bool = False
 ) -> AsyncIterator[Program]:
     """Start `command` in the container. The connection's end is the program's only where it reads its standard input.
 
+    `pings` keep the connection of a silent program open through proxies, where all that it prints is read at once: their answers stand
+    behind what isn't read yet, and a slow disk would look like a broken connection.
+
     Raises:
-        ApiError: there is no such pod, or no right to run programs in it.
+        NotStarted: there is no such pod, or no right to run programs in it.
     """
     query = [("container", place.container), ("stdin", str(stdin).lower()), ("stdout", "true"), ("tty", str(tty).lower())]
     query += [("stderr", str(not tty).lower()), *(("command", part) for part in command)]
-    # No pings: their answers stand behind what isn't read yet, and a slow disk would look like a broken connection.
-    socket = await cluster.stream(path_of("Pod", place.namespace, place.pod, "exec"), query, PROTOCOLS, heartbeat=None)
+    path = path_of("Pod", place.namespace, place.pod, "exec")
+    try:
+        socket = await cluster.stream(path, query, (V5, V4), heartbeat=PING_SECONDS if pings else None)
+    except ApiError as error:
+        raise refused(error, place.namespace, place.pod, "run programs in pods", "pods/exec") from None
     try:
         yield Program(place, socket)
     finally:
         await socket.close()
 
 
-async def output_of(cluster: Cluster, place: Place, command: Sequence[str], *, seconds: float = 60.0) -> bytes:
-    """What the program prints. Raises ProgramFailed when it ends with an error or takes longer than `seconds`."""
+def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) -> NotStarted:
+    """In one sentence, with what to do."""
+    if error.status == FORBIDDEN:
+        return NotStarted(f"you may not {what} of namespace {namespace} ({right}): an administrator gives you the role edit there")
+    if error.status == NOT_FOUND:
+        return NotStarted(f"there is no pod {pod} in namespace {namespace} any more")
+    return NotStarted(f"the cluster doesn't let you {what}: pod {pod} of namespace {namespace}: {error}")
+
+
+async def output_of(cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0) -> bytes:
+    """What the program prints. `stdin` it must read by its length: not every API server passes its end on.
+
+    Raises ProgramFailed when it ends with an error or takes longer than `seconds`.
+    """
     output = []
-    async with program(cluster, place, command, stdin=False) as running:
+    async with program(cluster, place, command, stdin=bool(stdin), pings=True) as running:
         try:
             async with asyncio.timeout(seconds):
+                with suppress(Broken):  # (a program that ended before it had read all: what it said tells more)
+                    await running.write(stdin)
                 while data := await running.read():
                     output.append(data)
         except TimeoutError:

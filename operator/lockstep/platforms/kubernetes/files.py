@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,14 @@ from lockstep.plan.objects import claims
 from lockstep.plan.pod import pod_template
 from lockstep.plan.resolve import Resolved
 from lockstep.plan.security import container_security_context
+from lockstep.platforms.kubernetes.client import Client
+from lockstep.platforms.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, path_of
+from lockstep.platforms.kubernetes.exec import Place, output_of
 
 READY_TIMEOUT_SECONDS = 120.0
+PROGRAM_SECONDS = 600.0
 POLL_SECONDS = 0.2
+FILES = "files"
 
 # Run in the pod by its own Python: takes exactly `size` bytes of tar from standard input, checks them, then unpacks.
 RECEIVE = """
@@ -35,7 +39,7 @@ with tarfile.open(fileobj=io.BytesIO(data)) as archive:
 
 
 class PodError(Failed):
-    """The pod did not come up, or a program in it failed. The message says which and why."""
+    """The pod did not come up. The message says why."""
 
 
 def files_pod(name: str, resolved: Resolved) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def files_pod(name: str, resolved: Resolved) -> dict[str, Any]:
         "spec": {
             "containers": [
                 {
-                    "name": "files",
+                    "name": FILES,
                     "image": trainer["image"],
                     "command": ["python3", "-c", "import signal; signal.signal(signal.SIGTERM, lambda *a: exit()); signal.pause()"],
                     "env": [variable for variable in trainer["env"] if "value" in variable],
@@ -70,39 +74,37 @@ def files_pod(name: str, resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def ensure_claims(core: Any, resolved: Resolved) -> None:
+def ensure_claims(client: Client, resolved: Resolved) -> None:
     """Create the claims that the job will mount, where they are missing."""
-    from kubernetes.client.exceptions import ApiException
-
     for claim in claims(resolved):
         try:
-            core.create_namespaced_persistent_volume_claim(resolved.namespace, claim)
-        except ApiException as error:
-            if error.status != 409:
+            client.request("POST", path_of("PersistentVolumeClaim", resolved.namespace), claim)
+        except ApiError as error:
+            if error.status != CONFLICT:
                 raise
 
 
 @contextmanager
-def running_pod(core: Any, namespace: str, pod: dict[str, Any]) -> Iterator[str]:
-    """The pod, Running, under its name; removed at the end whatever happens.
+def running_pod(client: Client, namespace: str, pod: dict[str, Any]) -> Iterator[Place]:
+    """The pod's container, running; removed at the end whatever happens.
 
     Raises:
         PodError: it is not Running after two minutes; the message has the pod's own words.
     """
     name = pod["metadata"]["name"]
-    _delete(core, namespace, name)
-    core.create_namespaced_pod(namespace, pod)
+    _delete(client, namespace, name)
+    client.request("POST", path_of("Pod", namespace), pod)
     try:
-        _wait_running(core, namespace, name)
-        yield name
+        _wait_running(client, namespace, name)
+        yield Place(namespace, name, FILES)
     finally:
-        _delete(core, namespace, name)
+        _delete(client, namespace, name)
 
 
-def _wait_running(core: Any, namespace: str, name: str) -> None:
+def _wait_running(client: Client, namespace: str, name: str) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_SECONDS
     while True:
-        status = core.read_namespaced_pod(name, namespace).to_dict()["status"]
+        status = client.request("GET", path_of("Pod", namespace, name))["status"]
         if status["phase"] == "Running":
             return
         if status["phase"] in ("Failed", "Succeeded") or time.monotonic() > deadline:
@@ -112,7 +114,7 @@ def _wait_running(core: Any, namespace: str, name: str) -> None:
 
 def _why(status: dict[str, Any]) -> str:
     """The first reason that the kubelet or the scheduler gives."""
-    for container in status.get("container_statuses") or []:
+    for container in status.get("containerStatuses") or []:
         waiting = (container.get("state") or {}).get("waiting")
         if waiting:
             return f"{waiting['reason']}: {waiting.get('message') or ''}"
@@ -120,62 +122,27 @@ def _why(status: dict[str, Any]) -> str:
     return messages[0] if messages else "the cluster gives no reason"
 
 
-def _delete(core: Any, namespace: str, name: str) -> None:
-    from kubernetes.client.exceptions import ApiException
-
+def _delete(client: Client, namespace: str, name: str) -> None:
+    path, deadline = path_of("Pod", namespace, name), time.monotonic() + READY_TIMEOUT_SECONDS
     try:
-        core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
-    except ApiException as error:
-        if error.status != 404:
-            raise
-        return
-    deadline = time.monotonic() + READY_TIMEOUT_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            core.read_namespaced_pod(name, namespace)
-        except ApiException as error:
-            if error.status == 404:
-                return
-            raise
-        time.sleep(POLL_SECONDS)
+        client.request("DELETE", path, {"gracePeriodSeconds": 0})
+        while time.monotonic() < deadline:
+            client.request("GET", path)
+            time.sleep(POLL_SECONDS)
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            return
+        raise
     raise PodError(f"pod {namespace}/{name} is still there {READY_TIMEOUT_SECONDS:.0f} s after its deletion")
 
 
-def run_in_pod(core: Any, namespace: str, name: str, command: list[str], stdin: bytes = b"") -> str:
-    """Run a program in the pod and return what it printed on standard output, as text. Raises as `output_of` does."""
-    return output_of(core, namespace, name, command, stdin).decode(errors="replace")
+def run_in_pod(client: Client, place: Place, command: list[str], stdin: bytes = b"") -> str:
+    """Run a program in the pod and return what it printed on standard output, as text. Raises ProgramFailed."""
+    output = client.run(lambda cluster: output_of(cluster, place, command, stdin=stdin, seconds=PROGRAM_SECONDS))
+    return output.decode(errors="replace")
 
 
-def output_of(core: Any, namespace: str, name: str, command: list[str], stdin: bytes = b"") -> bytes:
-    """Run a program in the pod's first container and return what it printed on standard output.
-
-    Raises:
-        PodError: it ended with an error; the message has the last lines of its standard error.
-    """
-    from kubernetes.stream import stream
-
-    session = stream(
-        core.connect_get_namespaced_pod_exec, name, namespace, command=command,
-        stdin=bool(stdin), stdout=True, stderr=True, tty=False, _preload_content=False, binary=True,
-    )  # fmt: skip
-    output, errors = [], []
-    with ExitStack() as at_end:
-        at_end.callback(session.sock.shutdown)  # close() leaves the socket open when the peer closed first
-        at_end.callback(session.close)
-        for start in range(0, len(stdin), 1 << 20):
-            session.write_stdin(stdin[start : start + (1 << 20)])
-        while session.is_open():
-            session.update(timeout=1)
-            output.append(session.read_stdout() if session.peek_stdout() else b"")
-            errors.append(session.read_stderr() if session.peek_stderr() else b"")
-    code = session.returncode
-    if code != 0:
-        tail = b"".join(errors).decode(errors="replace").strip().splitlines()[-5:]
-        raise PodError(f"{command[0]} in pod {namespace}/{name} ended with {code}: {' | '.join(tail) or json.dumps(command[:3])}")
-    return b"".join(output)
-
-
-def send_folder(core: Any, namespace: str, name: str, source: Path, target: str) -> int:
+def send_folder(client: Client, place: Place, source: Path, target: str) -> int:
     """Copy everything under `source` to the folder `target` in the pod, checked by SHA-256. Returns the bytes sent."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -183,5 +150,5 @@ def send_folder(core: Any, namespace: str, name: str, source: Path, target: str)
             archive.add(path, arcname=path.name)
     data = buffer.getvalue()
     digest = hashlib.sha256(data).hexdigest()
-    run_in_pod(core, namespace, name, ["python3", "-c", RECEIVE, str(len(data)), digest, target], stdin=data)
+    run_in_pod(client, place, ["python3", "-c", RECEIVE, str(len(data)), digest, target], stdin=data)
     return len(data)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, path_of
-from lockstep.platforms.kubernetes.exec_stream import V4, refused
+from lockstep.platforms.kubernetes.exec import V4, refused
 
 HERE = "127.0.0.1"
 DATA, ERROR = 0, 1

@@ -65,7 +65,7 @@ async def base_model(cluster: Cluster, namespace: str, job: str) -> str | None:
 
 async def write_on(cluster: Cluster, place: Place, arguments: Sequence[str], show: Callable[[bytes], Any]) -> int:
     """Run it, and show what it writes as it comes. Raises ProgramFailed in its own words."""
-    async with program(cluster, place, ["python3", "-m", MODULE, *arguments], stdin=False) as running:
+    async with program(cluster, place, ["python3", "-m", MODULE, *arguments], stdin=False, pings=True) as running:
         while text := await running.read():
             show(text)
         if running.code != 0:

@@ -18,45 +18,40 @@ POLL_SECONDS = 0.2
 
 
 def _found(
-    client: Any, kind: str, namespace: str, name: str | None = None, query: Mapping[str, str] | None = None
+    client: Client, kind: str, namespace: str, name: str | None = None, query: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
     """None where there is no such object, or no such kind."""
     try:
-        return _light(client).request("GET", path_of(kind, namespace, name), None, query)
+        return client.request("GET", path_of(kind, namespace, name), None, query)
     except ApiError as error:
         if error.status == NOT_FOUND:
             return None
         raise
 
 
-def _light(client: Any) -> Client:
-    """Callers may have made the library's client themselves, by the same kubeconfig."""
-    return client if isinstance(client, Client) else Client()
-
-
-def get_job(client: Any, namespace: str, name: str) -> dict[str, Any] | None:
+def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
     """The job as the API server has it; None when there is none."""
     return _found(client, "TrainingJob", namespace, name)
 
 
-def list_jobs(client: Any, namespace: str) -> list[dict[str, Any]]:
+def list_jobs(client: Client, namespace: str) -> list[dict[str, Any]]:
     """Every job of the namespace; none where the CRDs are not installed."""
     return list((_found(client, "TrainingJob", namespace) or {"items": []})["items"])
 
 
-def patch_spec(client: Any, namespace: str, name: str, spec: dict[str, Any]) -> None:
+def patch_spec(client: Client, namespace: str, name: str, spec: dict[str, Any]) -> None:
     """Change fields of the spec; what the API server refuses is raised in its words."""
-    _light(client).request("PATCH", path_of("TrainingJob", namespace, name), {"spec": spec}, None, MERGE)
+    client.request("PATCH", path_of("TrainingJob", namespace, name), {"spec": spec}, None, MERGE)
 
 
-def job_events(client: Any, namespace: str, name: str) -> list[dict[str, Any]]:
+def job_events(client: Client, namespace: str, name: str) -> list[dict[str, Any]]:
     """Events about the job itself, the oldest first."""
     selector = f"involvedObject.kind=TrainingJob,involvedObject.name={name}"
     found = (_found(client, "Event", namespace, None, {"fieldSelector": selector}) or {"items": []})["items"]
     return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
 
-def job_status(client: Any, namespace: str, name: str) -> dict[str, Any]:
+def job_status(client: Client, namespace: str, name: str) -> dict[str, Any]:
     """The job's status; empty when there is no job or no status yet."""
     status: dict[str, Any] = (get_job(client, namespace, name) or {}).get("status", {})
     return status
@@ -67,7 +62,7 @@ def has_ended(status: dict[str, Any]) -> bool:
     return is_true(status, "Complete") or is_true(status, "Failed")
 
 
-def delete_job(client: Any, namespace: str, name: str) -> None:
+def delete_job(client: Client, namespace: str, name: str) -> None:
     """Delete the job and wait until it is gone; its claims stay.
 
     Raises:
@@ -75,7 +70,7 @@ def delete_job(client: Any, namespace: str, name: str) -> None:
     """
     if get_job(client, namespace, name) is None:
         return
-    _light(client).request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
+    client.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
     deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
     while get_job(client, namespace, name) is not None:
         if time.monotonic() > deadline:
@@ -83,9 +78,9 @@ def delete_job(client: Any, namespace: str, name: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def replace_job(client: Any, namespace: str, job: TrainingJob) -> None:
+def replace_job(client: Client, namespace: str, job: TrainingJob) -> None:
     """Create the job; one of the same name is deleted first."""
     delete_job(client, namespace, job.metadata.name)
     body = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     body |= {"apiVersion": job.api_version, "kind": job.kind}
-    _light(client).request("POST", path_of("TrainingJob", namespace), body)
+    client.request("POST", path_of("TrainingJob", namespace), body)

@@ -14,8 +14,9 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lockstep.api.names import CONTAINER
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec_stream import STDERR, Exec, running
+from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, program
 
 SHELL = "if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 PLAIN_TERMINAL = "xterm"
@@ -31,7 +32,8 @@ def shell_command(term: str | None) -> list[str]:
 async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
     """A shell until it ends; its exit code. With a terminal it has one, too; else it reads what this process is given, to its end."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    async with running(cluster, namespace, pod, shell_command(os.environ.get("TERM")), tty=interactive) as session:
+    command = shell_command(os.environ.get("TERM"))
+    async with program(cluster, Place(namespace, pod, CONTAINER), command, tty=interactive, pings=True) as session:
         with _raw() if interactive else _plain():
             helpers = [asyncio.create_task(_type(session))]
             if interactive:
@@ -45,14 +47,14 @@ async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
     return session.code or 0
 
 
-async def _show(session: Exec) -> None:
-    async for channel, data in session:
+async def _show(session: Program) -> None:
+    async for channel, data in session.output():
         out = sys.stderr.buffer if channel == STDERR else sys.stdout.buffer
         out.write(data)
         out.flush()
 
 
-async def _type(session: Exec) -> None:
+async def _type(session: Program) -> None:
     """What comes on standard input, and its end. A thread reads: not everything that can be standard input can be polled."""
     loop, read = asyncio.get_running_loop(), asyncio.Queue[bytes]()
 
@@ -71,11 +73,11 @@ async def _type(session: Exec) -> None:
     threading.Thread(target=reading, daemon=True).start()
     while data := await read.get():
         await session.write(data)
-    if not await session.end_of_input():
+    if not await session.close_stdin():
         await session.write(b"\nexit\n")
 
 
-async def _follow_size(session: Exec) -> None:
+async def _follow_size(session: Program) -> None:
     """Now, and whenever the window changes."""
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()

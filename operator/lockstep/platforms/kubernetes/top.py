@@ -69,9 +69,6 @@ class Nodes:
                 if node not in self._open:
                     self._open[node] = await _Asked.start(self._cluster, place, self._job, node)
                 return await self._open[node].answer(points)
-        except ApiError as error:
-            hint = "; it needs `create` on pods/exec, which the role `edit` has" if error.status == FORBIDDEN else ""
-            problem = f"{error.reason or error.message}{hint}"
         except TimeoutError:
             problem = f"it has not answered for {ANSWER_SECONDS:.0f} s"
         except (Failed, OSError) as error:
