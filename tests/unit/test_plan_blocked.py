@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.conditions import Reason
 from lockstep.plan.interactive import unused
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.refused import explained
 from lockstep.plan.unscheduled import why_unscheduled

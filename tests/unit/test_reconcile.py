@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.conditions import Reason
 from lockstep.plan.objects import RenderContext, children, freeze
 from lockstep.plan.observed import Object, Observed, ReceivedReport
+from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import Plan, reconcile
 from lockstep.plan.run import report_target
 from lockstep_gang.contract import (

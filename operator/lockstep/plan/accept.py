@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE
 from lockstep.api.profile import ClusterProfile
-from lockstep.plan.conditions import Reason
 from lockstep.plan.excluded import excluded_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, freeze
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.reasons import Reason
 from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, resolve
 
 HASH_CHARACTERS = 10

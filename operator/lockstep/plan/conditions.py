@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 
 from lockstep.api.names import pod_name
@@ -17,6 +16,7 @@ from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.pods import is_running, is_scheduled, why_not_started
 from lockstep.plan.preflightstatus import preflight_stops
 from lockstep.plan.readstatus import condition
+from lockstep.plan.reasons import Reason
 from lockstep.plan.refused import why_not_created
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep_gang.contract import Report, State, Straggler
@@ -24,73 +24,6 @@ from lockstep_gang.contract import Report, State, Straggler
 MESSAGE_CHARACTERS = 4096
 SILENT_SECONDS = 60.0
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-
-
-class Reason(StrEnum):
-    """Reasons that Lockstep gives. Accepted may also have the reason of a refusal (see plan.resolve)."""
-
-    ACCEPTED = "Accepted"
-    INVALID_SPEC = "InvalidSpec"
-    PROFILE_NOT_FOUND = "ProfileNotFound"
-    NO_DEFAULT_PROFILE = "NoDefaultProfile"
-    SEVERAL_DEFAULT_PROFILES = "SeveralDefaultProfiles"
-    INVALID_PROFILE = "InvalidProfile"
-    SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
-    NAME_TAKEN = "NameTaken"
-    PREVIOUS_JOB_REMAINS = "PreviousJobRemains"
-    WRITE_REFUSED = "WriteRefused"
-    NOT_ACCEPTED = "NotAccepted"
-    SUSPENDED = "Suspended"
-    NOT_SUSPENDED = "NotSuspended"
-    STOPPING = "Stopping"
-    RESIZING = "Resizing"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
-    FINISHED = "Finished"
-    PODS_NOT_CREATED = "PodsNotCreated"
-    PODS_REFUSED = "PodsRefused"
-    SCHEDULING = "Scheduling"
-    QUEUED = "Queued"
-    UNSCHEDULABLE = "Unschedulable"
-    CLAIM_NOT_BOUND = "ClaimNotBound"
-    ALL_SCHEDULED = "AllScheduled"
-    PODS_NOT_SCHEDULED = "PodsNotScheduled"
-    IMAGE_PULL_FAILED = "ImagePullFailed"
-    CONTAINER_FAILED = "ContainerFailed"
-    CONTAINER_NOT_STARTED = "ContainerNotStarted"
-    VOLUME_NOT_MOUNTED = "VolumeNotMounted"
-    NETWORK_NOT_READY = "NetworkNotReady"
-    POD_FAILED = "PodFailed"
-    STARTING = "Starting"
-    WAITING_FOR_REPORT = "WaitingForReport"
-    WAITING_FOR_RANKS = "WaitingForRanks"
-    ALL_RANKS_READY = "AllRanksReady"
-    RUNNING = "Running"
-    READY = "Ready"
-    IDLE = "Idle"
-    NO_REPORT = "NoReport"
-    START_TIMEOUT = "StartTimeout"
-    SLOW_RANK = "SlowRank"
-    NO_STRAGGLER = "NoStraggler"
-    PREFLIGHT_FAILED = "PreflightFailed"
-    NODE_EXCLUDED = "NodeExcluded"
-    RESTARTING = "Restarting"
-    RANKS_FAILED = "RanksFailed"
-    NOT_RESTARTING = "NotRestarting"
-    NO_CHECKPOINT = "NoCheckpoint"
-    COMMITTED = "Committed"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
-    NOT_FINISHED = "NotFinished"
-    NOT_FAILED = "NotFailed"
-    RETRIED = "Retried"
-    ALL_NODES_READY = "AllNodesReady"
-    NODE_BOUND_VOLUME = "NodeBoundVolume"
-    NODE_LOST = "NodeLost"
-    NO_NODE_FREE = "NoNodeFree"
-    REPLACING = "Replacing"
-    AGENT_CONNECTED = "AgentConnected"
-    HOLDING = "HoldOnFailure"
-    NOT_HELD = "NotHeld"
 
 
 _ON_ITS_WAY = (Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS)

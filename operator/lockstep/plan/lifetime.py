@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from lockstep.api.job import TrainingJobSpec
-from lockstep.plan.conditions import Reason, timestamp
+from lockstep.plan.conditions import timestamp
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled
+from lockstep.plan.reasons import Reason
 
 _BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "notify")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.api.names import ANNOTATION_RUN_HASH, run_name
 from lockstep.plan.accept import Accepted, accept, missing_service_account
-from lockstep.plan.conditions import SILENT_SECONDS, Reason, View
+from lockstep.plan.conditions import SILENT_SECONDS, View
 from lockstep.plan.events import Note, notes
 from lockstep.plan.hold import held_until
 from lockstep.plan.interactive import is_stopped
@@ -23,6 +23,7 @@ from lockstep.plan.notify import due_message
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.readstatus import is_true
+from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
 from lockstep.plan.starting import start_overdue, until_start_overdue
 from lockstep.plan.status import due, job_status

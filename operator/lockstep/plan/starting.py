@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from lockstep.api.timeouts import START_SECONDS
-from lockstep.plan.conditions import Reason
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, is_terminating
 from lockstep.plan.pods import is_scheduled, why_not_started
+from lockstep.plan.reasons import Reason
 from lockstep.plan.unscheduled import why_unscheduled
 
 

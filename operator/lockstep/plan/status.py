@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from lockstep.api.names import LABEL_JOB
-from lockstep.plan.conditions import Reason, View, facts, timestamp, with_times
+from lockstep.plan.conditions import View, facts, timestamp, with_times
 from lockstep.plan.excluded import excluded_nodes
 from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.goodput import goodput_status, is_stale
@@ -15,6 +15,7 @@ from lockstep.plan.notify import notification_status
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.preflightstatus import preflight_status
+from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import retry_of
 from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
 

@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from lockstep.api.status import ConditionStatus
-from lockstep.plan.conditions import Fact, Reason, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.reasons import Reason
 from lockstep.plan.whynext import Step, next_steps
 
 LABEL_COLUMNS = 13

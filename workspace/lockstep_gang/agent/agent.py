@@ -13,6 +13,7 @@ from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.gloo import GlooInterface
 from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import Handlers, Link
+from lockstep_gang.agent.outbox import Outbox
 from lockstep_gang.agent.preflight import NodePreflight
 from lockstep_gang.agent.processes import become_subreaper, ended_children
 from lockstep_gang.agent.progress import ProgressServer
@@ -21,7 +22,6 @@ from lockstep_gang.agent.reports import ReportSocket
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.messages import (
-    Beat,
     Error,
     Exited,
     FabricSeen,
@@ -29,18 +29,13 @@ from lockstep_gang.contract.messages import (
     Hello,
     Leaving,
     Order,
-    Pace,
-    Progressed,
     RankExit,
     RankReport,
-    Reported,
     Start,
     Started,
-    Step,
     Stop,
     StopMode,
     Stopped,
-    rank_report_to_json,
 )
 from lockstep_gang.contract.preflight import Check
 from lockstep_gang.contract.report import State
@@ -50,12 +45,6 @@ KEEP_SECONDS = 3.0
 """How long the agent's end waits until the logs of NCCL are on the job's volume."""
 FABRIC_SECONDS = 1.0
 """NCCL's logs are read so often."""
-STEP_SECONDS = 0.5
-"""Steps and the like of node 0's ranks are told at most this often, the newest ones; everything else at once."""
-PROGRESS_SECONDS = (2.0, 5.0)
-"""Those of other nodes' ranks: the least, and the most for a gang of many nodes."""
-PROGRESS_MAX = 1000
-"""Of a script that tells its pace more often than anybody needs, some are left out."""
 DUMP_SECONDS = 3.0
 """How long ranks may take to write down their stacks."""
 
@@ -71,6 +60,7 @@ class Agent:
         self.link = Link(run, key, node.index, Handlers(self._hello, self._connected, self._take, console.say))
         self._dev = DevNode(node, self.link, console.say)
         self._preflight = NodePreflight(run, key, node.index, self.link.send)
+        self._outbox = Outbox(node.index, run.nodes, self.link.send)
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
         self._ranks: Ranks | None = None
@@ -78,7 +68,6 @@ class Agent:
         self._leaving = False
         self._finish: Finish | None = None
         self._done = asyncio.Event()
-        self._progress_of: dict[tuple[type, int, int], RankReport] = {}
         self._malformed_said = False
         self._gloo = GlooInterface(run)
 
@@ -92,7 +81,7 @@ class Agent:
         loop.add_reader(self._socket.fileno(), self._read_reports)
         if self._run.training is None:  # a script; rank 0 may be on any node
             self._node = replace(self._node, reporting=await self._progress.start())
-        own = (self.link.run(), self._watch_silence(), self._tell_progress(), self._watch_fabric(), self._done.wait())
+        own = (self.link.run(), self._watch_silence(), self._outbox.run(), self._watch_fabric(), self._done.wait())
         tasks = [asyncio.ensure_future(task) for task in (*own, *await self._dev.start())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +137,7 @@ class Agent:
             return  # of the past
         self._known_attempt = order.attempt
         self._console.begin_attempt(order.attempt)
-        self._progress_of.clear()
+        self._outbox.begin_attempt(order.attempt)
         self._progress.begin_attempt()
         self._ranks = Ranks(self._node, order, self._dev.writer(order, self._console.write))
         self._running = True
@@ -224,7 +213,7 @@ class Agent:
         self._finish_attempt()
 
     def _exited(self, exit_: RankExit) -> None:
-        self._flush()
+        self._outbox.flush()
         self._dev.printed.flush()
         dump = self._ranks.dumped(exit_.rank) if self._ranks is not None else None
         if dump is not None:
@@ -272,27 +261,7 @@ class Agent:
         first, rank.ready = not rank.ready, True
         if isinstance(report, Error):
             rank.error = report
-        if isinstance(report, (Step, Beat, Pace)) and not first:
-            each = report.step if isinstance(report, Pace) and len(self._progress_of) < PROGRESS_MAX else 0
-            self._progress_of[type(report), report.rank, each] = report
-            return
-        self._flush()
-        self.link.send(Reported(self._known_attempt, rank_report_to_json(report)))
-
-    def _flush(self) -> None:
-        """The newest of each kind and rank, and every pace, in one message."""
-        if self._progress_of:
-            reports = tuple(rank_report_to_json(report) for report in self._progress_of.values())
-            self.link.send(Progressed(self._known_attempt, reports))
-            self._progress_of.clear()
-
-    async def _tell_progress(self) -> None:
-        """Rank 0's soon, since it is shown; the others' seldom, since there may be a thousand of them."""
-        seldom = min(max(PROGRESS_SECONDS[0], self._run.nodes / 16), PROGRESS_SECONDS[1])
-        pause = STEP_SECONDS if self._node.index == 0 else seldom
-        while True:
-            await asyncio.sleep(pause)
-            self._flush()
+        self._outbox.put(report, at_once=first)
 
     def _tell_fabric(self) -> None:
         """What is new in NCCL's logs; of gloo, which interface it takes."""

@@ -18,9 +18,10 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.api.status import ConditionStatus
-from lockstep.plan.conditions import Fact, Reason, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.objects import claims
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
+from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import Earlier
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, path_of
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
