@@ -30,7 +30,8 @@ class ApiStub:
     """The Accept header of each of them."""
     url: str = ""
 
-    def answer(self, method: str, path: str, body: Object | None) -> tuple[int, Object]:
+    def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+        """Status and reply: an object, or the text of a log. `body` is bytes where no JSON was sent."""
         plural = self.plural(path)
         if plural in self.forbidden or ("*" in self.forbidden and plural):
             verb = {"GET": "get", "POST": "create", "PATCH": "patch"}.get(method, "delete")
@@ -39,7 +40,7 @@ class ApiStub:
         if path in ALWAYS | self.objects:
             return 200, (ALWAYS | self.objects)[path]
         if method != "GET":
-            return 201, body or {}
+            return 201, body if isinstance(body, dict) else {}
         if path.rsplit("/", 1)[-1] == plural:
             return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
         return 404, {"kind": "Status", "status": "Failure", "reason": "NotFound", "message": f"{path} not found", "code": 404}
@@ -62,10 +63,11 @@ def _handler(stub: ApiStub) -> type[BaseHTTPRequestHandler]:
             text = self.rfile.read(size)
             stub.asked.append((self.command, parts.path, dict(parse_qsl(parts.query))))
             stub.accepted.append(self.headers.get("Accept", ""))
-            status, reply = stub.answer(self.command, parts.path, json.loads(text) if text else None)
-            content = json.dumps(reply).encode()
+            raw = self.headers.get("Content-Type") == "application/octet-stream"
+            status, reply = stub.answer(self.command, parts.path, text if raw else json.loads(text) if text else None)
+            content = reply.encode() if isinstance(reply, str) else json.dumps(reply).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/plain" if isinstance(reply, str) else "application/json")
             self.send_header("Content-Length", str(len(content)))
             if self.command != "GET" and (said := stub.warnings.get(stub.plural(parts.path))):
                 quoted = said.replace('"', '\\"')

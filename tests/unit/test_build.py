@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.main import main
-from lockstep.plan.imagebuild import CONTEXT, Build, Image, Tool, chosen, commands, openshift_objects
+from lockstep.plan.build_failure import failure
+from lockstep.plan.imagebuild import Build, Image, Tool, chosen, commands
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!{python}
 import json, os, sys
 secrets = [part.partition("src=")[2] for part in sys.argv if part.startswith("id=")]
-sent = [part.partition("=")[2] for part in sys.argv if part.startswith("--from-dir=")]
-call = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "given": sys.stdin.read(),
-        "secrets": [open(path).read() for path in secrets], "sent": [sorted(os.listdir(path)) for path in sent]}}
+call = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "secrets": [open(path).read() for path in secrets]}}
 with open({log!r}, "a") as log:
     log.write(json.dumps(call) + "\\n")
+if "--iidfile" in sys.argv:
+    with open(sys.argv[sys.argv.index("--iidfile") + 1], "w") as file:
+        file.write("sha256:12ab")
+print({says!r}, file=sys.stderr, end="")
 sys.exit({code})
 """
 
@@ -38,9 +40,9 @@ class Bench:
         self.folder, self.log, self._monkeypatch, self._capsys = folder, folder / "calls", monkeypatch, capsys
         monkeypatch.setenv("PATH", str(folder))
 
-    def has(self, tool: str, code: int = 0) -> None:
+    def has(self, tool: str, code: int = 0, says: str = "") -> None:
         program = self.folder / tool
-        program.write_text(RECORDER.format(python=sys.executable, log=str(self.log), code=code))
+        program.write_text(RECORDER.format(python=sys.executable, log=str(self.log), code=code, says=says))
         program.chmod(0o755)
 
     def run(self, *arguments: str) -> tuple[object, str, str]:
@@ -114,24 +116,10 @@ def test_the_first_tool_that_is_there_is_taken_unless_one_is_asked_for(asked: To
     assert chosen(asked, there) is found
 
 
-def test_what_openshift_builds_can_be_named_by_pods_of_the_namespace_and_comes_from_no_registry_of_ours() -> None:
-    stream, config = openshift_objects(Build(Image.OPERATOR, "0.1.0", tag="r.example.com:5000/t/op:2", base="ubi:9"))
-    assert (stream["apiVersion"], stream["kind"], stream["spec"]) == (
-        "image.openshift.io/v1", "ImageStream", {"lookupPolicy": {"local": True}},
-    )  # fmt: skip
-    assert (config["apiVersion"], config["kind"]) == ("build.openshift.io/v1", "BuildConfig")
-    spec = config["spec"]
-    assert spec["source"] == {"type": "Binary", "binary": {}}
-    assert spec["output"]["to"] == {"kind": "ImageStreamTag", "name": "lockstep-operator:2"}
-    strategy = spec["strategy"]["dockerStrategy"]
-    assert (ROOT / strategy["dockerfilePath"]).is_file()
-    assert strategy["buildArgs"] == [{"name": "VERSION", "value": "0.1.0"}, {"name": "BASE", "value": "ubi:9"}]
-
-
 def test_the_build_runs_in_the_checkout_with_the_tool_that_is_there(bench: Bench) -> None:
     bench.has("docker")
     code, out, _ = bench.run("operator", "--archive", "x.tar")
-    assert (code, out) == (0, "building lockstep-operator:0.1.0 with docker\n")
+    assert (code, out) == (0, "building lockstep-operator:0.1.0 with docker\nReady: lockstep-operator:0.1.0 (sha256:12ab)\n")
     assert [call["argv"][:2] for call in bench.calls] == [["docker", "build"], ["docker", "save"]]
     assert {call["cwd"] for call in bench.calls} == {str(ROOT)}
     assert bench.calls[1]["argv"][3] == str(Path("x.tar").resolve())
@@ -163,23 +151,10 @@ def test_a_machine_without_settings_of_its_own_hands_on_none(bench: Bench) -> No
     assert bench.calls[0]["secrets"] == []
 
 
-def test_openshift_gets_the_objects_and_then_only_what_an_image_is_made_from(bench: Bench) -> None:
-    bench.has("oc")
-    code, out, _ = bench.run("trainer", "--openshift", "-n", "team", "--context", "there")
-    assert (code, out) == (0, "Ready: pods of namespace team may use the image lockstep-trainer:0.1.0\n")
-    apply, start = bench.calls
-    assert apply["argv"] == ["oc", "apply", "-n", "team", "--context", "there", "-f", "-"]
-    assert [item["kind"] for item in yaml.safe_load_all(apply["given"])] == ["ImageStream", "BuildConfig"]
-    assert start["argv"][:3] == ["oc", "start-build", "lockstep-trainer"] and start["argv"][-2:] == ["--follow", "--wait"]
-    assert start["sent"] == [sorted(CONTEXT)]
-
-
 def test_a_dry_run_prints_and_runs_nothing(bench: Bench) -> None:
     bench.has("buildah")
     code, out, _ = bench.run("operator", "--dry-run")
     assert code == 0 and out.startswith("buildah build -f images/operator/Containerfile -t lockstep-operator:0.1.0 --layers")
-    code, out, _ = bench.run("operator", "--openshift", "--dry-run")  # not even `oc` is needed
-    assert code == 0 and "kind: BuildConfig" in out and out.endswith("oc start-build lockstep-operator -n lockstep-system --from-dir=. --follow --wait\n")  # fmt: skip
     assert bench.calls == []
 
 
@@ -188,7 +163,6 @@ def test_a_dry_run_prints_and_runs_nothing(bench: Bench) -> None:
     [
         (["operator"], "none of podman, buildah, docker is installed: apt-get install buildah"),
         (["operator", "--tool", "podman"], "podman is not installed"),
-        (["operator", "--openshift"], "oc is not installed"),
     ],
 )
 def test_a_tool_that_is_not_there_is_named(bench: Bench, arguments: list[str], message: str) -> None:
@@ -203,11 +177,40 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(bench: Bench, argu
     assert code == 2 and err and bench.calls == []
 
 
-def test_a_build_that_fails_is_not_followed_by_a_push_and_ends_with_1(bench: Bench) -> None:
-    bench.has("podman", code=125)
-    code, _, err = bench.run("operator", "--tag", "r.example.com/t/op:2", "--push")
-    assert (code, err) == (1, "lockstep: podman build failed with exit code 125; what it said is above\n")
+def test_a_build_that_fails_is_not_followed_by_a_push_and_ends_with_1_and_the_reason(bench: Bench) -> None:
+    bench.has("podman", code=125, says="STEP 3\nError: the reason\n")
+    code, out, err = bench.run("operator", "--tag", "r.example.com/t/op:2", "--push")
+    assert (code, "Ready" in out) == (1, False)
+    assert err == "STEP 3\nError: the reason\nlockstep: podman build failed with exit code 125: Error: the reason; more is above\n"
     assert len(bench.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "said", "advice"),
+    [
+        (Tool.BUILDAH, "error committing container: writing blob: write /var/tmp/x: no space left on device", "is full: buildah rmi --prune"),
+        (Tool.DOCKER, "ERROR: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", "--tool podman"),
+        (Tool.BUILDAH, "error creating build container: initializing source docker://a/b:1: pinging container registry a: no such host", "--base IMAGE"),
+        (Tool.PODMAN, "Error: creating build container: initializing source docker://a/b:1: reading manifest 1 in a/b: unauthorized: access", "podman login REGISTRY"),
+        (Tool.DOCKER, "ERROR: failed to resolve source metadata for docker.io/a/b:1: not found", "--base IMAGE"),
+        (Tool.PODMAN, "ERROR: No matching distribution found for rich==1.0", "pip.conf, PIP_INDEX_URL"),
+        (Tool.PODMAN, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "make lock"),
+        (Tool.PODMAN, "E: Unable to locate package perftest", "--arg APT_TOOLS"),
+        (Tool.BUILDAH, "cannot clone: Operation not permitted", "Without the rights that builders want"),
+    ],
+)  # fmt: skip
+def test_what_a_tool_says_of_a_usual_cause_comes_with_what_to_do(tool: Tool, said: str, advice: str) -> None:
+    told = failure([tool, "build"], 1, ["STEP 1\n", f"{said}\n", "exit status 1\n"])
+    assert told.startswith(f"{tool} build failed with exit code 1: {said}: ") and advice in told
+
+
+def test_a_full_disk_is_told_although_the_base_could_not_be_unpacked_for_it() -> None:
+    lines = ['error creating build container: writing blob: storing blob to file "/var/tmp/s": no space left on device\n']
+    assert "is full" in failure([Tool.BUILDAH, "build"], 125, lines)
+
+
+def test_a_tool_that_fails_without_a_word_is_told_by_its_code() -> None:
+    assert failure([Tool.PODMAN, "push"], 9, []) == "podman push failed with exit code 9; what it said is above"
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import configparser
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +25,13 @@ from lockstep.plan.imagebuild import Image, Tool
 
 if TYPE_CHECKING:
     from lockstep.plan.imagebuild import Build
+    from lockstep.plan.openshift_build import Outcome
 
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 PIP_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 PIP_VARIABLES = {"PIP_INDEX_URL": "index-url", "PIP_EXTRA_INDEX_URL": "extra-index-url", "PIP_TRUSTED_HOST": "trusted-host"}
+LINES_KEPT = 60
+"""Of a tool's error output, to say why it failed: the reason stands near the end, if not always last."""
 
 
 def build(
@@ -47,9 +53,7 @@ def build(
         str, typer.Option("--namespace", "-n", help="Where OpenShift builds it, and pods may use it.")
     ] = "lockstep-system",
     context: ContextOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects, too) and run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects) and run nothing.")] = False,
 ) -> None:
     """Build the operator's or the trainer's image from this checkout.
 
@@ -57,24 +61,38 @@ def build(
 
     Example: lockstep build operator --tag registry.example.com/team/lockstep-operator:0.1.0 --push
     """
-    from dataclasses import replace
-
     from lockstep.cli.paths import checkout
-    from lockstep.plan.imagebuild import PROXIES, Build, chosen, commands
+    from lockstep.plan.imagebuild import PROXIES, Build
 
     root = checkout()
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     wanted = Build(image, version, tag=tag, base=base, arguments=tuple(arg or ()), proxies=tuple(n for n in PROXIES if n in os.environ))
     if openshift:
+        if push or archive or tool:
+            raise ConfigError("--openshift builds in the cluster, into its own registry: --push, --archive and --tool don't go with it")
         _by_openshift(wanted, root, namespace, context, dry_run)
-        return
-    tool = chosen(tool, [name for name in Tool if shutil.which(name)])
-    with _machine_settings() as secrets:
-        steps = commands(replace(wanted, secrets=secrets), tool, push=push, archive=str(archive.resolve()) if archive else "")
-        if not dry_run:
-            print(f"building {wanted.reference} with {tool}", flush=True)
-        for step in steps:
-            _run(step, root, dry_run)
+    else:
+        _by_tool(wanted, root, tool, push, archive, dry_run)
+
+
+def _by_tool(wanted: Build, root: Path, asked: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
+    from dataclasses import replace
+
+    from lockstep.plan.imagebuild import chosen, commands
+
+    tool = chosen(asked, [name for name in Tool if shutil.which(name)])
+    target = str(archive.resolve()) if archive else ""
+    with _machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
+        build = replace(wanted, secrets=secrets)
+        if dry_run:
+            print("\n".join(shlex.join(step) for step in commands(build, tool, push=push, archive=target)))
+            return
+        id_file = Path(folder) / "id"
+        print(f"building {wanted.reference} with {tool}", flush=True)
+        for step in commands(build, tool, push=push, archive=target, id_file=str(id_file)):
+            _run(step, root)
+        digest = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else ""
+        print(f"Ready: {wanted.reference}{f' ({digest})' if digest else ''}")
 
 
 @contextmanager
@@ -99,41 +117,42 @@ def _machine_settings() -> Iterator[dict[str, str]]:
         yield found
 
 
-def _run(command: list[str], root: Path, dry_run: bool, given: str = "") -> None:
-    """Raises Failed when the command does."""
-    if dry_run:
-        print(shlex.join(command))
-        return
-    done = subprocess.run(command, cwd=root, input=given or None, text=True, check=False)
-    if done.returncode != 0:
-        raise Failed(f"{command[0]} {command[1]} failed with exit code {done.returncode}; what it said is above")
+def _run(command: list[str], root: Path) -> None:
+    """Its output is seen as it comes. Raises Failed, which says why, when the command does."""
+    from lockstep.plan.build_failure import failure
+
+    last: deque[str] = deque(maxlen=LINES_KEPT)
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+        try:
+            for line in process.stderr or ():
+                print(line, end="", file=sys.stderr, flush=True)
+                last.append(line)
+        except BaseException:  # Ctrl-C: of a terminal's the tool knows by itself
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        raise Failed(failure(command, process.returncode, last))
 
 
 def _by_openshift(wanted: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
     from lockstep.api.yamltext import dump_all_yaml
-    from lockstep.plan.imagebuild import CONTEXT, openshift_commands, openshift_objects
+    from lockstep.plan.imagebuild import CONTEXT
+    from lockstep.plan.openshift_build import objects
+    from lockstep.platforms.kubernetes.imagebuild import build, packed
 
-    objects = dump_all_yaml(openshift_objects(wanted))
+    made = objects(wanted)
+    files = packed(root, CONTEXT)
     if dry_run:
-        print(objects, end="")
-    elif shutil.which("oc") is None:
-        raise ConfigError("oc is not installed (or not on PATH): OpenShift's page Command Line Tools (the question mark) has it")
-    with tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
-        sent = "." if dry_run else folder
-        apply, start = openshift_commands(wanted, sent, namespace, context)
-        if not dry_run:
-            _stage(root, Path(folder), CONTEXT)
-        _run(apply, root, dry_run, objects)
-        _run(start, root, dry_run)
-    if not dry_run:
-        print(f"Ready: pods of namespace {namespace} may use the image {wanted.stream_tag}")
+        print(dump_all_yaml(made), end="")
+        print(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{wanted.name}/instantiatebinary in namespace {namespace}")
+        return
 
+    async def built() -> Outcome:
+        from lockstep.platforms.kubernetes.cluster import Cluster
 
-def _stage(root: Path, folder: Path, names: tuple[str, ...]) -> None:
-    """What the image is made from, and nothing else of the checkout: it travels to the cluster."""
-    for name in names:
-        source = root / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder / name)
+        async with await Cluster.connect(context) as cluster:
+            print(f"building {wanted.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
+            return await build(cluster, made, namespace, files, lambda line: print(line, flush=True))
+
+    done = asyncio.run(built())
+    print(f"Ready: pods of namespace {namespace} may use the image {wanted.stream_tag}{f' ({done.digest})' if done.digest else ''}")

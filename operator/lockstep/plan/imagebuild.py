@@ -1,11 +1,10 @@
-"""The commands that build an image: by podman, buildah or docker, or by OpenShift from what is sent to it."""
+"""An image to build, and the commands of podman, buildah or docker that do. openshift_build.py has what OpenShift is sent instead."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from lockstep.api.errors import ConfigError
 
@@ -84,9 +83,12 @@ def chosen(asked: Tool | None, there: Collection[str]) -> Tool:
     return found
 
 
-def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "") -> list[list[str]]:
-    """The tool's commands, one after the other, in the checkout's root. `archive` is a file for `podman load` or `ctr images import`."""
-    found = [_build(build, tool)]
+def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "", id_file: str = "") -> list[list[str]]:
+    """The tool's commands, one after the other, in the checkout's root. `archive` is a file for `podman load` or `ctr images import`.
+
+    Into `id_file` goes the image's digest, as the tool knows it here: a registry's, which compresses layers, is another one.
+    """
+    found = [_build(build, tool, id_file)]
     if push:
         if "/" not in build.reference:
             raise ConfigError(f"--push needs to know where to: --tag registry.example.com/team/{build.reference}")
@@ -96,8 +98,8 @@ def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "")
     return found
 
 
-def _build(build: Build, tool: Tool) -> list[str]:
-    command = [tool, "build", "-f", build.containerfile, "-t", build.reference]
+def _build(build: Build, tool: Tool, id_file: str) -> list[str]:
+    command = [tool, "build", "-f", build.containerfile, "-t", build.reference, *(["--iidfile", id_file] if id_file else [])]
     if tool is Tool.BUILDAH:
         command.append("--layers")  # the others keep them without being asked
     for argument in build.build_arguments:
@@ -113,37 +115,3 @@ def _save(reference: str, tool: Tool, archive: str) -> list[str]:
     if tool is Tool.BUILDAH:
         return [tool, "push", reference, f"docker-archive:{archive}:{reference}"]
     return [tool, "save", "-o", archive, reference]
-
-
-def openshift_objects(build: Build) -> list[dict[str, Any]]:
-    """The ImageStream that the image goes to, and the BuildConfig that makes it of what is sent: no registry, no account."""
-    labels = {"app.kubernetes.io/name": "lockstep", "app.kubernetes.io/component": str(build.image)}
-    metadata = {"name": build.name, "labels": labels}
-    arguments = [dict(zip(("name", "value"), argument.split("=", 1), strict=True)) for argument in build.build_arguments]
-    return [
-        # A pod of this namespace may name it as it would an image: lockstep-operator:0.1.0.
-        {"apiVersion": "image.openshift.io/v1", "kind": "ImageStream", "metadata": metadata, "spec": {"lookupPolicy": {"local": True}}},
-        {
-            "apiVersion": "build.openshift.io/v1",
-            "kind": "BuildConfig",
-            "metadata": metadata,
-            "spec": {
-                "source": {"type": "Binary", "binary": {}},
-                "strategy": {"type": "Docker", "dockerStrategy": {"dockerfilePath": build.containerfile, "buildArgs": arguments}},
-                "output": {"to": {"kind": "ImageStreamTag", "name": build.stream_tag}},
-                "mountTrustedCA": True,  # the cluster's own certificates and proxy, for pip
-                "runPolicy": "SerialLatestOnly",
-                "successfulBuildsHistoryLimit": 2,
-                "failedBuildsHistoryLimit": 2,
-            },
-        },
-    ]
-
-
-def openshift_commands(build: Build, folder: str, namespace: str, context: str | None = None) -> list[list[str]]:
-    """`oc`, which first takes the objects from its standard input and then sends `folder`."""
-    where = ["-n", namespace, *(["--context", context] if context else [])]
-    return [
-        ["oc", "apply", *where, "-f", "-"],
-        ["oc", "start-build", build.name, *where, f"--from-dir={folder}", "--follow", "--wait"],
-    ]

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -74,6 +75,9 @@ KINDS: Mapping[str, Kind] = {
     "TokenReview": Kind("authentication.k8s.io/v1", "tokenreviews", False),
     "TrainingJob": Kind("lockstep.dev/v1alpha1", "trainingjobs"),
     "ClusterProfile": Kind("lockstep.dev/v1alpha1", "clusterprofiles", False),
+    "ImageStream": Kind("image.openshift.io/v1", "imagestreams"),
+    "BuildConfig": Kind("build.openshift.io/v1", "buildconfigs"),
+    "Build": Kind("build.openshift.io/v1", "builds"),
 }
 
 
@@ -161,7 +165,7 @@ class Cluster:
             self._check()
         url = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "User-Agent": FIELD_MANAGER, **({} if body is None else {"Content-Type": content_type})}
-        text, code = None if body is None else json.dumps(body), 0
+        text, code = body if body is None or isinstance(body, BytesIO) else json.dumps(body), 0
         try:
             with _reaching(self.server):
                 response = await self._connection.request(method, url, text, headers, seconds)
@@ -278,10 +282,21 @@ class Cluster:
             return error if error.status == status else ApiError(status, error.reason, error.message)
         return ApiError(status, "", f"{path} can't be opened")
 
+    async def upload(self, path: str, content: bytes, seconds: float) -> Object:
+        """POST bytes as they are, for subresources that read a stream. The reply's object. Raises as `request` does."""
+        response = await self._send("POST", path, BytesIO(content), query={}, content_type="application/octet-stream", seconds=seconds)
+        with _reaching(self.server):
+            reply: Object = json.loads(await response.read())
+        return reply
+
     async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of a container's log; with follow=true until the container ends."""
-        path = path_of("Pod", namespace, pod, "log")
-        response = await self._send("GET", path, None, query={"container": container, **query}, seconds=LOG_SECONDS)
+        async for line in self.log_of(path_of("Pod", namespace, pod, "log"), {"container": container, **query}):
+            yield line
+
+    async def log_of(self, path: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        """Lines of whatever log stands at `path`."""
+        response = await self._send("GET", path, None, query=query, seconds=LOG_SECONDS)
         async for line in _lines(response):
             yield line.decode(errors="replace").rstrip("\n")
 

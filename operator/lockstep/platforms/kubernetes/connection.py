@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any
 
 from lockstep.api.errors import ConfigError
@@ -41,7 +42,7 @@ class Connection:
             asked["server_hostname"] = self.server.tls_name
         return asked
 
-    async def request(self, method: str, path: str, body: str | None, headers: dict[str, str], seconds: float) -> Any:
+    async def request(self, method: str, path: str, body: str | BytesIO | None, headers: dict[str, str], seconds: float) -> Any:
         """aiohttp's response, whatever its status."""
         from aiohttp import ClientTimeout
 
