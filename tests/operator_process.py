@@ -67,7 +67,7 @@ class OperatorProcess:
         assert self._forks.stdout is not None
         self._forks.stdin.close()
         self._forks.stdout.close()
-        self._forks.wait(10)
+        self._forks.wait(60)
         self._log.close()
 
 

@@ -199,7 +199,7 @@ class PlayedJob:
             restarts_counted=len(self.history), history=self.history, preflight=self.preflight, log=("[rank 0] done",) if self._told != self._news else (),
         )  # fmt: skip
 
-    def until(self, what: str, look: Callable[[], Any], seconds: float = 60.0) -> Any:
+    def until(self, what: str, look: Callable[[], Any], seconds: float = 180.0) -> Any:
         """The first result that is true, while the job is played."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

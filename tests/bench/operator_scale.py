@@ -88,9 +88,9 @@ class OperatorUnderTest:
 
     async def revive(self) -> None:
         """As a kubelet: one that ended by itself, since the machine was too busy for its lease, is started again. For ever."""
-        while True:
+        while not self._log.closed:
             await asyncio.sleep(0.5)
-            if self._process.poll() is not None:
+            if self._process.poll() is not None and not self._log.closed:
                 self.ended += 1
                 self._process = self._started()
 

@@ -35,7 +35,7 @@ def runs(rig: Rig, name: str) -> Iterator[dict[int, Fault]]:
         yield {number: (before, after)[(number + turn) % 2] for number in range(WRITES_MAX)}
 
 
-@pytest.mark.timeout(3600 if ALONE else 300)
+@pytest.mark.timeout(3600 if ALONE else 900)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_at_each_write_it_reaches_the_same_state(rig: Rig, name: str) -> None:
     """Status without times, all objects, and what events told, as a set."""

@@ -255,7 +255,7 @@ class TrainingJobStatus(Model):
     conditions: Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))] = []
     """Every condition of the job; Complete and Failed are final."""
     nodes: Annotated[int | None, Field(ge=0)] = None
-    """Pods that exist; read by the scale subresource."""
+    """Pods that exist; 0 once the job has ended and lets them go. Read by the scale subresource."""
     selector: Annotated[str | None, Field(max_length=256)] = None
     """Label selector of the pods; read by the scale subresource."""
     start_time: Time | None = None

@@ -32,9 +32,14 @@ def active_time(observed: Observed, now: float) -> Object | None:
     kept: Object = {"retry": retry} if retry else {}
     if any(is_scheduled(pod) for pod in observed.pods):
         return kept | {"since": since or timestamp(now), "earlierSeconds": earlier}
-    if since is not None:
-        earlier += max(0, round(now - _seconds(since)))
-    return kept | {"earlierSeconds": earlier} if earlier else None
+    return ended_active_time(kept | {"earlierSeconds": earlier} | ({} if since is None else {"since": since}), now)
+
+
+def ended_active_time(active: Object | None, now: float) -> Object | None:
+    """The same when no time counts any more: no pod is on a node, or those of a job that has ended are on their way out."""
+    seconds = round(active_seconds(active, now))
+    kept = {key: value for key, value in (active or {}).items() if key != "since"}
+    return kept | {"earlierSeconds": seconds} if seconds else None
 
 
 def active_seconds(active: Object | None, now: float) -> float:

@@ -17,11 +17,12 @@ from lockstep.plan.events import Note, notes
 from lockstep.plan.hold import held_until
 from lockstep.plan.interactive import is_stopped
 from lockstep.plan.layers import Notice
-from lockstep.plan.lifetime import active_time, overdue, until_expired, until_overdue
+from lockstep.plan.lifetime import active_time, ended_active_time, overdue, until_expired, until_overdue
 from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.notify import due_message
 from lockstep.plan.objects import Frozen, RenderContext, thaw
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, owner_uid
+from lockstep.plan.passing import is_passing
 from lockstep.plan.readstatus import is_true
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
@@ -60,6 +61,8 @@ class Plan:
     force_delete: tuple[Object, ...] = ()
     """Pods on Nodes that are lost, where the job allows it."""
     status: Object | None = None
+    passing: bool = False
+    """The status may wait SETTLE_SECONDS for what follows."""
     events: tuple[Note, ...] = ()
     again_seconds: float | None = None
 
@@ -76,6 +79,8 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
         return Plan(delete=(observed.job,))
     held = held_until(observed, received, now)
+    if end.finished and held is None:
+        life["active"] = ended_active_time(life["active"], now)
     lost = lost_nodes(observed, received, now, context.listening_since)
     decision = _decide(observed, context, late, finished=end.finished, held=held is not None)
     create, apply, delete = object_writes(observed, decision, context)
@@ -100,6 +105,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         delete=delete,
         force_delete=lost.replace,
         status=status if write else None,
+        passing=write and is_passing(observed.status, status),
         events=notes(observed.status, status) if write else (),
         again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
     )

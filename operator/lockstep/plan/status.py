@@ -32,7 +32,9 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
     status: dict[str, Any] = {
         "observedGeneration": observed.generation,
         "conditions": with_times(observed, facts(view), view.now),
-        "nodes": len(observed.pods),
+        "nodes": len(observed.pods)
+        if view.held_until is not None or not view.finished
+        else 0,  # those of a job that ended are on their way out
         "selector": f"{LABEL_JOB}={observed.name}",
         "notification": notification_status(observed),
         "startTime": before.get("startTime") or (timestamp(view.now) if observed.pods else None),

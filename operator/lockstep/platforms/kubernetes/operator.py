@@ -24,23 +24,22 @@ from lockstep.plan.reconcile import reconcile
 from lockstep.plan.run import report_target
 from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates
-from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.kept import job_of
-from lockstep.platforms.kubernetes.login import connection
 from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
 from lockstep.platforms.kubernetes.secrets import job_key
+from lockstep.platforms.kubernetes.settling import Settling
+from lockstep.platforms.kubernetes.watching import LIST_ITEMS, kopf_settings, registry
 
 RESYNC_SECONDS = 600.0
 RELIST_SECONDS = (2.0, 30.0)
 """After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
 OBSTACLE_SECONDS = 3.0
-LIST_ITEMS = 100
-"""At a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
 log = logging.getLogger("lockstep.operator")
 
 
@@ -98,13 +97,14 @@ class Operator:
         self._watches_list = asyncio.Event()
         self.queue = WorkQueue(self.work)
         self.executor = Executor(self.cluster, self.written)
+        self.settling = Settling()
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
         self.server = ReportServer(self.master, Reviewed(token_reviewer(self.cluster)), self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
         leads, depth = lambda: self.standing().leads, lambda: self.queue.depth
         self.metrics.registry.register(Jobs(leads, self.inventory.job_objects, self.server.reports.time, depth))
 
-    def observe(self, kind: str, item: dict[str, Any], *, deleted: bool) -> None:
+    def observe(self, kind: str, item: dict[str, Any], deleted: bool) -> None:
         if kind == "Pod" and (job := job_of(item)):
             self.server.losses.see_pod((item["metadata"]["namespace"], job), item, time.time())
         for key in self.inventory.observe(kind, item, deleted=deleted):
@@ -140,6 +140,9 @@ class Operator:
             self.inventory.set_obstacle(key, obstacle)
             observed = replace(self.inventory.observed(key) or observed, delivery=observed.delivery)
             plan = reconcile(observed, received, context, time.time())
+        if plan.passing and (left := self.settling.left(observed.uid)) > 0:
+            return min(left, plan.again_seconds or left)
+        self.settling.settled(observed.uid)
         if plan.status is not None:
             await self.executor.tell(observed, plan.events, time.time())
             try:
@@ -170,6 +173,7 @@ class Operator:
         uids = {found.uid for key in jobs if (found := self.inventory.observed(key))}
         self.server.reports.forget(uids)
         self.executor.forget(uids)
+        self.settling.forget(uids)
         self.notifier.forget(uids)
         self.metrics.forget(uids)
         for key in jobs:
@@ -205,7 +209,7 @@ class Operator:
         """`watching` is called once kopf is there: it has then taken SIGTERM and SIGINT for itself."""
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=registry(self),
+            registry=registry(self.observe, self.watch_lists),
             settings=kopf_settings(),
             clusterwide=True,
             standalone=True,
@@ -221,44 +225,3 @@ def lacks_secret(observed: Observed) -> bool:
     told = f'secret "{key_secret_name(observed.name)}" not found'
     waiting = [pod for pod in observed.pods if not is_running(pod)]
     return any(told in event.get("message", "") for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))
-
-
-def registry(operator: Operator) -> kopf.OperatorRegistry:
-    """kopf's handlers: for every watched kind the same one."""
-    found = kopf.OperatorRegistry()
-
-    @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection()
-
-    for watched in WATCHED:
-        _watch(found, watched.kind, operator)
-    return found
-
-
-def _watch(found: kopf.OperatorRegistry, kind: str, operator: Operator) -> None:
-    known = KINDS[kind]
-    group, _, version = known.api_version.rpartition("/")
-
-    @kopf.on.event(group, version, known.plural, registry=found, id=known.plural)  # type: ignore[untyped-decorator]
-    async def take_in(type: str | None, body: kopf.Body, **_: Any) -> None:
-        if type is None:
-            operator.watch_lists()
-        operator.observe(kind, dict(body), deleted=type == "DELETED")
-
-
-def kopf_settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.scanning.disabled = True  # no watch of CRDs and namespaces
-    settings.posting.enabled = False
-    settings.watching.server_timeout = 300
-    settings.watching.client_timeout = 310
-    settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = LIST_ITEMS
-    for watched in WATCHED:
-        plural = KINDS[watched.kind].plural
-        if watched.label_selector:
-            settings.watching.label_selectors[plural] = watched.label_selector
-        if watched.field_selector:
-            settings.watching.field_selectors[plural] = watched.field_selector
-    return settings

@@ -1,0 +1,104 @@
+"""kopf as a watcher: it lists and watches, and calls one function with every event. Nothing of it is written into objects.
+
+Its memory of what it handled is switched off: for change handlers, which we have none of, it copies every object four times at every event,
+which took four times the processor time of all reconciles (1.45.2; `settings.persistence` is its documented place for that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+
+from lockstep.platforms.kubernetes.cluster import KINDS, Object
+from lockstep.platforms.kubernetes.inventory import WATCHED
+from lockstep.platforms.kubernetes.login import connection
+
+LIST_ITEMS = 100
+"""At a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
+IDLE_SECONDS = 0.05
+"""How long kopf keeps a task for an object after its last event: a list of thousands would be as many tasks for its default of 5 s."""
+
+Listed = Callable[[], None]
+Observe = Callable[[str, Object, bool], None]
+"""(kind, object, whether it was deleted)"""
+
+
+class NothingHandled(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Of no object is it known what it was when it was last handled."""
+
+    def build(self, **_: Any) -> Object:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
+class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
+    """No handler is ever tried again."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+    def purge(self, **_: Any) -> None:
+        return None
+
+    def touch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: Object) -> Object:
+        return essence
+
+
+def registry(observe: Observe, listed: Listed) -> kopf.OperatorRegistry:
+    """kopf's handlers: for every watched kind the same one.
+
+    `listed` hears of each object of a list. A watch has begun anew then: what is deleted before that list it never tells of.
+    """
+    found = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await connection()
+
+    for watched in WATCHED:
+        _watch(found, watched.kind, observe, listed)
+    return found
+
+
+def _watch(found: kopf.OperatorRegistry, kind: str, observe: Observe, listed: Listed) -> None:
+    known = KINDS[kind]
+    group, _, version = known.api_version.rpartition("/")
+
+    @kopf.on.event(group, version, known.plural, registry=found, id=known.plural)  # type: ignore[untyped-decorator]
+    async def take_in(type: str | None, body: kopf.Body, **_: Any) -> None:
+        if type is None:
+            listed()
+        observe(kind, dict(body), type == "DELETED")
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    found = kopf.OperatorSettings()
+    found.scanning.disabled = True  # no watch of CRDs and namespaces
+    found.posting.enabled = False
+    found.persistence.diffbase_storage = NothingHandled()
+    found.persistence.progress_storage = NoProgress()
+    found.queueing.idle_timeout = IDLE_SECONDS
+    found.watching.server_timeout = 300
+    found.watching.client_timeout = 310
+    found.watching.connect_timeout = 10
+    found.watching.chunk_size = LIST_ITEMS
+    for watched in WATCHED:
+        plural = KINDS[watched.kind].plural
+        if watched.label_selector:
+            found.watching.label_selectors[plural] = watched.label_selector
+        if watched.field_selector:
+            found.watching.field_selectors[plural] = watched.field_selector
+    return found
