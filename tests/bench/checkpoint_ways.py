@@ -22,7 +22,7 @@ from lockstep_train.checkpoint.kinds import FULL, LITE, MASTER, MOMENTS
 from lockstep_train.checkpoint.layout import CommitName
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.checkpoint.replicas import local_only
-from lockstep_train.checkpoint.save import Saver
+from lockstep_train.checkpoint.save import Saved, Saver
 from lockstep_train.checkpoint.self_test import self_test
 from lockstep_train.checkpoint.upkeep import Upkeep
 from lockstep_train.engine.ranks import Ranks
@@ -155,18 +155,24 @@ class Lockstep(Way):
             )
 
         upkeep = Upkeep(self.root, 1_000, local_only(ranks), print, mine=ranks.first)
-        self._saver = Saver(ranks, self.root, 1, upkeep, describe, self.kinds)
+        self._saver = Saver(ranks, self.root, 1, upkeep, describe, self.kinds, self._told)
+        self._committed = 0.0
+        self._saving: Future[Saved]
 
     def folder(self, step: int) -> Path:
         return self.root / str(CommitName(attempt=1, step=self.first_step + step))
 
     def _start(self, step: int) -> None:
-        self._durable = Future()
-        self._saver.start(self.engine, self.first_step + step).add_done_callback(self._ended)
+        self._saving = self._saver.start(self.engine, self.first_step + step)
 
-    def _ended(self, saved: Future[Any]) -> None:
-        assert not self.ranks.first or saved.result().committed, saved.result().problem
-        self._durable.set_result(time.monotonic())
+    def _told(self, saved: Saved) -> None:
+        """Once all is durable, and before older commits are rotated away, which is a part of what the save adds."""
+        self._committed = time.monotonic()
+        assert not self.ranks.first or saved.committed, saved.problem
+
+    def done(self) -> float:
+        self._saving.result()
+        return self._committed
 
     def before_update(self) -> None:
         self._saver.before_update()

@@ -125,7 +125,9 @@ def copy_beside_a_step() -> None:
     train_a_step(run, 2)
     saved = saving.result()
     assert saved.committed, saved.problem
-    record = decode((saved.folder / "manifest.json").read_bytes()).shards[run.ranks.rank]
+    manifest = decode((saved.folder / "manifest.json").read_bytes())
+    assert manifest.optimizer_step == 1, "the manifest tells of the update after the save"
+    record = manifest.shards[run.ranks.rank]
     values, offset = load_file(saved.folder / record.file)["fp32"], 0
     for item in record.fragments:
         assert torch.equal(values[offset : offset + item.numel], before[item.name]), item.name

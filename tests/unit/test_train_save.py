@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -68,3 +71,94 @@ def test_a_full_disk_leaves_nothing_of_the_file_behind(tmp_path: Path, monkeypat
             durable.write_durably(tmp_path / "file", b"after")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"before"
+
+
+def test_a_folder_is_made_with_its_parents_and_every_new_name_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_directory", synced.append)
+    durable.make_directory(tmp_path / "run/checkpoints/step-1.a1")
+    assert (tmp_path / "run/checkpoints/step-1.a1").is_dir()
+    assert synced == [tmp_path, tmp_path / "run", tmp_path / "run/checkpoints"]
+    durable.make_directory(tmp_path / "run/checkpoints/step-1.a1")
+    assert len(synced) == 3
+
+
+def engine_with_state() -> Any:
+    """What a save looks at of an engine under Stage3: two groups of parameters."""
+    import torch
+
+    flats = [torch.zeros(4), torch.zeros(6)]
+    state = {flat: {"exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)} for flat in flats}
+    return SimpleNamespace(optimizer=SimpleNamespace(fp32_partitioned_groups_flat=flats, optimizer=SimpleNamespace(state=state)))
+
+
+def replace_masters(optimizer: Any) -> None:
+    optimizer.fp32_partitioned_groups_flat = list(optimizer.fp32_partitioned_groups_flat)
+
+
+def replace_one_master(optimizer: Any) -> None:
+    optimizer.fp32_partitioned_groups_flat[1] = optimizer.fp32_partitioned_groups_flat[1].clone()
+
+
+def move_one_master(optimizer: Any) -> None:
+    optimizer.fp32_partitioned_groups_flat[0].data = optimizer.fp32_partitioned_groups_flat[0].clone()
+
+
+def replace_the_state(optimizer: Any) -> None:
+    optimizer.optimizer.state = dict(optimizer.optimizer.state)
+
+
+def replace_the_state_of_one(optimizer: Any) -> None:
+    flat = optimizer.fp32_partitioned_groups_flat[1]
+    optimizer.optimizer.state[flat] = dict(optimizer.optimizer.state[flat])
+
+
+def replace_a_moment(optimizer: Any) -> None:
+    found = optimizer.optimizer.state[optimizer.fp32_partitioned_groups_flat[1]]
+    found["exp_avg_sq"] = found["exp_avg_sq"].clone()
+
+
+def move_a_moment(optimizer: Any) -> None:
+    found = optimizer.optimizer.state[optimizer.fp32_partitioned_groups_flat[0]]
+    found["exp_avg"].data = found["exp_avg"].clone()
+
+
+def lose_a_moment(optimizer: Any) -> None:
+    del optimizer.optimizer.state[optimizer.fp32_partitioned_groups_flat[0]]["exp_avg"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_masters, replace_one_master, move_one_master, replace_the_state, replace_the_state_of_one, replace_a_moment, move_a_moment,
+        lose_a_moment,
+    ],
+)  # fmt: skip
+def test_a_state_that_has_moved_in_memory_is_noticed(change: Callable[[Any], None]) -> None:
+    from lockstep_train.checkpoint.kinds import FULL
+    from lockstep_train.checkpoint.zero_access import Places
+
+    engine = engine_with_state()
+    places = Places(engine, FULL, [])
+    for flat in engine.optimizer.fp32_partitioned_groups_flat:
+        flat.add_(1)
+    assert not places.moved(), "an update in place moves nothing"
+    change(engine.optimizer)
+    assert places.moved()
+
+
+def test_weights_that_have_moved_are_noticed_where_a_save_reads_them() -> None:
+    import torch
+
+    from lockstep_train.checkpoint.kinds import LITE
+    from lockstep_train.checkpoint.zero_access import Places
+
+    whole, cut = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(0))
+    cut.ds_id, cut.ds_tensor = 1, torch.zeros(2)  # type: ignore[attr-defined]
+    places = Places(None, LITE, [whole, cut])
+    assert not places.moved()
+    cut.ds_tensor = torch.zeros(2)  # type: ignore[attr-defined]
+    assert places.moved()
+    places = Places(None, LITE, [whole, cut])
+    whole.data = torch.ones(3)
+    assert places.moved()

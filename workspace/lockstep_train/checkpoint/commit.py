@@ -1,17 +1,18 @@
 """From shards to a commit: every rank acknowledges its shard in the store, and the manifest makes it count.
 
 No collective: a slow disk delays the commit, never a peer's step. Each node's first rank writes the same manifest to the
-volume it sees, so shared volumes (the writes are identical) and a volume a node both work.
+volume it sees, so shared volumes (the writes are identical) and a volume a node both work. A wait in the store may cost a turn of
+the scheduler and of the GIL beside a training that fills the processor: so all keys are waited for at once, and what a rank knows it does not ask for.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -32,47 +33,59 @@ class Outcome:
     problem: str | None = None
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What rank 0 has decided when it has heard of all shards: the manifest to write, or why there is none."""
+
+    manifest: str | None = None
+    problem: str | None = None
+
+
 def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str | None) -> None:
     """Tell rank 0 that this rank's shard is durable, or why it isn't."""
     answer = {"shard": shard.to_json()} if shard is not None else {"problem": problem}
     ranks.store.set(f"{tag}/shard/{ranks.rank}", json.dumps(answer))
 
 
-def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], bytes], deadline: timedelta = DEADLINE) -> None:
+def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], bytes], deadline: timedelta = DEADLINE) -> Decision:
     """On rank 0: wait for every shard, then publish the manifest, or that there will be none."""
-    answers: list[dict[str, object]] = []
-    end = time.monotonic() + deadline.total_seconds()
-    for rank in range(ranks.world_size):
-        try:
-            ranks.store.wait([f"{tag}/shard/{rank}"], timedelta(seconds=max(0.001, end - time.monotonic())))
-        except dist.DistStoreError:
-            answers.append({"problem": f"no shard within {deadline.total_seconds():.0f} s"})
-            continue
-        answers.append(json.loads(ranks.store.get(f"{tag}/shard/{rank}")))
+    keys = [f"{tag}/shard/{rank}" for rank in range(ranks.world_size)]
+    try:
+        ranks.store.wait(keys, deadline)
+    except dist.DistStoreError:
+        late = {"problem": f"no shard within {deadline.total_seconds():.0f} s"}
+        answers: list[dict[str, Any]] = [json.loads(ranks.store.get(key)) if ranks.store.check([key]) else late for key in keys]
+    else:
+        answers = [json.loads(answer) for answer in ranks.store.multi_get(keys)]
     problems = [f"rank {rank}: {answer['problem']}" for rank, answer in enumerate(answers) if "shard" not in answer]
     if problems:
-        ranks.store.set(f"{tag}/decision", json.dumps({"problem": "; ".join(problems)}))
-        return
-    shards = [ShardRecord.from_json(answer["shard"]) for answer in answers]  # type: ignore[arg-type]
-    ranks.store.set(f"{tag}/decision", json.dumps({"manifest": manifest(shards).decode()}))
+        decision = Decision(problem="; ".join(problems))
+    else:
+        decision = Decision(manifest(tuple(ShardRecord.from_json(answer["shard"]) for answer in answers)).decode())
+    if ranks.nodes > 1:
+        ranks.store.set(f"{tag}/decision", json.dumps(asdict(decision)))
+    return decision
 
 
-def finish(ranks: Ranks, tag: str, folder: Path) -> None:
-    """On each node's first rank: write the manifest, once decided, to the volume this node sees."""
-    decision = json.loads(_wait(ranks, f"{tag}/decision"))
-    problem = decision.get("problem")
-    if problem is None:
+def finish(ranks: Ranks, tag: str, folder: Path, decision: Decision | None) -> Outcome:
+    """On each node's first rank: write the manifest, once decided, to the volume this node sees. Rank 0 has decided itself."""
+    decided = decision or Decision(**json.loads(_wait(ranks, [f"{tag}/decision"])[0]))
+    problem = decided.problem
+    if decided.manifest is not None:
         try:
-            write_durably(folder / MANIFEST, decision["manifest"].encode())
+            write_durably(folder / MANIFEST, decided.manifest.encode())
         except OSError as error:
             problem = f"node {ranks.node}: the manifest can't be written: {error}"
-    ranks.store.set(f"{tag}/written/{ranks.node}", json.dumps({"problem": problem}))
+    ranks.store.set(f"{tag}/written/{ranks.node}", json.dumps(problem))
+    return Outcome(committed=problem is None, problem=problem)
 
 
-def outcome(ranks: Ranks, tag: str) -> Outcome:
-    """Wait until every node's volume has the manifest."""
-    problems = [json.loads(_wait(ranks, f"{tag}/written/{node}"))["problem"] for node in range(ranks.nodes)]
-    first = next((problem for problem in problems if problem is not None), None)
+def outcome(ranks: Ranks, tag: str, here: Outcome | None) -> Outcome:
+    """Wait until every node's volume has the manifest. `here`: how it ended on this rank's node, where this rank has written it."""
+    others = [f"{tag}/written/{node}" for node in range(ranks.nodes) if here is None or node != ranks.node]
+    problems = [json.loads(answer) for answer in _wait(ranks, others)] if others else []
+    told = [here.problem if here is not None else None, *problems]
+    first = next((problem for problem in told if problem is not None), None)
     return Outcome(committed=first is None, problem=first)
 
 
@@ -82,6 +95,6 @@ def forget(ranks: Ranks, tag: str) -> None:
         ranks.store.delete_key(key)
 
 
-def _wait(ranks: Ranks, key: str) -> bytes:
-    ranks.store.wait([key], 2 * DEADLINE)
-    return ranks.store.get(key)
+def _wait(ranks: Ranks, keys: list[str]) -> list[bytes]:
+    ranks.store.wait(keys, 2 * DEADLINE)
+    return ranks.store.multi_get(keys)

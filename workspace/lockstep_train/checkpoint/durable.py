@@ -23,10 +23,21 @@ def sync_directory(folder: Path) -> None:
 
 def make_directory(folder: Path) -> None:
     """Create a folder and its parents, each name durable."""
-    missing = [folder, *folder.parents]
-    for path in reversed([path for path in missing if not path.exists()]):
-        path.mkdir(exist_ok=True)
+    for path in create_directories(folder):
         sync_directory(path.parent)
+
+
+def create_directories(folder: Path) -> list[Path]:
+    """Create a folder and its parents where they are missing. Returns those created: their names are not durable yet."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return []
+    except FileNotFoundError:
+        created = create_directories(folder.parent)
+        folder.mkdir(exist_ok=True)
+        return [*created, folder]
+    return [folder]
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from lockstep_train.checkpoint import commit, zero_access
@@ -45,15 +44,23 @@ class Saved:
 
 @dataclass(frozen=True)
 class Job:
-    """A save under way."""
+    """A save that was asked for."""
 
-    manifest: Manifest
-    folder: Path
+    step: int
     snapshot: Snapshot
     wait: bool
     """Every rank waits for the commit, not only rank 0."""
     started: float
-    copied: threading.Event
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A save whose copy is made."""
+
+    job: Job
+    folder: Path
+    manifest: Manifest
+    """Without its shards."""
 
     @property
     def tag(self) -> str:
@@ -73,7 +80,8 @@ class Saver:
         kinds: tuple[str, ...] = FULL,
         tell: Callable[[Saved], None] = lambda saved: None,
     ) -> None:
-        """`describe(step)` gives the manifest without its shards; `tell` hears how each save ended, on the background thread."""
+        """`describe(step)` gives the manifest without its shards, and `tell` hears how each save ended: both on the background thread.
+        Until `describe` returns, training makes no update."""
         self._ranks = replace(ranks, store=ranks.store.clone())  # a client that waits for a key lets no other thread use it
         self._checkpoints = checkpoints
         self._attempt = attempt
@@ -84,7 +92,8 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "save")
         self._memory = HostMemory()
         self._source = Source(kinds)
-        self._job: Job | None = None
+        self._copied = threading.Event()
+        """Set when the state of the save under way may change."""
         self._ending: Future[Saved] | None = None
         self._stall_seconds = 0.0
         self.last_step: int | None = None
@@ -98,25 +107,27 @@ class Saver:
         """Begin to save `step`. Waits for an earlier save: ask `busy` first. Raises what the background thread did not expect."""
         started = time.monotonic()
         self.finish()
-        folder = self._checkpoints / str(CommitName(attempt=self._attempt, step=step))
-        snapshot = self._memory.begin(self._source.image(engine))
-        self._job = Job(self._describe(step), folder, snapshot, wait, started, threading.Event())
-        self._ending = self._thread.submit(self._save, self._job)
+        self._copied.clear()
+        job = Job(step, self._memory.begin(self._source.image(engine)), wait, started)
+        self._ending = self._thread.submit(self._save, job)
         self.last_step = step
         self._stall_seconds = time.monotonic() - started
         return self._ending
 
     def before_update(self) -> None:
         """Returns when masters and moments may change: the snapshot has them. Raises what the background thread did not expect."""
-        self.raise_unexpected()
-        if self._job is not None and not self._job.copied.is_set():
+        if self._ending is None:
+            return
+        if not self._copied.is_set():
             waiting = time.monotonic()
-            self._job.copied.wait()
+            self._copied.wait()
             self._stall_seconds += time.monotonic() - waiting
+        if self._ending.done():
+            self.finish()
 
     def finish(self) -> None:
         """Wait for the save under way, if any. Raises what the background thread did not expect."""
-        ending, self._ending, self._job = self._ending, None, None
+        ending, self._ending = self._ending, None
         if ending is not None:
             ending.result()
 
@@ -124,51 +135,52 @@ class Saver:
         """Save `step` and wait, on every rank, until it is committed or has failed."""
         return self.start(engine, step, wait=True).result()
 
-    def raise_unexpected(self) -> None:
-        """Raise what has ended a save that nobody waits for, if it was no failure that a save can have."""
-        if self._ending is not None and self._ending.done():
-            self._ending.result()
-
     def _save(self, job: Job) -> Saved:
+        writing = self._copy(job)
         try:
-            job.snapshot.copy()
-        except BaseException:
-            commit.acknowledge(self._ranks, job.tag, None, "its state can't be copied")
-            raise
-        finally:
-            job.copied.set()
-        try:
-            self._write(job)
-            ended = self._commit(job)
+            self._write(writing)
+            ended, settled = self._commit(writing), True
         except (OSError, dist.DistStoreError, dist.DistNetworkError) as error:
-            ended = commit.Outcome(committed=False, problem=f"{type(error).__name__}: {error}")
+            ended, settled = commit.Outcome(committed=False, problem=f"{type(error).__name__}: {error}"), False
         seconds = time.monotonic() - job.started
-        saved = Saved(job.manifest.step, job.folder, job.snapshot.image.size, seconds, self._stall_seconds, ended.committed, ended.problem)
+        saved = Saved(job.step, writing.folder, job.snapshot.image.size, seconds, self._stall_seconds, ended.committed, ended.problem)
         self._tell(saved)
-        self.upkeep.committed(job.folder)
+        if settled and self._ranks.first:
+            commit.forget(self._ranks, writing.tag)
+        self.upkeep.committed(writing.folder)
         return saved
 
-    def _write(self, job: Job) -> None:
-        """A full or failing disk must not end the training: it is said in the acknowledgement, and there is no commit."""
+    def _copy(self, job: Job) -> Writing:
+        """What must be done before the next update: the copy, and what the manifest says of the state."""
+        folder = self._checkpoints / str(CommitName(attempt=self._attempt, step=job.step))
         try:
-            shard = write_shard(job.folder, job.snapshot, self._ranks.rank, self._ranks.world_size)
+            job.snapshot.copy()
+            return Writing(job, folder, self._describe(job.step))
+        except BaseException:
+            commit.acknowledge(self._ranks, f"commit/{folder.name}", None, "its state can't be copied")
+            raise
+        finally:
+            self._copied.set()
+
+    def _write(self, writing: Writing) -> None:
+        """A full or failing disk must not end the training: it is said in the acknowledgement, and there is no commit."""
+        folder = writing.folder
+        try:
+            shard = write_shard(folder, writing.job.snapshot, self._ranks.rank, self._ranks.world_size)
         except OSError as error:
-            commit.acknowledge(self._ranks, job.tag, None, f"{job.folder} can't be written: {error.strerror}")
+            commit.acknowledge(self._ranks, writing.tag, None, f"{folder} can't be written: {error.strerror}")
         else:
-            commit.acknowledge(self._ranks, job.tag, self.upkeep.copy(job.folder, shard), None)
+            commit.acknowledge(self._ranks, writing.tag, self.upkeep.copy(folder, shard), None)
 
-    def _commit(self, job: Job) -> commit.Outcome:
+    def _commit(self, writing: Writing) -> commit.Outcome:
         def whole(shards: Sequence[ShardRecord]) -> bytes:
-            return encode(replace(job.manifest, shards=tuple(shards)))
+            return encode(replace(writing.manifest, shards=tuple(shards)))
 
-        if self._ranks.first:
-            commit.decide(self._ranks, job.tag, whole)
-        if self._ranks.first_of_node:
-            commit.finish(self._ranks, job.tag, job.folder)
-        ended = commit.outcome(self._ranks, job.tag) if self._ranks.first or job.wait else commit.Outcome(committed=False)
-        if self._ranks.first:
-            commit.forget(self._ranks, job.tag)
-        return ended
+        ranks, tag, here = self._ranks, writing.tag, None
+        decision = commit.decide(ranks, tag, whole) if ranks.first else None
+        if ranks.first_of_node:
+            here = commit.finish(ranks, tag, writing.folder, decision)
+        return commit.outcome(ranks, tag, here) if ranks.first or writing.job.wait else commit.Outcome(committed=False)
 
 
 class Source:
@@ -176,15 +188,12 @@ class Source:
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self._kinds = kinds
-        self._weights_of: list[torch.nn.Parameter] | None = None
         self._image: FileImage | None = None
-        self._key: tuple[int, ...] | None = None
+        self._places: zero_access.Places | None = None
 
     def image(self, engine: Any) -> FileImage:
-        if self._weights_of is None:
-            read = zero_access.trainable(engine) if WEIGHTS in self._kinds else []
-            self._weights_of = [parameter for _, parameter in read]
-        key = zero_access.storage_key(engine, self._weights_of)
-        if self._image is None or self._key != key:
-            self._image, self._key = lay_out(zero_access.fragments(engine, self._kinds)), key
+        if self._image is None or self._places is None or self._places.moved():
+            self._image = lay_out(zero_access.fragments(engine, self._kinds))
+            weights_of = [parameter for _, parameter in zero_access.trainable(engine)] if WEIGHTS in self._kinds else []
+            self._places = zero_access.Places(engine, self._kinds, weights_of)
         return self._image

@@ -160,9 +160,17 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._buffer: HostBuffer | None = None
+        self._last: Snapshot | None = None
 
     def begin(self, image: FileImage) -> Snapshot:
         """Fix what is copied: the state as it is at this moment in the training thread's stream."""
+        last = self._last
+        if last is not None and last.image is image and last.begun is None:
+            return last  # the same copy into the same buffer again
+        self._last = self._begin(image)
+        return self._last
+
+    def _begin(self, image: FileImage) -> Snapshot:
         cuda = any(piece.source.is_cuda for piece in image.pieces)
         if self._buffer is None or self._buffer.size < image.size or self._buffer.pinned != cuda:
             self._buffer = HostBuffer(image.size, cuda)

@@ -72,16 +72,48 @@ def _even_weights(engine: Any) -> Iterator[Fragment]:
         yield Fragment(name, tuple(parameter.shape), start, numel, {WEIGHTS: weights})
 
 
-def storage_key(engine: Any, weights_of: Sequence[torch.nn.Parameter]) -> tuple[int, ...]:
-    """Where the state lies. While this stays the same, views taken earlier are views of the state of now.
+class Places:
+    """Where the state lies. Until it has moved, views taken earlier are views of the state of now.
 
-    `weights_of`: the trainable parameters where their weights are read, too; masters and moments are parts of a few large tensors.
+    Every save asks, on the training thread: so what was found is held and compared, instead of looked up again.
     """
-    state = engine.optimizer.optimizer.state
-    flats = _flat_masters(engine.optimizer)
-    moments = [state[flat][moment] for flat in flats for moment in MOMENTS if moment in state.get(flat, {})]
-    weights = [parameter.ds_tensor if is_stage3(parameter) else parameter for parameter in weights_of]  # type: ignore[attr-defined]
-    return tuple(tensor.data_ptr() for tensor in (*flats, *moments, *weights))
+
+    def __init__(self, engine: Any, kinds: tuple[str, ...], weights_of: Sequence[torch.nn.Parameter]) -> None:
+        """After `fragments` of these kinds. `weights_of`: the trainable parameters, where their weights are read."""
+        self._held: list[tuple[Any, Any, Any]] = []
+        """(container, key, what was there): of the lists and mappings that lead to the tensors."""
+        self._tensors: list[tuple[Any, Any, torch.Tensor, int]] = []
+        """(container, key, tensor, address)."""
+        if MASTER in kinds:
+            self._find_masters(engine.optimizer)
+        for parameter in weights_of:
+            container, key = (vars(parameter), "ds_tensor") if is_stage3(parameter) else ((parameter,), 0)
+            self._add(container, key)
+
+    def _find_masters(self, optimizer: Any) -> None:
+        """Masters and moments are parts of a few large tensors."""
+        flats, state = getattr(optimizer, _masters_name(optimizer)), optimizer.optimizer.state
+        self._held += [(vars(optimizer), _masters_name(optimizer), flats), (vars(optimizer.optimizer), "state", state)]
+        for index, flat in enumerate(flats):
+            self._held.append((state, flat, state[flat]))
+            self._add(flats, index)
+            for moment in MOMENTS:
+                self._add(state[flat], moment)
+
+    def _add(self, container: Any, key: Any) -> None:
+        self._tensors.append((container, key, container[key], container[key].data_ptr()))
+
+    def moved(self) -> bool:
+        try:
+            for container, key, found in self._held:
+                if container[key] is not found:
+                    return True
+            for container, key, tensor, address in self._tensors:
+                if container[key] is not tensor or tensor.data_ptr() != address:
+                    return True
+        except LookupError:
+            return True
+        return False
 
 
 def _stage3_range(optimizer: Any, parameter: Any) -> tuple[int, int]:
@@ -113,10 +145,13 @@ def _flat_fragment(name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragmen
     return Fragment(name, tuple(parameter.shape), address.start, address.numel, tensors)
 
 
-def _flat_masters(optimizer: Any) -> list[torch.Tensor]:
+def _masters_name(optimizer: Any) -> str:
     stage3 = hasattr(optimizer, "fp32_partitioned_groups_flat")
-    groups = optimizer.fp32_partitioned_groups_flat if stage3 else optimizer.single_partition_of_fp32_groups
-    return list(groups)
+    return "fp32_partitioned_groups_flat" if stage3 else "single_partition_of_fp32_groups"
+
+
+def _flat_masters(optimizer: Any) -> list[torch.Tensor]:
+    return list(getattr(optimizer, _masters_name(optimizer)))
 
 
 def optimizer_step(engine: Any) -> int:

@@ -1,0 +1,103 @@
+"""What is told of a save, and how ranks agree on its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint_cases import manifest
+from lockstep_train.checkpoint.manifest import ShardRecord
+from lockstep_train.report import Reporter
+
+SHARDS = [ShardRecord(f"shard-r0000{rank}-of-00002.safetensors", 8, "0", ()) for rank in range(2)]
+
+
+def two_ranks(nodes: int) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    from lockstep_train.engine.ranks import Ranks
+
+    return Ranks(0, 2, 0, 2 // nodes, 0, nodes, torch.device("cpu"), dist.HashStore())  # type: ignore[attr-defined]
+
+
+def names(shards: Sequence[ShardRecord]) -> bytes:
+    return json.dumps([shard.file for shard in shards]).encode()
+
+
+def test_the_manifest_is_written_on_each_node_when_every_rank_has_its_shard(tmp_path: Path) -> None:
+    from lockstep_train.checkpoint import commit
+
+    first = two_ranks(nodes=2)
+    second = replace(first, rank=1, node=1)
+    for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
+        commit.acknowledge(ranks, "tag", shard, None)
+    decision = commit.decide(first, "tag", names)
+    for ranks, given in ((first, decision), (second, None)):
+        (tmp_path / str(ranks.node)).mkdir()
+        assert commit.finish(ranks, "tag", tmp_path / str(ranks.node), given).committed
+        written = (tmp_path / str(ranks.node) / "manifest.json").read_text()
+        assert json.loads(written) == [shard.file for shard in SHARDS]
+    assert commit.outcome(first, "tag", commit.Outcome(committed=True)).committed
+
+
+def test_a_node_that_cannot_write_the_manifest_is_named_to_all(tmp_path: Path) -> None:
+    from lockstep_train.checkpoint import commit
+
+    first = two_ranks(nodes=2)
+    second = replace(first, rank=1, node=1)
+    for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
+        commit.acknowledge(ranks, "tag", shard, None)
+    here = commit.finish(first, "tag", tmp_path, commit.decide(first, "tag", names))
+    commit.finish(second, "tag", tmp_path / "gone", None)
+    ended = commit.outcome(first, "tag", here)
+    assert not ended.committed
+    assert ended.problem is not None
+    assert ended.problem.startswith("node 1: the manifest can't be written: ")
+
+
+def test_a_rank_that_gives_no_shard_in_time_is_named_and_there_is_no_commit(tmp_path: Path) -> None:
+    from lockstep_train.checkpoint import commit
+
+    ranks = two_ranks(nodes=1)
+    commit.acknowledge(ranks, "tag", SHARDS[0], None)
+    decision = commit.decide(ranks, "tag", names, timedelta(milliseconds=20))
+    assert decision == commit.Decision(problem="rank 1: no shard within 0 s")
+    assert commit.finish(ranks, "tag", tmp_path, decision) == commit.Outcome(committed=False, problem=decision.problem)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lockstep_train.checkpoint.save import Saved
+    from lockstep_train.saving import SaveReport
+
+    reporter = Reporter(None, 0)
+    reporter.open_logs(tmp_path, 0, attempt=1)
+    report = SaveReport(reporter)
+    report(Saved(2, tmp_path / "step-2.a1", 100, 0.5, 0.0, committed=False, problem="rank 1: No space left on device"))
+    report.skip(4, 3)
+    reporter.close()
+    said = capsys.readouterr().out
+    assert "CHECKPOINT step 2 FAILED: rank 1: No space left on device" in said
+    assert "CHECKPOINT step 4 SKIPPED: step 3 is still being written" in said
+    events = {event["kind"]: event for event in map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())}
+    assert (events["saveFailed"]["step"], events["saveFailed"]["problem"]) == (2, "rank 1: No space left on device")
+    assert events["saveSkipped"]["step"] == 4
+    assert report.metrics == {"saveSeconds": 0.5, "saveFailures": 1, "savesSkipped": 1}
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_an_evaluation_that_is_not_finite_never_makes_a_commit_the_best(loss: float) -> None:
+    from lockstep_train.describe import Description
+
+    description = Description(replace(manifest(), eval_loss=2.5, eval_step=50), plan=None, engine=None)  # type: ignore[arg-type]
+    description.set_eval_loss(60, loss)
+    assert (description.template.eval_loss, description.template.eval_step) == (2.5, 50)
+    description.set_eval_loss(70, 2.0)
+    assert (description.template.eval_loss, description.template.eval_step) == (2.0, 70)
