@@ -4,7 +4,7 @@ Two gloo ranks train a LoRA adapter of a small Llama (ZeRO-3, BF16 where the CPU
 way, in turn, round after round, each beside as many steps without a save. All figures are medians of the rounds, of the slower rank:
 
 stall_seconds    the call, and any wait before the next optimizer step
-commit_seconds   from the call until all files and their names are durable
+commit_seconds   from the call until all files of the checkpoint and their names are durable (ours: without the rotation that follows)
 added_seconds    wall time of the steps with a save less that of the same steps without one
 added_cpu_seconds   processor time of both ranks, likewise
 collective_bytes sent into c10d operators by one save, in any thread, over both ranks
