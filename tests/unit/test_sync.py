@@ -35,11 +35,13 @@ def sync(source: Path, target: Path, force: bool = False) -> dict[str, list[str]
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"target": str(target), "files": files, "force": force}).encode() + b"\n")
         process.stdin.flush()
-        answer: dict[str, list[str]] = json.loads(process.stdout.readline())
-        archive = _packed(source, answer["wanted"], files)
-        process.stdin.write(f"{len(archive)}\n".encode() + archive)
+        answer: dict[str, Any] = json.loads(process.stdout.readline())
+        if not answer.pop("done"):
+            archive = _packed(source, answer["wanted"], files)
+            process.stdin.write(f"{len(archive)}\n".encode() + archive)
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline()) == {"done": True}
         process.stdin.close()
-        assert json.loads(process.stdout.readline()) == {"done": True}
     return answer
 
 
@@ -92,6 +94,32 @@ def test_a_file_of_others_is_not_written_over_by_the_first_sync(tmp_path: Path, 
     source = write(tmp_path / "here", runs__demo__log="mine")
     assert sync(source, target)["changed"] == ["runs/demo/log"]
     assert contents(target) == {"runs/demo/log": "theirs"}
+
+
+def look(target: Path, *names: str) -> None:
+    """One look at these files, remembered."""
+    digests = receiver.Digests(target)
+    for name in names:
+        assert digests.of(name)[0] is not None
+    digests.remember()
+
+
+def test_what_was_read_once_is_not_read_again_while_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, a_py="1", b_py="2")
+    monkeypatch.setattr(receiver, "SETTLED_SECONDS", -1.0)
+    look(tmp_path, "a.py", "b.py")
+    read = receiver.digest
+    monkeypatch.setattr(receiver, "digest", lambda path: pytest.fail(f"{path} was read"))
+    assert receiver.Digests(tmp_path).of("a.py") == (hashlib.sha256(b"1").hexdigest(), False)
+    monkeypatch.setattr(receiver, "digest", read)
+    write(tmp_path, a_py="one")
+    assert receiver.Digests(tmp_path).of("a.py")[0] == hashlib.sha256(b"one").hexdigest()
+
+
+def test_what_is_too_young_to_be_told_from_a_newer_one_is_read_again(tmp_path: Path) -> None:
+    write(tmp_path, a_py="1")
+    look(tmp_path, "a.py")
+    assert not (tmp_path / receiver.SEEN).exists()
 
 
 def test_programs_stay_programs_and_links_stay_links(tmp_path: Path, target: Path) -> None:

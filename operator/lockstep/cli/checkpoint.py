@@ -150,7 +150,7 @@ def size(count: int | None) -> str:
 
 
 def _print(table: Table) -> None:
-    from rich.console import Console
+    from lockstep.cli.consoles import console
 
     # A pipe has no width: paths must not be cut for the one that reads it.
-    Console(width=None if sys.stdout.isatty() else 240).print(table)
+    console(width=None if sys.stdout.isatty() else 240).print(table)

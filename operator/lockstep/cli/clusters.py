@@ -51,6 +51,24 @@ def load_cluster(name_or_path: str, folder: Path) -> ClusterFile:
     return found
 
 
+def peek(name_or_path: str, folder: Path) -> tuple[str, str] | None:
+    """The cluster's name and namespace as its file states them, without the models, whose import takes as long as a small verb does.
+
+    None: only `load_cluster` can tell, or can say what is wrong with it.
+    """
+    import yaml
+
+    is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+    path = Path(name_or_path) if is_path else folder / f"{name_or_path}.yaml"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))["cluster"]
+        name, namespace = found["name"], found["namespace"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    plain = isinstance(name, str) and isinstance(namespace, str) and (is_path or name == name_or_path)
+    return (name, namespace) if plain else None
+
+
 def _unknown_cluster(name: str, folder: Path) -> str:
     from lockstep.api.problems import nearest
 
@@ -79,8 +97,9 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
 
     Raises ConfigError, after the table, for those that can't be read.
     """
-    from rich.console import Console
     from rich.table import Table
+
+    from lockstep.cli.consoles import console as new_console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
@@ -93,7 +112,7 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
         except ConfigError as error:
             mistakes.append(str(error))
             table.add_row("", name, "(has mistakes)")
-    console = Console()
+    console = new_console()
     if not console.is_terminal:
         console.width = 200  # for grep and awk: one line a cluster
     console.print(table)

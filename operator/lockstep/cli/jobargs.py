@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False)]
 ClusterNameOption = Annotated[str, typer.Option("--cluster", help="The cluster file that names the namespace.")]
-NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the cluster's.")]
+NamespaceOption = Annotated[
+    str | None, typer.Option("-n", "--namespace", help="Default: what the cluster's file says; of a cluster without a file, the context's.")
+]
 ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
 
 

@@ -5,109 +5,116 @@ Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was writ
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from lockstep.cli import (
-    adapter,
-    build,
-    checkpoint,
-    clean,
-    cluster,
-    clusters,
-    cp,
-    delete,
-    deploy,
-    devcluster,
-    diff,
-    diff_runs,
-    doctor,
-    drill,
-    editor,
-    generate,
-    get,
-    init,
-    logs,
-    overview,
-    plan,
-    preflight,
-    quickstart,
-    render,
-    retry,
-    run,
-    scale,
-    shell,
-    suspend,
-    sync,
-    top,
-    validate,
-    version,
-    why,
-)
+from lockstep.cli.consoles import is_plain
 from lockstep.cli.failures import told
 
-app = typer.Typer(
-    name="lockstep",
-    help="Multi-node DeepSpeed fine-tuning on your own Kubernetes, OpenShift or bare-metal GPU cluster.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("quickstart", rich_help_panel="Start")(quickstart.quickstart)
-app.add_typer(init.app, name="init", rich_help_panel="Start")
-app.command("validate", rich_help_panel="A job")(validate.validate)
-app.command("render", rich_help_panel="A job")(render.render)
-app.command("plan", rich_help_panel="A job")(plan.plan)
-app.command("preflight", rich_help_panel="A job")(preflight.preflight)
-app.command("run", rich_help_panel="A job", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("diff", rich_help_panel="A job")(diff.diff)
-app.command("diff-runs", rich_help_panel="A job")(diff_runs.diff_runs)
-app.command("logs", rich_help_panel="A job")(logs.logs)
-app.command("top", rich_help_panel="A job")(top.top)
-app.command("get", rich_help_panel="A job")(get.get)
-app.command("describe", rich_help_panel="A job")(get.describe)
-app.command("why", rich_help_panel="A job")(why.why)
-app.command("drill", rich_help_panel="A job")(drill.drill)
-app.command("events", rich_help_panel="A job")(get.events)
-app.command("wait", rich_help_panel="A job")(get.wait)
-app.command("suspend", rich_help_panel="A job")(suspend.suspend)
-app.command("resume", rich_help_panel="A job")(suspend.resume)
-app.command("stop", rich_help_panel="A job")(suspend.stop)
-app.command("retry", rich_help_panel="A job")(retry.retry)
-app.command("sync", rich_help_panel="A job")(sync.sync)
-app.command("cp", rich_help_panel="A job")(cp.cp)
-app.command("generate", rich_help_panel="A job")(generate.generate)
-app.command("shell", rich_help_panel="A job")(shell.shell)
-app.command("jupyter", rich_help_panel="A job")(editor.jupyter)
-app.command("tensorboard", rich_help_panel="A job")(editor.tensorboard)
-app.command("vscode", rich_help_panel="A job")(editor.vscode)
-app.command("debug", rich_help_panel="A job")(editor.debug)
-app.command("scale", rich_help_panel="A job")(scale.scale)
-app.command("delete", rich_help_panel="A job")(delete.delete)
-app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="A job")
-app.add_typer(adapter.app, name="adapter", rich_help_panel="A job")
-app.command("clusters", rich_help_panel="Clusters")(clusters.list_clusters)
-app.add_typer(cluster.app, name="cluster", rich_help_panel="Clusters")
-app.command("doctor", rich_help_panel="Clusters")(doctor.doctor)
-app.command("deploy", rich_help_panel="Clusters")(deploy.deploy)
-app.command("status", rich_help_panel="Clusters")(overview.status)
-app.command("rollback", rich_help_panel="Clusters")(clean.rollback)
-app.command("clean", rich_help_panel="Clusters")(clean.clean)
-app.command("uninstall", rich_help_panel="Clusters")(clean.uninstall)
-app.command("build", rich_help_panel="Clusters")(build.build)
-app.command("version", rich_help_panel="Clusters")(version.version)
-app.add_typer(devcluster.app, name="devcluster", rich_help_panel="Clusters")
+VERBS = {
+    "Start": {
+        "quickstart": "quickstart.quickstart",
+        "init": "init.app",
+    },
+    "A job": {
+        "validate": "validate.validate",
+        "render": "render.render",
+        "plan": "plan.plan",
+        "preflight": "preflight.preflight",
+        "run": "run.run",
+        "diff": "diff.diff",
+        "diff-runs": "diff_runs.diff_runs",
+        "logs": "logs.logs",
+        "top": "top.top",
+        "get": "get.get",
+        "describe": "get.describe",
+        "why": "why.why",
+        "drill": "drill.drill",
+        "events": "get.events",
+        "wait": "get.wait",
+        "suspend": "suspend.suspend",
+        "resume": "suspend.resume",
+        "stop": "suspend.stop",
+        "retry": "retry.retry",
+        "sync": "sync.sync",
+        "cp": "cp.cp",
+        "generate": "generate.generate",
+        "shell": "shell.shell",
+        "jupyter": "editor.jupyter",
+        "tensorboard": "editor.tensorboard",
+        "vscode": "editor.vscode",
+        "debug": "editor.debug",
+        "scale": "scale.scale",
+        "delete": "delete.delete",
+        "checkpoint": "checkpoint.app",
+        "adapter": "adapter.app",
+    },
+    "Clusters": {
+        "clusters": "clusters.list_clusters",
+        "cluster": "cluster.app",
+        "doctor": "doctor.doctor",
+        "deploy": "deploy.deploy",
+        "status": "overview.status",
+        "rollback": "clean.rollback",
+        "clean": "clean.clean",
+        "uninstall": "clean.uninstall",
+        "build": "build.build",
+        "version": "version.version",
+        "devcluster": "devcluster.app",
+    },
+}
+"""By the help page's panels: verb → module of this package, and the function or group of verbs in it."""
+
+
+def app_of(verbs: Iterable[str]) -> typer.Typer:
+    """The command with these verbs only. Others' modules are not imported: all of them take as long as a small verb does."""
+    app = typer.Typer(
+        name="lockstep",
+        help="Multi-node DeepSpeed fine-tuning on your own Kubernetes, OpenShift or bare-metal GPU cluster.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(options)
+    wanted = set(verbs)
+    for panel, known in VERBS.items():
+        for verb in known:
+            if verb in wanted:
+                _add(app, verb, panel, known[verb])
+    return app
+
+
+def _add(app: typer.Typer, verb: str, panel: str, where: str) -> None:
+    module, _, name = where.partition(".")
+    found = getattr(import_module(f"lockstep.cli.{module}"), name)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=verb, rich_help_panel=panel)
+    else:
+        words = {"allow_interspersed_args": False} if verb == "run" else None  # (what follows its script is the script's)
+        app.command(verb, rich_help_panel=panel, context_settings=words)(found)
+
+
+def __getattr__(name: str) -> Any:
+    """`app`: the command with every verb, made when it is asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    globals()["app"] = app_of(verb for known in VERBS.values() for verb in known)
+    return globals()["app"]
 
 
 def print_version(asked: bool) -> None:
     if asked:
-        typer.echo(version.own_version())
+        from lockstep.cli.version import own_version
+
+        typer.echo(own_version())
         raise typer.Exit
 
 
-@app.callback()
 def options(
     show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
@@ -115,8 +122,11 @@ def options(
 
 
 def main() -> int:
+    if is_plain():
+        os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # (help pages, too: typer has no other way)
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        app()
+        (app_of([verb]) if any(verb in known for known in VERBS.values()) else __getattr__("app"))()
     except Exception as error:
         known = told(error)
         if known is None:

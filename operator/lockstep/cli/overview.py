@@ -95,10 +95,11 @@ def _profile_state(profile: dict[str, Any] | None, found: ClusterFile) -> str:
 
 
 def print_overview(seen: Overview) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from lockstep.cli.consoles import console as new_console
+
+    console = new_console()
     console.print(f"operator   {seen.operator} (namespace {OPERATOR_NAMESPACE})", highlight=False)
     console.print(f"profile    {seen.profile}", highlight=False)
     if not seen.jobs:

@@ -17,7 +17,7 @@ DEFAULT_JOB = DEV_ENVIRONMENT
 
 def running_pod(found: Found, node: int) -> str:
     """The pod of a node. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
-    from lockstep.plan.pods import is_running
+    from lockstep.plan.running import is_running
     from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, path_of
 
     client, name = found.target.client, pod_name(found.name, node)

@@ -77,8 +77,9 @@ def _show(result: PreflightReport, as_json: bool) -> None:
 
 def _table(result: PreflightReport) -> None:
     """Every check: ok, or what was found."""
-    from rich.console import Console
     from rich.table import Table
+
+    from lockstep.cli.consoles import console
 
     table = Table("check", "node", "result", "what was seen", "what to do", box=None)
     for name in result.checks:
@@ -87,7 +88,7 @@ def _table(result: PreflightReport) -> None:
             table.add_row(*row)
     for finding in (finding for finding in result.findings if finding.check not in result.checks):
         table.add_row(*_row(finding))
-    Console().print(table)
+    console().print(table)
     if result.omitted:
         print(f"{result.omitted} more findings are left out")
 

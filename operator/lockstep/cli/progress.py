@@ -6,6 +6,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from lockstep.cli.consoles import is_plain
+
 if TYPE_CHECKING:
     from rich.status import Status
 
@@ -16,10 +18,10 @@ class Progress:
     def __init__(self) -> None:
         self._status: Status | None = None
         self._told = ""
-        if sys.stdout.isatty():
-            from rich.console import Console
+        if sys.stdout.isatty() and not is_plain():
+            from lockstep.cli.consoles import console
 
-            self._status = Console(highlight=False).status("")
+            self._status = console(highlight=False).status("")
 
     def __enter__(self) -> Progress:
         if self._status is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +16,10 @@ from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOpti
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.sync import Synced
+    from lockstep.platforms.kubernetes.sync import Receivers, Synced
 
-WATCH_SECONDS = 0.5
+Stamps = dict[str, tuple[int, int]]
+WATCH_SECONDS = 0.2
 AGAIN_SECONDS = 2.0
 """Until a pod that lacks something is tried again."""
 INTERRUPTED = 130
@@ -43,57 +43,75 @@ def sync(
     """
     from lockstep.cli.target import namespace_of
 
-    place = namespace_of(cluster, namespace, context)
+    one = Sync(job, namespace_of(cluster, namespace, context), folder, to, force)
     try:
-        complete = asyncio.run(
-            _sync(
-                job, place, context, partial(_once, job=job, namespace=place, folder=folder, to=to, force=force), folder if watch else None
-            )
-        )
+        complete = asyncio.run(_run(one, context, watch=watch))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if not complete:
         raise typer.Exit(1)
 
 
-async def _sync(job: str, namespace: str, context: str | None, once: Callable[[Cluster], Awaitable[bool]], watched: Path | None) -> bool:
-    """Whether every pod has everything. With `watched` it never returns: what a pod lacks is sent again, also when nothing changes here."""
-    from lockstep.cli.cp import known_job
-    from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.sync import stamps
+@dataclass(frozen=True)
+class Sync:
+    """What goes where."""
 
-    async with await Cluster.connect(context) as cluster:
-        await known_job(cluster, namespace, job)
-        sent = stamps(watched) if watched is not None else {}
-        complete = await once(cluster)
-        while watched is not None:
-            await asyncio.sleep(WATCH_SECONDS if complete else AGAIN_SECONDS)
-            now = stamps(watched)
-            if complete and now == sent:
-                continue
-            sent = now
-            try:
-                complete = await once(cluster)
-            except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a file that is half saved)
-                print(f"not sent: {error}", file=sys.stderr, flush=True)
-                complete = False
+    job: str
+    namespace: str
+    folder: Path
+    to: str
+    force: bool
+
+
+async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:
+    """Whether every pod has everything. With `watch` it never returns."""
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.sync import Receivers, stamps
+
+    async with await Cluster.connect(context) as cluster, Receivers(cluster, one.namespace) as receivers:
+        sent = stamps(one.folder) if watch else {}
+        told = Told()
+        complete = told.all_have_everything(await _once(cluster, receivers, one))
+        if watch:
+            await _watch(cluster, receivers, one, sent if complete else {}, told)
     return complete
 
 
-async def _once(cluster: Cluster, *, job: str, namespace: str, folder: Path, to: str, force: bool) -> bool:
-    from lockstep.platforms.kubernetes.sync import send
+async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps, told: Told) -> None:
+    """Send whatever changes, for ever; and again what a pod lacks: one that couldn't be reached, or that was restarted meanwhile.
 
-    return _tell(await send(cluster, namespace, await _pods(cluster, namespace, job), folder, to, force=force))
+    `sent`: the files as they were when every pod had them; {} when one didn't.
+    """
+    from lockstep.platforms.kubernetes.sync import stamps
+
+    complete = bool(sent)
+    while True:
+        await asyncio.sleep(WATCH_SECONDS if complete else AGAIN_SECONDS)
+        now = await asyncio.to_thread(stamps, one.folder)
+        if complete and now == sent and receivers.are_there:
+            continue
+        sent = now
+        try:
+            complete = told.all_have_everything(await _once(cluster, receivers, one))
+        except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
+            told.problem(str(error))
+            complete = False
+
+
+async def _once(cluster: Cluster, receivers: Receivers, one: Sync) -> list[Synced]:
+    return await receivers.send(await _pods(cluster, one.namespace, one.job), one.folder, one.to, force=one.force)
 
 
 async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
     """Those that run; of a job whose pods share their volumes, one. Raises ConfigError when none runs."""
     from lockstep.api.names import LABEL_JOB
-    from lockstep.plan.pods import is_running
+    from lockstep.cli.cp import known_job
+    from lockstep.plan.running import is_running
 
     pods: list[dict[str, Any]] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
     running = sorted(pod["metadata"]["name"] for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"])
     if not running:
+        await known_job(cluster, namespace, job)
         raise ConfigError(f"no pod of job {job} runs: lockstep why {job} -n {namespace}")
     if len(running) < len(pods):
         waiting = sorted({pod["metadata"]["name"] for pod in pods} - set(running))
@@ -107,14 +125,28 @@ def _is_shared(pod: dict[str, Any]) -> bool:
     return not any(claim.endswith(pod["metadata"]["name"]) for claim in claims)
 
 
-def _tell(results: list[Synced]) -> bool:
-    """Whether every pod has everything."""
-    for result in results:
-        if result.problem is not None:
-            print(f"{result.pod}: not sent: {result.problem}", flush=True)
-            continue
-        done = f"{result.sent} sent ({result.bytes} bytes), {result.removed} removed" if result.sent or result.removed else "nothing to do"
-        print(f"{result.pod}: {done}", flush=True)
-        for name in result.changed:
-            print(f"{result.pod}: {name} was changed there since the last sync and stays as it is; --force writes over it", flush=True)
-    return all(result.problem is None and not result.changed for result in results)
+class Told:
+    """What a person was told: the same trouble once, not every two seconds."""
+
+    def __init__(self) -> None:
+        self._last: list[str] = []
+
+    def problem(self, text: str) -> None:
+        if self._last != [text]:
+            print(f"not sent: {text}", file=sys.stderr, flush=True)
+        self._last = [text]
+
+    def all_have_everything(self, results: list[Synced]) -> bool:
+        lines = [line for result in results for line in _lines(result)]
+        if lines != self._last or any(result.sent or result.removed for result in results):
+            print("\n".join(lines), flush=True)
+        self._last = lines
+        return all(result.problem is None and not result.changed for result in results)
+
+
+def _lines(result: Synced) -> list[str]:
+    if result.problem is not None:
+        return [f"{result.pod}: not sent: {result.problem}"]
+    done = f"{result.sent} sent ({result.bytes} bytes), {result.removed} removed" if result.sent or result.removed else "nothing to do"
+    left = "was changed there since the last sync and stays as it is; --force writes over it"
+    return [f"{result.pod}: {done}", *(f"{result.pod}: {name} {left}" for name in result.changed)]

@@ -63,15 +63,31 @@ def target_of(cluster: str, namespace: str | None, context: str | None) -> Targe
     from lockstep.platforms.kubernetes.client import connect
 
     found = load(cluster)
-    use_embedded_cluster(found.cluster.name, context)
-    return Target(connect(context), namespace or found.cluster.namespace, found)
+    chosen = _namespace(found.cluster.name, found.cluster.namespace, namespace, context)
+    return Target(connect(context), chosen, found)
 
 
 def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
     """Which namespace is meant, for a verb that connects by itself (`Cluster.connect`)."""
-    found = load(cluster)
-    use_embedded_cluster(found.cluster.name, context)
-    return namespace or found.cluster.namespace
+    from lockstep.cli.clusters import peek
+    from lockstep.cli.paths import checkout
+
+    stated = peek(cluster, checkout() / "clusters")
+    if stated is None:
+        section = load(cluster).cluster
+        stated = section.name, section.namespace
+    return _namespace(*stated, namespace, context)
+
+
+def _namespace(cluster: str, of_file: str, asked: str | None, context: str | None) -> str:
+    """As kubectl's: what is asked, else the context's own. A cluster file that is named says it for its cluster."""
+    embedded = use_embedded_cluster(cluster, context)
+    if asked or embedded or cluster != EMBEDDED:
+        return asked or of_file
+    from lockstep.platforms.kubernetes.client import kubeconfig_path
+    from lockstep.platforms.kubernetes.kubeconfig import namespace_of_context
+
+    return namespace_of_context(kubeconfig_path(), context) or of_file
 
 
 def is_same_host(stated: str, server: str) -> bool:

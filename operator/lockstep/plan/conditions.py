@@ -13,11 +13,12 @@ from lockstep.plan.interactive import is_ready, is_released, ready_words, releas
 from lockstep.plan.layers import Notice
 from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport
-from lockstep.plan.pods import is_running, is_scheduled, why_not_started
+from lockstep.plan.pods import is_scheduled, why_not_started
 from lockstep.plan.preflightstatus import preflight_stops
 from lockstep.plan.readstatus import condition
 from lockstep.plan.reasons import Reason
 from lockstep.plan.refused import why_not_created
+from lockstep.plan.running import is_running
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep_gang.contract import Report, State, Straggler
 

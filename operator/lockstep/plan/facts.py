@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from lockstep.api.names import pod_name
 from lockstep.plan.observed import Object, Observed, is_terminating
-from lockstep.plan.pods import is_running, is_scheduled, scheduler_message
+from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.plan.running import is_running
 from lockstep_gang.contract import Fact, FactType
 
 FACT_CHARACTERS = 256

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.running import is_running
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
 _NOT_YET = ("ContainerCreating", "PodInitializing")
@@ -35,11 +36,6 @@ def scheduler_message(pod: Object) -> str:
     """Why the scheduler found no node for it; '' when it has one, or the scheduler has not looked yet."""
     conditions = pod.get("status", {}).get("conditions") or []
     return next((str(c.get("message", "")) for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
-
-
-def is_running(pod: Object) -> bool:
-    statuses = pod.get("status", {}).get("containerStatuses") or []
-    return bool(statuses) and all("running" in status.get("state", {}) for status in statuses)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, children, claims
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
-from lockstep.plan.pods import is_running
+from lockstep.plan.running import is_running
 from lockstep.plan.stopping import Stopping
 
 LOG_KEY = "node-0.log"

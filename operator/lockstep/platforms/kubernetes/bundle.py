@@ -15,8 +15,8 @@ import yaml
 from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY
 from lockstep.plan.observed import Object, Observed
-from lockstep.plan.pods import is_running
 from lockstep.plan.redact import Redactor, secret_values
+from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, output_of
 from lockstep.platforms.kubernetes.look import Look

@@ -6,8 +6,8 @@ from typing import Any
 
 from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB
 from lockstep.api.profile import ClusterProfile
-from lockstep.plan.pods import is_running
 from lockstep.plan.readstatus import condition, is_true
+from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import InstallError, Say, polled
 

@@ -80,6 +80,16 @@ def read(paths: str, context: str | None = None) -> Server | None:
     )
 
 
+def namespace_of_context(paths: str, context: str | None) -> str | None:
+    """The namespace that `context`, or the current one, names; None where it names none, or there is nothing to read."""
+    try:
+        merged = _merged(paths)
+    except ConfigError:
+        return None
+    chosen: Values = merged["contexts"].get(context or merged["current-context"]) or {}
+    return chosen.get("namespace") or None
+
+
 def _merged(paths: str) -> Values:
     """The files' clusters, contexts and users by name; each knows its folder, for relative paths."""
     merged: Values = {"clusters": {}, "contexts": {}, "users": {}, "current-context": None}

@@ -19,9 +19,9 @@ import kopf
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_URL, key_secret_name
 from lockstep.plan.objects import RenderContext
 from lockstep.plan.observed import Observed
-from lockstep.plan.pods import is_running
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.run import report_target
+from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster

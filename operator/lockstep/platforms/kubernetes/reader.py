@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager, suppress
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
 from lockstep.plan.observed import Object, Observed, is_terminating
-from lockstep.plan.pods import is_running, is_scheduled, why_not_started
+from lockstep.plan.pods import is_scheduled, why_not_started
 from lockstep.plan.reader import CONTAINER as READER_CONTAINER
 from lockstep.plan.reader import LABEL_READER_OF, claims_of, is_shared, missing_claim, mounted_claims, pod_claims_of, reader_pod
+from lockstep.plan.running import is_running
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place

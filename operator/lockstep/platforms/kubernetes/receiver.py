@@ -1,6 +1,7 @@
 """The pod's end of `lockstep sync`: run there by its own Python (3.10 or newer), as text; so nothing is imported but the standard library.
 
-One line of JSON in says what the sender has, one line out what is wanted; then the size of a tar and the tar come in, and one line goes out.
+One line of JSON in says what the sender has, one line out what is wanted; then, unless it is done, the size of a tar and the tar come in, and one
+line goes out. So again, until nothing more comes.
 What an earlier sync put here is remembered, so that only that is ever deleted, and what was changed here meanwhile is never written over unasked.
 """
 
@@ -10,44 +11,79 @@ import hashlib
 import io
 import json
 import os
+import stat
 import sys
-import tarfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 RECORD = ".lockstep/sync.json"
+SEEN = ".lockstep/sync-seen.json"
+SETTLED_SECONDS = 2.0
+"""A file as young as that may change once more within what its file system takes for one moment."""
 Files = dict[str, dict[str, Any]]
 
 
-def digest(path: Path) -> str | None:
+class Digests:
+    """SHA-256 of files below a folder. What was read once isn't read again while its size and times are the same: with git's reasons and care."""
+
+    def __init__(self, target: Path) -> None:
+        self._root, self._file = str(target), target / SEEN
+        self._before: dict[str, list[Any]] = read_json(self._file)
+        self._now: dict[str, list[Any]] = {}
+
+    def of(self, name: str) -> tuple[str | None, bool]:
+        """Its digest and whether it can be executed. None: it isn't there."""
+        path = f"{self._root}/{name}"
+        try:
+            found = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None, False
+        stamp = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+        known = self._before.get(name)
+        content = known[0] if known is not None and known[1:] == stamp else digest(path)
+        if content is not None and time.time() - max(found.st_mtime, found.st_ctime) > SETTLED_SECONDS:
+            self._now[name] = [content, *stamp]
+        return content, bool(found.st_mode & 0o111) and not stat.S_ISLNK(found.st_mode)
+
+    def remember(self) -> None:
+        if self._now != self._before:
+            write_json(self._file, self._now)
+
+
+def digest(path: str | Path) -> str | None:
     """SHA-256 of a file's bytes, or of a link's target; None: it isn't there."""
     try:
-        if path.is_symlink():
+        if os.path.islink(path):  # noqa: PTH114 (a thousand of them: a Path costs more than the question)
             return hashlib.sha256(os.readlink(path).encode()).hexdigest()  # noqa: PTH115 (what is written in it, not a Path)
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with open(path, "rb") as file:  # noqa: PTH123
+            return hashlib.sha256(file.read()).hexdigest()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
 
-def compare(target: Path, files: Files, record: dict[str, str], force: bool) -> dict[str, list[str]]:
+def compare(digests: Digests, files: Files, record: dict[str, str], force: bool) -> dict[str, list[str]]:
     """What to send, what to remove, and what was changed here since the last sync and so stays unless forced."""
     wanted: list[str] = []
     removed: list[str] = []
     changed: list[str] = []
     for name, file in files.items():
-        here = digest(target / name)
-        if here == file["sha256"] and (file["link"] or os.access(target / name, os.X_OK) == file["executable"]):
+        here, executable = digests.of(name)
+        if here == file["sha256"] and (file["link"] or executable == file["executable"]):
             continue
         touched = here is not None and here not in (record.get(name), file["sha256"])
         (changed if touched and not force else wanted).append(name)
     for name, before in record.items():
-        if name not in files and (here := digest(target / name)) is not None:
+        if name not in files and (here := digests.of(name)[0]) is not None:
             (removed if force or here == before else changed).append(name)
     return {"wanted": wanted, "removed": removed, "changed": changed}
 
 
 def unpack(target: Path, archive: bytes) -> None:
     """Each file under another name first: who reads it meanwhile sees the old or the new one, never half."""
+    import tarfile  # (its import takes as long as all the rest where nothing has changed)
+
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             place = inside(target, member.name)
@@ -83,38 +119,46 @@ def remove(target: Path, names: list[str]) -> None:
             folder.rmdir()
 
 
-def read_record(target: Path) -> dict[str, str]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((target / RECORD).read_text())
-        return {str(name): str(value) for name, value in found.items()}
-    except (OSError, ValueError, AttributeError):
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
         return {}
 
 
-def write_record(target: Path, record: dict[str, str]) -> None:
-    path = target / RECORD
+def write_json(path: Path, value: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(record, indent=0))
+    draft.write_text(json.dumps(value))
     draft.replace(path)
 
 
 def serve(source: BinaryIO, say: BinaryIO) -> None:
-    request = json.loads(source.readline())
+    while line := source.readline():
+        sync(json.loads(line), source, say)
+
+
+def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
     target, files = Path(request["target"]), request["files"]
     target.mkdir(parents=True, exist_ok=True)
-    record = read_record(target)
-    found = compare(target, files, record, request["force"])
-    tell(say, found)
-    size = int(source.readline())
-    archive = source.read(size)
-    if len(archive) != size:
-        raise EOFError(f"received {len(archive)} of {size} bytes")
-    unpack(target, archive)
-    remove(target, found["removed"])
+    record: dict[str, str] = read_json(target / RECORD)
+    digests = Digests(target)
+    found = compare(digests, files, record, request["force"])
     kept = {name: record[name] for name in found["changed"] if name in record}
-    write_record(target, {**{name: file["sha256"] for name, file in files.items() if name not in found["changed"]}, **kept})
-    tell(say, {"done": True})
+    held = {**{name: file["sha256"] for name, file in files.items() if name not in found["changed"]}, **kept}
+    done = held == record and not found["wanted"] and not found["removed"]
+    tell(say, {**found, "done": done})
+    if not done:
+        size = int(source.readline())
+        archive = source.read(size)
+        if len(archive) != size:
+            raise EOFError(f"received {len(archive)} of {size} bytes")
+        unpack(target, archive)
+        remove(target, found["removed"])
+        write_json(target / RECORD, held)
+        tell(say, {"done": True})
+    with suppress(OSError):  # (it only saves time)
+        digests.remember()
 
 
 def tell(say: BinaryIO, value: object) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,70 +46,164 @@ def scan(folder: Path) -> dict[str, dict[str, Any]]:
     """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: name the one to send")
-    ignored = _ignored(folder)
     found = {}
-    for path in _walk(folder, folder, ignored):
-        name = path.relative_to(folder).as_posix()
-        content = receiver.digest(path)
+    for name, entry in _walk(str(folder), "", _ignored(folder)):
+        content = receiver.digest(entry.path)
         if content is not None:
-            link = path.is_symlink()
-            found[name] = {"sha256": content, "link": link, "executable": not link and os.access(path, os.X_OK)}
+            link = entry.is_symlink()
+            found[name] = {"sha256": content, "link": link, "executable": not link and os.access(entry.path, os.X_OK)}
     return found
 
 
-def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """What tells an edit without reading the files: their times and sizes. Of files that are sent only."""
     found = {}
-    with suppress(OSError):  # (a folder that is removed while it is walked: the next look sees it so)
-        for path in _walk(folder, folder, _ignored(folder)):
+    with suppress(OSError, ConfigError):  # (a folder that is removed while it is walked: the next look sees it so)
+        for name, entry in _walk(str(folder), "", _ignored(folder)):
             with suppress(OSError):
-                here = path.lstat()
-                found[path] = (here.st_mtime_ns, here.st_size)
+                here = entry.stat(follow_symlinks=False)
+                found[name] = (here.st_mtime_ns, here.st_size)
     return found
 
 
 def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
+    """Raises ConfigError."""
     own = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
-    lines = own.read_text(encoding="utf-8").splitlines() if own is not None else []
-    return pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines() if own is not None else []
+        return pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
+    except ValueError as error:  # (no UTF-8, or no pattern)
+        raise ConfigError(f"{own} can't be read as git's ignore files are: {error}") from None
 
 
-def _walk(root: Path, folder: Path, ignored: pathspec.GitIgnoreSpec) -> Iterator[Path]:
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        path = Path(entry.path)
-        name = path.relative_to(root).as_posix()
+def _walk(folder: str, below: str, ignored: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """(path with slashes, entry) of files and links, sorted."""
+    with os.scandir(folder) as entries:
+        listed = sorted(entries, key=lambda entry: entry.name)
+    for entry in listed:
+        name = f"{below}{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             if not ignored.match_file(f"{name}/"):
-                yield from _walk(root, path, ignored)
+                yield from _walk(entry.path, f"{name}/", ignored)
         elif (entry.is_symlink() or entry.is_file()) and not ignored.match_file(name):
-            yield path
+            yield name, entry
 
 
-async def send(cluster: Cluster, namespace: str, pods: Sequence[str], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
-    """To all pods at once, each by a connection of its own. What can't be sent to a pod is its `problem`, and doesn't stop the others."""
-    request = {"target": target, "files": await asyncio.to_thread(scan, folder), "force": force}
+class Receivers:
+    """The pods' ends, one program in each pod, which stay as long as this is open: what is sent again costs no new connection. Use `async with`."""
 
-    async def one(pod: str) -> Synced:
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+        self._open: dict[str, _Receiver] = {}
+
+    async def __aenter__(self) -> Receivers:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(self._drop(pod) for pod in list(self._open)))
+
+    @property
+    def are_there(self) -> bool:
+        """Whether none has ended: a pod that was restarted may have lost what it was sent."""
+        return not any(receiver.has_ended for receiver in self._open.values())
+
+    async def send(self, pods: Sequence[str], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
+        """To all pods at once. What can't be sent to a pod is its `problem`, and doesn't stop the others. Raises ConfigError."""
+        for gone in self._open.keys() - set(pods):
+            await self._drop(gone)
+        scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
+
+        async def one(pod: str) -> Synced:
+            try:
+                receiver = await self._receiver(pod)
+                return await receiver.take(folder, {"target": target, "files": await scanning, "force": force})
+            except (Failed, OSError) as error:
+                await self._drop(pod)
+                return Synced(pod, problem=" ".join(str(error).split())[:300])
+
+        results = await asyncio.gather(*map(one, pods), return_exceptions=True)
+        await asyncio.wait([scanning])
+        return [_raised(result) for result in results]
+
+    async def _receiver(self, pod: str) -> _Receiver:
+        if pod in self._open and self._open[pod].has_ended:
+            await self._drop(pod)
+        if pod not in self._open:
+            self._open[pod] = await _Receiver.start(self._cluster, Place(self._namespace, pod, CONTAINER))
+        return self._open[pod]
+
+    async def _drop(self, pod: str) -> None:
+        receiver = self._open.pop(pod, None)
+        if receiver is not None:
+            await receiver.close()
+
+
+def _raised(result: Synced | BaseException) -> Synced:
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+class _Receiver:
+    """The program in one pod. What it says is heard at once, so that its end is known, too."""
+
+    def __init__(self, running: Program, stack: AsyncExitStack) -> None:
+        self._running, self._stack = running, stack
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._hearing = asyncio.create_task(self._hear())
+
+    @classmethod
+    async def start(cls, cluster: Cluster, place: Place) -> _Receiver:
+        text, stack = _receiver(), AsyncExitStack()
+        command = ["python3", "-I", "-S", "-c", BOOT, str(len(text))]  # (an image's site-packages would be looked through for nothing)
+        running = await stack.enter_async_context(program(cluster, place, command, pings=True))
+        receiver = cls(running, stack)
+        await running.write(text)
+        return receiver
+
+    @property
+    def has_ended(self) -> bool:
+        return self._hearing.done()
+
+    async def take(self, folder: Path, request: dict[str, Any]) -> Synced:
+        """Raises Failed, in the program's own words where it has some."""
+        await self._running.write(json.dumps(request).encode() + b"\n")
+        answer = await self._answer()
+        size = 0
+        if not answer["done"]:
+            archive = await asyncio.to_thread(_packed, folder, answer["wanted"], request["files"])
+            size = len(archive) if answer["wanted"] else 0
+            await self._running.write(f"{len(archive)}\n".encode() + archive)
+            await self._answer()
+        return Synced(self._running.place.pod, len(answer["wanted"]), size, len(answer["removed"]), tuple(answer["changed"]))
+
+    async def _answer(self) -> dict[str, Any]:
         try:
-            return await _to_pod(cluster, Place(namespace, pod, CONTAINER), folder, request)
-        except (Failed, OSError) as error:
-            return Synced(pod, problem=" ".join(str(error).split())[:300])
+            async with asyncio.timeout(SILENCE_SECONDS):
+                line = await self._lines.get()
+        except TimeoutError:
+            raise Failed(f"nothing heard for {SILENCE_SECONDS:.0f} s") from None
+        if line is None:
+            raise self._running.failure()
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            raise Failed(f"python3 in the pod says {line[:100].decode(errors='replace')!r}, which is no answer") from None
 
-    return await asyncio.gather(*map(one, pods))
+    async def _hear(self) -> None:
+        heard = b""
+        try:
+            while data := await self._running.read():
+                *lines, heard = (heard + data).split(b"\n")
+                for line in lines:
+                    self._lines.put_nowait(line)
+        finally:
+            self._lines.put_nowait(None)
 
-
-async def _to_pod(cluster: Cluster, place: Place, folder: Path, request: dict[str, Any]) -> Synced:
-    text = _receiver()
-    async with program(cluster, place, ["python3", "-c", BOOT, str(len(text))]) as running:
-        lines = _Lines(running)
-        await running.write(text + json.dumps(request).encode() + b"\n")
-        answer = json.loads(await lines.next())
-        archive = await asyncio.to_thread(_packed, folder, answer["wanted"], request["files"])
-        await running.write(f"{len(archive)}\n".encode() + archive)
-        await lines.next()
-    return Synced(
-        place.pod, len(answer["wanted"]), len(archive) if answer["wanted"] else 0, len(answer["removed"]), tuple(answer["changed"])
-    )
+    async def close(self) -> None:
+        self._hearing.cancel()
+        await asyncio.gather(self._hearing, return_exceptions=True)
+        await self._stack.aclose()
 
 
 @cache
@@ -133,24 +227,3 @@ def _packed(folder: Path, names: Sequence[str], files: dict[str, dict[str, Any]]
             member.size, member.mode = len(content), 0o775 if files[name]["executable"] else 0o664
             archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
-
-
-class _Lines:
-    """What the program in the pod says, line by line. Raises Failed with its own words, or after a silence."""
-
-    def __init__(self, running: Program) -> None:
-        self._running = running
-        self._heard = b""
-
-    async def next(self) -> bytes:
-        while b"\n" not in self._heard:
-            try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    data = await self._running.read()
-            except TimeoutError:
-                raise Failed(f"nothing heard for {SILENCE_SECONDS:.0f} s") from None
-            if not data:
-                raise self._running.failure()
-            self._heard += data
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line

@@ -1,0 +1,21 @@
+"""Where verbs write tables to: coloured in a terminal, without any escape code where NO_COLOR is set or nobody looks."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def is_plain() -> bool:
+    """As no-color.org says: set, and not to nothing."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def console(**options: Any) -> Console:
+    """rich's own NO_COLOR leaves bold and underlined text, which a log or a plain terminal shows as rubbish."""
+    from rich.console import Console
+
+    return Console(**({"color_system": None} if is_plain() else {}), **options)
