@@ -18,4 +18,4 @@ def console(**options: Any) -> Console:
     """rich's own NO_COLOR leaves bold and underlined text, which a log or a plain terminal shows as rubbish."""
     from rich.console import Console
 
-    return Console(**({"color_system": None} if is_plain() else {}), **options)
+    return Console(color_system=None if is_plain() else "auto", **options)

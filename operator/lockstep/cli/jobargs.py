@@ -63,9 +63,20 @@ def find_job(name: str, cluster: str, namespace: str | None, context: str | None
 
 
 def no_such_job(target: Target, name: str) -> str:
-    from lockstep.platforms.kubernetes.jobs import list_jobs
+    from lockstep.platforms.kubernetes.jobs import list_jobs, run_without_operator
 
+    run = run_without_operator(target.client, target.namespace, name)
+    if run is not None:
+        return no_operator(name, target.namespace, run)
     return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
+
+
+def no_operator(name: str, namespace: str, run: str) -> str:
+    """What to say of a job of `lockstep run --in-namespace`, which is no TrainingJob."""
+    return (
+        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: lockstep sync and cp know it, "
+        f"kubectl logs -f {name}-0 -c trainer -n {namespace} shows its log, kubectl delete configmap {run} -n {namespace} stops it"
+    )
 
 
 def unknown_job(name: str, namespace: str, known: list[str]) -> str:

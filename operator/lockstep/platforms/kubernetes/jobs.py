@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lockstep.api.names import LABEL_JOB, run_name
 from lockstep.plan.readstatus import is_true
 from lockstep.platforms.kubernetes.client import Client
 from lockstep.platforms.kubernetes.cluster import MERGE, NOT_FOUND, ApiError, path_of
@@ -37,6 +38,16 @@ def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
 def list_jobs(client: Client, namespace: str) -> list[dict[str, Any]]:
     """Every job of the namespace; none where the CRDs are not installed."""
     return list((_found(client, "TrainingJob", namespace) or {"items": []})["items"])
+
+
+def run_without_operator(client: Client, namespace: str, name: str) -> str | None:
+    """The ConfigMap that everything of a run of `lockstep run --in-namespace` belongs to; None: there is none, or none to be seen."""
+    try:
+        found = _found(client, "ConfigMap", namespace, None, {"labelSelector": f"{LABEL_JOB}={name}"})
+    except ApiError:
+        return None
+    runs = [item["metadata"]["name"] for item in (found or {"items": []})["items"]]
+    return next((run for run in runs if run.startswith(run_name(name, ""))), None)
 
 
 def patch_spec(client: Client, namespace: str, name: str, spec: dict[str, Any]) -> None:
