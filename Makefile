@@ -12,10 +12,9 @@ DEPLOY = $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
 IMAGE ?= operator
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest
-PARALLEL := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock
 
 ##@ Start
 help: ## this list
@@ -108,25 +107,29 @@ cluster-up: setup ## bring it up or repair it: NODES=2
 cluster-down: setup ## remove it; the cache stays
 	@$(BIN)/lockstep devcluster down
 
+cluster-programs: setup ## install and build what it is made of, and start nothing: minutes the first time
+	@$(BIN)/lockstep devcluster prepare
+
 ##@ Develop
-test: test-unit test-train test-faults test-cluster ## all tests
+test: test-unit test-train cluster-programs test-faults test-cluster ## all tests
 
 test-unit: setup ## seconds, no root
-	@$(PYTEST) $(PARALLEL) tests/unit
+	@$(PYTEST) -n 3 --dist loadfile tests/unit
 
 test-train: setup ## real ranks over gloo, no root
-	@$(PYTEST) $(PARALLEL) tests/train
+	@$(PYTEST) -n 3 tests/train
 
-test-faults: setup ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
-	@$(PYTEST) tests/faults
+test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
+	@$(PYTEST) -n 2 tests/faults
 
-test-operator-faults: setup ## the operator killed before and after every single write, each in a run of its own: half an hour
+test-operator-faults: cluster-programs ## the operator killed before and after every single write, each in a run of its own: half an hour
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
-test-cluster: setup ## a real API server and real pods; root
-	@$(PYTEST) tests/cluster
+test-cluster: cluster-programs ## a real API server and real pods; root
+	@$(PYTEST) -n auto -m "not alone" tests/cluster
+	@$(PYTEST) -m alone tests/cluster
 
-drills: setup ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; to the operator at every write (parts of test); root
+drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; to the operator at every write (parts of test); root
 	@$(PYTEST) tests/cluster/operator/test_drills.py tests/faults/test_operator_faults.py
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged

@@ -20,7 +20,7 @@ SCRIPTS = {
     "ok.py": "import os\nprint('hello from', os.environ['RANK'], flush=True)\n",
     "fail.py": "import os, time\nprint('rank', os.environ['RANK'], 'begins', flush=True)\n"
     "if os.environ['RANK'] == '1':\n    raise ValueError('the data is not there')\ntime.sleep(600)\n",
-    "brief.py": "import time\ntime.sleep(8)\n",
+    "until_told.py": "import pathlib, time\nwhile not pathlib.Path('/tmp/end').exists():\n    time.sleep(0.1)\n",
     "wait.py": "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsignal.pause()\n",
 }
 

@@ -1,4 +1,7 @@
-"""Fixtures of the tests that need a cluster: the one that $KUBECONFIG names, else the embedded one of this machine."""
+"""Fixtures of the tests that need a cluster: the one that $KUBECONFIG names, else the embedded one of this machine.
+
+They mostly wait, so `make test-cluster` runs them on two embedded clusters side by side: every worker of pytest-xdist has one to itself.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes import client, config, dynamic
@@ -14,9 +18,38 @@ from kubernetes import client, config, dynamic
 from lockstep.cli.devcluster import bring_up
 from lockstep.devcluster import binary
 from lockstep.devcluster.cluster import down, status
-from lockstep.devcluster.layout import cache_root, default_layout
+from lockstep.devcluster.layout import NUMBER, cache_root, default_layout
+from side_by_side import Parts, file_of, longest_first
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+HERE = Path(__file__).parent
+WORKERS = 2
+DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy")
+"""One worker runs them: they write down in the checkout which cluster was deployed last."""
+LONGEST = (
+    *DEPLOYMENTS, "test_jobs", "test_stops", "test_devcluster", "test_lost_node", "test_training", "test_interactive", "test_image",
+    "test_rights", "test_verbs", "test_render", "test_hang", "test_retry", "test_why",
+)  # fmt: skip
+
+
+def pytest_configure() -> None:
+    """A cluster for every worker: the one that $LOCKSTEP_DEVCLUSTER numbers, and those after it."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if number:
+        os.environ[NUMBER] = str(default_layout().index + number)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: a cluster that somebody gives is only one."""
+    return 1 if "KUBECONFIG" in os.environ else WORKERS
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest_first(items, HERE, LONGEST)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
+    return Parts(config, log, lambda nodeid: "deployments" if (name := file_of(nodeid)) in DEPLOYMENTS else name)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -92,6 +92,7 @@ def processes_of_cluster() -> list[int]:
     return found
 
 
+@pytest.mark.alone
 def test_a_warm_up_takes_at_most_fifteen_seconds_to_two_ready_nodes(up: None) -> None:
     cluster.down(LAYOUT, print)
     began = time.monotonic()

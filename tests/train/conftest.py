@@ -15,6 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from rank_harness import ForkServer, RunFile
 
+from side_by_side import Parts, file_of, longest_first
+
+LONGEST = (
+    "test_save", "test_models", "test_freeze", "test_resume", "test_run_local", "test_volumes", "test_quickstart_local", "test_startup",
+    "test_training", "test_engine", "test_demo", "test_model_runs", "test_checkpoint", "test_preflight", "test_hugging_face_script",
+)  # fmt: skip
 WORDS = [
     "the",
     "rank",
@@ -40,6 +46,14 @@ WORDS = [
     "the",
     "data",
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest_first(items, Path(__file__).parent, LONGEST)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
+    return Parts(config, log, file_of)
 
 
 @pytest.fixture(scope="session")

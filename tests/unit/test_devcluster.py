@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,12 @@ def test_published_code_is_named_by_its_content_compiled_and_readable_by_everybo
 def test_publishing_the_same_code_again_copies_nothing(tmp_path: Path) -> None:
     first = python_volume.publish_code(tmp_path).stat().st_ino
     assert python_volume.publish_code(tmp_path).stat().st_ino == first
+
+
+def test_two_clusters_that_come_up_at_once_publish_the_code_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        targets = set(pool.map(python_volume.publish_code, [tmp_path] * 2))
+    assert [path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink()] == list(targets)
 
 
 def test_a_build_that_fails_says_why_and_where_its_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

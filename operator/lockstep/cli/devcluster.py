@@ -9,11 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.devcluster.layout import Layout
 
 app = typer.Typer(
     help="A real Kubernetes on this machine, for laptops and CI: two nodes, no Docker. Needs root on Linux.", no_args_is_help=True
@@ -42,16 +45,22 @@ def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | No
     Raises:
         ConfigError: this machine can't do it; the message lists what is missing.
     """
-    from lockstep.devcluster.cluster import Wanted, shared_things, up
+    from lockstep.devcluster.cluster import Wanted, up
     from lockstep.devcluster.layout import default_layout
-    from lockstep.devcluster.needs import ensure
     from lockstep.devcluster.resources import parse
 
     wanted = Wanted(nodes=nodes, resources=parse(resources, nodes) if resources else None, rails=rails)
     layout = default_layout()
+    _install(layout)
+    return up(layout, wanted, _say)
+
+
+def _install(layout: Layout) -> None:
+    from lockstep.devcluster.cluster import shared_things
+    from lockstep.devcluster.needs import ensure
+
     with shared_things(layout):
         ensure(layout, _say)
-    return up(layout, wanted, _say)
 
 
 @app.command("up")
@@ -71,6 +80,21 @@ def up(
     """
     with _failures():
         print(f"export KUBECONFIG={bring_up(nodes, resource, rails)}")
+
+
+@app.command("prepare")
+def prepare() -> None:
+    """Install and build what the first `up` would wait minutes for, and start nothing: for the image of a CI machine, say.
+
+    Example: lockstep devcluster prepare
+    """
+    from lockstep.devcluster.cluster import prepare as make_ready
+    from lockstep.devcluster.layout import default_layout
+
+    layout = default_layout()
+    with _failures():
+        _install(layout)
+        make_ready(layout, _say)
 
 
 @app.command("down")

@@ -110,13 +110,9 @@ def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
     with _exclusive(layout):
         wanted_rails = rails.recorded(layout) if wanted.rails is None else wanted.rails
         cni = _cni_programs(layout, wanted_rails, say)
-        with shared_things(layout):
-            programs = binary.build(layout.root, say)
-            archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
-            python_volume.publish_packages(layout.python_volume)
-            python_volume.publish_code(layout.python_volume)
+        programs, archives = prepare(layout, say)
         nodes = [layout.node(number) for number in range(wanted.nodes)]
-        _prepare(layout, nodes)
+        _lay_out(layout, nodes)
         with ThreadPoolExecutor() as pool:
             starting = [pool.submit(_start_runtime, n, archives, say) for n in nodes]
             _start_control_plane(layout, programs / binary.MULTI_CALL, say)
@@ -129,7 +125,22 @@ def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
     return layout.kubeconfig
 
 
-def _prepare(layout: Layout, nodes: list[NodeLayout]) -> None:
+def prepare(layout: Layout, say: Say) -> tuple[Path, list[Path]]:
+    """What all clusters of this machine are made of: the programs' folder, the images, and what pods import.
+
+    Raises:
+        BuildError: the Go command failed.
+        RuntimeError: the base image could not be made, or pods could not see the packages.
+    """
+    with shared_things(layout):
+        programs = binary.build(layout.root, say)
+        archives = [images.pause_archive(programs / binary.PAUSE, layout.root), images.base_archive(layout.root, say)]
+        python_volume.publish_packages(layout.python_volume)
+        python_volume.publish_code(layout.python_volume)
+    return programs, archives
+
+
+def _lay_out(layout: Layout, nodes: list[NodeLayout]) -> None:
     for folder in (layout.logs, layout.volumes, layout.python_mount, layout.run):
         folder.mkdir(parents=True, exist_ok=True)
     sysctls.note(layout.sysctls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import fcntl
 import hashlib
 import os
 import shutil
@@ -38,7 +39,16 @@ def code_key() -> str:
 
 
 def publish_code(volume: Path) -> Path:
-    """Copy the packages into the volume, compiled, and let `code` point at the copy. The copy is named by its content."""
+    """Copy the packages into the volume, compiled, and let `code` point at the copy. The copy is named by its content.
+
+    One at a time: several clusters and deployments of this machine may want it at once.
+    """
+    with (volume / ".publish.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _publish_code(volume)
+
+
+def _publish_code(volume: Path) -> Path:
     target = volume / f"{CODE}-{code_key()}"
     if not target.exists():
         temporary = volume / f".{target.name}.{os.getpid()}"

@@ -25,6 +25,7 @@ from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
 from small_volume import small_volume
 
+pytestmark = pytest.mark.alone
 CHECKOUT = Path(__file__).resolve().parents[3]
 STEP_LIMIT_SECONDS = 10
 DOWNTIME_SECONDS = 20

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from cluster_jobs import Jobs, until
 from lockstep.devcluster import processes
 from lockstep.devcluster.layout import default_layout
 
+pytestmark = pytest.mark.alone
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 SYSTEM = "lockstep-system"
 GAP_SECONDS = 3.0

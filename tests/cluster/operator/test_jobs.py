@@ -252,13 +252,15 @@ def test_a_job_deleted_and_created_again_under_its_name_works(jobs: Jobs) -> Non
 
 
 def test_a_job_runs_on_while_the_operator_is_away_and_its_end_is_heard_afterwards(jobs: Jobs, kubectl: Kubectl) -> None:
-    jobs.start("alone", "brief.py")
+    jobs.start("alone", "until_told.py")
     jobs.until_running("alone")
     before = {pod["metadata"]["uid"] for pod in jobs.pods("alone")}
     transitions = {c["type"]: c["lastTransitionTime"] for c in jobs.job("alone")["status"]["conditions"]}
     assert kubectl("delete", "pods", "-n", "lockstep-system", "-l", "app.kubernetes.io/component=operator", "--wait").returncode == 0
     assert {pod["metadata"]["uid"] for pod in jobs.pods("alone")} == before
     assert {c["type"]: c["lastTransitionTime"] for c in jobs.job("alone")["status"]["conditions"]} == transitions
+    for node in (0, 1):
+        assert kubectl("exec", "-n", jobs.namespace, f"alone-{node}", "-c", "trainer", "--", "touch", "/tmp/end").returncode == 0  # noqa: S108
     jobs.until_condition("alone", "Complete", "True", "Complete", 60)
     assert jobs.job("alone")["status"]["attempts"] == 1
     jobs.end("alone")

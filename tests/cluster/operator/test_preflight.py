@@ -17,6 +17,7 @@ LOCKSTEP = str(Path(sys.executable).parent / "lockstep")
 FILES = {"podTemplate": {"volumes": [{"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}]}}
 
 
+@pytest.mark.alone
 def test_data_that_is_missing_fails_the_job_before_any_rank_and_names_node_and_fix(jobs: Jobs) -> None:
     training = {"model": {"name": "/workspace"}, "data": {"path": "/datasets/nowhere.jsonl"}}
     spec = {"nodes": 2, "training": training}
