@@ -190,6 +190,7 @@ def test_a_build_that_fails_is_not_followed_by_a_push_and_ends_with_1_and_the_re
     [
         (Tool.BUILDAH, "error committing container: writing blob: write /var/tmp/x: no space left on device", "is full: buildah rmi --prune"),
         (Tool.DOCKER, "ERROR: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", "--tool podman"),
+        (Tool.DOCKER, "unknown flag: --secret", "docker-buildx"),
         (Tool.BUILDAH, "error creating build container: initializing source docker://a/b:1: pinging container registry a: no such host", "--base IMAGE"),
         (Tool.PODMAN, "Error: creating build container: initializing source docker://a/b:1: reading manifest 1 in a/b: unauthorized: access", "podman login REGISTRY"),
         (Tool.DOCKER, "ERROR: failed to resolve source metadata for docker.io/a/b:1: not found", "--base IMAGE"),

@@ -108,3 +108,44 @@ def test_every_package_of_the_nodes_is_in_the_trainers_image_and_all_but_the_tra
     there = {folder.parent.name for folder in (ROOT / "workspace").glob("lockstep_*/__init__.py")}
     copied = {path.parent.name: set(re.findall(r"^COPY workspace/(\w+)", path.read_text(), re.MULTILINE)) for path in CONTAINERFILES}
     assert copied == {"trainer": there, "operator": there - {"lockstep_train"}}
+
+
+def _step(path: Path, says: str) -> str:
+    """The one RUN of a Containerfile that says this, as its shell gets it."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    steps = [step for step in re.sub(r"\\\n", "", "\n".join(lines)).splitlines() if step.startswith("RUN ") and says in step]
+    [found] = steps
+    return re.sub(r"--mount=\S+", "", found.removeprefix("RUN "))
+
+
+def _with_only(folder: Path, tool: str, lacks: str = "") -> dict[str, str]:
+    """A PATH with one package manager that notes what it is asked for, and doesn't have one package."""
+    program = folder / tool
+    program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\ncase " $* " in *" {lacks or "-"} "*) exit 1;; esac\n')
+    program.chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+@pytest.mark.parametrize("tool", ["dnf", "microdnf"])
+def test_on_a_red_hat_base_the_tools_come_by_its_own_package_manager_and_what_it_lacks_is_told(tool: str, tmp_path: Path) -> None:
+    trainer = ROOT / "images" / "trainer" / "Containerfile"
+    defaults = dict(re.findall(r'^ARG (DNF_\w+)="(.*)"$', trainer.read_text(), re.MULTILINE))
+    environment = {**_with_only(tmp_path, tool, lacks="perftest"), **defaults}
+    done = subprocess.run(["/bin/sh", "-c", _step(trainer, "APT_TOOLS")], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "left out: perftest\n"
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[0] == "install -y iputils iproute" and asked[-1] == "clean all"
+    assert "install -y libibverbs" in asked and "install -y infiniband-diags" in asked
+
+
+def test_on_a_red_hat_base_that_lacks_ping_the_build_fails(tmp_path: Path) -> None:
+    environment = {**_with_only(tmp_path, "dnf", lacks="iputils"), "DNF_TOOLS": "iputils iproute", "DNF_OPTIONAL": ""}
+    done = subprocess.run(["/bin/sh", "-c", _step(ROOT / "images/trainer/Containerfile", "APT_TOOLS")], env=environment, check=False)
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize("path", CONTAINERFILES, ids=lambda path: path.parent.name)
+def test_a_base_that_has_pip_is_asked_for_no_package_manager_to_get_it(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to("/bin/true")
+    step = _step(path, "install -y -qq --no-install-recommends python3-pip").replace("mkdir /pip", f"/bin/mkdir {tmp_path}/pip")
+    assert subprocess.run(["/bin/sh", "-c", step], env={"PATH": str(tmp_path)}, check=False).returncode == 0

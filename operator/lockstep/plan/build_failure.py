@@ -22,6 +22,12 @@ CAUSES: Sequence[tuple[str, Advice]] = (
         lambda tool: "docker's engine doesn't answer: start it (systemctl start docker), or say --tool podman or --tool buildah",
     ),
     (
+        r"unknown flag: --secret|buildx component",
+        lambda tool: (
+            "this docker has no BuildKit: install its buildx component (apt-get install docker-buildx), or say --tool podman or --tool buildah"
+        ),
+    ),
+    (
         r"do not match the hashes",
         lambda tool: (
             "the package index gave another file than requirements/*.lock names: nothing of it was installed; another index, or make lock"
