@@ -377,11 +377,16 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
     """Every job from its creation to its end, and a restart of the operator in between."""
     memory: Object = {"imported": imported_megabytes()}
     result: Object = {"jobs": count, "pods": count * NODES, "memory_mb": memory}
+
+    def note(when: str, megabytes_then: float) -> None:
+        memory[when] = megabytes_then
+        say(f"{when}: {megabytes_then} MB")
+
     with CountingProxy(kubeconfig).running() as proxy:
         through = proxy.kubeconfig(folder)
         with operator_at(through, port, log) as operator:
             await operator.until_synced(cluster)
-            memory["no_jobs"] = megabytes(operator.pid)
+            note("no_jobs", megabytes(operator.pid))
             played = Played(cluster, port)
             playing = asyncio.create_task(played.pods())
             reviving = asyncio.create_task(operator.revive())
@@ -389,10 +394,10 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             began = time.monotonic()
             for number in range(count):
                 await cluster.create(job_of(f"job{number}", namespaces[number % len(namespaces)], suspend=True))
-            await until_all(cluster, "suspended", lambda job: reason(job) == "Suspended", count)
+            await until_all(cluster, "suspended", lambda job: reason(job) == "Suspended", count, 900)
             result["suspended_seconds"] = round(time.monotonic() - began, 1)
             await asyncio.sleep(2)
-            memory["jobs_suspended"] = megabytes(operator.pid)
+            note("jobs_suspended", megabytes(operator.pid))
             result["writes_to_suspend_per_job"] = per_job(by_kind(proxy.requests), count)
             proxy.requests.clear()
             await asyncio.sleep(QUIET_SECONDS)
@@ -404,9 +409,9 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             jobs = await until_all(cluster, "pods run", lambda job: reason(job) in ("Starting", "Running", "WaitingForReport"), count, 900)
             result["pods_running_seconds"] = round(time.monotonic() - began, 1)
             result["reports_per_second"] = round(count / await played.report_all(jobs, State.RUNNING), 1)
-            await until_all(cluster, "running", lambda job: reason(job) == "Running", count)
-            memory["all_running"] = megabytes(operator.pid)
-            memory["peak_rss"] = peak_megabytes(operator.pid)
+            await until_all(cluster, "running", lambda job: reason(job) == "Running", count, 900)
+            note("all_running", megabytes(operator.pid))
+            note("peak_rss", peak_megabytes(operator.pid))
             running = proxy.requests.copy()
             reviving.cancel()
             result["lost_leases"] = operator.ended
@@ -415,19 +420,19 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             reviving = asyncio.create_task(operator.revive())
             result["restart_seconds"] = round(await operator.until_synced(cluster), 2)
             await asyncio.sleep(10)
-            memory["after_list"] = megabytes(operator.pid)
-            memory["after_list_peak_rss"] = peak_megabytes(operator.pid)
+            note("after_list", megabytes(operator.pid))
+            note("after_list_peak_rss", peak_megabytes(operator.pid))
             result["writes_by_restart"] = dict(by_kind(proxy.requests))
             proxy.requests.clear()
             await played.report_all(jobs, State.RUNNING)
             await played.report_all(jobs, State.COMPLETE)
-            await until_all(cluster, "complete", lambda job: reason(job) == "Complete", count)
+            await until_all(cluster, "complete", lambda job: reason(job) == "Complete", count, 900)
             finished = proxy.requests.copy()
             await asyncio.sleep(5)
             proxy.requests.clear()
             await asyncio.sleep(QUIET_SECONDS)
             result["writes_for_finished_jobs"] = sum(by_kind(proxy.requests).values())
-            memory["all_finished"] = megabytes(operator.pid)
+            note("all_finished", megabytes(operator.pid))
             playing.cancel()
             reviving.cancel()
             result["lost_leases"] += operator.ended

@@ -189,6 +189,20 @@ def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
     assert found.observe("Node", beat, deleted=False) == set()
 
 
+def test_an_event_concerns_the_job_of_its_object_or_all_of_the_namespace_while_that_is_not_known() -> None:
+    found = Inventory()
+    for name in ("x", "y"):
+        found.observe("TrainingJob", {**job(), "metadata": {**job()["metadata"], "name": name}}, deleted=False)
+    found.observe("StatefulSet", item("x", 7), deleted=False)
+
+    def event(name: str) -> dict[str, Any]:
+        metadata = {"name": f"{name}.1", "namespace": KEY[0], "uid": f"event-{name}", "resourceVersion": "8"}
+        return {"metadata": metadata, "reason": "FailedCreate", "involvedObject": {"kind": "StatefulSet", "name": name}}
+
+    assert found.observe("Event", event("x"), deleted=False) == {(KEY[0], "x")}
+    assert found.observe("Event", event("nobody-s"), deleted=False) == {(KEY[0], "x"), (KEY[0], "y")}
+
+
 def test_a_list_takes_away_what_was_lost_but_not_what_is_newer() -> None:
     found = Inventory()
     found.observe("TrainingJob", job(), deleted=False)

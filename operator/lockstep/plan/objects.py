@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
+from collections.abc import Container
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lockstep.api import names
@@ -16,7 +18,7 @@ from lockstep.plan.resolve import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.run import build_run, pod_placement, report_target
 from lockstep.plan.storage import Claim, pod_claims, run_volume, shared_claims
 from lockstep.plan.template import fill
-from lockstep_gang.contract import ReportTarget, parse_run, run_text
+from lockstep_gang.contract import ReportTarget, Run, parse_run, run_text
 
 Object = dict[str, Any]
 
@@ -56,7 +58,12 @@ class Frozen:
     template: str
     """JSON: the pod template, the claims of every pod and Kueue's queue, without the mention of this frozen run's name."""
 
-    @property
+    @cached_property
+    def parsed(self) -> Run:
+        """run.json's content."""
+        return parse_run(self.run)
+
+    @cached_property
     def hash(self) -> str:
         """Tells frozen runs apart: the same inputs give the same."""
         return hashlib.sha256(f"{self.run}\0{self.template}".encode()).hexdigest()[:HASH_CHARACTERS]
@@ -103,9 +110,9 @@ def render(resolved: Resolved, context: RenderContext = PLAIN) -> list[Object]:
     return [*claims(resolved), *children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas)]
 
 
-def claims(resolved: Resolved) -> list[Object]:
-    """Claims to create when there is none of their name, and never to change, own or delete."""
-    return [_claim(claim, resolved.namespace) for claim in shared_claims(resolved)]
+def claims(resolved: Resolved, there: Container[str] = ()) -> list[Object]:
+    """Claims to create when there is none of their name, and never to change, own or delete; without those that are `there`."""
+    return [_claim(claim, resolved.namespace) for claim in shared_claims(resolved) if claim.name not in there]
 
 
 def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int) -> list[Object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lockstep.api.job import TrainingJob
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Observed, ReceivedReport
-from lockstep_gang.contract import State, parse_run
+from lockstep_gang.contract import State
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def asked(observed: Observed) -> int:
 
 
 def retry_of(running: Frozen) -> int:
-    return parse_run(running.run).restart.retry
+    return running.parsed.restart.retry
 
 
 def is_retried(observed: Observed, running: Frozen | None) -> bool:

@@ -17,7 +17,7 @@ from lockstep.plan.observed import Object, Observed
 from lockstep.plan.preflightstatus import preflight_status
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import retry_of
-from lockstep_gang.contract import Cause, Failure, Report, Restart, parse_run
+from lockstep_gang.contract import Cause, Failure, Report, Restart
 
 PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
@@ -79,8 +79,7 @@ def _ranks(view: View, running: Frozen | None) -> Object | None:
         return {"desired": view.report.ranks.desired, "ready": ready} | _order(list(view.report.order) or kept)
     if running is None:
         return before or None
-    run = parse_run(running.run)
-    desired = run.nodes * run.ranks_per_node
+    desired = running.nodes * running.parsed.ranks_per_node
     order = before.get("order", []) if desired == before.get("desired") else []
     return {"desired": desired, "ready": before.get("ready", 0) if view.observed.pods else 0} | _order(order)
 

@@ -95,7 +95,7 @@ def _old_runs(observed: Observed, running: Frozen) -> list[Object]:
 def absent_claims(observed: Observed, decision: Decision) -> tuple[Object, ...]:
     if not decision.starts or decision.accepted is None:
         return ()
-    return tuple(claim for claim in claims(decision.accepted.resolved) if claim["metadata"]["name"] not in observed.claims)
+    return tuple(claims(decision.accepted.resolved, there=observed.claims))
 
 
 def with_log(

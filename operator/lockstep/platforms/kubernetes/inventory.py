@@ -141,10 +141,16 @@ class Inventory:
             return {key}
         if kind in ("ClusterProfile", "Node"):
             return set(self.jobs())
-        job = job_of(item)
+        job = self._told_of(key[0], item) if kind == "Event" else job_of(item)
         if job:
             return {(key[0], job)}
         return {(key[0], name) for name in self._in_namespace.get(("TrainingJob", key[0]), ())}
+
+    def _told_of(self, namespace: str, event: Mapping[str, Any]) -> str:
+        """The job that an Event's object belongs to; '' when that isn't known: a quota that is used up has many events, and other jobs as many looks at each."""
+        about = event["involvedObject"]
+        known = self._objects.get(about.get("kind", ""), {}).get((namespace, about.get("name", "")))
+        return "" if known is None else known.job
 
     def jobs(self) -> list[Key]:
         return list(self._objects["TrainingJob"])
