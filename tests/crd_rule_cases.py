@@ -93,6 +93,9 @@ JOB_CASES = {
     ("spec", "an Interactive job has no end and nobody restarts its runs: activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts are for Batch"): Case(
         job(activeDeadlineSeconds=60), job(type="Interactive", activeDeadlineSeconds=60), "spec"
     ),
+    ("spec", "restart.maxRestarts and restart.backoffSeconds are for Batch: nobody restarts the runs of an Interactive job"): Case(
+        job(type="Interactive", restart={"lostNodeSeconds": 60}), job(type="Interactive", restart={"maxRestarts": 0}), "spec.restart"
+    ),
     ("spec", "type may not be changed after creation: delete the job and create it again"): Case(
         job(nodes=3), job(type="Interactive"), "spec.type", before=job()
     ),

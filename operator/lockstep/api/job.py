@@ -86,6 +86,15 @@ def _has_no_end(spec: TrainingJobSpec) -> bool:
     return spec.type is JobType.BATCH or not any(end is not None for end in ends)
 
 
+def _restarts_as_by_default(spec: TrainingJobSpec) -> bool:
+    """The API server fills in defaults before it judges, so that only another value shows what was written."""
+    usual = Restart()
+    return spec.type is JobType.BATCH or (spec.restart.max_restarts, spec.restart.backoff_seconds) == (
+        usual.max_restarts,
+        usual.backoff_seconds,
+    )
+
+
 def _ranks_match_gpus(spec: TrainingJobSpec) -> bool:
     return spec.ranks_per_node is None or not spec.gpus_per_node or spec.ranks_per_node == spec.gpus_per_node
 
@@ -152,6 +161,12 @@ class TrainingJobSpec(Model):
             "self.type != 'Interactive' || !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished) || has(self.notify) || has(self.hangTimeouts))",
             "an Interactive job has no end and nobody restarts its runs: activeDeadlineSeconds, ttlSecondsAfterFinished, notify and hangTimeouts are for Batch",
             _has_no_end,
+        ),
+        Rule(
+            "self.type != 'Interactive' || !has(self.restart) || (self.restart.maxRestarts == 3 && self.restart.backoffSeconds == 10)",
+            "restart.maxRestarts and restart.backoffSeconds are for Batch: nobody restarts the runs of an Interactive job",
+            _restarts_as_by_default,
+            field="restart",
         ),
         Rule(
             "!has(self.ranksPerNode) || !has(self.gpusPerNode) || self.gpusPerNode == 0 || self.ranksPerNode == self.gpusPerNode",
