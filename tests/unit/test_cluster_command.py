@@ -208,8 +208,29 @@ def test_gpus_of_a_cluster_without_any_are_none(
     assert "cluster g has no GPUs" in capsys.readouterr().out
 
 
-def test_gpus_without_a_pod_says_how_to_get_one(
+def test_gpus_without_a_pod_are_those_that_nodes_say_they_have(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    api.objects["Node", "a"]["metadata"]["labels"]["nvidia.com/gpu.memory"] = "81559"
+    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 4)) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["NODE", "a", "b"] and "81559" in lines[1].split() and "H100" in lines[2]
+    assert "no pod of job ml-dev-env runs in namespace n: lockstep deploy" in told.err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FORBIDDEN, "you may not list nodes (403), so what they have is unknown without a pod"),
+        (None, "none of 0 nodes has nvidia.com/gpu"),
+    ],
+)
+def test_gpus_without_a_pod_and_without_nodes_to_see_are_unknown(
+    error: ApiError | None, said: str, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.objects = {}
+    api.refused |= {} if error is None else {"Node": error}
     assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 4)) == 2
-    assert "no pod of job ml-dev-env runs in namespace n: lockstep deploy" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told and "lockstep deploy" in told

@@ -314,7 +314,11 @@ def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
     ("spec", "conditions", "said"),
     [
         ({}, [("Accepted", "False", "no such profile")], "is not accepted: no such profile"),
-        ({}, [("Failed", "True", "the image has no Python")], "has failed: the image has no Python"),
+        (
+            {},
+            [("Failed", "True", "the image has no Python")],
+            "has failed: the image has no Python: .* lockstep retry ml-dev-env -n lockstep",
+        ),
         ({}, [("PodsScheduled", "False", "0 of 2 nodes have 4 GPUs free")], "0 of 2 pods run: 0 of 2 nodes have 4 GPUs free"),
     ],
 )

@@ -71,12 +71,16 @@ def arguments(name: str, folder: Path) -> list[str]:
     return [*given, "-n", "team"] if "--namespace" in flags else given
 
 
-@pytest.fixture(autouse=True)
-def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_job_file(folder: Path) -> None:
     document: dict[str, Any] = {
         "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": {"script": {"path": "/workspace/a.py"}},
     }  # fmt: skip
-    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    (folder / "job.yaml").write_text(json.dumps(document))
+
+
+@pytest.fixture(autouse=True)
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job_file(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

@@ -64,11 +64,22 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
         assert part in page
 
 
+def test_a_complete_job_has_nothing_left_to_do() -> None:
+    ended = [{"type": "Complete", "status": "True", "reason": "Complete", "message": ""}]
+    trainer = {"step": 500, "totalSteps": 500, "activity": "Export", "estimatedRemainingSeconds": 0}
+    assert "Step        500/500" in list(describe(job(conditions=ended, trainer=trainer), [], NOW))
+
+
+def test_a_dev_environment_is_called_one() -> None:
+    found = {"metadata": {"name": "x", "namespace": "ns"}, "spec": {"type": "Interactive"}}
+    assert "Work        dev environment: runs what it is asked to" in list(describe(found, [], NOW))
+
+
 def test_the_page_says_what_the_fabric_is_what_the_time_went_into_and_where_ranks_are() -> None:
     verified = {"type": "FabricVerified", "status": "True", "reason": "RDMA", "message": "IB on every rank"}
     status = {"ranks": {"desired": 8, "ready": 8, "order": [0, 2, 1]}, "fabric": {"transport": "RDMA"}, "goodput": {"percentage": 93}}
     page = list(describe(job(conditions=[verified], **status), [], NOW))
-    assert "Fabric      RDMA, verified: True: IB on every rank" in page
+    assert "Fabric      RDMA, verified: IB on every rank" in page
     assert "Order       ranks follow the racks: nodes 0, 2, 1" in page
     assert "Goodput     93% of the time that its pods were there was training" in page
 

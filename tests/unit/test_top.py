@@ -85,6 +85,11 @@ def test_a_page_has_all_that_is_known_of_a_job_and_its_nodes(part: str) -> None:
     assert part in shown()
 
 
+def test_of_a_complete_job_nothing_is_left_and_no_rank_is_missed() -> None:
+    ended = [{"type": "Progressing", "status": "False", "reason": "Complete", "message": "the job is complete"}]
+    assert shown({**JOB, "status": {**STATUS, "conditions": ended}}).startswith("x  Complete  step 120/400, 30%\n")
+
+
 def test_an_idle_nic_is_left_out_beside_busy_ones_and_shown_when_all_are() -> None:
     assert "eth0" not in shown()
     assert "eth0   0         0" in shown(answers={0: {"gigabits": {"eth0": [0.0, 0.0]}}})

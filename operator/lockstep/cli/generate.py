@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption
-
-if TYPE_CHECKING:
-    pass
 
 INTERRUPTED = 130
 

@@ -1,10 +1,11 @@
-"""`lockstep cluster gpus`: what nvidia-smi says in every pod of a job, by default of the dev environment."""
+"""`lockstep cluster gpus`: what nvidia-smi says in every pod of a job, by default of the dev environment; without pods, what nodes say of themselves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +13,12 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.jobargs import ContextOption, NamespaceOption
 
+if TYPE_CHECKING:
+    from lockstep.platforms.kubernetes.cluster import Cluster
+
 ASKED = ("index", "name", "memory.used", "memory.total", "utilization.gpu", "temperature.gpu", "driver_version")
 COLUMNS = ("POD", "GPU", "NAME", "USED MiB", "TOTAL MiB", "LOAD %", "°C", "DRIVER")
+NODE_COLUMNS = ("NODE", "GPUS", "NAME", "TOTAL MiB", "")
 SECONDS = 30.0
 
 
@@ -24,6 +29,8 @@ def gpus(
     context: ContextOption = None,
 ) -> None:
     """Show the GPUs of every pod of a job: name, memory, load, temperature, driver. Exit code 1: a pod has none, or can't say.
+
+    Where no pod runs, the nodes are shown as their labels describe them, which needs the right to list nodes.
 
     Example: lockstep cluster gpus barcelona
     """
@@ -50,9 +57,9 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
     async with await Cluster.connect(context) as connection:
         pods = await running_pods(connection, namespace, job)
         if not pods:
-            raise ConfigError(
-                f"no pod of job {job} runs in namespace {namespace}: lockstep deploy {cluster} starts the dev environment, --job names another job"
-            )
+            none = f"no pod of job {job} runs in namespace {namespace}: lockstep deploy {cluster} starts the dev environment, --job names another job"
+            _show_nodes(await _nodes(connection, none), none)
+            return {}
 
         async def ask(place: Place) -> list[list[str]] | str:
             command = ["nvidia-smi", f"--query-gpu={','.join(ASKED)}", "--format=csv,noheader,nounits"]
@@ -66,8 +73,44 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
         return dict(zip([place.pod for place in places], await asyncio.gather(*map(ask, places)), strict=True))
 
 
+async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
+    """Of each node with GPUs: how many, and what the labels of NVIDIA's discovery say. Raises ConfigError, with `otherwise`, where none is seen."""
+    from lockstep.plan.discovery.nodes import GPU_MEMORY, PRODUCT, labels, worth_saying
+    from lockstep.plan.fabric import GPU_RESOURCE
+    from lockstep.plan.nodes import allocatable
+    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
+
+    try:
+        nodes = (await connection.list("Node"))["items"]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        raise ConfigError(f"{otherwise}; you may not list nodes (403), so what they have is unknown without a pod") from None
+    counted = [(node, int(allocatable(node, GPU_RESOURCE))) for node in nodes]
+    found: list[Sequence[str]] = [
+        (str(node["metadata"]["name"]), str(gpus), labels(node).get(PRODUCT, "-"), labels(node).get(GPU_MEMORY, "-"), worth_saying(node))
+        for node, gpus in counted
+        if gpus
+    ]
+    if not found:
+        raise ConfigError(
+            f"{otherwise}; and none of {len(nodes)} nodes has {GPU_RESOURCE}: the device plugin doesn't run, or there are no GPUs"
+        )
+    return found
+
+
+def _show_nodes(nodes: list[Sequence[str]], why: str) -> None:
+    print(f"lockstep: {why}. Until then, what the nodes say of themselves:", file=sys.stderr)
+    _print_table([NODE_COLUMNS, *nodes])
+
+
 def _show(said: Mapping[str, list[list[str]] | str]) -> None:
     rows = [(pod, *cells) for pod, gpus in said.items() if not isinstance(gpus, str) for cells in gpus]
-    widths = [max(len(row[number]) for row in [COLUMNS, *rows]) for number in range(len(COLUMNS))]
-    for row in [COLUMNS, *rows] if rows else []:
+    if rows:
+        _print_table([COLUMNS, *rows])
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
+    for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

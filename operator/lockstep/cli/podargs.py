@@ -29,11 +29,20 @@ def running_pod(found: Found, node: int) -> str:
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
-        raise Failed(f"pod {name} is not there: lockstep why {found.name} -n {found.namespace}") from None
+        raise Failed(_no_pod(found, name)) from None
     if not is_running(pod) or "deletionTimestamp" in pod["metadata"]:
         state = "ends" if "deletionTimestamp" in pod["metadata"] else f"is {pod['status'].get('phase', 'unknown')} and doesn't run yet"
         raise Failed(f"pod {name} {state}: lockstep why {found.name} -n {found.namespace}")
     return name
+
+
+def _no_pod(found: Found, pod: str) -> str:
+    from lockstep.platforms.kubernetes.jobs import has_ended
+
+    place = f"{found.name} -n {found.namespace}"
+    if has_ended(found.job.get("status", {})):
+        return f"job {found.name} has ended and pod {pod} is gone: lockstep logs {place} and lockstep cp read what it has left"
+    return f"pod {pod} is not there: lockstep why {place}"
 
 
 def _nodes(found: Found) -> int:

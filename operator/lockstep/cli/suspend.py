@@ -85,10 +85,13 @@ def _take_back(found: Found) -> bool:
 
 
 def _refuse_ended(found: Found) -> None:
-    from lockstep.platforms.kubernetes.jobs import has_ended
+    from lockstep.plan.readstatus import is_true
 
-    if has_ended(found.job.get("status", {})):
-        raise ConfigError(f"job {found.name} has ended: it has no pods to stop and nothing to go on with (lockstep describe {found.name})")
+    status, place = found.job.get("status", {}), f"{found.name} -n {found.namespace}"
+    if is_true(status, "Complete"):
+        raise ConfigError(f"job {found.name} is complete: it has no pods to stop and nothing to go on with (lockstep describe {place})")
+    if is_true(status, "Failed"):
+        raise ConfigError(f"job {found.name} has failed: lockstep why {place} says of what, lockstep retry {place} starts it again")
 
 
 def _set_suspend(found: Found, *, suspended: bool) -> bool:

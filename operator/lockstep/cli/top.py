@@ -103,7 +103,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> As
     from lockstep.plan.readstatus import is_true
     from lockstep.plan.top import snapshot
     from lockstep.platforms.kubernetes.cluster import Cluster
-    from lockstep.platforms.kubernetes.top import Nodes, pods_of
+    from lockstep.platforms.kubernetes.top import Nodes, curve_on_volume, pods_of
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     curve: Object = {}
@@ -115,14 +115,16 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> As
             answers = await nodes.ask(points)
             if points and answers.get(0, {}).get("curve"):
                 curve, read = answers[0]["curve"], now
-            elif curve and 0 in answers:
-                answers[0]["curve"] = curve
             found = await cluster.get("TrainingJob", namespace, name)
             if found is None:
                 raise Failed(f"job {name} was deleted")
             status = found.get("status", {})
+            over = is_true(status, "Complete") or is_true(status, "Failed")
+            if over and not curve and "step" in status.get("trainer", {}):
+                curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, _say)
+            answers.setdefault(0, {})["curve"] = curve
             seen = snapshot(found, await pods_of(cluster, namespace, name), answers)
-            yield seen, _page(seen), is_true(status, "Complete") or is_true(status, "Failed")
+            yield seen, _page(seen), over
             await asyncio.sleep(interval)
 
 
@@ -152,6 +154,10 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
         seen, over = look(job, workspace, CURVE_POINTS)
         yield seen, _page(seen), over
         await asyncio.sleep(interval)
+
+
+def _say(line: str) -> None:
+    print(f"lockstep: {line}", file=sys.stderr)
 
 
 def _page(seen: Object) -> list[str]:

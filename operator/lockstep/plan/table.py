@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from lockstep.plan.readstatus import condition
+from lockstep.plan.readstatus import condition, is_true
 
 Object = dict[str, Any]
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
+VERDICTS = {"True": ", verified", "False": ", NOT as asked"}
+"""Status of FabricVerified → what follows the fabric's name; nothing where it is unknown."""
 WIDE = ("PROFILE", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
 
 
@@ -73,7 +75,7 @@ def _work(spec: Object) -> str:
         return f"training of {training['model']['name']} ({training.get('method', 'LoRA')}, {training.get('zeroStage', 'the default ZeRO stage')})"
     if "script" in spec:
         return " ".join(["script", spec["script"]["path"], *spec["script"].get("args", [])])
-    return "nothing is asked for"
+    return "dev environment: runs what it is asked to" if spec.get("type") == "Interactive" else "nothing is asked for"
 
 
 def _where(spec: Object, status: Object) -> Iterator[str]:
@@ -85,7 +87,8 @@ def _where(spec: Object, status: Object) -> Iterator[str]:
         yield f"Order       ranks follow the racks: nodes {', '.join(map(str, ranks['order']))}"
     fabric = condition(status, "FabricVerified")
     if fabric:
-        yield f"Fabric      {status.get('fabric', {}).get('transport', 'not known yet')}, verified: {fabric['status']}: {fabric.get('message', '')}"
+        verdict = VERDICTS.get(fabric["status"], "")
+        yield f"Fabric      {status.get('fabric', {}).get('transport', 'not known yet')}{verdict}: {fabric.get('message', '')}"
     if run.get("pending"):
         yield "Pending     spec or profile have changed since the start: that takes effect at the next start from zero pods"
 
@@ -93,9 +96,8 @@ def _where(spec: Object, status: Object) -> Iterator[str]:
 def _training(status: Object, now: float) -> Iterator[str]:
     trainer, commit = status.get("trainer", {}), status.get("checkpoint", {})
     if trainer:
-        left = trainer.get("estimatedRemainingSeconds")
-        rest = "" if left is None else f", {duration(left)} left"
-        yield f"Step        {of_total(trainer.get('step'), trainer.get('totalSteps'))} ({trainer.get('activity', 'unknown activity')}{rest})"
+        doing = "" if is_true(status, "Complete") else f" ({_doing(trainer)})"
+        yield f"Step        {of_total(trainer.get('step'), trainer.get('totalSteps'))}{doing}"
         metrics = ", ".join(f"{found['name']} {found['value']}" for found in trainer.get("metrics", []))
         yield f"Metrics     {metrics or 'none yet'}"
     if "goodput" in status:
@@ -103,6 +105,11 @@ def _training(status: Object, now: float) -> Iterator[str]:
     if commit:
         path = f", {commit['path']}" if "path" in commit else ""
         yield f"Checkpoint  step {commit['lastCommittedStep']}, {age(commit['lastCommitTime'], now)} ago{path}"
+
+
+def _doing(trainer: Object) -> str:
+    left = trainer.get("estimatedRemainingSeconds")
+    return str(trainer.get("activity", "unknown activity")) + ("" if left is None else f", {duration(left)} left")
 
 
 def _failure(status: Object) -> Iterator[str]:

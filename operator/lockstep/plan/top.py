@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.plan.logs import nodes_of, ranks_of_node
 from lockstep.plan.readstatus import condition
-from lockstep.plan.table import age, duration, of_total
+from lockstep.plan.table import VERDICTS, age, duration, of_total
 
 Object = dict[str, Any]
 LOCAL = "local run"
@@ -95,6 +95,8 @@ def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
 def _progress(found: Object) -> str:
     parts = [f"step {of_total(found['step'], found.get('totalSteps'))}" if "step" in found else "no step yet"]
     parts += [f"{found['progressPercentage']}%"] if "progressPercentage" in found else []
+    if found["state"] == "Complete":
+        return ", ".join(parts)
     parts += [f"{duration(found['estimatedRemainingSeconds'])} left"] if "estimatedRemainingSeconds" in found else []
     ranks = found.get("ranks", {})
     parts += [f"{ranks.get('ready', 0)} of {ranks['desired']} ranks"] if "ready" in ranks else []
@@ -129,7 +131,7 @@ def _speed(metrics: Mapping[str, str]) -> str:
 
 
 def _verified(fabric: Object) -> str:
-    word = {"True": ", verified", "False": ", NOT as asked", "Unknown": ""}.get(fabric.get("verified") or "", "")
+    word = VERDICTS.get(fabric.get("verified") or "", "")
     return f"{word}: {fabric['message']}" if fabric.get("message") else word
 
 

@@ -22,17 +22,18 @@ class Told:
     stderr: str
 
 
-def lockstep(jobs: Jobs, *arguments: str) -> Told:
+def lockstep(jobs: Jobs, *arguments: str, namespaced: bool = True) -> Told:
     """The command line, in this process: starting one for each costs seconds that say nothing of the verb."""
-    out, errors = io.StringIO(), io.StringIO()
+    out, errors = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        patch.setattr("sys.argv", ["lockstep", *arguments, "-n", jobs.namespace])
+        patch.setattr("sys.argv", ["lockstep", *arguments, *(["-n", jobs.namespace] if namespaced else [])])
         patch.setattr("sys.stdin", io.StringIO())
         try:
             code: object = main()
         except SystemExit as ended:
             code = ended.code
-    return Told(code if isinstance(code, int) else 0, out.getvalue(), errors.getvalue())
+    out.seek(0)
+    return Told(code if isinstance(code, int) else 0, out.read(), errors.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ UP = ("Ready", "Running")
 
 
 def dev_environment(profile: ClusterProfile, namespace: str) -> Object:
-    """Everything else is the profile's: nodes, GPUs, fabric, storage, image."""
+    """Everything else is the profile's: GPUs, fabric, storage, image. Its nodes are stated because `kubectl scale` changes a number that is there."""
     metadata = {"name": DEV_ENVIRONMENT, "namespace": namespace}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": metadata,
-        "spec": {"clusterProfileName": profile.metadata.name, "type": "Interactive"},
+        "spec": {"clusterProfileName": profile.metadata.name, "type": "Interactive", "nodes": profile.spec.gpus.default_nodes},
     }
 
 
@@ -55,7 +55,7 @@ async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seco
         job = await cluster.get(KIND, namespace, DEV_ENVIRONMENT) or {"spec": {}}
         status = job.get("status") or {}
         wanted = int(job["spec"].get("nodes") or nodes)
-        _raise_if_hopeless(status)
+        _raise_if_hopeless(status, namespace)
         pods = await _pods(cluster, namespace)
         running = [pod for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"]]
         if len(running) == wanted and _is_ready(status):
@@ -70,12 +70,14 @@ def _is_ready(status: Object) -> bool:
     return is_true(status, "Progressing") and condition(status, "Progressing")["reason"] in UP
 
 
-def _raise_if_hopeless(status: Object) -> None:
+def _raise_if_hopeless(status: Object, namespace: str) -> None:
     accepted = condition(status, "Accepted")
     if accepted.get("status") == "False":
         raise InstallError(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
     if is_true(status, "Failed"):
-        raise InstallError(f"{DEV_ENVIRONMENT} has failed: {condition(status, 'Failed').get('message', '')}")
+        message = condition(status, "Failed").get("message", "")
+        again = f"lockstep retry {DEV_ENVIRONMENT} -n {namespace} starts it again"
+        raise InstallError(f"{DEV_ENVIRONMENT} has failed: {message}: once that is mended, {again}")
 
 
 def _why(status: Object) -> str:

@@ -101,7 +101,7 @@ async def _of_volume(
     cluster: Cluster, job: Object, wanted: Wanted, kept: list[str] | None, say: Callable[[str], None]
 ) -> AsyncIterator[str]:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    none, why = True, f"its volume has no log of node {wanted.node}" + ("" if wanted.attempt is None else f" and attempt {wanted.attempt}")
+    none, why = True, _nothing_of(wanted)
     try:
         async with beside(cluster, namespace, name, wanted.node, seconds=READER_SECONDS, say=say) as place:
             async for line in log_lines(cluster, place, name, uid=job["metadata"]["uid"], **request_of(wanted)):
@@ -118,6 +118,13 @@ async def _of_volume(
     say(f"only the last lines of node 0 of job {name} are to be had: {why}")
     for line in deque((line for line in kept if of_rank(line, wanted.rank)), maxlen=wanted.tail):
         yield line
+
+
+def _nothing_of(wanted: Wanted) -> str:
+    attempt = "" if wanted.attempt is None else f" and attempt {wanted.attempt}"
+    if wanted.rank is None:
+        return f"its volume has no log of node {wanted.node}{attempt}"
+    return f"its volume has no line of rank {wanted.rank}{attempt}, as of a rank that prints nothing; --node {wanted.node} shows all of its node"
 
 
 def request_of(wanted: Wanted) -> dict[str, Any]:

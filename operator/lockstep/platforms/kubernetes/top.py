@@ -16,8 +16,8 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, Program
-from lockstep.platforms.kubernetes.reader import running_pods
-from lockstep.platforms.kubernetes.runs import asked, lines_of, run_root
+from lockstep.platforms.kubernetes.reader import Say, beside, running_pods
+from lockstep.platforms.kubernetes.runs import asked, lines_of, run_root, summary
 
 Object = dict[str, Any]
 NODES_MAX = 32
@@ -36,6 +36,17 @@ async def pods_of(cluster: Cluster, namespace: str, job: str) -> list[Object]:
             raise
         return []
     return found
+
+
+async def curve_on_volume(cluster: Cluster, namespace: str, job: str, points: int, say: Say) -> Object:
+    """The loss curve of a job whose pods are gone, by a short-lived one; {} where it can't be read, and `say` hears why."""
+    try:
+        async with beside(cluster, namespace, job, seconds=600, say=say) as place:
+            steps: Object = (await summary(cluster, place, job, points)).get("steps", {})
+            return steps
+    except (Failed, OSError) as error:
+        say(f"the loss curve of {job} can't be read: {error}")
+        return {}
 
 
 class Nodes:
