@@ -11,6 +11,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from lockstep.plan.top import overview, page, snapshot, sparkline
 from lockstep.platforms.kubernetes import top as module
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.exec import NotStarted, Place
-from lockstep.platforms.kubernetes.top import Nodes
+from lockstep.platforms.kubernetes.reader import NoReader
+from lockstep.platforms.kubernetes.top import Nodes, curve_on_volume
 from unit.test_logs import local  # noqa: F401 (a fixture)
 
 Object = dict[str, Any]
@@ -198,6 +200,32 @@ def test_without_the_right_to_see_pods_the_rest_is_shown(monkeypatch: pytest.Mon
     cluster = running("x-0")
     cluster.refused["Pod"] = ApiError(403, "Forbidden", "no")
     assert ask(monkeypatch, Asked({}), cluster) == [{}]
+
+
+def curve(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> tuple[Object, list[str]]:
+    """What is read of the volume of a job that has ended, and what is said."""
+
+    @contextlib.asynccontextmanager
+    async def beside(*_: object, **__: object) -> AsyncIterator[Place]:
+        if problem is not None:
+            raise problem
+        yield Place("ns", "x-reader-1", "reader")
+
+    async def summary(*_: object) -> Object:
+        return {"steps": {"1": {"loss": 2.5}}}
+
+    monkeypatch.setattr(module, "beside", beside)
+    monkeypatch.setattr(module, "summary", summary)
+    said: list[str] = []
+    return asyncio.run(curve_on_volume(FakeCluster().as_cluster, "ns", "x", 60, said.append)), said
+
+
+def test_the_curve_of_a_job_without_pods_comes_from_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert curve(monkeypatch, None) == ({"1": {"loss": 2.5}}, [])
+
+
+def test_a_curve_that_cannot_be_read_leaves_the_page_without_one_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert curve(monkeypatch, NoReader("no room")) == ({}, ["the loss curve of x can't be read: no room"])
 
 
 def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F811
