@@ -127,3 +127,17 @@ def test_what_is_sealed_comes_back_whatever_it_holds() -> None:
     for _ in range(200):
         body = {"".join(draw.choices('a"\\\n}é ', k=5)): draw.choice(['", "sha256": "', 1, None, {"sha256": "x"}, [1.5]]) for _ in range(4)}
         assert unseal(seal(body)) == json.loads(json.dumps(body))
+
+
+def test_an_output_that_is_no_folder_is_one_sentence_that_names_it(
+    commit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lockstep_train import export
+
+    output = tmp_path / "taken"
+    output.write_text("a file")
+    assert export.main([str(commit), "--output", str(output)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"lockstep: {output}")
+    assert "Not a directory; see that the folders can be read and written to" in said
+    assert len(said.splitlines()) == 1

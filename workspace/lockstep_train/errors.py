@@ -9,6 +9,8 @@ TrainerError
 
 from __future__ import annotations
 
+import sys
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
@@ -51,3 +53,14 @@ class NonFinite(TrainerError):
 def first_line(error: BaseException) -> str:
     """Of a library's error, which may go on with advice for others."""
     return str(error).strip().split("\n", 1)[0]
+
+
+def tell(error: TrainerError | OSError) -> int:
+    """A command's error as one sentence for people; the command's exit code."""
+    if isinstance(error, TrainerError):
+        print(f"lockstep: {error}", file=sys.stderr)
+        return error.exit_code
+    where = f"{error.filename}: " if error.filename else ""
+    reason = error.strerror or error
+    print(f"lockstep: {where}{reason}; see that the folders can be read and written to, and that the volume has room", file=sys.stderr)
+    return EXIT_FAILED

@@ -20,7 +20,7 @@ from lockstep_train.checkpoint.kinds import MASTER
 from lockstep_train.checkpoint.load import ShardReader
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.collected import newest_whole
-from lockstep_train.errors import ConfigError, TrainerError
+from lockstep_train.errors import ConfigError, TrainerError, tell
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.weight_writer import NAMES, NewTensor, library_order, write_tensors
 
@@ -79,9 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         manifest = export(options.source, options.output)
-    except TrainerError as error:
-        print(f"export: {error}", file=sys.stderr)
-        return error.exit_code
+    except (TrainerError, OSError) as error:
+        return tell(error)
     print(f"Exported step {manifest.step} (attempt {manifest.attempt}) to {options.output}")
     return 0
 

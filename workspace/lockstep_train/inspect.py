@@ -21,7 +21,7 @@ from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.checkpoint.readers import Watch
 from lockstep_train.checkpoint.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
 from lockstep_train.collected import Collection, Commit, collect
-from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError
+from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError, tell
 
 Json = dict[str, Any]
 
@@ -159,9 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
             answer = verify_commits(chosen(collection, options.all))
         else:
             answer = show_commit(chosen(collection, everything=False)[0])
-    except TrainerError as error:
-        print(f"inspect: {error}", file=sys.stderr)
-        return error.exit_code
+    except (TrainerError, OSError) as error:
+        return tell(error)
     print(json.dumps(answer, indent=1))
     return EXIT_DONE if answer.get("whole", True) else EXIT_FAILED
 

@@ -25,7 +25,7 @@ from lockstep_train.checkpoint.kinds import MASTER
 from lockstep_train.checkpoint.load import Need, ShardReader, direct
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.collected import newest_whole
-from lockstep_train.errors import ConfigError, TrainerError
+from lockstep_train.errors import ConfigError, TrainerError, tell
 from lockstep_train.model.dtypes import DTYPES as PRECISIONS
 from lockstep_train.model.folder import CONFIG, copy_others
 from lockstep_train.model.load import base_digest
@@ -220,9 +220,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         manifest, changed = merge(options.source, options.output, options.base)
-    except TrainerError as error:
-        print(f"merge: {error}", file=sys.stderr)
-        return error.exit_code
+    except (TrainerError, OSError) as error:
+        return tell(error)
     print(f"Merged step {manifest.step} (attempt {manifest.attempt}) into {options.output}: {changed} tensors changed")
     return 0
 
