@@ -11,7 +11,7 @@ import yaml
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters import peek
-from lockstep.cli.jobargs import no_such_job
+from lockstep.cli.jobargs import known_names, no_such_job
 from lockstep.cli.target import namespace_of, target_of
 
 CLUSTERS = Path(__file__).resolve().parents[2] / "clusters"
@@ -86,3 +86,13 @@ def test_a_job_without_the_operator_is_no_unknown_one() -> None:
     assert "kubectl delete configmap x-run-1a2b -n ns stops it" in said
     other: Any = SimpleNamespace(client=Asked(trainingjobs=["y"]), namespace="ns")
     assert no_such_job(other, "x").startswith("there is no TrainingJob x in namespace ns: there are y")
+
+
+def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(client=Asked(trainingjobs=["demo", "dev", "x"]), namespace="ns")
+    typed: Any = SimpleNamespace(params={"namespace": "ns"})
+    monkeypatch.setattr("lockstep.cli.target.target_of", lambda cluster, namespace, context: found)
+    assert known_names(typed, "de") == ["demo", "dev"]
+    monkeypatch.undo()
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    assert known_names(typed, "de") == []

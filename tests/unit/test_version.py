@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import tomllib
@@ -14,7 +16,7 @@ from lockstep.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["version", "--client"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["version", "--client"], ["version", "--client", "-o", "json"]])
 def test_the_version_needs_no_cluster(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     monkeypatch.setattr("sys.argv", ["lockstep", *arguments])
@@ -23,6 +25,13 @@ def test_the_version_needs_no_cluster(arguments: list[str], monkeypatch: pytest.
     except SystemExit as ended:
         code = ended.code
     assert code in (0, None) and capsys.readouterr().out.strip()
+
+
+def test_a_script_gets_versions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["lockstep", "version", "--client", "-o", "json"])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert list(json.loads(capsys.readouterr().out)) == ["lockstep"]
 
 
 def test_it_is_a_plugin_of_kubectl_and_oc_too() -> None:

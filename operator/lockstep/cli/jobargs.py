@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, LockstepError
 
 if TYPE_CHECKING:
     from lockstep.cli.target import Target
 
-JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False)]
+
+def known_names(context: typer.Context, incomplete: str) -> list[str]:
+    """What a shell completes a job's name to. Nothing where nothing can be asked: a shell that completes must not complain."""
+    from lockstep.cli.target import target_of
+    from lockstep.platforms.kubernetes.jobs import list_jobs
+
+    said = context.params
+    try:
+        target = target_of(said.get("cluster") or "local", said.get("namespace"), said.get("context"))
+        names = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
+    except (LockstepError, OSError):
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False, autocompletion=known_names)]
 ClusterNameOption = Annotated[str, typer.Option("--cluster", help="The cluster file that names the namespace.")]
 NamespaceOption = Annotated[
     str | None, typer.Option("-n", "--namespace", help="Default: what the cluster's file says; of a cluster without a file, the context's.")

@@ -8,9 +8,9 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, pod_name
-from lockstep.cli.jobargs import Found
+from lockstep.cli.jobargs import Found, known_names
 
-OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]")]
+OptionalJobArgument = Annotated[str, typer.Argument(help="The job's name.", metavar="[JOB]", autocompletion=known_names)]
 NodeOption = Annotated[int, typer.Option("--node", min=0, help="The node, and so the pod, counted from 0.")]
 DEFAULT_JOB = DEV_ENVIRONMENT
 

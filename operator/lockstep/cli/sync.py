@@ -12,7 +12,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, known_names
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 
 def sync(
-    job: Annotated[str, typer.Argument(help="The job's name.")] = DEV_ENVIRONMENT,
+    job: Annotated[str, typer.Argument(help="The job's name.", autocompletion=known_names)] = DEV_ENVIRONMENT,
     folder: Annotated[Path, typer.Argument(help="The folder to send.")] = Path("workspace"),
     to: Annotated[str, typer.Option("--to", help="Where to, in the pods.")] = "/workspace",
     watch: Annotated[bool, typer.Option("--watch", help="Go on sending whatever changes, until Ctrl-C.")] = False,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption
+from lockstep.cli.why import Form, OutputOption
 
 
 def own_version() -> str:
@@ -25,18 +27,19 @@ def version(
     client: Annotated[bool, typer.Option("--client", help="Only this command's: asks no cluster.")] = False,
     cluster: ClusterNameOption = "local",
     context: ContextOption = None,
+    output: OutputOption = Form.TEXT,
 ) -> None:
     """Print the versions of this command, of the operator's image and of Kubernetes.
 
     Example: lockstep version --client
     """
-    print(f"lockstep     {own_version()}")
+    found = [("lockstep", own_version())]
     if not client:
         from lockstep.cli.target import use_embedded_cluster
 
         use_embedded_cluster(cluster, context)
-        for name, found in asyncio.run(_cluster_versions(context)):
-            print(f"{name:12} {found}")
+        found += asyncio.run(_cluster_versions(context))
+    print(json.dumps(dict(found), indent=2) if output is Form.JSON else "\n".join(f"{name:12} {version}" for name, version in found))
 
 
 async def _cluster_versions(context: str | None) -> list[tuple[str, str]]:
