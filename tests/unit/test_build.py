@@ -25,9 +25,10 @@ secrets = [part.partition("src=")[2] for part in sys.argv if part.startswith("id
 call = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "secrets": [open(path).read() for path in secrets]}}
 with open({log!r}, "a") as log:
     log.write(json.dumps(call) + "\\n")
-if "--iidfile" in sys.argv:
-    with open(sys.argv[sys.argv.index("--iidfile") + 1], "w") as file:
-        file.write("sha256:12ab")
+for option, digest in (("--iidfile", "sha256:12ab"), ("--digestfile", "sha256:34cd")):
+    if option in sys.argv:
+        with open(sys.argv[sys.argv.index(option) + 1], "w") as file:
+            file.write(digest)
 print({says!r}, file=sys.stderr, end="")
 sys.exit({code})
 """
@@ -102,6 +103,12 @@ def test_a_push_goes_to_the_registry_of_the_tag_and_to_no_other() -> None:
     assert pushed[1:] == [["podman", "push", "r.example.com/t/op:2"]]
     with pytest.raises(ConfigError, match=r"^--push needs to know where to: --tag registry\.example\.com/team/lockstep-operator:0\.1\.0$"):
         commands(OPERATOR, Tool.PODMAN, push=True)
+
+
+def test_what_is_pushed_is_told_by_the_registry_s_digest(bench: Bench) -> None:
+    bench.has("podman")
+    code, out, _ = bench.run("operator", "--tag", "r.example.com:5000/t/op:2", "--push")
+    assert code == 0 and out.endswith("Ready: r.example.com:5000/t/op:2 (sha256:12ab)\nPushed: r.example.com:5000/t/op@sha256:34cd\n")
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,14 @@ def _by_tool(wanted: Build, root: Path, asked: Tool | None, push: bool, archive:
         if dry_run:
             print("\n".join(shlex.join(step) for step in commands(build, tool, push=push, archive=target)))
             return
-        id_file = Path(folder) / "id"
         print(f"building {wanted.reference} with {tool}", flush=True)
-        for step in commands(build, tool, push=push, archive=target, id_file=str(id_file)):
+        for step in commands(build, tool, push=push, archive=target, notes=folder):
             _run(step, root)
-        digest = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else ""
-        print(f"Ready: {wanted.reference}{f' ({digest})' if digest else ''}")
+        digests = {path.name: path.read_text(encoding="utf-8").strip() for path in Path(folder).iterdir()}
+    built, pushed = digests.get("built"), digests.get("pushed")
+    print(f"Ready: {wanted.reference}{f' ({built})' if built else ''}")
+    if pushed:
+        print(f"Pushed: {wanted.repository}@{pushed}")
 
 
 @contextmanager

@@ -52,6 +52,12 @@ class Build:
         return self.tag or f"{self.name}:{self.version}"
 
     @property
+    def repository(self) -> str:
+        """The reference without its tag, which a digest can stand for."""
+        folder, slash, name = self.reference.rpartition("/")
+        return f"{folder}{slash}{name.partition(':')[0]}"
+
+    @property
     def stream_tag(self) -> str:
         """Its name in an ImageStream, which pods of the namespace may use for an image."""
         return f"{self.name}:{self.reference.rpartition('/')[2].partition(':')[2] or self.version}"
@@ -83,23 +89,25 @@ def chosen(asked: Tool | None, there: Collection[str]) -> Tool:
     return found
 
 
-def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "", id_file: str = "") -> list[list[str]]:
+def commands(build: Build, tool: Tool, *, push: bool = False, archive: str = "", notes: str = "") -> list[list[str]]:
     """The tool's commands, one after the other, in the checkout's root. `archive` is a file for `podman load` or `ctr images import`.
 
-    Into `id_file` goes the image's digest, as the tool knows it here: a registry's, which compresses layers, is another one.
+    Into the folder `notes` go the image's digest as the tool knows it here, `built`, and the registry's, which compresses layers, `pushed`
+    (docker prints that one itself).
     """
-    found = [_build(build, tool, id_file)]
+    found = [_build(build, tool, notes)]
     if push:
         if "/" not in build.reference:
             raise ConfigError(f"--push needs to know where to: --tag registry.example.com/team/{build.reference}")
-        found.append([tool, "push", build.reference])
+        noted = ["--digestfile", f"{notes}/pushed"] if notes and tool is not Tool.DOCKER else []
+        found.append([tool, "push", *noted, build.reference])
     if archive:
         found.append(_save(build.reference, tool, archive))
     return found
 
 
-def _build(build: Build, tool: Tool, id_file: str) -> list[str]:
-    command = [tool, "build", "-f", build.containerfile, "-t", build.reference, *(["--iidfile", id_file] if id_file else [])]
+def _build(build: Build, tool: Tool, notes: str) -> list[str]:
+    command = [tool, "build", "-f", build.containerfile, "-t", build.reference, *(["--iidfile", f"{notes}/built"] if notes else [])]
     if tool is Tool.BUILDAH:
         command.append("--layers")  # the others keep them without being asked
     for argument in build.build_arguments:
