@@ -160,11 +160,17 @@ def test_a_rank_ended_by_a_signal_is_named_with_it() -> None:
 
 def test_a_failure_is_followed_by_another_attempt_after_the_backoff() -> None:
     story = started(restart=RestartPolicy(1, 10)).exits(1, 1).hears(0, Stopped(1)).hears(1, Stopped(1))
-    assert (story.report.state, story.report.restarts, story.wake_at) == (State.BACKING_OFF, 0, 1010.0)
+    assert (story.report.state, story.report.restarts, story.wake_at) == (State.BACKING_OFF, 0, 1005.0)
     assert story.waits(9).orders == []
     story.waits(1)
     assert story.orders == [(node, Start(2, 1, "127.0.0.1", 29501)) for node in (0, 1)]
     assert (story.report.restarts, story.report.failure, story.records) == (1, None, ["begin", "Failed", "begin"])
+
+
+def test_the_backoff_counts_from_the_failure_and_not_from_the_end_of_the_last_rank() -> None:
+    story = started(restart=RestartPolicy(1, 10)).exits(1, 1).waits(4).hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert story.waits(5.9).orders == []
+    assert [type(order) for _, order in story.waits(0.1).orders] == [Start, Start]
 
 
 def test_a_node_whose_ranks_ended_by_themselves_is_started_again_too() -> None:

@@ -207,3 +207,22 @@ def test_of_many_nodes_each_meets_a_few_and_is_met_by_as_many() -> None:
     assert neighbours(1, 4) == (0, 2, 3)
     met = [other for node in range(1024) for other in neighbours(node, 1024)]
     assert {met.count(node) for node in (0, 1, 511, 1023)} == {10}
+
+
+def test_after_a_failure_it_is_made_within_the_backoff_and_not_at_its_beginning() -> None:
+    """So that it adds nothing to the time without training, and tells how nodes are by then."""
+    story = looked_and_met(begun(restart=RestartPolicy(1, 60)))
+    story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.message.startswith("attempt 2 starts soon"), asked(story.waits(54))) == (True, {})
+    assert told_stages(story.waits(1)) == {Stage.LOOK}
+    assert story.report.message.startswith("attempt 2 starts soon")
+    assert looked_and_met(story).orders == []
+    assert [type(order) for _, order in story.waits(5).orders] == [Start, Start]
+
+
+def test_one_that_fails_within_the_backoff_delays_the_start() -> None:
+    story = looked_and_met(begun(restart=RestartPolicy(1, 60)))
+    story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
+    answers(answers(story.waits(55), looked=LOOKED), met=Met({"1": "refused"}))
+    assert story.report.message.startswith("preflight failed, it is made again soon")
+    assert [type(order) for _, order in story.waits(5).orders] == [Check, Check]

@@ -93,7 +93,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
     if is_late(gang, run, now):
         failure = late_nodes_failure(gang, run)
         return _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
-    if now < gang.not_before or not here:
+    if now < gang.not_before - preflight.BEFORE_SECONDS or not here:
         return Decision(replace(gang, preflight=preflight.interrupted(gang.preflight)))
     gang = replace(gang, preflight=preflight.advance(gang.preflight, run, gang.failure.cause if gang.failure else None, now))
     if not gang.preflight.passed or preflight.ends_with_it(run):
@@ -102,7 +102,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
 
 
 def _start(gang: Gang, run: Run, now: float) -> Decision:
-    if gang.placement.waits_until is not None and now < gang.placement.waits_until:
+    if now < max(gang.not_before, gang.placement.waits_until or 0.0):
         return Decision(gang)
     gang = replace(gang, placement=placed(gang.placement, run))
     run = replace(run, order=gang.placement.order)
@@ -203,7 +203,7 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
     if final or (is_spent(failed.budget, run) and not is_doubted(failed, run, now)):
         return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
-    return Decision(replace(failed, not_before=now + backoff_seconds(run, failed.budget.counted)), close="Failed")
+    return Decision(replace(failed, not_before=gang.stop_began + backoff_seconds(run, failed.budget.counted)), close="Failed")
 
 
 def _ended(gang: Gang, state: State, message: str) -> Decision:
@@ -249,8 +249,8 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
     waits = (next_deadline(gang, run) if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run))
     times += [deadline for deadline in waits if deadline is not None]
-    if gang.phase is Phase.WAITING and gang.not_before > now:
-        times.append(gang.not_before)
+    if gang.phase is Phase.WAITING:
+        times += [at for at in (gang.not_before - preflight.BEFORE_SECONDS, gang.not_before) if at > now]
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None
     if doubted is not None and doubted > now:
         times.append(doubted)

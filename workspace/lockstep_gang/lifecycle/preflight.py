@@ -38,6 +38,8 @@ RETRY_SECONDS = (2.0, 30.0)
 """First and longest wait after a preflight that failed, doubled in between."""
 PATIENCE_SECONDS = 120.0
 """How long it is made again."""
+BEFORE_SECONDS = 5.0
+"""So long before the end of a backoff it begins, in order not to add to it; later than at its beginning, so that it tells how nodes are now."""
 FINDINGS_MAX = 20
 _FULL_MESH = 16
 _NETWORK_CAUSES = ("Fabric", "NodeLost", "Preempted", "Hang")
@@ -112,11 +114,16 @@ def ends_with_it(run: Run) -> bool:
     return run.preflight is not None and run.preflight.only
 
 
+def is_looking(preflight: Preflight) -> bool:
+    """In the first two rounds, which take a moment."""
+    return preflight.stage in (Stage.LOOK, Stage.MEET)
+
+
 def message_of(preflight: Preflight) -> str:
     """One sentence while it runs or waits to be made again; '' when there is nothing to say."""
     if preflight.stage is Stage.ALL_REDUCE:
         return "preflight: all-reduce" + (f" in pairs, round {preflight.pair_rounds}" if preflight.pair_rounds else "")
-    if preflight.stage is not None:
+    if is_looking(preflight):
         return "preflight: looking at every node"  # the same for both rounds: each change of a job's message is a write
     failure = failure_of(preflight)
     return f"preflight failed, it is made again soon: {failure.message}" if failure is not None and preflight.failures else ""

@@ -75,7 +75,7 @@ def _waiting_for(gang: Gang, run: Run) -> str:
     if missing:
         return f"waiting for {listed_nodes(gang, run, missing)}{after}"
     checking = preflight.message_of(gang.preflight)
-    if checking:
+    if checking and (gang.failure is None or not preflight.is_looking(gang.preflight)):  # within a backoff it is too short to be told
         return checking + after
     request = gang.session.request
     if request is not None and request.looked_at:
