@@ -13,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from lockstep_train import standby
 from lockstep_train.config import RunConfig
 from lockstep_train.ending import exit_code_of, leave_process
 from lockstep_train.environment import RankEnvironment, ignored_variables, rank_environment
@@ -110,9 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
         count = parse_options(arguments).preview
         if count is not None:
             return show_data(read_run(run_file(arguments)), count)
+        began = standby.wait_for_order(read_run(run_file(arguments))) if standby.is_standby() else None
         environment = rank_environment()
         rank = environment.rank
-        reporter = Reporter(environment.report_socket, rank)
+        reporter = Reporter(environment.report_socket, rank, began)
         train_run(read_run(run_file(arguments)), environment, reporter)
     except TrainerError as error:
         _tell(reporter, error, rank)

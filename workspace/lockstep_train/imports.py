@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from lockstep_sizes.choices import Method, Quantization
+from lockstep_train.config import TrainingConfig
 
 
 @contextlib.contextmanager
@@ -20,6 +24,24 @@ def hidden(*names: str) -> Iterator[None]:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
+
+
+def import_engine() -> Any:
+    """DeepSpeed with what its `initialize` imports. Its deprecations are for its authors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        deepspeed = import_deepspeed()
+        importlib.import_module("deepspeed.ops")
+    import_muon()
+    return deepspeed
+
+
+def import_method(training: TrainingConfig) -> None:
+    """What a way of training takes, in this order: with packed weights, peft has to find bitsandbytes."""
+    if training.model.quantization is not Quantization.NONE:
+        import_bitsandbytes()
+    if training.method is Method.LORA:
+        import_peft()
 
 
 def import_peft() -> Any:

@@ -176,10 +176,19 @@ def ranks(proc: Path = Path("/proc")) -> list[int]:
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
+        if b"LOCKSTEP_STANDBY=1" in environment and _reads_pipe(folder):
+            continue  # of the next attempt, which has not started
         named = [entry[5:] for entry in environment if entry.startswith(b"RANK=")]
         if named and named[0].isdigit() and any(entry.startswith(b"LOCKSTEP_ATTEMPT=") for entry in environment):
             found.add(int(named[0]))
     return sorted(found)
+
+
+def _reads_pipe(process: Path) -> bool:
+    try:
+        return str((process / "fd" / "0").readlink()).startswith("pipe:")
+    except OSError:
+        return False
 
 
 def gpus() -> list[Json]:

@@ -19,6 +19,7 @@ from lockstep_gang.agent.processes import become_subreaper, ended_children
 from lockstep_gang.agent.progress import ProgressServer
 from lockstep_gang.agent.ranks import Node, Ranks
 from lockstep_gang.agent.reports import ReportSocket
+from lockstep_gang.agent.standby import Standby
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.messages import (
@@ -64,6 +65,7 @@ class Agent:
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
         self._ranks: Ranks | None = None
+        self._standby = Standby()
         self._running = False
         self._leaving = False
         self._finish: Finish | None = None
@@ -92,6 +94,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             self._kill()
+            self._standby.drop()
             self._preflight.end()
             self._dev.close()
             loop.remove_reader(self._socket.fileno())
@@ -141,7 +144,8 @@ class Agent:
         self._progress.begin_attempt()
         self._ranks = Ranks(self._node, order, self._dev.writer(order, self._console.write))
         self._running = True
-        self._ranks.start()
+        self._ranks.start(self._standby)
+        self._standby.drop()
         for exit_ in self._ranks.exits():
             self._exited(exit_)
         self.link.send(Started(order.attempt))
@@ -165,6 +169,7 @@ class Agent:
         if self._node.index != 0 and self._finish is None:
             self._console.say(f"{order.state.value}: {order.message}")
         self._finish = order
+        self._standby.drop()
         self._kill()
         self._may_end()
 
@@ -174,6 +179,7 @@ class Agent:
             self._kill()
         else:
             self._leaving = True
+            self._standby.drop()
             self.link.send(Leaving())
             self._save()
         self._may_end()
@@ -206,7 +212,9 @@ class Agent:
     def _reap(self) -> None:
         self._read_reports()  # what a rank said before its end comes before its end
         self._tell_fabric()
-        for ended in ended_children(self._ranks.leaders if self._ranks is not None else {}):
+        ranks = self._ranks.leaders if self._ranks is not None else {}
+        for ended in ended_children({**ranks, **self._standby.leaders}):
+            self._standby.ended(ended.pid)
             exit_ = self._ranks.reap(ended) if self._ranks is not None else None
             if exit_ is not None:
                 self._exited(exit_)
@@ -231,6 +239,8 @@ class Agent:
         self._ranks.finish()
         self._ranks.nccl.keep(Path(self._run.run_dir) / "logs" / "nccl", self._console.say)
         self._running = False
+        if not self._leaving and self._finish is None:
+            self._ranks.prepare_next(self._standby)
         self.link.send(Stopped(self._known_attempt))
         self._may_end()
 

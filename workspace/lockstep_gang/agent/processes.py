@@ -32,8 +32,10 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def start_process(command: Sequence[str], folder: str, environment: Mapping[str, str], output: int) -> int:
-    """The process's id. It leads its own session, writes both streams to `output`, and is killed by the kernel if this process ends.
+def start_process(
+    command: Sequence[str], folder: str, environment: Mapping[str, str], output: int, source: int = subprocess.DEVNULL
+) -> int:
+    """The process's id. It leads its own session, reads `source`, writes both streams to `output`, and is killed by the kernel if this process ends.
 
     Raises OSError when the command can't be started.
     """
@@ -46,7 +48,7 @@ def start_process(command: Sequence[str], folder: str, environment: Mapping[str,
             os._exit(1)
 
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        command, cwd=folder, env=environment, stdin=source, stdout=output, stderr=output,
         start_new_session=True, preexec_fn=die_with_parent,  # noqa: PLW1509 (there is no other way to a death signal)
     )  # fmt: skip
     process.returncode = 0  # `ended_children` is the one who waits: Popen must not

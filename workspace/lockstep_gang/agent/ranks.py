@@ -18,6 +18,8 @@ from lockstep_gang.agent.relay import Relay, drain
 from lockstep_gang.agent.reports import read_error_file
 from lockstep_gang.agent.script import argv
 from lockstep_gang.agent.stacks import STOPPED, ProcessState, ask_for_stacks, dumped, head_line, process_state, stack_path, write_stacks
+from lockstep_gang.agent.standby import Standby
+from lockstep_gang.contract.exits import DONE, SAVED
 from lockstep_gang.contract.messages import Dumped, Error, RankExit, RankState, Start
 from lockstep_gang.contract.run import Run
 
@@ -73,8 +75,16 @@ class RankProcess:
         """A line of NCCL's log; a warning may say why the rank ends."""
         self._relay.note(line, remember=is_warning)
 
-    def start(self) -> None:
-        """A command that can't be started is an exit like any other."""
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self._environment
+
+    def start(self, standby: Standby) -> None:
+        """As the process that waits for it, where there is one. A command that can't be started is an exit like any other."""
+        taken = standby.take(self._environment)
+        if taken is not None:
+            self.pid, self.pipe = taken
+            return
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         try:
@@ -135,9 +145,9 @@ class Ranks:
         for rank in self._ranks:
             self.nccl.add(rank.rank, rank.log_nccl(node.run, self.nccl.pattern(rank.rank)))
 
-    def start(self) -> None:
+    def start(self, standby: Standby) -> None:
         for rank in self._ranks:
-            rank.start()
+            rank.start(standby)
             if rank.exit is None:
                 self._by_pid[rank.pid] = rank
                 asyncio.get_running_loop().add_reader(rank.pipe, self._output, rank)
@@ -154,6 +164,11 @@ class Ranks:
 
     def find(self, rank: int) -> RankProcess | None:
         return next((r for r in self._ranks if r.rank == rank), None)
+
+    def prepare_next(self, standby: Standby) -> None:
+        """Let the next attempt's ranks begin to import, if this one has failed and its ranks know how to wait."""
+        if self._node.run.training is not None and any(exit_.exit_code not in (DONE, SAVED) for exit_ in self.exits()):
+            standby.prepare(self._node.run.command, self._node.run.working_directory, [rank.environment for rank in self._ranks])
 
     def states(self) -> tuple[RankState, ...]:
         return tuple(rank.state() for rank in self._ranks)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_sizes import length
-from lockstep_sizes.choices import Method, Quantization
 from lockstep_train.checkpoint.self_test import self_test
 from lockstep_train.config import TrainingConfig
 from lockstep_train.data.attention import choose_attention
@@ -15,7 +14,7 @@ from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import precision_note, prepare_deepspeed, recompute_activations, refuse_invalid, start_engine
-from lockstep_train.imports import import_bitsandbytes, import_peft
+from lockstep_train.imports import import_method
 from lockstep_train.model.load import load_base
 from lockstep_train.model.quantize import check_quantization
 from lockstep_train.model.trained import describe_trained, make_trainable
@@ -32,10 +31,7 @@ def start_model(
         reporter.say(slow)
     settings = deepspeed_settings(training, plan.accumulation, partition)
     prepare_deepspeed()
-    if training.model.quantization is not Quantization.NONE:
-        import_bitsandbytes()
-    if training.method is Method.LORA:
-        import_peft()
+    import_method(training)
     reporter.startup.done("imports")
     refuse_invalid(settings)
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)

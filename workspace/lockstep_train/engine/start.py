@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import platform
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ from lockstep_sizes.choices import Offload, Precision
 from lockstep_sizes.choices import Optimizer as OptimizerName
 from lockstep_train.config import OptimizationConfig
 from lockstep_train.errors import ConfigError
-from lockstep_train.imports import import_deepspeed, import_muon
+from lockstep_train.imports import import_engine
 
 
 def prepare_deepspeed() -> Any:
@@ -24,12 +22,7 @@ def prepare_deepspeed() -> Any:
     On CPU it would compile a shared-memory all-reduce (31 s, needs g++ and ninja), which only tensor-parallel inference
     calls: training's collectives go through the process group. So it is marked as not available; pods need no compiler.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside DeepSpeed are for its authors
-        deepspeed = import_deepspeed()
-        importlib.import_module("deepspeed.ops")
-
-    import_muon()
+    deepspeed = import_engine()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)

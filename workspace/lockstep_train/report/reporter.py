@@ -33,7 +33,8 @@ EVENTS_KEPT = 200
 class Reporter:
     """Everything rank 0 says; other ranks only tell their agent that they live. Any thread may call it, and nothing here raises."""
 
-    def __init__(self, socket_path: str | None, rank: int) -> None:
+    def __init__(self, socket_path: str | None, rank: int, began: float | None = None) -> None:
+        """`began`: when the start began, on the clock since boot; None: when the process did."""
         self.agent = Agent(socket_path, rank)
         self._first = rank == 0
         self._terminal = Terminal(sys.stdout)
@@ -41,7 +42,7 @@ class Reporter:
         self._sinks: list[Sink] = []
         self._early: list[dict[str, Any]] = []
         self._step = 0
-        self.startup = StartUp()
+        self.startup = StartUp(began)
         self.out_of_memory_advice: list[str] = []
         """Lines for a rank whose device runs out of memory, once there is a plan."""
 

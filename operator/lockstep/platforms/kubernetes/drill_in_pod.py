@@ -38,12 +38,18 @@ def processes() -> list[dict[str, int]]:
             pairs = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
             known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
             session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
+            waiting = waits(folder, known)
         except (OSError, IndexError):
             continue  # it ended meanwhile, or is another user's
-        if {"LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET", "RANK"} <= known.keys():
+        if {"LOCKSTEP_ATTEMPT", "LOCKSTEP_REPORT_SOCKET", "RANK"} <= known.keys() and not waiting:
             pid = int(folder.name)
             found.append({"pid": pid, "rank": int(known["RANK"]), "attempt": int(known["LOCKSTEP_ATTEMPT"]), "leads": int(session == pid)})
     return found
+
+
+def waits(process: Path, environment: dict[str, str]) -> bool:
+    """Of the next attempt, which has not started: it imports, and waits for its order on standard input."""
+    return "LOCKSTEP_STANDBY" in environment and str((process / "fd" / "0").readlink()).startswith("pipe:")
 
 
 def leader(rank: int) -> int:

@@ -1,0 +1,58 @@
+"""A rank that waits for its order: it is started while the gang still backs off, so that its imports are done when it may go.
+
+The agent starts it as any rank, with LOCKSTEP_STANDBY=1 and a pipe as standard input. The order is one line of JSON: the variables that are
+otherwise by now, null for those that are gone. Until it comes, standard input is that pipe, by which others see that it waits; then /dev/null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import MutableMapping
+
+from lockstep_train.config import RunConfig
+from lockstep_train.startup import since_boot
+from lockstep_train.watch import flight
+
+VARIABLE = "LOCKSTEP_STANDBY"
+
+
+def is_standby() -> bool:
+    return VARIABLE in os.environ
+
+
+def wait_for_order(config: RunConfig) -> float:
+    """Import what a rank of this run needs, then wait. When the order came, on the clock since boot. Ends the process when none will come."""
+    import_all(config)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        os._exit(0)
+    began = since_boot()
+    follow(json.loads(line), os.environ)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return began
+
+
+def follow(order: dict[str, str | None], environ: MutableMapping[str, str]) -> None:
+    for name, value in order.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
+
+
+def import_all(config: RunConfig) -> None:
+    """In the order in which a start comes to them."""
+    flight.switch_on(config.run_dir / "logs")
+    import transformers.modeling_utils  # noqa: F401
+
+    import lockstep_train.assemble
+    import lockstep_train.loop
+    import lockstep_train.saving  # noqa: F401
+    from lockstep_train.imports import import_engine, import_method
+
+    import_engine()
+    import_method(config.training)
