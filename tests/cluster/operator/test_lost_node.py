@@ -1,16 +1,17 @@
-"""A node dies without a word. The longest test of all: Kubernetes takes 40 to 50 s to believe it."""
+"""Ranks by racks, and a node that dies without a word: three nodes. The longest test of all: Kubernetes takes 40 to 50 s to believe that one is dead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from cluster_jobs import Jobs, until
+from cluster_jobs import API, Jobs, until
 from cluster_nodes import cut_power, third_node
 from lockstep.devcluster.layout import NodeLayout
 
@@ -28,16 +29,42 @@ for step in range(1, 100000):
     time.sleep(0.2)
 """
 
+RACK = "example.com/rack"
+WHERE = """
+import os, pathlib
+told = [os.environ[name] for name in ("RANK", "NODE_RANK", "GROUP_RANK")]
+pathlib.Path("/workspace/node-" + os.environ["LOCKSTEP_NODE"]).write_text(" ".join(told))
+"""
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def core(jobs: Jobs) -> client.CoreV1Api:
     return client.CoreV1Api(jobs.api.client)
 
 
-@pytest.fixture
-def doomed(core: client.CoreV1Api) -> Iterator[NodeLayout]:
+@pytest.fixture(scope="module")
+def third(core: client.CoreV1Api) -> Iterator[NodeLayout]:
+    """It is well until a test cuts its power, which is the last that needs it."""
     with third_node(core) as node:
         yield node
+
+
+@pytest.fixture
+def racked(jobs: Jobs, core: client.CoreV1Api, third: NodeLayout) -> Iterator[tuple[str, list[str]]]:
+    """A profile that names a rack label, and three nodes: the first and the last are in one rack."""
+    nodes = [third.cluster.node(number).name for number in range(3)]
+    kind, name = jobs.kind("ClusterProfile", API), f"{jobs.namespace}-racks"
+    spec = kind.get(name="local").to_dict()["spec"]
+    spec["nodes"] = {**(spec.get("nodes") or {}), "rackLabel": RACK}
+    kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
+    try:
+        for node, rack in zip(nodes, ("a", "b", "a"), strict=True):
+            core.patch_node(node, {"metadata": {"labels": {RACK: rack}}})
+        yield name, nodes
+    finally:
+        for node in nodes:
+            core.patch_node(node, {"metadata": {"labels": {RACK: None}}})
+        kind.delete(name=name)
 
 
 @contextmanager
@@ -72,40 +99,6 @@ def seconds(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
 
 
-def test_a_job_that_allows_it_goes_on_elsewhere_and_its_budget_is_not_touched(
-    jobs: Jobs, core: client.CoreV1Api, doomed: NodeLayout
-) -> None:
-    jobs.patch("ConfigMap", "scripts", {"data": {"steps.py": STEPS}})
-    stays, other = doomed.cluster.node(0).name, doomed.cluster.node(1).name
-    with cordoned(core):
-        jobs.start("lives", "steps.py", restart={"maxRestarts": 0, "lostNodeSeconds": 5})
-        until("pods", lambda: len(jobs.pods("lives")) == 2)
-        bind(core, jobs, f"lives-{LOST}", doomed.name)
-        bind(core, jobs, f"lives-{1 - LOST}", stays)
-    jobs.until_running("lives")
-    cut_power(doomed)
-    until("the Node is NotReady", lambda: not is_ready(core, doomed.name), NOT_READY_SECONDS)
-    not_ready = ready_since(core, doomed.name)
-
-    def again() -> dict[str, Any] | None:
-        history = jobs.job("lives")["status"].get("restartHistory", [])
-        return history[0] if history and "downtimeSeconds" in history[0] else None
-
-    restart = until("steps again", again, AGAIN_SECONDS)
-    took = seconds(restart["time"]) + restart["downtimeSeconds"] - not_ready
-    print(f"lost node {LOST}: first new step {took:.0f} s after NotReady, {restart['downtimeSeconds']} s after the failure was seen")
-    assert took <= AGAIN_SECONDS
-    status = jobs.job("lives")["status"]
-    assert (restart["cause"], restart["node"], restart["counts"]) == ("NodeLost", LOST, False)
-    assert doomed.name in restart["message"]
-    assert (status["attempts"], status["restartsCountTowardsMax"]) == (2, 0)
-    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in jobs.pods("lives")}
-    assert placed == {f"lives-{LOST}": other, f"lives-{1 - LOST}": stays}
-    jobs.until_condition("lives", "NodesHealthy", "True", "AllNodesReady")
-    jobs.until_running("lives")
-    jobs.end("lives")
-
-
 def test_a_preempted_pod_saves_is_replaced_and_costs_no_restart(jobs: Jobs, core: client.CoreV1Api) -> None:
     """As the scheduler does it: first the pod's condition, then its deletion."""
     jobs.start("yields", restart={"maxRestarts": 0})
@@ -122,3 +115,58 @@ def test_a_preempted_pod_saves_is_replaced_and_costs_no_restart(jobs: Jobs, core
     jobs.until_running("yields")
     assert jobs.job("yields")["status"]["restartsCountTowardsMax"] == 0
     jobs.end("yields")
+
+
+def test_ranks_of_one_rack_are_neighbours_though_their_nodes_numbers_are_not(
+    jobs: Jobs, core: client.CoreV1Api, racked: tuple[str, list[str]]
+) -> None:
+    profile, nodes = racked
+    jobs.patch("ConfigMap", "scripts", {"data": {"where.py": WHERE}})
+    with cordoned(core):
+        jobs.start("racks", "where.py", nodes=3, clusterProfileName=profile)
+        until("pods", lambda: len(jobs.pods("racks")) == 3)
+        for number, node in enumerate(nodes):
+            bind(core, jobs, f"racks-{number}", node)
+    jobs.until_condition("racks", "Complete", "True", "Complete", 90)
+    volume = core.read_persistent_volume((jobs.get("PersistentVolumeClaim", "ml-dev-workspace") or {})["spec"]["volumeName"])
+    told = [(Path(volume.spec.host_path.path) / f"node-{number}").read_text() for number in range(3)]
+    assert told == ["0 0 0", "2 2 2", "1 1 1"]
+    log = jobs.get("ConfigMap", "racks-log")
+    assert log is not None
+    assert "ranks follow the racks: node 0, 2 (rack a), then 1 (rack b)" in log["data"]["node-0.log"]
+    jobs.end("racks")
+    until("its pods are gone", lambda: not jobs.pods("racks"), 60)
+
+
+def test_a_job_that_allows_it_goes_on_elsewhere_and_its_budget_is_not_touched(
+    jobs: Jobs, core: client.CoreV1Api, third: NodeLayout
+) -> None:
+    jobs.patch("ConfigMap", "scripts", {"data": {"steps.py": STEPS}})
+    stays, other = third.cluster.node(0).name, third.cluster.node(1).name
+    with cordoned(core):
+        jobs.start("lives", "steps.py", restart={"maxRestarts": 0, "lostNodeSeconds": 5})
+        until("pods", lambda: len(jobs.pods("lives")) == 2)
+        bind(core, jobs, f"lives-{LOST}", third.name)
+        bind(core, jobs, f"lives-{1 - LOST}", stays)
+    jobs.until_running("lives")
+    cut_power(third)
+    until("the Node is NotReady", lambda: not is_ready(core, third.name), NOT_READY_SECONDS)
+    not_ready = ready_since(core, third.name)
+
+    def again() -> dict[str, Any] | None:
+        history = jobs.job("lives")["status"].get("restartHistory", [])
+        return history[0] if history and "downtimeSeconds" in history[0] else None
+
+    restart = until("steps again", again, AGAIN_SECONDS)
+    took = seconds(restart["time"]) + restart["downtimeSeconds"] - not_ready
+    print(f"lost node {LOST}: first new step {took:.0f} s after NotReady, {restart['downtimeSeconds']} s after the failure was seen")
+    assert took <= AGAIN_SECONDS
+    status = jobs.job("lives")["status"]
+    assert (restart["cause"], restart["node"], restart["counts"]) == ("NodeLost", LOST, False)
+    assert third.name in restart["message"]
+    assert (status["attempts"], status["restartsCountTowardsMax"]) == (2, 0)
+    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in jobs.pods("lives")}
+    assert placed == {f"lives-{LOST}": other, f"lives-{1 - LOST}": stays}
+    jobs.until_condition("lives", "NodesHealthy", "True", "AllNodesReady")
+    jobs.until_running("lives")
+    jobs.end("lives")
