@@ -81,12 +81,12 @@ def until_step(jobs: Jobs, attempt: int, after: int) -> None:
         seen = status(jobs)
         return bool(seen.get("attempts") == attempt and (seen.get("trainer") or {}).get("step", 0) > after)
 
-    until(f"a step after {after} of attempt {attempt}", look, 120)
+    until(f"a step after {after} of attempt {attempt}", look, 240)
 
 
 def until_stopped(jobs: Jobs, attempt: int) -> int:
     """The step at which the attempt was saved and stopped."""
-    until(f"the end of attempt {attempt}", lambda: (status(jobs).get("stop") or {}).get("attempt") == attempt, 60)
+    until(f"the end of attempt {attempt}", lambda: (status(jobs).get("stop") or {}).get("attempt") == attempt, 120)
     stop = status(jobs)["stop"]
     assert (stop["save"], stop["lostSteps"]) == ("Saved", 0), stop
     return int(stop["step"])
