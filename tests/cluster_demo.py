@@ -6,26 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kubernetes import client
-
 from cluster_jobs import Jobs
 from lockstep.api.job import TrainingJob
 from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
 from lockstep.plan.resolve import PlatformDefaults, resolve
+from lockstep.platforms.kubernetes.client import connect
+from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
 
 
 @contextmanager
-def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[str]:
-    """The name of a pod that has them, on the claims that a job of `spec` mounts, until the end of the block."""
-    core = client.CoreV1Api(jobs.api.client)
+def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[Place]:
+    """A pod that has them, on the claims that a job of `spec` mounts, until the end of the block."""
+    person = connect()
     job = TrainingJob.model_validate({"metadata": {"name": "files"}, "spec": spec})
     resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
-    ensure_claims(core, resolved)
+    ensure_claims(person, resolved)
     demo = demo_folder()
-    with running_pod(core, jobs.namespace, files_pod("files", resolved)) as pod:
-        run_in_pod(core, jobs.namespace, pod, ["mkdir", "-p", "/workspace/models"])
-        send_folder(core, jobs.namespace, pod, demo / "models", "/workspace/models")
-        send_folder(core, jobs.namespace, pod, demo / "datasets", "/datasets")
+    with running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod:
+        run_in_pod(person, pod, ["mkdir", "-p", "/workspace/models"])
+        send_folder(person, pod, demo / "models", "/workspace/models")
+        send_folder(person, pod, demo / "datasets", "/datasets")
         yield pod

@@ -19,6 +19,8 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
 from lockstep.plan.resolve import PlatformDefaults, resolve
+from lockstep.platforms.kubernetes.client import connect
+from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.files import run_in_pod
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -59,7 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def trains(undisturbed: Path, jobs: Jobs) -> Iterator[tuple[Jobs, str]]:
+def trains(undisturbed: Path, jobs: Jobs) -> Iterator[tuple[Jobs, Place]]:
     """A job of two real ranks, and a pod that has its files."""
     spec = {"nodes": 2, "training": TRAINING}
     with demo_files(jobs, spec) as files:
@@ -93,7 +95,7 @@ def until_stopped(jobs: Jobs, attempt: int) -> int:
 
 
 def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one_learns(
-    trains: tuple[Jobs, str], undisturbed: Path, kubectl: Kubectl
+    trains: tuple[Jobs, Place], undisturbed: Path, kubectl: Kubectl
 ) -> None:
     jobs, files = trains
     until_step(jobs, attempt=1, after=0)
@@ -112,7 +114,7 @@ def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one
     jobs.until_condition("moves", "Suspended", "True", "Suspended", 60)
     last = until_stopped(jobs, attempt=3)
     assert status(jobs).get("excludedNodes") is None
-    learnt = run_in_pod(client.CoreV1Api(jobs.api.client), jobs.namespace, files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
+    learnt = run_in_pod(connect(), files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
     compare(entries(learnt), {1: range(1, scaled + 1), 2: range(scaled + 1, moved + 1), 3: range(moved + 1, last + 1)}, undisturbed)
 
 
