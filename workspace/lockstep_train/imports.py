@@ -1,4 +1,4 @@
-"""Heavy packages without what they import and we never use: a restart costs what a start costs."""
+"""Heavy packages without what they import and we never use: most of a start."""
 
 from __future__ import annotations
 
