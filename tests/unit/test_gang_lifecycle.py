@@ -201,6 +201,11 @@ def test_the_backoff_doubles_up_to_five_minutes(failures: int, seconds: int) -> 
     assert backoff_seconds(make_run(restart=RestartPolicy(1000, 10)), failures) == seconds
 
 
+@pytest.mark.parametrize("failures", [1, 2, 1000])
+def test_who_asks_for_a_longer_backoff_than_that_gets_it(failures: int) -> None:
+    assert backoff_seconds(make_run(restart=RestartPolicy(1000, 900)), failures) == 900
+
+
 def test_a_node_that_comes_back_in_time_changes_nothing() -> None:
     story = started().loses(1)
     assert story.wake_at == 1000 + RECONNECT_SECONDS

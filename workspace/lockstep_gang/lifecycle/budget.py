@@ -60,9 +60,9 @@ def is_spent(budget: Budget, run: Run) -> bool:
 
 
 def backoff_seconds(run: Run, failures: int) -> float:
-    """The wait after so many failures since the last new commit: doubled each time, bounded."""
+    """The wait after so many failures since the last new commit: doubled each time up to a bound, which never makes it less than what was asked for."""
     doubled: int = run.restart.backoff_seconds * 2 ** min(max(0, failures - 1), 16)
-    return min(float(doubled), float(BACKOFF_MAX_SECONDS))
+    return float(min(doubled, max(BACKOFF_MAX_SECONDS, run.restart.backoff_seconds)))
 
 
 def training_again(gang: Gang, now: float) -> Gang:
