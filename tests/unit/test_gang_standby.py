@@ -17,7 +17,7 @@ from unit.gang_cases import Gang, gang, now
 
 WAITS = (
     "import json, os, sys\n"
-    "os.environ.update({k: v or '' for k, v in json.loads(sys.stdin.readline()).items()})\n"
+    "os.environ.update({k: v or '' for k, v in json.loads(sys.stdin.readline())['environment'].items()})\n"
     "print(os.environ['RANK'], os.environ['MASTER_PORT'], flush=True)\n"
 )
 ENDED = {"RANK": "3", "LOCKSTEP_ATTEMPT": "1", "MASTER_PORT": "29500", "PATH": os.environ["PATH"]}
@@ -85,7 +85,7 @@ TRAINER = """
 import json, os, socket, sys
 waited = "LOCKSTEP_STANDBY" in os.environ
 if waited:
-    for name, value in json.loads(sys.stdin.readline()).items():
+    for name, value in json.loads(sys.stdin.readline())["environment"].items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
 rank, attempt = int(os.environ["RANK"]), os.environ["LOCKSTEP_ATTEMPT"]
 print("here", json.dumps([rank, attempt, waited, os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid()]), flush=True)

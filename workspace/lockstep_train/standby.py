@@ -1,7 +1,7 @@
 """A rank that waits for its order: it is started while the gang still backs off, so that its imports are done when it may go.
 
-The agent starts it as any rank, with LOCKSTEP_STANDBY=1 and a pipe as standard input. The order is one line of JSON: the variables that are
-otherwise by now, null for those that are gone. Until it comes, standard input is that pipe, by which others see that it waits; then /dev/null.
+The agent starts it as any rank, with LOCKSTEP_STANDBY=1 and a pipe as standard input. The order is one line of JSON: when it was `given`, on the
+monotonic clock, and in `environment` the variables that are otherwise by now, null for those that are gone. Until it comes, standard input is that pipe, by which others see that it waits; then /dev/null.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import MutableMapping
 
 from lockstep_train.config import RunConfig
@@ -23,17 +24,17 @@ def is_standby() -> bool:
 
 
 def wait_for_order(config: RunConfig) -> float:
-    """Import what a rank of this run needs, then wait. When the order came, on the clock since boot. Ends the process when none will come."""
+    """Import what a rank of this run needs, then wait. When the order was given, on the clock since boot. Ends the process when none will come."""
     import_all(config)
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         os._exit(0)
-    began = since_boot()
-    follow(json.loads(line), os.environ)
+    order = json.loads(line)
+    follow(order["environment"], os.environ)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return began
+    return since_boot() - (time.monotonic() - order["given"])
 
 
 def follow(order: dict[str, str | None], environ: MutableMapping[str, str]) -> None:

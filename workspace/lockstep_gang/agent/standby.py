@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -99,7 +100,8 @@ def _started(command: Sequence[str], folder: str, environment: Mapping[str, str]
 
 def _ordered(found: Waiting, environment: Mapping[str, str]) -> bool:
     """Whether the order is on its way: a few variables, far less than a pipe holds. The pipe stays unread if the process ended just now: its exit tells."""
-    line = json.dumps(changes(found.environment, environment)).encode() + b"\n"
+    order = {"given": time.monotonic(), "environment": changes(found.environment, environment)}
+    line = json.dumps(order).encode() + b"\n"
     try:
         written = os.write(found.order, line)
     except OSError:
