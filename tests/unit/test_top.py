@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from fake_cluster import FakeCluster
 from lockstep.cli.main import app, main
+from lockstep.cli.top import Form, Looks, _show
 from lockstep.plan.top import overview, page, snapshot, sparkline
 from lockstep.platforms.kubernetes import top as module
 from lockstep.platforms.kubernetes.cluster import ApiError
@@ -226,6 +227,23 @@ def test_the_curve_of_a_job_without_pods_comes_from_its_volume(monkeypatch: pyte
 
 def test_a_curve_that_cannot_be_read_leaves_the_page_without_one_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert curve(monkeypatch, NoReader("no room")) == ({}, ["the loss curve of x can't be read: no room"])
+
+
+def test_one_look_has_closed_all_that_it_opened_when_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    async def looks() -> Looks:
+        try:
+            yield {}, ["a line"], False
+        finally:
+            order.append("closed")
+
+    async def once() -> None:
+        await _show(looks(), Form.TEXT, live=False)
+        order.append("over")
+
+    asyncio.run(once())
+    assert order == ["closed", "over"] and capsys.readouterr().out == "a line\n"
 
 
 def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F811

@@ -83,7 +83,7 @@ def describe(
     from lockstep.platforms.kubernetes.jobs import job_events
 
     found = find_job(job, cluster, namespace, context)
-    for line in page(found.job, job_events(found.target.client, found.namespace, job), time.time()):
+    for line in page(found.job, job_events(found.target.client, found.job), time.time()):
         print(line)
 
 
@@ -98,7 +98,7 @@ def events(
     from lockstep.platforms.kubernetes.jobs import job_events
 
     found = find_job(job, cluster, namespace, context)
-    for event in job_events(found.target.client, found.namespace, job):
+    for event in job_events(found.target.client, found.job):
         when = age(event.get("lastTimestamp") or event.get("eventTime"), time.time())
         print(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Object = dict[str, Any]
+Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
 CURVE_POINTS = 60
 CURVE_SECONDS = 10.0
 """The loss curve is read so often; the rest with every look."""
@@ -63,16 +64,22 @@ def top(
     asyncio.run(_show(looks, output, live=live))
 
 
-async def _show(looks: AsyncIterator[tuple[Object, list[str], bool]], output: Form, *, live: bool) -> None:
+async def _show(looks: Looks, output: Form, *, live: bool) -> None:
     """Each look: its values, its lines, and whether it is the last one."""
-    with _screen(live) as put:
-        async for found, lines, over in looks:
-            if output is Form.JSON:
-                print(json.dumps(found, indent=2))
-            else:
-                put(lines)
-            if over or not live:
-                return
+    # Closed here: the end of the loop would close it together with the programs that it asks, whichever comes first.
+    async with aclosing(looks):
+        with _screen(live) as put:
+            await _until_over(looks, put, output, live=live)
+
+
+async def _until_over(looks: Looks, put: Callable[[Iterable[str]], None], output: Form, *, live: bool) -> None:
+    async for found, lines, over in looks:
+        if output is Form.JSON:
+            print(json.dumps(found, indent=2))
+        else:
+            put(lines)
+        if over or not live:
+            return
 
 
 @contextmanager
@@ -98,7 +105,7 @@ def _text(lines: Iterable[str]) -> Text:
     return text
 
 
-async def _looks_of_job(job: Object, context: str | None, interval: float) -> AsyncIterator[tuple[Object, list[str], bool]]:
+async def _looks_of_job(job: Object, context: str | None, interval: float) -> Looks:
     from lockstep.api.errors import Failed
     from lockstep.plan.readstatus import is_true
     from lockstep.plan.top import snapshot
@@ -128,9 +135,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> As
             await asyncio.sleep(interval)
 
 
-async def _looks_of_all(
-    cluster: str, namespace: str | None, context: str | None, interval: float
-) -> AsyncIterator[tuple[Object, list[str], bool]]:
+async def _looks_of_all(cluster: str, namespace: str | None, context: str | None, interval: float) -> Looks:
     from lockstep.cli.target import target_of
     from lockstep.plan.top import overview, snapshot
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -144,7 +149,7 @@ async def _looks_of_all(
             await asyncio.sleep(interval)
 
 
-async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> AsyncIterator[tuple[Object, list[str], bool]]:
+async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> Looks:
     from lockstep.api.errors import ConfigError
     from lockstep.platforms.local.look import look
 

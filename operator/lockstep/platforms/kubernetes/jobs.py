@@ -55,9 +55,9 @@ def patch_spec(client: Client, namespace: str, name: str, spec: dict[str, Any]) 
     client.request("PATCH", path_of("TrainingJob", namespace, name), {"spec": spec}, None, MERGE)
 
 
-def job_events(client: Client, namespace: str, name: str) -> list[dict[str, Any]]:
-    """Events about the job itself, the oldest first."""
-    selector = f"involvedObject.kind=TrainingJob,involvedObject.name={name}"
+def job_events(client: Client, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Events about the job itself, the oldest first; not those of an earlier one of its name."""
+    namespace, selector = job["metadata"]["namespace"], f"involvedObject.uid={job['metadata']['uid']}"
     found = (_found(client, "Event", namespace, None, {"fieldSelector": selector}) or {"items": []})["items"]
     return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
 
