@@ -71,7 +71,7 @@ def test_an_end_takes_one_write() -> None:
     assert (plan.passing, plan.status["nodes"], condition(plan, "Complete")[0]) == (False, 0, "True")
     ended = after(observed, plan)
     for pods in (ended.pods, ended.pods[:1], ()):
-        assert reconcile(replace(ended, pods=pods), done, CONTEXT, NOW + 30).status is None
+        assert reconcile(replace(ended, pods=pods), done, CONTEXT, NOW + 30.7).status is None
 
 
 def test_a_change_waits_only_so_long_and_the_next_one_waits_anew() -> None:

@@ -80,7 +80,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         return Plan(delete=(observed.job,))
     held = held_until(observed, received, now)
     if end.finished and held is None:
-        life["active"] = ended_active_time(life["active"], now)
+        life["active"] = ended_active_time(observed.status.get("active"), now)
     lost = lost_nodes(observed, received, now, context.listening_since)
     decision = _decide(observed, context, late, finished=end.finished, held=held is not None)
     create, apply, delete = object_writes(observed, decision, context)
