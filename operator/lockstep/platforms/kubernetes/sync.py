@@ -122,7 +122,7 @@ class Receivers:
                 return Synced(pod, problem=" ".join(str(error).split())[:300])
 
         results = await asyncio.gather(*map(one, pods), return_exceptions=True)
-        await asyncio.wait([scanning])
+        await asyncio.gather(scanning, return_exceptions=True)  # (told by every pod that got so far)
         return [_raised(result) for result in results]
 
     async def _receiver(self, pod: str) -> _Receiver:
