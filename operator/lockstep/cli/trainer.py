@@ -34,13 +34,16 @@ def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
 
 
 def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
-    """Run it, with its output on ours. Raises typer.Exit when it fails."""
-    raise_for(subprocess.run(trainer_command(module, arguments), check=False).returncode)
+    """Run it, with its output on ours. Raises typer.Exit when it fails.
+
+    A Ctrl-C of the terminal is ours alone: it ends the process, which would else die with a traceback.
+    """
+    raise_for(subprocess.run(trainer_command(module, arguments), check=False, process_group=0).returncode)
 
 
 def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]:
     """What it prints, and its exit code: 0, or 1 for an answer that is bad news. Raises typer.Exit when it gives none."""
-    ended = subprocess.run(trainer_command(module, arguments), check=False, stdout=subprocess.PIPE, text=True)
+    ended = subprocess.run(trainer_command(module, arguments), check=False, stdout=subprocess.PIPE, text=True, process_group=0)
     if not ended.stdout:
         raise_for(ended.returncode or EXIT_FAILED)
     return ended.stdout, ended.returncode

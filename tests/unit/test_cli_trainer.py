@@ -1,0 +1,33 @@
+"""Verbs that run a module of the trainer in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+CALLER = """
+import sys
+from lockstep.cli import trainer
+trainer.trainer_command = lambda module, arguments: [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
+try:
+    trainer.run_trainer("export", [])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_the_process_without_its_traceback() -> None:
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "here\n"
+    os.killpg(caller.pid, signal.SIGINT)
+    _, said = caller.communicate(timeout=60)  # until both have closed the pipes
+    assert (caller.returncode, said) == (130, "")
