@@ -113,7 +113,6 @@ def test_a_training_that_is_scaled_and_then_moved_learns_what_an_undisturbed_one
     jobs.change("moves", suspend=True)
     jobs.until_condition("moves", "Suspended", "True", "Suspended", 60)
     last = until_stopped(jobs, attempt=3)
-    assert status(jobs).get("excludedNodes") is None
     learnt = run_in_pod(connect(), files, ["cat", "/workspace/runs/moves/logs/train_log.jsonl"])
     compare(entries(learnt), {1: range(1, scaled + 1), 2: range(scaled + 1, moved + 1), 3: range(moved + 1, last + 1)}, undisturbed)
 
