@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client, dynamic
 
-from cluster_jobs import API, Jobs, prepare
+from cluster.operator.test_verbs import lockstep
+from cluster_jobs import API, Jobs, prepare, until
 from lockstep.api.job import TrainingJob
 from lockstep.cli.deploy import Mode, install_cluster
 from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
+from lockstep.plan.reader import LABEL_READER_OF
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.platforms.kubernetes import reader
 from lockstep.platforms.kubernetes.client import connect
 from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
@@ -109,21 +114,108 @@ def losses_in(log: str) -> list[float]:
     return [json.loads(line)["loss"] for line in log.splitlines()]
 
 
+def train(jobs: Jobs, stage: str) -> str:
+    """The name of a job that has trained with this stage: made and waited for once, and left there for the other tests."""
+    name = stage.lower()
+    if not jobs.job(name):
+        spec = {"nodes": 2, "training": TRAINING | {"zeroStage": stage}}
+        jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
+    jobs.until_condition(name, "Complete", "True", "Complete", 240)
+    return name
+
+
 @pytest.mark.parametrize("stage", ["Stage2", "Stage3"])
 def test_two_pods_give_the_losses_of_one_process_with_the_same_global_batch(
     jobs: Jobs, files: Place, losses_of_one_process: list[float], stage: str
 ) -> None:
-    name = stage.lower()
-    training = TRAINING | {"zeroStage": stage}
-    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": {"nodes": 2, "training": training}})
-    jobs.until_condition(name, "Complete", "True", "Complete", 120)
+    name = train(jobs, stage)
     log = run_in_pod(connect(), files, ["cat", f"/workspace/runs/{name}/logs/train_log.jsonl"])
     assert len(losses_of_one_process) == TRAINING["optimization"]["maxSteps"]
     assert losses_in(log) == pytest.approx(losses_of_one_process, rel=TOLERANCE)
     status = jobs.job(name)["status"]
     assert status["checkpoint"]["lastCommittedStep"] == TRAINING["optimization"]["maxSteps"]
     assert status["trainer"]["progressPercentage"] == 100
-    jobs.end(name)
+
+
+@pytest.fixture
+def trained(jobs: Jobs, files: Place) -> str:
+    """A job that has ended, with its adapter on the volume; its pods are gone."""
+    name = train(jobs, "Stage2")
+    until("its pods are gone", lambda: not jobs.pods(name), 60)
+    return name
+
+
+def readers(jobs: Jobs) -> list[str]:
+    """Of the pods that verbs make for themselves, those that nobody has taken away."""
+    pods = jobs.kind("Pod").get(namespace=jobs.namespace, label_selector=LABEL_READER_OF).to_dict()["items"]
+    return [pod["metadata"]["name"] for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+
+
+def test_every_verb_that_looks_tells_the_same_of_a_job_that_has_trained(jobs: Jobs, trained: str) -> None:
+    steps = TRAINING["optimization"]["maxSteps"]
+    assert lockstep(jobs, "get", trained, "-o", "name").stdout.split() == [f"trainingjob.lockstep.dev/{trained}"]
+    assert lockstep(jobs, "wait", trained, "--timeout", "5").returncode == 0
+    described = lockstep(jobs, "describe", trained).stdout
+    assert f"Adapter     /workspace/runs/{trained}/adapter\n" in described and f"{steps}/{steps}" in described
+    assert "Complete" in lockstep(jobs, "events", trained).stdout
+    assert lockstep(jobs, "why", trained).stdout.startswith(f"{trained}: Complete: ")
+    assert "Eval Loss" in lockstep(jobs, "logs", trained).stdout
+    shown = lockstep(jobs, "top", trained, "-o", "json")
+    assert [step for step, _ in json.loads(shown.stdout)["loss"]] == list(range(1, steps + 1)), shown.stderr
+
+
+def test_two_trainings_are_compared_by_what_they_were_told_and_their_loss_at_the_same_steps(jobs: Jobs, trained: str) -> None:
+    other = train(jobs, "Stage3")
+    found = json.loads(lockstep(jobs, "diff-runs", trained, other, "-o", "json").stdout)
+    assert {"field": "training.zeroStage", "values": ["Stage2", "Stage3"]} in found["configuration"]
+    assert [row["step"] for row in found["loss"]] == list(range(1, TRAINING["optimization"]["maxSteps"] + 1))
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        (["suspend"], "is complete: it has no pods to stop"),
+        (["stop"], "is complete: it has no pods to stop"),
+        (["resume"], "is complete: it has no pods to stop"),
+        (["retry"], "is complete: there is nothing to retry"),
+        (["scale", "--nodes", "1"], "has ended: give a new job the number of nodes"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_needs_pods_says_that_the_job_has_ended(jobs: Jobs, trained: str, verb: list[str], said: str) -> None:
+    told = lockstep(jobs, verb[0], trained, *verb[1:])
+    assert told.returncode == 2 and said in told.stderr, told
+
+
+def test_a_shell_in_a_pod_that_is_gone_leads_to_what_the_job_has_left(jobs: Jobs, trained: str) -> None:
+    told = lockstep(jobs, "shell", trained)
+    assert told.returncode == 1 and f"pod {trained}-0 is gone: lockstep logs {trained} -n {jobs.namespace}" in told.stderr, told
+
+
+def test_an_adapter_is_fetched_as_it_lies_on_the_volume(jobs: Jobs, trained: str, files: Place, tmp_path: Path) -> None:
+    told = lockstep(jobs, "adapter", "get", trained, str(tmp_path / "adapter"))
+    assert told.returncode == 0, told.stderr
+    assert told.stdout == f"{tmp_path}/adapter: /workspace/runs/{trained}/adapter of job {trained}\n"
+    there = run_in_pod(connect(), files, ["sh", "-c", f"cd /workspace/runs/{trained}/adapter; sha256sum *"])
+    assert {line.split()[1]: line.split()[0] for line in there.splitlines()} == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "adapter").iterdir()
+    }
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == TRAINING["lora"]["rank"]
+
+
+def test_text_is_written_with_and_without_the_adapter_and_its_pod_is_gone_afterwards(jobs: Jobs, trained: str) -> None:
+    told = lockstep(jobs, "generate", trained, "The value of", "--max-tokens", "8", "--base")
+    assert told.returncode == 0, told.stderr
+    nothing, base, adapted = told.stdout.split("--- ")
+    assert nothing == "" and base.startswith(f"{TRAINING['model']['name']}\nThe value of ")
+    assert adapted.startswith(f"/workspace/runs/{trained}/adapter\nThe value of ")
+    assert readers(jobs) == []
+
+
+def test_gpus_that_no_node_has_are_told_instead_of_text(jobs: Jobs, trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "TROUBLE_SECONDS", 2.0)
+    told = lockstep(jobs, "generate", trained, "The value of", "--gpus", "1")
+    assert told.returncode == 1 and "nvidia.com/gpu" in told.stderr, told
 
 
 def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files: Place) -> None:
