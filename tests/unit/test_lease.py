@@ -203,3 +203,17 @@ def test_a_call_that_hangs_is_given_up_long_before_the_lease_ends(monkeypatch: p
         assert not await lease._tried(lease._try)
 
     asyncio.run(story())
+
+
+def test_a_holder_that_is_cut_off_ends_at_the_very_moment_when_the_lease_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 3.0)
+
+    async def story() -> None:
+        lease = world.lease("a")
+        await lease.acquire()
+        world.store.is_away = True
+        with pytest.raises(LeaseLost):
+            await lease.keep()
+        assert world.now - 1000.0 == RENEW_SECONDS
+
+    asyncio.run(story())

@@ -203,6 +203,23 @@ def test_an_event_concerns_the_job_of_its_object_or_all_of_the_namespace_while_t
     assert found.observe("Event", event("nobody-s"), deleted=False) == {(KEY[0], "x"), (KEY[0], "y")}
 
 
+def test_a_job_that_waits_is_told_of_the_dev_environments_that_nobody_uses() -> None:
+    inventory = Inventory()
+    ready = {"conditions": [{"type": "Progressing", "status": "True", "reason": "Ready"}]}
+    environment = {**job(2, "dev"), "spec": {"type": "Interactive"}, "status": ready}
+    scheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    waits = {**item("x-0", 3), "spec": {}, "status": {"conditions": [scheduled]}}
+    for kind, thing in (("TrainingJob", job()), ("TrainingJob", environment), ("Pod", waits)):
+        inventory.observe(kind, thing, deleted=False)
+    seen = inventory.observed(KEY)
+    assert seen is not None
+    assert seen.unused == {("ns", "dev")}
+    inventory.observe("TrainingJob", {**environment, **item("dev", 4)}, deleted=True)
+    seen = inventory.observed(KEY)
+    assert seen is not None
+    assert seen.unused == set()
+
+
 def test_a_list_takes_away_what_was_lost_but_not_what_is_newer() -> None:
     found = Inventory()
     found.observe("TrainingJob", job(), deleted=False)

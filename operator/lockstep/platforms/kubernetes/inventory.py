@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY, key_secret_name
-from lockstep.plan.interactive import unused
+from lockstep.plan.interactive import is_interactive, unused
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled, scheduler_message
@@ -62,6 +62,8 @@ class Inventory:
         self._objects: dict[str, dict[Key, Kept]] = defaultdict(dict)
         self._by_job: dict[Key, dict[tuple[str, str], Kept]] = defaultdict(dict)
         self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
+        self._environments: set[Key] = set()
+        """Interactive jobs, of which a job that waits for GPUs is told; there are few, and all jobs would be much to look through."""
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
         self._deleted: set[str] = set()
@@ -90,6 +92,8 @@ class Inventory:
             return set()
         now = None if deleted else Kept(kind, item)
         self._put(kind, key, now)
+        if kind == "TrainingJob" and is_interactive(item):
+            self._environments.add(key)
         if now is not None and known is not None and now.says_the_same(known):
             return set()
         if kind == "TrainingJob" and deleted:
@@ -178,9 +182,14 @@ class Inventory:
             service_accounts=frozenset(self._of_namespace("ServiceAccount", key)),
             warnings=tuple(kept.item for kept in self._of_namespace("Event", key).values()),
             others=self._pods_of_others(key) if stuck else (),
-            unused=unused(self._all("TrainingJob")) if stuck else frozenset(),
+            unused=unused(self._interactive()) if stuck else frozenset(),
             obstacle=self._obstacles.get(key),
         )
+
+    def _interactive(self) -> list[Object]:
+        jobs = self._objects["TrainingJob"]
+        self._environments &= jobs.keys()
+        return [jobs[key].item for key in self._environments]
 
     def _all(self, kind: str) -> tuple[Object, ...]:
         return tuple(kept.item for kept in self._objects[kind].values())

@@ -67,7 +67,11 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        return self._held_until is not None and not self._is_released and self._clock() < self._held_until
+        return self._left() > 0
+
+    def _left(self) -> float:
+        """Seconds for which it is held."""
+        return 0.0 if self._held_until is None or self._is_released else max(0.0, self._held_until - self._clock())
 
     def check(self) -> None:
         """Before every write. Raises LeaseLost."""
@@ -91,7 +95,7 @@ class Lease:
     async def keep(self) -> None:
         """Renew it for ever. Raises LeaseLost as soon as it isn't held any more."""
         while True:
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(min(RETRY_SECONDS, self._left()))
             self.check()
             await self._tried(self._renew)
             self.check()
