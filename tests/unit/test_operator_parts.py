@@ -220,12 +220,26 @@ def test_a_job_that_waits_is_told_of_the_dev_environments_that_nobody_uses() -> 
     assert seen.unused == set()
 
 
+def take_list(inventory: Inventory, kind: str, items: list[dict[str, Any]], version: int) -> set[Key]:
+    listed, changed = inventory.take_in(kind, items)
+    return changed | inventory.drop_others(kind, listed, version)
+
+
+def test_a_list_that_says_what_is_known_concerns_no_job_and_else_those_of_what_is_new_or_gone() -> None:
+    found = Inventory()
+    take_list(found, "TrainingJob", [job(1, "x"), job(2, "y")], 2)
+    assert take_list(found, "Pod", [item("x-0", 3)], 3) == {KEY}
+    assert take_list(found, "Pod", [item("x-0", 3)], 4) == set()
+    assert take_list(found, "Pod", [], 5) == {KEY}
+    assert take_list(found, "TrainingJob", [job(1, "x")], 6) == {("ns", "y")}
+
+
 def test_a_list_takes_away_what_was_lost_but_not_what_is_newer() -> None:
     found = Inventory()
     found.observe("TrainingJob", job(), deleted=False)
     found.observe("Service", item("old", 3), deleted=False)
     found.observe("Service", item("new", 12), deleted=False)
-    found.replace("Service", [], 10)
+    take_list(found, "Service", [], 10)
     observed = found.observed(KEY)
     assert observed is not None
     assert set(observed.objects) == {("Service", "new")}
@@ -236,10 +250,10 @@ def test_a_list_that_was_asked_for_before_a_deletion_brings_nothing_back() -> No
     found.observe("TrainingJob", job(), deleted=False)
     found.begin_lists()
     found.observe("StatefulSet", item("x", 7), deleted=True)
-    found.replace("StatefulSet", [item("x", 6)], 6)
+    take_list(found, "StatefulSet", [item("x", 6)], 6)
     assert (found.observed(KEY) or pytest.fail("no job")).stateful_set is None
     found.begin_lists()
-    found.replace("StatefulSet", [item("x", 6)], 9)  # a later list has it: it wasn't this one that was deleted
+    take_list(found, "StatefulSet", [item("x", 6)], 9)  # a later list has it: it wasn't this one that was deleted
     assert (found.observed(KEY) or pytest.fail("no job")).stateful_set is not None
 
 
@@ -260,8 +274,8 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
     async def watches_list() -> None:
         resynced, resync = asyncio.Event(), led.resync
 
-        async def noted() -> None:
-            await resync()
+        async def noted(every_job: bool) -> None:
+            await resync(every_job)
             resynced.set()
 
         monkeypatch.setattr(led, "resync", noted)

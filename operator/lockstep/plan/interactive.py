@@ -6,7 +6,7 @@ spec.interactive.resume is raised (`lockstep resume`), or when the job is suspen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lockstep.api.interactive import JobType
@@ -17,7 +17,7 @@ from lockstep_gang.contract import Idleness, InteractiveReport, Report
 SCRIPT, BY = 256, 128
 
 
-def is_interactive(job: Object) -> bool:
+def is_interactive(job: Mapping[str, Any]) -> bool:
     return bool(job["spec"].get("type") == JobType.INTERACTIVE.value)
 
 

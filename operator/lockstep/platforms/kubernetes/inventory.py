@@ -100,28 +100,26 @@ class Inventory:
             self.forget_secret(key)
         return self._concerned(kind, key, item)
 
-    def replace(self, kind: str, items: Iterable[Object], version: int) -> None:
-        """Take in a list: what it doesn't have is gone, unless it is newer than the list."""
-        self.drop_others(kind, self.take_in(kind, items), version)
-
     def begin_lists(self) -> None:
         """Lists that are asked for from here on know of every deletion until here."""
         self._deleted.clear()
 
-    def take_in(self, kind: str, items: Iterable[Object]) -> set[Key]:
-        """Take in a part of a list; the keys of what it has."""
-        listed = set()
+    def take_in(self, kind: str, items: Iterable[Object]) -> tuple[set[Key], set[Key]]:
+        """Take in a part of a list; the keys of what it has, and of the jobs that it may change."""
+        listed, changed = set(), set()
         for item in items:
             listed.add((item["metadata"].get("namespace", ""), item["metadata"]["name"]))
             if item["metadata"]["uid"] not in self._deleted:
-                self.observe(kind, item, deleted=False)
-        return listed
+                changed |= self.observe(kind, item, deleted=False)
+        return listed, changed
 
-    def drop_others(self, kind: str, listed: set[Key], version: int) -> None:
-        """After all parts of a list of this version."""
+    def drop_others(self, kind: str, listed: set[Key], version: int) -> set[Key]:
+        """After all parts of a list of this version: what it doesn't have is gone, unless it is newer. The keys of jobs that this may change."""
         self._last_deletion[kind] = max(self._last_deletion[kind], version)
-        for key in [key for key, item in self._objects[kind].items() if key not in listed and item.version <= version]:
+        gone = {key: kept for key, kept in self._objects[kind].items() if key not in listed and kept.version <= version}
+        for key in gone:
             self._put(kind, key, None)
+        return {job for key, kept in gone.items() for job in self._concerned(kind, key, kept.item)}
 
     def forget_secret(self, job: Key) -> None:
         """Secrets aren't watched: what is known of them is what was written."""
@@ -158,6 +156,10 @@ class Inventory:
 
     def jobs(self) -> list[Key]:
         return list(self._objects["TrainingJob"])
+
+    def uids(self) -> set[str]:
+        """Of the TrainingJobs."""
+        return {kept.uid for kept in self._objects["TrainingJob"].values()}
 
     def job_objects(self) -> list[Object]:
         """The TrainingJobs themselves, as they are stored."""

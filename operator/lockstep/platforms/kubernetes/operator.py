@@ -158,41 +158,49 @@ class Operator:
         report = report_target(self.settings.report_url, self.tls.ca_cert)
         return RenderContext(self.settings.agent_image, job_key(self.master, uid), uid, report, self.server.reports.since)
 
-    async def resync(self) -> None:
-        """Replace what is known with what the API server lists, and look at every job."""
+    async def resync(self, every_job: bool = True) -> None:
+        """Replace what is known with what the API server lists, and look at every job, or at those only for which that is news."""
+        news: set[Key] = set()
         self.inventory.begin_lists()
         for watched in WATCHED:
             listed: set[Key] = set()
             version = "0"
             async for page in self.cluster.pages(watched.kind, query=watched.query, limit=LIST_ITEMS):
-                listed |= self.inventory.take_in(watched.kind, page["items"])
+                found, changed = self.inventory.take_in(watched.kind, page["items"])
+                listed, news = listed | found, news | changed
                 version = page["metadata"].get("resourceVersion", "0")
-            self.inventory.drop_others(watched.kind, listed, int(version) if version.isdigit() else 0)
+            news |= self.inventory.drop_others(watched.kind, listed, int(version) if version.isdigit() else 0)
         self.synced = True
-        jobs = self.inventory.jobs()
-        uids = {found.uid for key in jobs if (found := self.inventory.observed(key))}
+        self._forget_others(self.inventory.uids())
+        for key in self.inventory.jobs() if every_job else news:
+            self.queue.mark(key)
+
+    def _forget_others(self, uids: set[str]) -> None:
+        """Jobs that are gone."""
         self.server.reports.forget(uids)
         self.executor.forget(uids)
         self.settling.forget(uids)
         self.notifier.forget(uids)
         self.metrics.forget(uids)
-        for key in jobs:
-            self.queue.mark(key)
 
     def watch_lists(self) -> None:
         """A watch begins anew, and lists first: what is deleted before that list it never tells of."""
         self._watches_list.set()
 
     async def resync_forever(self) -> None:
-        """Slowly, and each time that watches have listed."""
+        """All jobs now and then; and each time that watches have listed, those of which they may have missed something."""
+        looked = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._watches_list.wait(), RESYNC_SECONDS)
             for seconds in RELIST_SECONDS if self._watches_list.is_set() else (0.0,):
                 await asyncio.sleep(seconds)
                 self._watches_list.clear()
+                began = time.monotonic()
+                every_job = began - looked >= RESYNC_SECONDS
                 try:
-                    await self.resync()
+                    await self.resync(every_job)
+                    looked = began if every_job else looked
                 except (ApiError, OSError) as error:
                     log.warning("resync: %s", error)
 
