@@ -3,7 +3,7 @@
 API server, controllers and the operator's process are real, in a control plane of its own. Nodes are played as KWOK plays them: pods name a scheduler that doesn't
 exist, are bound to nodes without a kubelet and said to run; coordinators' reports are real ones, with a token of their pod each.
 
-apply_to_stateful_set   from before the POST of a TrainingJob until a watch sees its StatefulSet, one job after the other
+apply_to_stateful_set   from before the POST of a TrainingJob until a watch sees its StatefulSet, one job after the other has gone
 floor                   the same with a client that does nothing but watch TrainingJobs and POST one StatefulSet, before and after, in the same run
 lost_leases             how often the operator ended since the machine was too busy to renew its lease; it is started again
 memory                  PSS of the operator's process, MB
@@ -46,6 +46,7 @@ Object = dict[str, Any]
 NAMESPACES = 10
 NODES = 2
 QUIET_SECONDS = 20.0
+REPORT_SECONDS = 15.0
 IMPORTED = "import time, lockstep.platforms.kubernetes.replica; print('imported', flush=True); time.sleep(60)"
 
 
@@ -175,8 +176,17 @@ async def one_after_the_other(cluster: Cluster, namespace: str, prefix: str, run
         async with asyncio.timeout(30):
             found.append(await arrivals.of(name) - asked)
         await cluster.delete("TrainingJob", namespace, name)
-        await asyncio.sleep(0.05)
+        await until_gone(cluster, namespace, name)
     return found
+
+
+async def until_gone(cluster: Cluster, namespace: str, name: str) -> None:
+    """The garbage collector takes longer than a start: the next job would wait for what the one before has left to do."""
+    for _ in range(600):
+        await asyncio.sleep(0.1)
+        if not await cluster.get("StatefulSet", namespace, name) and not (await cluster.list("Pod", namespace))["items"]:
+            return
+    raise SystemExit(f"{name} is still there a minute after it was deleted")
 
 
 async def floor(cluster: Cluster, namespace: str, prefix: str, runs: int) -> list[float]:
@@ -304,12 +314,24 @@ class Played:
                     with contextlib.suppress(aiohttp.ClientError):  # an operator that lost its lease on a busy machine, say
                         if await self.report(session, job, state) == 200:
                             return
+                    if state is State.COMPLETE and await self._is_complete(job):
+                        return  # its status was written after the time for the reply: the pods go, and no token of theirs is taken any more
                     await asyncio.sleep(0.5)
                 raise SystemExit(f"the operator didn't take the report of {job['metadata']['name']}")
 
         async with aiohttp.ClientSession() as session:
             await asyncio.gather(*(one(session, job) for job in jobs))
         return time.monotonic() - began
+
+    async def _is_complete(self, job: Object) -> bool:
+        now = await self._cluster.get("TrainingJob", job["metadata"]["namespace"], job["metadata"]["name"])
+        return now is not None and reason(now) == "Complete"
+
+    async def report_again(self, jobs: list[Object]) -> None:
+        """As coordinators do, for ever."""
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            await self.report_all(jobs, State.RUNNING)
 
 
 async def until_all(cluster: Cluster, what: str, holds: Callable[[Object], bool], count: int, seconds: float = 300) -> list[Object]:
@@ -409,10 +431,12 @@ async def measure_life(cluster: Cluster, kubeconfig: Path, folder: Path, log: Pa
             jobs = await until_all(cluster, "pods run", lambda job: reason(job) in ("Starting", "Running", "WaitingForReport"), count, 900)
             result["pods_running_seconds"] = round(time.monotonic() - began, 1)
             result["reports_per_second"] = round(count / await played.report_all(jobs, State.RUNNING), 1)
+            reporting = asyncio.create_task(played.report_again(jobs))
             await until_all(cluster, "running", lambda job: reason(job) == "Running", count, 900)
             note("all_running", megabytes(operator.pid))
             note("peak_rss", peak_megabytes(operator.pid))
             running = proxy.requests.copy()
+            reporting.cancel()
             reviving.cancel()
             result["lost_leases"] = operator.ended
         proxy.requests.clear()
