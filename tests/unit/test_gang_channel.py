@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,24 +227,24 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
             _, channel = await accept((reader, writer), KEY, run.job.uid, 2)
             await arrived.put((channel, await channel.receive()))
 
-        server = await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port)
-        channel, _ = await arrived.get()
-        channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
-        while (said := await channel.receive())["type"] != "Exited":  # nobody pings
-            pass
-        channel.close()
-        await channel.wait_closed()
-        channel, again = await arrived.get()
-        channel.close()
-        await channel.wait_closed()
-        server.close()
-        return said, again
+        async with await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port):
+            channel, _ = await arrived.get()
+            channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
+            while (said := await channel.receive())["type"] != "Exited":  # nobody pings
+                pass
+            channel.close()
+            await channel.wait_closed()
+            channel, again = await arrived.get()
+            channel.close()
+            await channel.wait_closed()
+            return said, again
 
-    with gang(tmp_path) as agents:
+    # A Unix socket's path has at most 107 characters: it does not fit below every tmp_path.
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets, gang(tmp_path) as agents:
         run = agents.write("import signal\nsignal.pause()")
         environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
         agent = subprocess.Popen(
-            [sys.executable, "-S", "-c", SHORT_SILENCE, str(agents.run_path), str(tmp_path)], env=environment, stdout=subprocess.DEVNULL
+            [sys.executable, "-S", "-c", SHORT_SILENCE, str(agents.run_path), sockets], env=environment, stdout=subprocess.DEVNULL
         )
         try:
             said, again = asyncio.run(asyncio.wait_for(scene(run), PATIENCE_SECONDS))
