@@ -96,6 +96,13 @@ def test_a_file_of_others_is_not_written_over_by_the_first_sync(tmp_path: Path, 
     assert contents(target) == {"runs/demo/log": "theirs"}
 
 
+def test_the_checkout_s_own_packages_stay_here_for_pods_have_them_from_the_image() -> None:
+    workspace = Path(__file__).resolve().parents[2] / "workspace"
+    sent = set(scan(workspace))
+    assert sent >= {"train_multi_node.py", "ds_config.json", "launch_deepspeed.sh"}
+    assert [name for name in sent if name.startswith("lockstep_")] == []
+
+
 def look(target: Path, *names: str) -> None:
     """One look at these files, remembered."""
     digests = receiver.Digests(target)
