@@ -11,7 +11,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
 from lockstep.plan.resolve import PlatformDefaults, resolve
-from lockstep.platforms.kubernetes.client import connect
+from lockstep.platforms.kubernetes.client import Client, connect
 from lockstep.platforms.kubernetes.exec import Place
 from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
 
@@ -23,9 +23,13 @@ def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[Place]:
     job = TrainingJob.model_validate({"metadata": {"name": "files"}, "spec": spec})
     resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
     ensure_claims(person, resolved)
-    demo = demo_folder()
     with running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod:
-        run_in_pod(person, pod, ["mkdir", "-p", "/workspace/models"])
-        send_folder(person, pod, demo / "models", "/workspace/models")
-        send_folder(person, pod, demo / "datasets", "/datasets")
+        send_demo(person, pod)
         yield pod
+
+
+def send_demo(person: Client, pod: Place) -> None:
+    demo = demo_folder()
+    run_in_pod(person, pod, ["mkdir", "-p", "/workspace/models"])
+    send_folder(person, pod, demo / "models", "/workspace/models")
+    send_folder(person, pod, demo / "datasets", "/datasets")

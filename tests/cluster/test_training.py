@@ -15,17 +15,18 @@ import pytest
 from kubernetes import client, dynamic
 
 from cluster.operator.test_verbs import lockstep
+from cluster_demo import demo_files
 from cluster_jobs import API, Jobs, prepare, until
 from lockstep.api.job import TrainingJob
 from lockstep.cli.deploy import Mode, install_cluster
 from lockstep.cli.quickstart import demo_folder
 from lockstep.cli.target import load
 from lockstep.plan.reader import LABEL_READER_OF
-from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.resolve import PlatformDefaults, resolve
 from lockstep.platforms.kubernetes import reader
 from lockstep.platforms.kubernetes.client import connect
 from lockstep.platforms.kubernetes.exec import Place
-from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
+from lockstep.platforms.kubernetes.files import run_in_pod
 
 # FP32 sums in another order; the largest relative difference measured was 3e-8.
 TOLERANCE = 1e-5
@@ -72,22 +73,10 @@ def jobs(api: dynamic.DynamicClient) -> Iterator[Jobs]:
         core.delete_namespace(namespace)
 
 
-def resolved_job(namespace: str, training: dict[str, Any]) -> Resolved:
-    job = TrainingJob.model_validate({"metadata": {"name": "losses"}, "spec": {"nodes": 2, "training": training}})
-    return resolve(job, load("local").profile, PlatformDefaults(namespace=namespace))
-
-
 @pytest.fixture(scope="module")
 def files(jobs: Jobs) -> Iterator[Place]:
     """A pod on the namespace's volumes, which hold the demo's model and texts."""
-    person = connect()
-    resolved = resolved_job(jobs.namespace, TRAINING)
-    ensure_claims(person, resolved)
-    demo = demo_folder()
-    with running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod:
-        run_in_pod(person, pod, ["mkdir", "-p", "/workspace/models"])
-        send_folder(person, pod, demo / "models", "/workspace/models")
-        send_folder(person, pod, demo / "datasets", "/datasets")
+    with demo_files(jobs, {"nodes": 2, "training": TRAINING}) as pod:
         yield pod
 
 

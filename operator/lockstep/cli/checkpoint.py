@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -152,5 +151,4 @@ def size(count: int | None) -> str:
 def _print(table: Table) -> None:
     from lockstep.cli.consoles import console
 
-    # A pipe has no width: paths must not be cut for the one that reads it.
-    console(width=None if sys.stdout.isatty() else 240).print(table)
+    console().print(table)

@@ -99,7 +99,7 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
     """
     from rich.table import Table
 
-    from lockstep.cli.consoles import console as new_console
+    from lockstep.cli.consoles import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
@@ -112,10 +112,7 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
         except ConfigError as error:
             mistakes.append(str(error))
             table.add_row("", name, "(has mistakes)")
-    console = new_console()
-    if not console.is_terminal:
-        console.width = 200  # for grep and awk: one line a cluster
-    console.print(table)
+    console().print(table)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
 

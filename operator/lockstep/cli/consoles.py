@@ -14,8 +14,15 @@ def is_plain() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+PIPED_WIDTH = 240
+"""A pipe has no width: neither paths nor lines are cut for whoever reads it, short of this."""
+
+
 def console(**options: Any) -> Console:
     """rich's own NO_COLOR leaves bold and underlined text, which a log or a plain terminal shows as rubbish."""
     from rich.console import Console
 
-    return Console(color_system=None if is_plain() else "auto", **options)
+    made = Console(color_system=None if is_plain() else "auto", **options)
+    if not made.is_terminal:
+        made.width = PIPED_WIDTH
+    return made

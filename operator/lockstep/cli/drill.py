@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Found, NamespaceOption, find_job
-from lockstep.cli.why import Form, OutputOption
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption, Found, NamespaceOption, find_job
 from lockstep.plan.drill import RISKS, Fault, Outcome, text, why_not_now
 
 MIB = 1 << 20
@@ -25,7 +24,7 @@ def drill(
     fill_at_most: Annotated[
         int, typer.Option("--fill-at-most", min=1, metavar="MIB", help="fill-disk: refuse a volume with more room.")
     ] = 1024,
-    output: OutputOption = Form.TEXT,
+    output: FormOption = Form.TEXT,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,

@@ -63,13 +63,11 @@ def _print(jobs: list[dict[str, Any]], output: Output, *, single: bool) -> None:
 
 
 def _table(jobs: list[dict[str, Any]], *, wide: bool) -> None:
-    """Plain columns, one line a job, so that grep and awk can read them."""
+    from lockstep.plan.columns import aligned
     from lockstep.plan.table import COLUMNS, WIDE, row
 
-    lines = [COLUMNS + WIDE if wide else COLUMNS, *(row(job, time.time(), wide=wide) for job in jobs)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        print("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for line in aligned([COLUMNS + WIDE if wide else COLUMNS, *(row(job, time.time(), wide=wide) for job in jobs)]):
+        print(line)
 
 
 def describe(

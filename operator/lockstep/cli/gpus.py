@@ -111,6 +111,7 @@ def _show(said: Mapping[str, list[list[str]] | str]) -> None:
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    from lockstep.plan.columns import aligned
+
+    for line in aligned(rows):
+        print(line)

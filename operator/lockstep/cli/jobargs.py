@@ -49,6 +49,16 @@ class Output(StrEnum):
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, wide, json, yaml or name.")]
 
 
+class Form(StrEnum):
+    """How an answer about one thing is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormOption = Annotated[Form, typer.Option("-o", "--output", help="text or json.")]
+
+
 @dataclass(frozen=True)
 class Found:
     """A job as the API server has it."""

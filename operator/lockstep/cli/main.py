@@ -69,6 +69,7 @@ VERBS = {
     },
 }
 """By the help page's panels: verb → module of this package, and the function or group of verbs in it."""
+ALL = tuple(verb for known in VERBS.values() for verb in known)
 
 
 def app_of(verbs: Iterable[str]) -> typer.Typer:
@@ -103,7 +104,7 @@ def __getattr__(name: str) -> Any:
     """`app`: the command with every verb, made when it is asked for."""
     if name != "app":
         raise AttributeError(name)
-    globals()["app"] = app_of(verb for known in VERBS.values() for verb in known)
+    globals()["app"] = app_of(ALL)
     return globals()["app"]
 
 
@@ -126,7 +127,7 @@ def main() -> int:
         os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # (help pages, too: typer has no other way)
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        (app_of([verb]) if any(verb in known for known in VERBS.values()) else __getattr__("app"))()
+        app_of([verb] if verb in ALL else ALL)()
     except Exception as error:
         known = told(error)
         if known is None:

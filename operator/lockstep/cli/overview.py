@@ -97,18 +97,18 @@ def _profile_state(profile: dict[str, Any] | None, found: ClusterFile) -> str:
 def print_overview(seen: Overview) -> None:
     from rich.table import Table
 
-    from lockstep.cli.consoles import console as new_console
+    from lockstep.cli.consoles import console
 
-    console = new_console()
-    console.print(f"operator   {seen.operator} (namespace {OPERATOR_NAMESPACE})", highlight=False)
-    console.print(f"profile    {seen.profile}", highlight=False)
+    terminal = console()
+    terminal.print(f"operator   {seen.operator} (namespace {OPERATOR_NAMESPACE})", highlight=False)
+    terminal.print(f"profile    {seen.profile}", highlight=False)
     if not seen.jobs:
-        console.print(f"jobs       none in namespace {seen.namespace}", highlight=False)
+        terminal.print(f"jobs       none in namespace {seen.namespace}", highlight=False)
         return
     table = Table("job", "nodes", "ranks", "step", "checkpoint", "state", "message", box=None, title=None)
     for job in seen.jobs:
         table.add_row(*_row(job))
-    console.print(table)
+    terminal.print(table)
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def _print_settings(settings: tuple[Setting, ...], output: Output) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from lockstep.cli.consoles import console as new_console
+    from lockstep.cli.consoles import console
 
     rows = [{"field": row.field, "value": row.value, "layer": row.layer.value} for row in settings]
     if output is Output.JSON:
@@ -87,10 +87,7 @@ def _print_settings(settings: tuple[Setting, ...], output: Output) -> None:
         table.add_column(column, overflow="fold")
     for row in settings:
         table.add_row(Text(row.field), Text(_shown(row.value)), Text(row.layer.value))  # Text: rich reads brackets in str as markup
-    console = new_console()
-    if not console.is_terminal:
-        console.width = 200  # for grep and awk: one line a value
-    console.print(table)
+    console().print(table)
 
 
 def _shown(value: object) -> str:

@@ -8,13 +8,12 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, NamespaceOption, find_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +25,6 @@ Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
 CURVE_POINTS = 60
 CURVE_SECONDS = 10.0
 """The loss curve is read so often; the rest with every look."""
-
-
-class Form(StrEnum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def top(

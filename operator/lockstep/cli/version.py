@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption
-from lockstep.cli.why import Form, OutputOption
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption
 
 
 def own_version() -> str:
@@ -27,7 +26,7 @@ def version(
     client: Annotated[bool, typer.Option("--client", help="Only this command's: asks no cluster.")] = False,
     cluster: ClusterNameOption = "local",
     context: ContextOption = None,
-    output: OutputOption = Form.TEXT,
+    output: FormOption = Form.TEXT,
 ) -> None:
     """Print the versions of this command, of the operator's image and of Kubernetes.
 

@@ -7,14 +7,13 @@ import json
 import sys
 import time
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption, JobArgument, NamespaceOption, find_job
 
 if TYPE_CHECKING:
     from lockstep.cli.jobargs import Found
@@ -25,23 +24,13 @@ if TYPE_CHECKING:
 EXIT_IN_ITS_WAY = 1
 
 
-class Form(StrEnum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-OutputOption = Annotated[Form, typer.Option("-o", "--output", help="text or json.")]
-
-
 def why(
     job: JobArgument,
     bundle: Annotated[
         Path | None,
         typer.Option("--bundle", metavar="FILE.tar.gz", help="Also write logs, stacks, events and objects there, without secrets."),
     ] = None,
-    output: OutputOption = Form.TEXT,
+    output: FormOption = Form.TEXT,
     local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
     workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
     cluster: ClusterNameOption = "local",

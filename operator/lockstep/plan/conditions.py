@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from lockstep.api.names import pod_name
@@ -19,6 +18,7 @@ from lockstep.plan.readstatus import condition
 from lockstep.plan.reasons import Reason
 from lockstep.plan.refused import why_not_created
 from lockstep.plan.running import is_running
+from lockstep.plan.times import timestamp
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep_gang.contract import Report, State, Straggler
 
@@ -295,8 +295,3 @@ def _condition(kind: ConditionType, fact: Fact, before: Object | None, generatio
         "lastTransitionTime": before["lastTransitionTime"] if kept and before is not None else timestamp(now),
         "observedGeneration": generation,
     }
-
-
-def timestamp(seconds: float) -> str:
-    """RFC 3339, whole seconds, UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.plan.columns import aligned
 from lockstep.plan.redact import Redactor
 
 Object = dict[str, Any]
@@ -116,7 +117,7 @@ def page(found: Object) -> Iterator[str]:
         for row in _some(found[name])
     ]
     sections = [("CONFIGURATION", told), ("RESULT", results), ("AT THE SAME STEP", curves)]
-    yield from _table(
+    yield from aligned(
         [line for title, rows in sections if rows for line in ((title, *names, "" if rows is told else "CHANGE"), *rows, ("",) * 4)][:-1]
     )
     if not curves and results:
@@ -152,9 +153,3 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    for row in rows:
-        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

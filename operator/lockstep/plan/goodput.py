@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import Goodput, Report, Spent
 
 ALONE_SECONDS = 300
@@ -43,7 +43,7 @@ def _queued_before(observed: Observed, book: Goodput) -> int:
     """From the first pods, or with a queue from the job's creation, to the first coordinator."""
     queued = observed.job["spec"].get("queueName") is not None
     since = observed.job["metadata"].get("creationTimestamp") if queued else observed.status.get("startTime")
-    return 0 if since is None else max(0, book.began // 1000 - int(datetime.fromisoformat(since).timestamp()))
+    return 0 if since is None else max(0, book.began // 1000 - int(seconds_of(since)))
 
 
 def is_stale(before: Object, wanted: Object) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from lockstep.plan.observed import Observed, ReceivedReport
 from lockstep.plan.retry import asked
+from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import State
 
 
@@ -22,7 +21,7 @@ def held_until(observed: Observed, received: ReceivedReport | None, now: float) 
     if retried or not there or seconds == 0 or spec.get("suspend", False) or not _ranks_failed(observed, received):
         return None
     ended = observed.status.get("completionTime")
-    until = (now if ended is None else datetime.fromisoformat(ended).timestamp()) + seconds
+    until = (now if ended is None else seconds_of(ended)) + seconds
     return until if until > now else None
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from lockstep.api.job import TrainingJobSpec
-from lockstep.plan.conditions import timestamp
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled
 from lockstep.plan.reasons import Reason
+from lockstep.plan.times import seconds_of, timestamp
 
 _BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "notify")
 
@@ -45,7 +43,7 @@ def ended_active_time(active: Object | None, now: float) -> Object | None:
 def active_seconds(active: Object | None, now: float) -> float:
     if active is None:
         return 0.0
-    running = max(0.0, now - _seconds(active["since"])) if "since" in active else 0.0
+    running = max(0.0, now - seconds_of(active["since"])) if "since" in active else 0.0
     return float(active["earlierSeconds"]) + running
 
 
@@ -72,8 +70,4 @@ def until_expired(observed: Observed, now: float) -> float | None:
     ended = observed.status.get("completionTime")
     if ttl is None or ended is None:
         return None
-    return _seconds(ended) + float(ttl) - now
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+    return seconds_of(ended) + float(ttl) - now

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from lockstep.plan.facts import NodeTrouble, node_index, node_trouble, trouble_of
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, owner_uid
 from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.plan.times import seconds_of
 
 FRESH_SECONDS = 30.0
 """A report that is older says nothing about who is connected now."""
@@ -104,7 +105,7 @@ def _lost(observed: Observed, pod: Object, trouble: NodeTrouble, seconds: int | 
         always = f"kubectl patch tj {observed.name} {where} --type merge -p '{patch}'"
         text = f"{begun}: bring the Node back, or once its machine is off have the pod replaced: {force}; to have Lockstep do so: {always}"
         return _Lost("NodeLost", text)
-    since = datetime.fromisoformat(trouble.since).timestamp() if trouble.since else 0.0
+    since = seconds_of(trouble.since) if trouble.since else 0.0
     at = datetime.fromtimestamp(since + seconds, UTC).strftime("%H:%M:%SZ")
     return _Lost(
         "Replacing", f"{begun}: it is replaced {f'at {at}' if trouble.since else 'now'} (restart.lostNodeSeconds)", since + seconds, pod

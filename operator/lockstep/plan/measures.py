@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from lockstep.plan.goodput import KINDS
 from lockstep.plan.observed import Object
 from lockstep.plan.readstatus import condition, is_true
+from lockstep.plan.times import seconds_of
 
 STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
 """Of a job, exactly one."""
@@ -98,9 +98,7 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
         "step": trainer.get("step"),
         "total_steps": trainer.get("totalSteps"),
         "estimated_remaining_seconds": trainer.get("estimatedRemainingSeconds"),
-        "checkpoint_age_seconds": None
-        if not checkpoint
-        else max(0.0, now - datetime.fromisoformat(checkpoint["lastCommitTime"]).timestamp()),
+        "checkpoint_age_seconds": None if not checkpoint else max(0.0, now - seconds_of(checkpoint["lastCommitTime"])),
         "checkpoint_step": checkpoint.get("lastCommittedStep"),
         "checkpoint_commit_seconds": _metric(trainer, "saveSeconds"),
         "goodput_percentage": (status.get("goodput") or {}).get("percentage"),

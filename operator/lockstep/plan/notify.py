@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.readstatus import is_true
+from lockstep.plan.times import seconds_of
 
 BOUND_SECONDS = 1800.0
 """After the end of the job; one try is made in any case."""
@@ -92,7 +92,7 @@ def _duration(seconds: int) -> str:
 
 
 def _seconds(time: str | None) -> float | None:
-    return None if time is None else datetime.fromisoformat(time).timestamp()
+    return None if time is None else seconds_of(time)
 
 
 def url_problem(url: str) -> str | None:

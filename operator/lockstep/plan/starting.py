@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from lockstep.api.timeouts import START_SECONDS
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, is_terminating
 from lockstep.plan.pods import is_scheduled, why_not_started
 from lockstep.plan.reasons import Reason
+from lockstep.plan.times import seconds_of
 from lockstep.plan.unscheduled import why_unscheduled
 
 
@@ -32,7 +31,7 @@ def until_start_overdue(observed: Observed, now: float) -> float | None:
     created = pod["metadata"].get("creationTimestamp")
     if created is None:
         return None
-    return datetime.fromisoformat(created).timestamp() + float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)) - now
+    return seconds_of(created) + float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)) - now
 
 
 def _has_run(pod: Object) -> bool:

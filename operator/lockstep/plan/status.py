@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from lockstep.api.names import LABEL_JOB
-from lockstep.plan.conditions import View, facts, timestamp, with_times
+from lockstep.plan.conditions import View, facts, with_times
 from lockstep.plan.excluded import excluded_nodes
 from lockstep.plan.fabricstatus import fabric_status
 from lockstep.plan.goodput import goodput_status, is_stale
@@ -17,6 +16,7 @@ from lockstep.plan.observed import Object, Observed
 from lockstep.plan.preflightstatus import preflight_status
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import retry_of
+from lockstep.plan.times import seconds_of, timestamp
 from lockstep_gang.contract import Cause, Failure, Report, Restart
 
 PROGRESS_SECONDS = 15.0
@@ -180,9 +180,5 @@ def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]
     if {k: v for k, v in before.items() if k != "goodput"} == {k: v for k, v in wanted.items() if k != "goodput"}:
         return is_stale(before, wanted), None
     last = (before.get("trainer") or {}).get("lastUpdateTime")
-    wait = 0.0 if last is None else PROGRESS_SECONDS - (now - _seconds(last))
+    wait = 0.0 if last is None else PROGRESS_SECONDS - (now - seconds_of(last))
     return (True, None) if wait <= 0 else (False, wait)
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

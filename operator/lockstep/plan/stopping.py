@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lockstep.plan.accept import Accepted, missing_service_account
-from lockstep.plan.conditions import timestamp
 from lockstep.plan.excluded import pods_on_excluded
 from lockstep.plan.interactive import is_released, is_stopped
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating
 from lockstep.plan.reasons import Reason
+from lockstep.plan.times import timestamp
 from lockstep_gang.contract import Report, Save, StopReport
 
 TEXT = 1024

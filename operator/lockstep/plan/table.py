@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from lockstep.plan.readstatus import condition, is_true
+from lockstep.plan.times import seconds_of
 
 Object = dict[str, Any]
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
@@ -151,7 +151,7 @@ def of_total(step: int | None, total: int | None) -> str:
 
 def age(stamp: str | None, now: float) -> str:
     """How long ago, as kubectl writes it; `-` when nobody says when."""
-    return "-" if not stamp else duration(max(0, int(now - datetime.fromisoformat(stamp).astimezone(UTC).timestamp())))
+    return "-" if not stamp else duration(max(0, int(now - seconds_of(stamp))))
 
 
 def duration(seconds: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from lockstep.plan.columns import aligned
 from lockstep.plan.logs import nodes_of, ranks_of_node
 from lockstep.plan.readstatus import condition
 from lockstep.plan.table import VERDICTS, age, duration, of_total
@@ -86,7 +87,7 @@ def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
     yield f"goodput     {goodput}; attempt {found.get('attempts', '-')}, {found['restarts']} restart{'' if found['restarts'] == 1 else 's'}"
     if found["nodes"]:
         yield ""
-        yield from _table([_COLUMNS, *(row for node in found["nodes"] for row in _rows(node))])
+        yield from aligned([_COLUMNS, *(row for node in found["nodes"] for row in _rows(node))])
     for problem in dict.fromkeys(node["problem"] for node in found["nodes"] if "problem" in node):
         names = [node["pod"] for node in found["nodes"] if node.get("problem") == problem]
         yield f"not seen: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {problem}"
@@ -179,7 +180,7 @@ def _bytes(count: Any) -> str:
 def overview(jobs: Sequence[Object]) -> Iterator[str]:
     """A line a job, those that run first."""
     rows = [_job_row(job) for job in sorted(jobs, key=lambda job: (_state(job) != "Running", job["metadata"]["name"]))]
-    yield from _table([_OVERVIEW, *rows])
+    yield from aligned([_OVERVIEW, *rows])
 
 
 def _state(job: Object) -> str:
@@ -203,9 +204,3 @@ def _job_row(job: Object) -> tuple[str, ...]:
         "-" if goodput is None else f"{goodput}%",
         status.get("profile", {}).get("transport", "-"),
     )
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -17,6 +17,7 @@ from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.redact import Redactor, secret_values
 from lockstep.plan.running import is_running
+from lockstep.plan.times import timestamp
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, output_of
 from lockstep.platforms.kubernetes.look import Look
@@ -85,7 +86,7 @@ async def write_bundle(path: Path, connection: Cluster, observed: Observed, why:
         pieces += [piece async for piece in _logs(connection, pod, redactor, missing)]
     pieces += await _run_folder(connection, observed, redactor, missing)
     about = ABOUT.format(
-        name=observed.name, namespace=observed.namespace, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), lines=LOG_LINES,
+        name=observed.name, namespace=observed.namespace, time=timestamp(time.time()), lines=LOG_LINES,
         missing="\n".join(f"- {text}" for text in missing) or "- nothing that was looked for",
     )  # fmt: skip
     _write(path, f"{observed.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}", [Piece("README.txt", about.encode()), *pieces])

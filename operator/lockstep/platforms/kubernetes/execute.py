@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable
 
 from lockstep.api.names import API_VERSION
-from lockstep.plan.conditions import timestamp
 from lockstep.plan.events import Note, Told, tellable
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import Plan
+from lockstep.plan.times import timestamp
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 
 log = logging.getLogger("lockstep.operator")
