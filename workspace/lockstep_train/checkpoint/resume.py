@@ -13,6 +13,7 @@ from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, record_file
 from lockstep_train.checkpoint.manifest import Manifest, decode, encode, shapes
 from lockstep_train.checkpoint.together import refused_together
+from lockstep_train.checkpoint.views import behind_view
 from lockstep_train.checkpoint.volume import (
     MISSING,
     View,
@@ -78,7 +79,7 @@ def _choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Clai
     source = _first_whole(ranks, folders, say)
     if source is None and explicit:
         raise ConfigError(
-            f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM folder or a checkpoints folder"
+            f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM or checkpoint-N folder, or a checkpoints folder"
         )
     if source is None and folders:
         raise ConfigError(
@@ -106,7 +107,12 @@ def record_start(ranks: Ranks, checkpoints: Path, start: Start, claim: Claim) ->
 def _start_name(source: Source | None, checkpoints: Path) -> str | None:
     if source is None:
         return None
-    return source.folder.name if source.folder.parent == checkpoints else str(source.folder)
+    return source.folder.name if _is_own(source, checkpoints) else str(source.folder)
+
+
+def _is_own(source: Source, checkpoints: Path) -> bool:
+    """A commit of this folder, however the path to it was spelled."""
+    return source.folder.parent.resolve() == checkpoints.resolve()
 
 
 def refuse_another(manifest: Manifest, mine: Identity, folder: Path) -> None:
@@ -144,7 +150,8 @@ def _named(ranks: Ranks, path: Path) -> list[Path]:
 
 
 def _explicit(path: Path) -> Iterator[Path]:
-    """The commit the user named, or the commits of the checkpoints (or run) folder the user named."""
+    """The commit the user named, itself or by its view, or the commits of the checkpoints (or run) folder the user named."""
+    path = behind_view(path)
     if (path / MANIFEST).exists():
         yield path
         return
@@ -213,7 +220,7 @@ def _read_manifest(path: Path) -> tuple[str | None, str | None]:
 
 def _heal(checkpoints: Path, source: Source | None) -> None:
     """Write the manifest of the start where this volume has shards of it, but no whole manifest."""
-    if source is not None and source.folder.parent == checkpoints and source.folder.is_dir():
+    if source is not None and _is_own(source, checkpoints) and source.folder.is_dir():
         text, _ = _read_manifest(source.folder / MANIFEST)
         if text is None:
             write_durably(source.folder / MANIFEST, encode(source.manifest))

@@ -83,6 +83,14 @@ def refresh_views(run_dir: Path, checkpoints: Path, chain: Iterable[CommitName])
             _point(view, checkpoints / str(name))
 
 
+def behind_view(path: Path) -> Path:
+    """The commit's folder that a view shows, so that the commit outlives the view; any other path but a link as it is."""
+    if path.is_symlink():
+        return Path(os.path.realpath(path))
+    commit = None if (path / MANIFEST).exists() else _target(path)
+    return path.parent / "checkpoints" / str(commit) if commit is not None else path
+
+
 def _target(view: Path) -> CommitName | None:
     """The commit that one of our views is of; None for anything else."""
     if view.is_symlink():
