@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from checkpoint_cases import manifest
+from checkpoint_cases import IDENTITY, manifest
 from lockstep_train.checkpoint.manifest import ShardRecord
 from lockstep_train.report import Reporter
+from unit.test_train_settings import training
 
 SHARDS = [ShardRecord(f"shard-r0000{rank}-of-00002.safetensors", 8, "0", ()) for rank in range(2)]
 
@@ -90,6 +91,23 @@ def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: P
     assert (events["saveFailed"]["step"], events["saveFailed"]["problem"]) == (2, "rank 1: No space left on device")
     assert events["saveSkipped"]["step"] == 4
     assert report.metrics == {"saveSeconds": 0.5, "saveFailures": 1, "savesSkipped": 1}
+
+
+def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
+    from lockstep_sizes.choices import Optimizer
+    from lockstep_train.checkpoint.manifest import decode, encode
+    from lockstep_train.checkpoint.resume import Start
+    from lockstep_train.checkpoint.volume import View
+    from lockstep_train.config import RunConfig
+    from lockstep_train.describe import manifest_template
+
+    for optimizer in Optimizer:
+        config = RunConfig("x", None, tmp_path, training({"optimizer": optimizer.value}))
+        made = manifest_template(
+            config, Start(1, None, View([], [], [])), IDENTITY, {"names": {}}, replace(two_ranks(nodes=1), world_size=0)
+        )
+        assert made.to_json()["optimizer"]["type"] == optimizer.value
+        assert decode(encode(made)) == made
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])

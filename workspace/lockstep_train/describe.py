@@ -71,6 +71,7 @@ def manifest_template(config: RunConfig, start: resume.Start, identity: Identity
         adapter=adapter,
         shards=(),
         content=training.checkpoint.content.value,
+        optimizer=training.optimization.optimizer.value,
         eval_loss=start.source.manifest.eval_loss if start.source else None,
         eval_step=start.source.manifest.eval_step if start.source else None,
     )

@@ -65,6 +65,7 @@ class Manifest:
     shards: tuple[ShardRecord, ...]
     content: str = "Full"
     """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (checkpoint/kinds.py has the tensors' names)."""
+    optimizer: str = "AdamW"
     loss_scaler: dict[str, Any] | None = None
     """FP16 only: what the dynamic loss scaler knows."""
     eval_loss: float | None = None
@@ -85,7 +86,7 @@ class Manifest:
             "identity": self.identity.to_json(),
             "globalBatchSize": self.identity.global_batch_size,
             "data": {"samplesConsumed": self.samples_consumed, "seed": self.identity.seed, "sha256": self.identity.dataset},
-            "optimizer": {"type": "AdamW", "step": self.optimizer_step, "lossScaler": self.loss_scaler},
+            "optimizer": {"type": self.optimizer, "step": self.optimizer_step, "lossScaler": self.loss_scaler},
             "evalLoss": self.eval_loss,
             "evalStep": self.eval_step,
             "evalLossBefore": self.eval_loss_before,
@@ -120,6 +121,7 @@ def decode(text: bytes | str) -> Manifest:
             adapter=value["adapter"],
             shards=tuple(ShardRecord.from_json(shard) for shard in value["shards"]),
             content=value["content"],
+            optimizer=value["optimizer"]["type"],
             loss_scaler=value["optimizer"]["lossScaler"],
             eval_loss=value["evalLoss"],
             eval_step=value["evalStep"],
@@ -161,6 +163,7 @@ def _counts(manifest: Manifest) -> Iterator[tuple[str, object]]:
 
 def _typed(manifest: Manifest) -> Iterator[tuple[str, object, type | tuple[type, ...]]]:
     yield from (("content", manifest.content, str), ("precision", manifest.precision, str), ("zeroStage", manifest.zero_stage, str))
+    yield "optimizer.type", manifest.optimizer, str
     yield "evalLoss", manifest.eval_loss, (int, float, type(None))
     yield "evalStep", manifest.eval_step, (int, type(None))
     yield "adapter", manifest.adapter, dict
