@@ -258,6 +258,23 @@ def test_evaluation_can_have_a_file_of_its_own_and_what_is_trained_on_too_is_tol
     assert dataset.notes[-1].startswith("1 of the 10 samples for evaluation are trained on as well")
 
 
+@pytest.mark.parametrize(
+    ("overlong", "said"),
+    [
+        (Overlong.TRUNCATE, "3 samples, 2 longer than maxLength = 10 tokens, cut at their end"),
+        (Overlong.DROP, "3 samples, 1 documents, 2 longer than maxLength = 10 tokens, dropped"),
+        (Overlong.SPLIT, "3 samples, 5 documents, 2 longer than maxLength = 10 tokens, split"),
+    ],
+)
+def test_what_became_of_long_samples_for_evaluation_is_told_too(tmp_path: Path, overlong: Overlong, said: str) -> None:
+    training = write_jsonl(tmp_path / "t.jsonl", [{"text": "short"}])
+    own = write_jsonl(tmp_path / "e.jsonl", [{"text": "abcdefghij"}, {"text": "other"}, {"text": "ABCDEFGHIJ"}])
+    evaluation = EvaluationConfig(every_steps=1, holdout=0.02, samples=100, data=EvaluationDataConfig(str(own)))
+    dataset = dataset_of(tmp_path / "cache", path=str(training), evaluation=evaluation, overlong=overlong, max_length=10)
+    assert dataset.notes[-1] == f"Evaluation: {said}"
+    assert len(dataset.evaluation) == {Overlong.TRUNCATE: 3, Overlong.DROP: 1, Overlong.SPLIT: 5}[overlong]
+
+
 def test_sources_are_seen_as_often_as_their_weights_say(tmp_path: Path) -> None:
     twice = write_jsonl(tmp_path / "a.jsonl", [{"text": f"a{number}"} for number in range(6)])
     half = write_jsonl(tmp_path / "b.jsonl", [{"text": f"b{number}"} for number in range(10)])

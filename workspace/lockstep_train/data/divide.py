@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -64,7 +64,7 @@ def divide(sources: Sequence[Source], tokens: Sequence[Arrays], rule: Rule) -> D
         _documents(source, tokens[number], number, numpy.sort(indices) if source.plain_text else indices, rule)
         for number, (source, indices) in enumerate(zip(sources, sides.evaluation, strict=True))
     ]
-    notes += _evaluation_notes(tokens, sides, rule)
+    notes += _evaluation_notes(tokens, sides, evaluated, rule)
     return Divided(training, together([part.documents for part in evaluated]), notes)
 
 
@@ -99,21 +99,28 @@ def _note(source: Source, samples: int, seen: int, made: Made, rule: Rule) -> st
     parts = [f"{samples:,} samples to train on"]
     if source.weight != 1:
         parts.append(f"weight {source.weight:g}: {seen:,} an epoch")
-    if len(made.documents) != seen:
-        parts.append(f"{len(made.documents):,} documents")
-    if made.overlong:
-        parts.append(f"{made.overlong:,} longer than maxLength = {rule.max_length} tokens, {DONE[rule.overlong]}")
-    if made.unlearned:
-        parts.append(f"{made.unlearned:,} pieces left out in which nothing is learned")
-    return f"Data: {source.name}: {', '.join(parts)}"
+    return f"Data: {source.name}: {', '.join([*parts, *_what_was_made(seen, [made], rule)])}"
 
 
-def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, rule: Rule) -> list[str]:
-    """How many are evaluated, and of a file of its own how many of them are trained on as well."""
+def _what_was_made(samples: int, made: Sequence[Made], rule: Rule) -> Iterator[str]:
+    """How many documents so many samples became, and what was done to those that are too long."""
+    documents, overlong, unlearned = (
+        sum(counts) for counts in zip(*((len(part.documents), part.overlong, part.unlearned) for part in made), strict=True)
+    )
+    if documents != samples:
+        yield f"{documents:,} documents"
+    if overlong:
+        yield f"{overlong:,} longer than maxLength = {rule.max_length} tokens, {DONE[rule.overlong]}"
+    if unlearned:
+        yield f"{unlearned:,} pieces left out in which nothing is learned"
+
+
+def _evaluation_notes(tokens: Sequence[Arrays], sides: Sides, made: Sequence[Made], rule: Rule) -> list[str]:
+    """How many are evaluated and what became of them, and of a file of its own how many of them are trained on as well."""
     if rule.evaluation is None:
         return []
     chosen = sum(map(len, sides.evaluation))
-    notes = [f"Evaluation: {chosen:,} samples"]
+    notes = [f"Evaluation: {', '.join([f'{chosen:,} samples', *_what_was_made(chosen, made, rule)])}"]
     if rule.own_file:
         trained = numpy.concatenate([found["keys"] for found in tokens[:-1]])
         both = int(numpy.isin(tokens[-1]["keys"][sides.evaluation[-1]], trained).sum())
