@@ -122,9 +122,11 @@ def test_every_make_target_of_the_pages_exists() -> None:
     assert typed == set()
 
 
-def _texts(tree: ast.AST) -> Iterator[str]:
-    """Every text of a program, with a hole where a value goes into it."""
+def _texts(tree: ast.AST, *, without: frozenset[int] = frozenset()) -> Iterator[str]:
+    """Every text of a program, with a hole where a value goes into it; those `without` are left out, by their id."""
     for node in ast.walk(tree):
+        if id(node) in without:
+            continue
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -132,9 +134,47 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 @cache
+def _programs() -> list[ast.AST]:
+    paths = [path for root in ("operator", "workspace") for path in sorted((ROOT / root).rglob("*.py"))]
+    return [ast.parse(path.read_text()) for path in paths]
+
+
+@cache
 def _said_by_the_code() -> list[str]:
-    programs = [path for root in ("operator", "workspace") for path in sorted((ROOT / root).rglob("*.py"))]
-    return [text for path in programs for text in _texts(ast.parse(path.read_text()))]
+    return [text for tree in _programs() for text in _texts(tree)]
+
+
+def _messages(tree: ast.AST) -> Iterator[str]:
+    """What a program may say to a person: no docstring, and no piece of a text that has values in it."""
+    nodes = list(ast.walk(tree))
+    pieces = {id(piece) for node in nodes if isinstance(node, ast.JoinedStr) for piece in ast.walk(node) if piece is not node}
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    return _texts(tree, without=frozenset(pieces | docstrings))
+
+
+TYPED = re.compile(r"(?<![\w./`-])lockstep (?!agent:|in a checkout)([a-z][a-z-]*(?: [^\s`]+)*)")
+
+
+def _lacking(command: str) -> str | None:
+    """Which argument isn't there that the verb demands."""
+    group, words = VERBS, command.partition(" -- ")[0].split()
+    while words and hasattr(group, "commands") and words[0] in group.commands:
+        group = group.commands[words.pop(0)]
+    takes_value, given, left = _takes_value(group), 0, iter(words)
+    for word in left:
+        given += not word.startswith("-")
+        if takes_value.get(word):
+            next(left, None)
+    wanted = [parameter.name for parameter in group.params if parameter.required and not parameter.opts[0].startswith("-")]
+    return f"lockstep {command} lacks {wanted[given]}" if given < len(wanted) else None
+
+
+def test_a_command_that_a_message_advises_can_be_typed_as_it_stands() -> None:
+    said = [text for tree in _programs() for text in _messages(tree)]
+    advised = [re.split(r"[;:,.](?:\s|$)|[()|&>→#]|\s{2,}", found)[0].strip() for text in said for found in TYPED.findall(text)]
+    assert {"status", f"why {HOLE} -n {HOLE}"} <= set(advised)
+    wrong = {text for command in advised if (text := _wrong(command) or _lacking(command)) is not None}
+    assert wrong == set()
 
 
 MESSAGES = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.MULTILINE)

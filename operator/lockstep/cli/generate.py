@@ -62,7 +62,7 @@ def _adapter_in(folder: Path) -> Path:
     found = newest(folder)["adapter"]
     if found is None:
         raise ConfigError(
-            f"{folder} holds no adapter: name a run's folder (runs/<job>) or an adapter's, or export one with lockstep adapter export"
+            f"{folder} holds no adapter: name a run's folder (runs/<job>) or an adapter's, or export one: lockstep adapter export RUN -o adapter"
         )
     return Path(found)
 

@@ -11,7 +11,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
-from lockstep.cli.jobargs import ContextOption, NamespaceOption
+from lockstep.cli.jobargs import ContextOption, NamespaceOption, OptionalClusterArgument
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -23,7 +23,7 @@ SECONDS = 30.0
 
 
 def gpus(
-    cluster: Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")] = "local",
+    cluster: OptionalClusterArgument = "local",
     job: Annotated[str, typer.Option("--job", help="The job whose pods are asked.")] = DEV_ENVIRONMENT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,

@@ -30,6 +30,7 @@ def known_names(context: typer.Context, incomplete: str) -> list[str]:
 
 JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False, autocompletion=known_names)]
 ClusterNameOption = Annotated[str, typer.Option("--cluster", help="The cluster file that names the namespace.")]
+OptionalClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
 NamespaceOption = Annotated[
     str | None, typer.Option("-n", "--namespace", help="Default: what the cluster's file says; of a cluster without a file, the context's.")
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.jobargs import ContextOption, NamespaceOption
+from lockstep.cli.jobargs import ContextOption, NamespaceOption, OptionalClusterArgument
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def lint(
-    cluster: Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")] = "local",
+    cluster: OptionalClusterArgument = "local",
     offline: Annotated[bool, typer.Option("--offline", help="The file alone: no cluster is asked.")] = False,
     output: Annotated[str, typer.Option("-o", "--output", help="text or json")] = "text",
     namespace: NamespaceOption = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lockstep.api.names import OPERATOR_NAMESPACE
-from lockstep.cli.deploy import ClusterArgument, ContextOption
+from lockstep.cli.jobargs import ContextOption, OptionalClusterArgument
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -28,7 +28,7 @@ class Overview:
     jobs: list[dict[str, Any]]
 
 
-def status(cluster: ClusterArgument, context: ContextOption = None) -> None:
+def status(cluster: OptionalClusterArgument = "local", context: ContextOption = None) -> None:
     """Show the operator, the profile and the jobs of a cluster, the dev environment among them. Exit code 1 when the operator isn't ready.
 
     Example: lockstep status local

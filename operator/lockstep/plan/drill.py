@@ -80,7 +80,7 @@ def why_not_now(job: Object, fault: Fault) -> str:
     if fault in RESTARTS and used >= most:
         return f"restart.maxRestarts is {most} and {used} are used since the last commit, so that one more failure would end the job"
     if fault in RESTARTS and spec.get("training") is not None and commit is None:
-        return "nothing is committed yet, so that all steps would be lost: wait for the first checkpoint (lockstep wait --for CheckpointCommitted)"
+        return "nothing is committed yet, so that all steps would be lost: wait for the first checkpoint (lockstep wait JOB --for CheckpointCommitted)"
     if fault in (Fault.CORRUPT_CHECKPOINT, Fault.FILL_DISK) and spec.get("training") is None:
         return "this drill needs a job of Lockstep's trainer (spec.training): nobody knows how a script saves"
     return ""
