@@ -85,6 +85,13 @@ def test_the_same_error_of_the_user_s_code_at_the_same_step_is_final() -> None:
     assert failing(story).report.state is State.FAILED
 
 
+@pytest.mark.parametrize("said", ["ValueError: no", f"ValueError: {'no ' * 999}"])
+def test_the_same_error_is_final_whichever_rank_is_heard_first(said: str) -> None:
+    story = started(nodes=11, restart=RestartPolicy(9, 0)).reports(0, Step(0, 5))
+    started_again(failing(story, said, rank=10)).reports(0, Step(0, 5))
+    assert failing(story, said, rank=9).report.state is State.FAILED
+
+
 @pytest.mark.parametrize(
     ("step", "said", "rank"), [(6, "ValueError: no", 1), (5, "ValueError: other", 1), (5, "ConnectionResetError: no", 1)]
 )

@@ -13,6 +13,8 @@ from lockstep_gang.lifecycle.losses import explained, explaining
 BACKOFF_MAX_SECONDS = 300
 REPEATED = frozenset({Cause.USER_CODE, Cause.SETUP})
 """Causes that, at the same step with the same words, would only come again."""
+COMPARED_CHARACTERS = 800
+"""Of an error's words: the message that holds them is cut at its end, and there at another place for another rank."""
 
 
 def charged(gang: Gang, failure: Failure, now: float) -> Gang:
@@ -43,16 +45,17 @@ def asked_to_go(gang: Gang, now: float) -> tuple[Restart, ...]:
 
 
 def is_repeated(gang: Gang, failure: Failure) -> bool:
-    """The same error of the user's code, twice in a row at the same step: another attempt would end the same way."""
+    """The same error of the user's code, twice in a row at the same step, on whichever rank: another attempt would end the same way."""
     before = gang.history[-1].failure if gang.history else None
     if before is None or failure.cause not in REPEATED or failure.exception is None:
         return False
-    return (before.cause, before.exception, before.step, before.message) == (
-        failure.cause,
-        failure.exception,
-        failure.step,
-        failure.message,
-    )
+    return _signature(before) == _signature(failure)
+
+
+def _signature(failure: Failure) -> tuple[object, ...]:
+    """The error's own words, without whose they are and how that rank ended: where all ranks raise it, who is heard first is chance."""
+    words = failure.message.partition(f": {failure.exception}: ")[2]
+    return failure.cause, failure.exception, failure.step, words[:COMPARED_CHARACTERS]
 
 
 def is_spent(budget: Budget, run: Run) -> bool:
