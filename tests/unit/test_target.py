@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from api_stub import ApiStub, served
 from lockstep.api.errors import ConfigError
+from lockstep.cli import deployed
 from lockstep.cli.clusters import peek
 from lockstep.cli.jobargs import known_names, no_such_job
-from lockstep.cli.target import namespace_of, target_of
+from lockstep.cli.main import main
+from lockstep.cli.target import namespace_of, target_of, unnamed_cluster
 
 CLUSTERS = Path(__file__).resolve().parents[2] / "clusters"
 
@@ -68,6 +72,56 @@ def test_a_short_look_at_a_cluster_file_finds_what_the_models_find(name: str) ->
 
     found = load_cluster(name, CLUSTERS).cluster
     assert peek(name, CLUSTERS) == (found.name, found.namespace)
+
+
+@pytest.fixture
+def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No KUBECONFIG, no embedded cluster, nothing deployed from here; the home folder of somebody without a kubeconfig."""
+    monkeypatch.setenv("KUBECONFIG", "put back afterwards")
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(deployed, "LAST", str(tmp_path / "last"))
+    return tmp_path
+
+
+def test_where_no_cluster_is_named_the_one_deployed_last_is_meant_while_its_file_is_there(nothing_said: Path) -> None:
+    assert unnamed_cluster(None) == "local"
+    deployed.remember("barcelona")
+    assert unnamed_cluster(None) == "barcelona"
+    assert unnamed_cluster("another-context") == "local"
+    deployed.remember("of-a-file-elsewhere")
+    assert unnamed_cluster(None) == "local"
+
+
+def test_a_cluster_that_was_removed_is_meant_no_more(nothing_said: Path) -> None:
+    deployed.remember("barcelona")
+    deployed.forget("local")
+    assert deployed.deployed_last() == "barcelona"
+    deployed.forget("barcelona")
+    assert deployed.deployed_last() is None
+
+
+def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(
+    nothing_said: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lockstep", "get"])
+    assert main() == 2
+    assert "the embedded cluster is not up" in capsys.readouterr().err
+    stub = ApiStub()
+    with served(stub, nothing_said) as path:
+        (nothing_said / ".kube").mkdir()
+        path.rename(nothing_said / ".kube" / "config")
+        with suppress(SystemExit):
+            main()
+        assert "there is no TrainingJob in namespace" in capsys.readouterr().out
+        seen = len(stub.asked)
+        assert seen > 0
+        monkeypatch.delenv("KUBECONFIG")
+        for words in (["get", "--cluster", "local"], ["deploy", "local"]):
+            monkeypatch.setattr("sys.argv", ["lockstep", *words])
+            assert main() == 2, "whoever names the embedded cluster means it"
+        assert len(stub.asked) == seen
 
 
 class Asked:

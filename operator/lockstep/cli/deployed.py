@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.api.errors import ConfigError
+
 if TYPE_CHECKING:
     from lockstep.cli.deploy import Deployment
     from lockstep.platforms.kubernetes.send import Sent
 
 FOLDER = ".lockstep/deploy"
 LAST = ".lockstep/cluster"
-"""Which cluster the Makefile means where none is named: the one that was deployed last."""
+"""Which cluster is meant where none is named, here and in the Makefile: the one that was deployed last."""
 
 
 def tell_left(cluster: str, mode: str, sent: Sent) -> None:
@@ -101,9 +103,29 @@ def _next_without(cluster: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def remember(cluster: str) -> None:
-    """The Makefile's default from now on."""
+    """The default from now on."""
     from lockstep.cli.paths import checkout
 
     path = checkout() / LAST
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{cluster}\n", encoding="utf-8")
+
+
+def deployed_last() -> str | None:
+    """The cluster that was deployed last, as long as clusters/ has its file. None: none was, or this is no checkout."""
+    from lockstep.cli.paths import checkout
+
+    try:
+        root = checkout()
+        name = (root / LAST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError, ConfigError):
+        return None
+    return name if (root / "clusters" / f"{name}.yaml").is_file() else None
+
+
+def forget(cluster: str) -> None:
+    """A cluster that is gone is nobody's default."""
+    from lockstep.cli.paths import checkout
+
+    if deployed_last() == cluster:
+        (checkout() / LAST).unlink(missing_ok=True)

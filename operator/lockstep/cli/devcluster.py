@@ -103,6 +103,8 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
 
     Example: lockstep devcluster down --purge
     """
+    from lockstep.cli.deployed import forget
+    from lockstep.cli.target import EMBEDDED
     from lockstep.devcluster.cluster import down as take_down
     from lockstep.devcluster.layout import default_layout
 
@@ -110,6 +112,7 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
         raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
     with _failures():
         take_down(default_layout(), _say, purge=purge)
+    forget(EMBEDDED)
 
 
 @app.command("status")

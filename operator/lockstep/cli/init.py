@@ -41,7 +41,10 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
 @app.command("job")
 def job(
     name: Annotated[str, typer.Argument(help="The job's name.")],
-    cluster: Annotated[str, typer.Option("--cluster", help="The cluster that it is for.")] = "local",
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="The cluster that it is for. Default: the one deployed last from this checkout, else local."),
+    ] = None,
     script: Annotated[bool, typer.Option("--script", help="For a program of your own instead of Lockstep's trainer.")] = False,
     output: FileOption = None,
 ) -> None:
@@ -50,7 +53,10 @@ def job(
     Example: lockstep init job glm-lora --cluster barcelona
     """
     from lockstep.api.jobfile import parse_job_file
+    from lockstep.cli.deployed import deployed_last
+    from lockstep.cli.target import EMBEDDED
 
+    cluster = cluster or deployed_last() or EMBEDDED
     path = output or Path(f"{name}.yaml")
     text = (SCAFFOLDS / ("script-job.yaml" if script else "job.yaml")).read_text(encoding="utf-8")
     for word, value in (("NAME", name), ("CLUSTER", cluster), ("FILE", str(path))):

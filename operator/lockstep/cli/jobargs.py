@@ -28,9 +28,24 @@ def known_names(context: typer.Context, incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+def unless_said(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """The cluster that was named, else the one that is meant where none is."""
+    source = context.get_parameter_source(parameter.name or "")
+    if source is None or source.name != "DEFAULT":
+        return value
+    from lockstep.cli.target import unnamed_cluster
+
+    return unnamed_cluster(context.params.get("context"))
+
+
+UNNAMED = "Default: the one deployed last from this checkout, else local."
 JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False, autocompletion=known_names)]
-ClusterNameOption = Annotated[str, typer.Option("--cluster", help="The cluster file that names the namespace.")]
-OptionalClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")]
+ClusterNameOption = Annotated[
+    str, typer.Option("--cluster", callback=unless_said, show_default=False, help=f"The cluster file that names the namespace. {UNNAMED}")
+]
+OptionalClusterArgument = Annotated[
+    str, typer.Argument(callback=unless_said, show_default=False, help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")
+]
 NamespaceOption = Annotated[
     str | None, typer.Option("-n", "--namespace", help="Default: what the cluster's file says; of a cluster without a file, the context's.")
 ]

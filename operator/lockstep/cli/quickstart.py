@@ -132,6 +132,7 @@ Next:
 
 def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.deploy import Mode, install_cluster
+    from lockstep.cli.deployed import remember
     from lockstep.cli.devcluster import bring_up
     from lockstep.plan.resolve import PlatformDefaults, resolve
     from lockstep.platforms.kubernetes.client import connect
@@ -142,6 +143,8 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     demo = demo_folder()
     with _step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
         namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
+    if embedded:
+        remember(CLUSTER)
     client = connect(context)
     job, profile = _demo_job()
     resolved = resolve(job, profile, PlatformDefaults(namespace=namespace))

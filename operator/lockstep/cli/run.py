@@ -56,8 +56,10 @@ def run(
     Example: lockstep run -f job.yaml --local --set training.lora.rank=8 --set nodes=1
     """
     if file is None:
+        from lockstep.cli.target import unnamed_cluster
+
         _refuse_file_options({"--local": local, "--in-namespace": in_namespace, "--nodes": nodes, "--set": changes})
-        raise typer.Exit(_run_in_job(script, job, (cluster or LOCAL_CLUSTER, namespace, context), detach=detach))
+        raise typer.Exit(_run_in_job(script, job, (cluster or unnamed_cluster(context), namespace, context), detach=detach))
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
     if local == in_namespace:

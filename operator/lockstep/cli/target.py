@@ -47,9 +47,26 @@ def use_embedded_cluster(cluster: str, context: str | None) -> bool:
 
     kubeconfig = default_layout().kubeconfig
     if not kubeconfig.exists():
-        raise ConfigError("the embedded cluster is not up: `make cluster-up`, or name another one by KUBECONFIG or --context")
+        raise ConfigError("the embedded cluster is not up: `make cluster-up`, or name another one by --cluster, KUBECONFIG or --context")
     os.environ["KUBECONFIG"] = str(kubeconfig)
     return True
+
+
+def unnamed_cluster(context: str | None) -> str:
+    """Which cluster file counts where none is named: with --context none but the context's own words, else that of the cluster deployed last.
+
+    Where none was deployed from here and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would.
+    """
+    from lockstep.cli.deployed import deployed_last
+    from lockstep.devcluster.layout import default_layout
+
+    last = deployed_last() if context is None else None
+    if last is None and "KUBECONFIG" not in os.environ and not default_layout().kubeconfig.exists():
+        from lockstep.platforms.kubernetes.client import has_kubeconfig, kubeconfig_path
+
+        if has_kubeconfig():
+            os.environ["KUBECONFIG"] = kubeconfig_path()
+    return last or EMBEDDED
 
 
 def _is_embedded(kubeconfig: str) -> bool:
