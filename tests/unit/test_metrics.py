@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from lockstep.plan.measures import FINISHED, GOODPUT, LOST_GPU, RESTARTS, STATES, Counted, Growth, counted, growth, state
+from lockstep.plan.measures import FINISHED, GOODPUT, LOST_GPU, RESTARTS, STATES, Counted, Growth, counted, gauges, growth, state
 from lockstep.plan.observed import Object, Observed
 from lockstep.platforms.kubernetes import metrics as module
 from lockstep.platforms.kubernetes.cluster import ApiError
@@ -219,5 +219,24 @@ def test_a_token_is_asked_about_once_a_minute() -> None:
     assert asked == ["tokenreviews", "subjectaccessreviews"]
 
 
+def told(progress: str, ranks: str = "AllRanksReady") -> Object:
+    fabric = {"type": "FabricVerified", "status": "False", "reason": "Degraded"}
+    reasons = {"Progressing": progress, "RanksReady": ranks}
+    return {"conditions": [fabric, *({"type": kind, "status": "True", "reason": reason} for kind, reason in reasons.items())]}
+
+
+@pytest.mark.parametrize("found", [told("Running"), told("Restarting"), told("NoReport"), told("Starting", "WaitingForRanks")])
+def test_a_job_with_pods_shows_how_long_it_was_silent_and_whether_its_network_is_the_one_asked_for(found: Object) -> None:
+    assert gauges(found, NOW, 400.0).items() >= {"report_age_seconds": 400, "fabric_verified": 0}.items()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [told("Suspended"), told("Unschedulable"), told("Stopping"), told("Starting", "Starting"), told("Starting", "WaitingForReport")],
+)
+def test_what_the_pods_of_an_earlier_start_said_raises_no_alarm(found: Object) -> None:
+    assert not gauges(found, NOW, 400.0).keys() & {"report_age_seconds", "fabric_verified"}
+
+
 def test_an_age_is_never_negative() -> None:
-    assert shown([job("a")], heard=NOW * 10)["lockstep_job_report_age_seconds"][0][1] == 0
+    assert shown([job("a", told("Running"))], heard=NOW * 10)["lockstep_job_report_age_seconds"][0][1] == 0

@@ -48,7 +48,8 @@ def labels_by_metric() -> dict[str, set[str]]:
         trainer={"step": 1, "totalSteps": 2, "estimatedRemainingSeconds": 3, "metrics": [{"name": "saveSeconds", "value": "1"}]}, restarts=[],
         checkpoint={"lastCommittedStep": 1, "lastCommitTime": "2027-01-01T00:00:00Z"}, preflight={"ok": True},
     )  # fmt: skip
-    full["conditions"] = [{"type": kind, "status": "True", "reason": kind} for kind in ("FabricVerified", "Straggling")]
+    reasons = {"FabricVerified": "FabricVerified", "Straggling": "SlowRank", "Progressing": "Running"}
+    full["conditions"] = [{"type": kind, "status": "True", "reason": reason} for kind, reason in reasons.items()]
     full |= {"restarts": 0}
     metrics.count(job(found=full), full)
     metrics.requested("GET", "/", 200)

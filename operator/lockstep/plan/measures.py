@@ -91,6 +91,7 @@ def profile_of(job: Object) -> str:
 
 def gauges(status: Object, now: float, report_age: float | None) -> dict[str, float]:
     """Of one job that has not finished, by the metric's name without its prefix. What isn't known is left out."""
+    heard = _is_heard(status)
     trainer, checkpoint, preflight = (status.get(name) or {} for name in ("trainer", "checkpoint", "preflight"))
     values: dict[str, float | None] = {
         "running": float(state(status) == "Running"),
@@ -102,12 +103,18 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
         "checkpoint_step": checkpoint.get("lastCommittedStep"),
         "checkpoint_commit_seconds": _metric(trainer, "saveSeconds"),
         "goodput_percentage": (status.get("goodput") or {}).get("percentage"),
-        "fabric_verified": _truth(status, "FabricVerified"),
+        "fabric_verified": _truth(status, "FabricVerified") if heard else None,
         "straggling": _truth(status, "Straggling"),
         "preflight_ok": None if "ok" not in preflight else float(preflight["ok"]),
-        "report_age_seconds": report_age,
+        "report_age_seconds": report_age if heard else None,
     }
     return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _is_heard(status: Object) -> bool:
+    """Whether a node 0 is there to report. What an earlier one said of its time, and how long ago, is nothing to be warned of."""
+    awaited = condition(status, "RanksReady").get("reason") in ("Starting", "WaitingForReport")
+    return state(status) not in ("Waiting", "Stopping", "Suspended") and not awaited
 
 
 def _truth(status: Object, kind: str) -> float | None:
