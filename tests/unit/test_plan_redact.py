@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lockstep.plan.redact import REDACTED, Redactor, looks_secret, secret_values
@@ -75,3 +77,15 @@ def test_what_a_secret_variable_holds_is_taken_out_wherever_it_stands() -> None:
     job = {"spec": {"env": [{"name": "MY_PASSWORD", "value": "correct horse"}]}}
     redactor = Redactor(secret_values(job))
     assert redactor.text("ValueError: login of me with correct horse failed") == f"ValueError: login of me with {REDACTED} failed"
+
+
+@pytest.mark.parametrize("arguments", [["train.py", "--api-key", "hunter2x-abcdef"], ["train.py", "--api-key=hunter2x-abcdef"]])
+def test_what_a_secret_option_holds_is_taken_out_wherever_it_stands(arguments: list[str]) -> None:
+    run = {"kind": "ConfigMap", "data": {"run.json": json.dumps({"command": arguments, "addresses": []})}}
+    redactor = Redactor(secret_values(run))
+    assert "hunter2x" not in json.dumps(redactor.object(run))
+    assert redactor.text("refused hunter2x-abcdef of train.py") == f"refused {REDACTED} of train.py"
+
+
+def test_neither_the_next_option_nor_a_path_is_a_secret_option_s_value() -> None:
+    assert "".join(secret_values(["--use-auth", "--epochs", "300000", "--token-file", "/var/run/secrets/token", "--api-key"])) == ""

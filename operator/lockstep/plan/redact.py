@@ -1,12 +1,13 @@
 """Takes secrets out of objects and text before they are handed to somebody (pure).
 
 By name (variables, keys and options that are called like one), by form (tokens that are known by how they begin, keys in PEM, passwords in
-URLs), and by value: what a variable of such a name held is taken out wherever it stands. What none of the three can tell stays, so a
-bundle is to be looked through before it is made public.
+URLs), and by value: what a variable or an option of such a name held is taken out wherever it stands. What none of the three can tell
+stays, so a bundle is to be looked through before it is made public.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -42,7 +43,7 @@ def looks_secret(name: str) -> bool:
 
 
 class Redactor:
-    """Knows the values that the job's own variables of secret-looking names hold."""
+    """Knows the values that the job's own variables and options of secret-looking names hold."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         known = sorted({value for value in values if len(value) >= LEAST_CHARACTERS}, key=len, reverse=True)
@@ -72,7 +73,7 @@ def _holds_secret(key: str, value: str) -> bool:
 
 
 def _assigned(found: re.Match[str]) -> str:
-    if not looks_secret(found["name"]) or _NUMBER.fullmatch(found["value"]) or found["value"].startswith(("/", REDACTED)):
+    if not looks_secret(found["name"]) or _NUMBER.fullmatch(found["value"]) or found["value"].startswith(("/", REDACTED[:-1])):
         return found[0]
     return f"{found['name']}{found['between']}{REDACTED}"
 
@@ -86,7 +87,9 @@ def _without_option_values(items: list[Any]) -> Iterator[Any]:
 
 
 def secret_values(value: Any) -> Iterator[str]:
-    """What variables of secret-looking names hold, anywhere in an object."""
+    """What variables and options of secret-looking names hold, anywhere in an object, and in strings of it that are JSON (run.json of a ConfigMap)."""
+    if isinstance(value, str):
+        value = _parsed(value)
     if isinstance(value, dict):
         name, held = value.get("name"), value.get("value")
         if isinstance(name, str) and isinstance(held, str) and looks_secret(name):
@@ -94,5 +97,24 @@ def secret_values(value: Any) -> Iterator[str]:
         for item in value.values():
             yield from secret_values(item)
     elif isinstance(value, list):
+        yield from _option_values(value)
         for item in value:
             yield from secret_values(item)
+
+
+def _parsed(text: str) -> Any:
+    """None where it isn't JSON."""
+    try:
+        return json.loads(text) if text.startswith(("{", "[")) else None
+    except ValueError:
+        return None
+
+
+def _option_values(arguments: list[Any]) -> Iterator[str]:
+    """What follows `--hf-token`, or stands to the right of `--hf-token=`. A path only tells where the secret is."""
+    texts = [item if isinstance(item, str) else "" for item in arguments]
+    for option, after in pairwise([*texts, ""]):
+        name, assigned, right = option.partition("=")
+        value = right if assigned else after
+        if name.startswith("-") and looks_secret(name) and not value.startswith(("-", "/")):
+            yield value

@@ -19,10 +19,10 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 IMAGE = "localhost/lockstep/base:1"
 GPU = "nvidia.com/gpu"
 ENFORCE = "pod-security.kubernetes.io/enforce"
-TOKEN = "hf_" + "s3cret" * 4
+TOKEN, KEY = "hf_" + "s3cret" * 4, "hunter2x-abcdef"
 FAILS = (
     "import os, sys, time\n"
-    "print('using', os.environ['MY_TOKEN'], flush=True)\n"
+    "print('using', os.environ['MY_TOKEN'], 'and', sys.argv[2], flush=True)\n"
     "if os.environ['RANK'] == '1':\n    raise ValueError('refused: ' + os.environ['MY_TOKEN'])\ntime.sleep(600)\n"
 )
 
@@ -142,7 +142,7 @@ def test_a_held_failure_is_explained_bundled_without_its_secret_and_let_go(jobs:
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fails"}, "data": {"fails.py": FAILS}})
     spec = {
         "nodes": 2,
-        "script": {"path": "/fails/fails.py", "args": ["--api-key", TOKEN]},
+        "script": {"path": "/fails/fails.py", "args": ["--api-key", KEY]},
         "podTemplate": {"volumes": [{"name": "fails", "mountPath": "/fails", "configMap": {"name": "fails"}}]},
         "env": [{"name": "MY_TOKEN", "value": TOKEN}],
         "restart": {"maxRestarts": 0, "holdOnFailureSeconds": 600},
@@ -166,9 +166,9 @@ def test_a_held_failure_is_explained_bundled_without_its_secret_and_let_go(jobs:
     } <= files.keys()
     assert {"pods/dies-0/trainer.log", "pods/dies-1/trainer.log", "pods/dies-0/agent.log", "run/gang/end.json"} <= files.keys()
     assert "nothing that was looked for" in files["README.txt"]
-    assert "using (redacted)" in files["pods/dies-1/trainer.log"]
+    assert "using (redacted) and (redacted)" in files["pods/dies-1/trainer.log"]
     assert "ValueError" in files["pods/dies-1/trainer.log"]
-    assert not [name for name, text in files.items() if TOKEN in text]
+    assert not [name for name, text in files.items() if TOKEN in text or KEY in text]
     assert not [name for name in files if "Secret" in name]
     assert len(jobs.pods("dies")) == 2
     assert jobs.condition("dies", "Held")["message"] == held["message"]
