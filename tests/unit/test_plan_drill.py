@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.errors import ConfigError
 from lockstep.plan.drill import RISKS, Fault, Outcome, Right, cost_of, has_recovered, rights, text, why_not_now
 from lockstep.plan.observed import Object
 from lockstep.platforms.kubernetes import drill_in_pod
-from lockstep.platforms.kubernetes.drill_place import SOURCE
+from lockstep.platforms.kubernetes.drill_place import SOURCE, Place
 
 
 def job(reason: str = "Running", *, training: bool = True, committed: int | None = 40, counted: int = 0) -> Object:
@@ -45,6 +46,14 @@ def test_what_speaks_against_a_drill_is_said(a_job: Object, fault: Fault, says: 
     assert says in why_not_now(a_job, fault)
 
 
+def test_the_pod_that_is_hurt_is_the_one_that_has_the_rank_also_where_ranks_follow_racks() -> None:
+    status = {"nodes": 3, "ranks": {"desired": 6, "order": [0, 2, 1]}}
+    place = Place(None, {"metadata": {"name": "x"}, "status": status}, 1, print)  # type: ignore[arg-type]  # no cluster is asked
+    assert [place.pod_of(rank) for rank in range(6)] == ["x-0", "x-0", "x-2", "x-2", "x-1", "x-1"]
+    with pytest.raises(ConfigError, match="there is no rank 6: the job has 6 ranks, 0 to 5"):
+        place.pod_of(6)
+
+
 def test_a_killed_operator_costs_no_restart_so_a_spent_budget_allows_it() -> None:
     assert why_not_now(job(counted=3), Fault.KILL_OPERATOR) == ""
     assert why_not_now(job(counted=3), Fault.LOSE_NODE) != ""
@@ -53,7 +62,10 @@ def test_a_killed_operator_costs_no_restart_so_a_spent_budget_allows_it() -> Non
 def test_every_drill_says_what_it_risks_and_which_rights_it_needs() -> None:
     assert set(RISKS) == set(Fault)
     assert list(map(str, rights(Fault.KILL_RANK, "ns"))) == ["list pods in namespace ns", "create pods/exec in namespace ns"]
-    assert Right("patch", "nodes", cluster_wide=True) in rights(Fault.LOSE_NODE, "ns")
+    node = {Right(verb, "pods", namespace="ns") for verb in ("get", "delete")} | {
+        Right(verb, "nodes", cluster_wide=True) for verb in ("get", "patch")
+    }
+    assert set(rights(Fault.LOSE_NODE, "ns")) - set(rights(Fault.KILL_RANK, "ns")) == node
     assert {right.namespace for right in rights(Fault.KILL_OPERATOR, "ns")} == {"lockstep-system"}
 
 

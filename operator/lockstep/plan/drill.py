@@ -56,7 +56,10 @@ def rights(fault: Fault, namespace: str) -> list[Right]:
     exec_ = Right("create", "pods", "exec", namespace=namespace)
     own = [Right("list", "pods", namespace=namespace), exec_]
     more = {
-        Fault.LOSE_NODE: [Right("delete", "pods", namespace=namespace), Right("patch", "nodes", cluster_wide=True)],
+        Fault.LOSE_NODE: [
+            *(Right(verb, "pods", namespace=namespace) for verb in ("get", "delete")),
+            *(Right(verb, "nodes", cluster_wide=True) for verb in ("get", "patch")),
+        ],
         Fault.KILL_OPERATOR: [
             Right("list", "pods", namespace=OPERATOR_NAMESPACE),
             Right("delete", "pods", namespace=OPERATOR_NAMESPACE),

@@ -154,7 +154,7 @@ def test_a_drill_asks_before_it_hurts_and_refuses_what_the_job_is_not_ready_for(
     assert done.returncode == 2
     assert "ends one rank by SIGKILL: all ranks restart from the last commit. Say --yes to do it" in done.stderr
     done = lockstep("drill", "kill-rank", "--job", "drilled", "-n", drilled.namespace, "--yes", "--rank", "2")
-    assert (done.returncode, "--rank is 2, but the job has ranks 0 to 1" in done.stderr) == (2, True)
+    assert (done.returncode, "there is no rank 2: the job has 2 ranks, 0 to 1" in done.stderr) == (2, True)
     done = lockstep("drill", "fill-disk", "--job", "drilled", "-n", drilled.namespace, "--yes", "--fill-at-most", "1")
     assert (done.returncode, "no more than 1 are to be written" in done.stderr) == (2, True)
     assert drilled.job("drilled")["status"]["attempts"] == 1

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, pod_name
+from lockstep.plan.logs import node_of_rank
 from lockstep.plan.observed import Object
 from lockstep.platforms.kubernetes import exec as pods
 from lockstep.platforms.kubernetes.client import Client
@@ -53,10 +54,8 @@ class Place:
 
     def pod_of(self, rank: int) -> str:
         """Raises ConfigError for a rank that the job doesn't have."""
-        desired, nodes = int(self.job["status"]["ranks"]["desired"]), int(self.job["status"]["nodes"])
-        if not 0 <= rank < desired:
-            raise ConfigError(f"--rank is {rank}, but the job has ranks 0 to {desired - 1}")
-        return pod_name(self.name, rank // (desired // nodes))
+        status = self.job["status"]
+        return pod_name(self.name, node_of_rank(status["ranks"], int(status["nodes"]), rank))
 
     def trainer(self, pod: str) -> pods.Place:
         return pods.Place(self.namespace, pod, CONTAINER)
