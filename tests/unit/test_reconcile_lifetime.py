@@ -149,4 +149,7 @@ def test_a_suspended_job_is_not_finished() -> None:
 def test_what_only_the_operator_carries_out_is_known() -> None:
     spec = {"script": {"path": "a.py"}, "activeDeadlineSeconds": 5, "ttlSecondsAfterFinished": 0, "queueName": "q"}
     assert without_operator(TrainingJobSpec.model_validate(spec)) == ["spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished"]
+    restart = {"maxRestarts": 1, "lostNodeSeconds": 0, "holdOnFailureSeconds": 60}
+    of_restarts = ["spec.restart.lostNodeSeconds", "spec.restart.holdOnFailureSeconds"]
+    assert without_operator(TrainingJobSpec.model_validate({"script": {"path": "a.py"}, "restart": restart})) == of_restarts
     assert without_operator(TrainingJobSpec.model_validate({"script": {"path": "a.py"}})) == []

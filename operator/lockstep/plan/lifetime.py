@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lockstep.api.job import TrainingJobSpec
+from lockstep.api.model import Model
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled
@@ -10,14 +13,17 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.times import seconds_of, timestamp
 
 _BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "notify")
+_RESTARTS_BY_THE_OPERATOR = ("lost_node_seconds", "hold_on_failure_seconds")
 
 
 def without_operator(spec: TrainingJobSpec) -> list[str]:
     """Fields of the job's life and its end that are set, and that nobody carries out where no operator is."""
-    fields = type(spec).model_fields
-    return [
-        f"spec.{fields[name].alias}" for name in _BY_THE_OPERATOR if getattr(spec, name) is not None and getattr(spec, name) is not False
-    ]
+    return [*_set_fields(spec, "spec", _BY_THE_OPERATOR), *_set_fields(spec.restart, "spec.restart", _RESTARTS_BY_THE_OPERATOR)]
+
+
+def _set_fields(part: Model, path: str, names: tuple[str, ...]) -> Iterator[str]:
+    fields = type(part).model_fields
+    yield from (f"{path}.{fields[name].alias}" for name in names if getattr(part, name) != fields[name].default)
 
 
 def active_time(observed: Observed, now: float) -> Object | None:
