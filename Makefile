@@ -1,14 +1,14 @@
 # The front door: one line a target; the work is done by `lockstep` and scripts/. `make help` lists them.
 PYTHON ?= python3
 CLUSTER ?= $(or $(shell cat .lockstep/cluster 2>/dev/null),local)
-MODE ?= auto
 JOB ?= ml-dev-env
 NODE ?= 0
 NODES ?= 2
 SCRIPT ?= train_multi_node.py
 FILE ?= $(SCRIPT)
 SURE = $(if $(YES),--yes) $(if $(FORCE),--force)
-DEPLOY = $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
+CHOSEN = $(if $(MODE),--mode $(MODE))
+DEPLOY = $(CHOSEN) $(if $(OPERATOR_IMAGE),--image $(OPERATOR_IMAGE)) $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
 IMAGE ?= operator
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest
@@ -28,18 +28,18 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods
 	@$(BIN)/lockstep quickstart
 
-##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, FORCE=1: whatever the API host)
+##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto and OPERATOR_IMAGE=, else as deployed; FORCE=1: whatever the API host)
 list-clusters: setup ## the cluster files in clusters/; * is the one your kubeconfig talks to
 	@$(BIN)/lockstep clusters
 
 deploy-cluster: setup ## install what your rights allow, and the dev environment ml-dev-env (DEV=0: without it)
-	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) $(DEPLOY)
+	@$(BIN)/lockstep deploy $(CLUSTER) $(DEPLOY)
 
 deploy-cluster-dry-run: setup ## print every object that deploy-cluster would send; needs no cluster
-	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) --dry-run $(DEPLOY)
+	@$(BIN)/lockstep deploy $(CLUSTER) --dry-run $(DEPLOY)
 
 diff: setup ## what deploy-cluster would change
-	@$(BIN)/lockstep deploy $(CLUSTER) --mode $(MODE) --diff $(DEPLOY)
+	@$(BIN)/lockstep deploy $(CLUSTER) --diff $(DEPLOY)
 
 status-cluster: setup ## operator, profile and jobs of a cluster
 	@$(BIN)/lockstep status $(CLUSTER)
@@ -63,7 +63,7 @@ gpu-info: setup ## the GPUs of every pod of the dev environment, by nvidia-smi (
 	@$(BIN)/lockstep cluster gpus $(CLUSTER) --job $(JOB)
 
 nccl-test: setup ## all-reduce sweep over the cluster's nodes, printed (SAVE=1: stored in the cluster file); replaces mpirun and nccl-tests
-	@$(BIN)/lockstep cluster calibrate $(CLUSTER) --mode $(MODE) $(if $(SAVE),--save,--no-save)
+	@$(BIN)/lockstep cluster calibrate $(CLUSTER) $(CHOSEN) $(if $(SAVE),--save,--no-save)
 
 ##@ The dev environment (JOB=ml-dev-env, NODE=0)
 sync-multi-node: setup ## send workspace/ to all of its pods (WATCH=1: and again whenever something changes)

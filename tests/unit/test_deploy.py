@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from api_stub import ApiStub, served
 from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE
+from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli import target
-from lockstep.cli.deploy import Mode, deploy, planned
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.cli.deploy import OPERATOR_IMAGE, Mode, _checked, deploy, planned
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, path_of
 from lockstep.platforms.kubernetes.install import monitoring_objects, with_one_default, without_unknown_kinds
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -74,6 +75,36 @@ def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="the embedded cluster is not up: `make cluster-up`"):
         target.use_embedded_cluster("local", None)
     assert target.use_embedded_cluster("barcelona", None) is False
+
+
+def deployed(image: str, mode: str) -> ApiStub:
+    """A cluster on which barcelona was deployed."""
+    operator = {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
+    return ApiStub({
+        path_of("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME): operator,
+        path_of("ClusterProfile", None, "barcelona"): {"spec": {"network": {"mode": mode}}},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "mode", "image", "expected"),
+    [
+        (deployed("registry/ours:1", "RDMA"), None, None, "MODE=rdma OPERATOR_IMAGE=registry/ours:1"),
+        (deployed("registry/ours:1", "RDMA"), Mode.TCP, "registry/ours:2", "MODE=tcp OPERATOR_IMAGE=registry/ours:2"),
+        (deployed("lockstep-operator:0.0.9", "Auto"), None, None, "MODE=auto"),
+        (ApiStub(), None, None, "MODE=auto"),
+        (ApiStub(forbidden={"*"}), None, None, "MODE=auto"),
+    ],
+)
+def test_a_second_deploy_keeps_the_image_and_the_mode_where_no_other_is_said(
+    there: ApiStub, mode: Mode | None, image: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(there, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        plan = _checked("barcelona", mode, None, image, force=True, monitoring=False)
+    assert plan.choices == expected
+    (container,) = next(item for item in plan.objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == (expected.partition("OPERATOR_IMAGE=")[2] or OPERATOR_IMAGE)
 
 
 def test_monitoring_is_sent_only_when_asked_for() -> None:

@@ -126,14 +126,15 @@ def test_a_refusal_in_spite_of_the_rights_is_left_with_its_reason() -> None:
 def test_an_administrator_gets_files_and_the_commands_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    plan = planned("barcelona", Mode.RDMA, "registry.example.com/lockstep-operator:1")
     monkeypatch.setattr("lockstep.cli.paths.checkout", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     crd, role = ({"kind": kind, "metadata": {"name": "x"}} for kind in ("CustomResourceDefinition", "ClusterRole"))
     there = {"kind": "Namespace", "metadata": {"name": "n"}}
     parts = (Left(crd, State.MISSING), Left(role, State.DIFFERS), Left(there, State.SAME))
-    deployed.tell_left("mine", "rdma", Sent((), parts))
+    deployed.tell_left(plan, Sent((), parts))
     told = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    folder = ".lockstep/deploy/mine"
+    folder = ".lockstep/deploy/barcelona"
     assert "CustomResourceDefinition x: missing" in told and "ClusterRole x: differs" in told
     assert [line for line in told if line.startswith("kubectl")] == [
         f"kubectl apply --server-side --force-conflicts -f {folder}/definitions.yaml",
@@ -141,7 +142,7 @@ def test_an_administrator_gets_files_and_the_commands_in_order(
         f"kubectl apply --server-side --force-conflicts -f {folder}/cluster.yaml",
     ]
     assert list(yaml.safe_load_all((tmp_path / folder / "cluster.yaml").read_text())) == [role]
-    assert "make deploy-cluster CLUSTER=mine MODE=rdma DEV=0" in told
+    assert "make deploy-cluster CLUSTER=barcelona MODE=rdma OPERATOR_IMAGE=registry.example.com/lockstep-operator:1 DEV=0" in told
 
 
 def test_a_dry_run_s_answer_shows_what_is_set_and_what_is_taken_away() -> None:
@@ -329,6 +330,30 @@ def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reas
     api = put(Api(), {**a_job(DEV_ENVIRONMENT, type="Interactive", **spec), "status": {"conditions": listed}})
     with pytest.raises(InstallError, match=said):
         asyncio.run(until_up(api, "lockstep", 2, lambda text: None, seconds=0.1))
+
+
+def operator_waiting(image: str, reason: str) -> Api:
+    """An operator whose pod is still of `image`, and waits for `reason`."""
+    metadata = {"name": "lockstep-operator", "namespace": "lockstep-system"}
+    waiting = {"state": {"waiting": {"reason": reason, "message": "pull access denied"}}}
+    return put(
+        Api(),
+        {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "new:1"}]}}}},
+        {"kind": "Pod", "metadata": metadata, "spec": {"containers": [{"image": image}]}, "status": {"containerStatuses": [waiting]}},
+    )
+
+
+def test_an_image_of_the_operator_that_can_not_be_pulled_ends_the_wait_with_what_to_type() -> None:
+    with pytest.raises(
+        InstallError, match=r"image new:1 can't be pulled \(pull access denied\): .*make build TAG=.* PUSH=1.*OPERATOR_IMAGE="
+    ):
+        asyncio.run(install.until_ready(operator_waiting("new:1", "ErrImagePull"), "lockstep-system", "lockstep-operator", seconds=60))
+
+
+@pytest.mark.parametrize(("image", "reason"), [("old:1", "ErrImagePull"), ("new:1", "ImagePullBackOff"), ("new:1", "ContainerCreating")])
+def test_a_pod_of_the_last_deployment_and_one_that_is_tried_again_are_waited_for(image: str, reason: str) -> None:
+    with pytest.raises(InstallError, match="not ready after 0 s: pull access denied"):
+        asyncio.run(install.until_ready(operator_waiting(image, reason), "lockstep-system", "lockstep-operator", seconds=0.1))
 
 
 def test_a_job_whose_pods_stay_is_told_with_them(monkeypatch: pytest.MonkeyPatch) -> None:

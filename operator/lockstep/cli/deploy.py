@@ -23,7 +23,9 @@ ClusterArgument = Annotated[str, typer.Argument(help="A cluster of clusters/, or
 ContextOption = Annotated[str | None, typer.Option(help="The context of your kubeconfig.")]
 ImageOption = Annotated[
     str | None,
-    typer.Option(help=f"The operator's image. Default: the profile's, where it mounts Lockstep's code into pods; else {OPERATOR_IMAGE}."),
+    typer.Option(
+        help=f"The operator's image. Default: the profile's, where it mounts Lockstep's code into pods; else the one that is deployed, at first {OPERATOR_IMAGE}."
+    ),
 ]
 
 
@@ -46,10 +48,17 @@ class Deployment:
     profile: ClusterProfile
     objects: list[dict[str, Any]]
     mode: Mode
+    image: str
+    """The operator's."""
 
     @property
     def namespace(self) -> str:
         return str(self.cluster.cluster.namespace)
+
+    @property
+    def choices(self) -> str:
+        """What was chosen, as make is told it."""
+        return f"MODE={self.mode.value}" + ("" if self.image == default_image(self.profile) else f" OPERATOR_IMAGE={self.image}")
 
     @property
     def said(self) -> str:
@@ -58,12 +67,15 @@ class Deployment:
 
         from lockstep.cli.version import own_version
 
-        return f"{self.cluster.cluster.name}, MODE={self.mode.value}, lockstep {own_version()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        return f"{self.cluster.cluster.name}, {self.choices}, lockstep {own_version()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def deploy(
     cluster: ClusterArgument,
-    mode: Annotated[Mode, typer.Option(case_sensitive=False, help="What jobs that don't say use between nodes.")] = Mode.AUTO,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(case_sensitive=False, help="What jobs that don't say use between nodes. Default: as it is deployed, at first auto."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every object instead of sending it; needs no cluster.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show what would change on the cluster. Exit code 1: something would.")] = False,
     dev: Annotated[bool, typer.Option("--dev/--no-dev", help=f"Also the dev environment {DEV_ENVIRONMENT}, when there is none.")] = True,
@@ -85,7 +97,7 @@ def deploy(
     if dry_run:
         from lockstep.api.yamltext import dump_all_yaml
 
-        plan = planned(cluster, mode, image, monitoring=monitoring)
+        plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring)
         return print(dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])]), end="")
     plan = _checked(cluster, mode, context, image, force, monitoring)
     if diff:
@@ -115,10 +127,15 @@ def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = 
 
     found = load(cluster)
     profile = _with_mode(found, mode)
-    chosen = image or (profile.spec.image if profile.spec.pod.volumes else None) or OPERATOR_IMAGE
+    chosen = image or default_image(profile)
     objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=checkout() / "manifests", revision=revision)
     more = monitoring_objects(checkout() / "manifests") if monitoring else []
-    return Deployment(found, profile, [*objects, *more], mode)
+    return Deployment(found, profile, [*objects, *more], mode, chosen)
+
+
+def default_image(profile: ClusterProfile) -> str:
+    """The operator's, where neither a person nor an earlier deployment names another."""
+    return (profile.spec.image if profile.spec.pod.volumes else None) or OPERATOR_IMAGE
 
 
 def _with_mode(found: ClusterFile, mode: Mode) -> ClusterProfile:
@@ -138,8 +155,8 @@ def _dev_environment(plan: Deployment) -> dict[str, Any]:
     return dev_environment(plan.profile, plan.namespace)
 
 
-def _checked(cluster: str, mode: Mode, context: str | None, image: str | None, force: bool, monitoring: bool) -> Deployment:
-    """The plan, for the cluster that the kubeconfig talks to.
+def _checked(cluster: str, mode: Mode | None, context: str | None, image: str | None, force: bool, monitoring: bool) -> Deployment:
+    """The plan, for the cluster that the kubeconfig talks to; what isn't said stays as it is deployed there.
 
     Raises:
         ConfigError: that is not the one that the cluster file names, and `force` is not given.
@@ -147,9 +164,21 @@ def _checked(cluster: str, mode: Mode, context: str | None, image: str | None, f
     from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
 
     embedded = use_embedded_cluster(cluster, context)
-    plan = planned(cluster, mode, image, monitoring=monitoring)  # before anything is changed, the embedded cluster's code too
-    refuse_other_cluster(plan.cluster, context, force)
-    return planned(cluster, mode, image, revision=_publish(), monitoring=monitoring) if embedded else plan
+    first = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring)  # before anything is changed, the embedded cluster's code too
+    refuse_other_cluster(first.cluster, context, force)
+    mode_there, image_there = _as_deployed(first.profile, context)
+    revision = _publish() if embedded else ""
+    return planned(cluster, mode or mode_there or Mode.AUTO, image or image_there, revision=revision, monitoring=monitoring)
+
+
+def _as_deployed(profile: ClusterProfile, context: str | None) -> tuple[Mode | None, str | None]:
+    """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
+    from lockstep.platforms.kubernetes.client import connect
+    from lockstep.platforms.kubernetes.survey import deployed_mode_and_image
+
+    mode, image = connect(context).run(lambda cluster: deployed_mode_and_image(cluster, profile.metadata.name))
+    own = profile.spec.pod.volumes or (image or "").partition(":")[0] == OPERATOR_IMAGE.partition(":")[0]
+    return Mode(mode.lower()) if mode else None, None if own else image
 
 
 def _publish() -> str:

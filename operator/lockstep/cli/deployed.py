@@ -16,13 +16,14 @@ LAST = ".lockstep/cluster"
 """Which cluster is meant where none is named, here and in the Makefile: the one that was deployed last."""
 
 
-def tell_left(cluster: str, mode: str, sent: Sent) -> None:
+def tell_left(plan: Deployment, sent: Sent) -> None:
     """What is missing, differs or can't be seen, and the commands by which an administrator puts it right."""
     from lockstep.plan.deploy import State, called, for_an_administrator, open_ones
 
     left = open_ones(sent.left)
     if not left:
         return
+    cluster = plan.cluster.cluster.name
     sure = any(part.state is not State.UNSEEN for part in left)
     print(
         "\nNOT COMPLETE: you may not send these:"
@@ -32,12 +33,12 @@ def tell_left(cluster: str, mode: str, sent: Sent) -> None:
     for part in left:
         print(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
     print("An administrator of the cluster types, in a checkout:")
-    print(f"  make deploy-cluster CLUSTER={cluster} MODE={mode} DEV=0")
-    print("or, with the files that were just written:")
+    print(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
+    print(f"or, with the files that were just written, in which the operator's image is {plan.image} (OPERATOR_IMAGE= names another):")
     for command in admin_commands(cluster, *for_an_administrator(left)):
         print(f"  {command}")
     if sure:
-        print(f"Then repeat: make deploy-cluster CLUSTER={cluster} MODE={mode}")
+        print(f"Then repeat: make deploy-cluster CLUSTER={cluster} {plan.choices}")
 
 
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:

@@ -23,9 +23,7 @@ async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: f
 
     async with await Cluster.connect(context) as connection:
         with Progress() as progress:
-            progress.done(
-                "cluster", f"{plan.cluster.cluster.name} at {connection.server}, namespace {plan.namespace}, MODE={plan.mode.value}"
-            )
+            progress.done("cluster", f"{plan.cluster.cluster.name} at {connection.server}, namespace {plan.namespace}, {plan.choices}")
             notes: list[str] = []
             objects = await without_unknown_kinds(connection, plan.objects, notes.append)
             objects = await with_one_default(connection, objects, notes.append)
@@ -33,7 +31,7 @@ async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: f
             _tell_sent(sent, notes, progress)
             up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
             up = (not dev or await _start_dev_environment(connection, plan, progress, seconds)) and up
-    tell_left(plan.cluster.cluster.name, plan.mode.value, sent)
+    tell_left(plan, sent)
     tell_end(plan, dev=dev, complete=up and sent.is_complete)
     return up and sent.is_complete
 

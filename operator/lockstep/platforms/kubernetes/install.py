@@ -27,6 +27,8 @@ FIELD_MANAGER = "lockstep-deploy"
 READY_SECONDS = 120.0
 RDMA_ROLE = "lockstep-rdma"
 ANNOTATION_REVISION = "lockstep.dev/revision"
+PULL_FAILED = ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
+"""Said right after an attempt. ImagePullBackOff is said between two, also when the next one will find what was pushed meanwhile."""
 CLAIM = "PersistentVolumeClaim"
 PROFILE = "ClusterProfile"
 MONITORING_GROUP = "monitoring.coreos.com"
@@ -233,14 +235,38 @@ async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = l
         counts = {status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")}
         if seen and counts == {found.get("spec", {}).get("replicas", 0)}:
             return
+        await _raise_if_image_fails(cluster, namespace, found)
         tell(f"{status.get('readyReplicas', 0)} of {found.get('spec', {}).get('replicas', 0)} ready")
     raise InstallError(f"the operator is not ready after {seconds:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
 
 
+async def _raise_if_image_fails(cluster: Cluster, namespace: str, deployment: Object) -> None:
+    """Raises InstallError: a node has just tried to pull the image that is wanted now, and can't."""
+    wanted = [container["image"] for container in deployment.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])]
+    for pod in await _pods(cluster, namespace):
+        states = [container.get("state", {}).get("waiting", {}) for container in pod.get("status", {}).get("containerStatuses", [])]
+        failed = next((state for state in states if state.get("reason") in PULL_FAILED), None)
+        if failed is not None and [container["image"] for container in pod["spec"]["containers"]] == wanted:
+            raise InstallError(
+                f"the operator's image {', '.join(wanted)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
+                "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy --image)"
+            )
+
+
+async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
+    """The operator's; none where they may not be seen."""
+    try:
+        found: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"}))["items"]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return []
+    return found
+
+
 async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> str:
-    page = await cluster.list("Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"})
     told = [str(c.get("message", "")) for c in status.get("conditions", []) if c["status"] != "True"]
-    for pod in page["items"]:
+    for pod in await _pods(cluster, namespace):
         told += [str(c.get("message", "")) for c in pod["status"].get("conditions", []) if c["status"] != "True"]
         states = [c.get("state", {}) for c in pod["status"].get("containerStatuses", [])]
         told += [str(state["waiting"].get("message", state["waiting"]["reason"])) for state in states if "waiting" in state]

@@ -60,6 +60,14 @@ async def _got(cluster: Cluster, kind: str, namespace: str | None, name: str) ->
         raise
 
 
+async def deployed_mode_and_image(cluster: Cluster, profile: str) -> tuple[str | None, str | None]:
+    """`network.mode` of the ClusterProfile that is there, and the image of the operator; None: not there, or not to be seen."""
+    found = await _got(cluster, "ClusterProfile", None, profile) or {}
+    deployment, _ = await operator_deployment(cluster)
+    image = deployment and str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+    return found.get("spec", {}).get("network", {}).get("mode"), image
+
+
 async def operator_deployment(cluster: Cluster) -> tuple[Object | None, bool]:
     """The operator's Deployment, and whether this person may look."""
     try:
