@@ -6,6 +6,7 @@ answers {"pids": […]} and, as each rank ends, {"pid": …, "code": …} (negat
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -25,6 +26,8 @@ def preload() -> None:
 
     import_muon()
     rank_cases.case_modules()  # the tests' own functions, and with them the trainer
+    gc.collect()
+    gc.freeze()  # else every rank's first collection writes into, and so copies, all that is shared with this process
 
 
 def run_rank(request: dict[str, Any], rank: dict[str, Any]) -> None:
