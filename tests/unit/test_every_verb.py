@@ -23,7 +23,9 @@ from api_stub import ApiStub, kubeconfig, served
 from lockstep.cli import main as entry
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
-ON_THIS_MACHINE = ("quickstart", "init", "validate", "render", "clusters", "version", "devcluster", "checkpoint", "adapter", "build")
+ON_THIS_MACHINE = (
+    "quickstart", "init", "validate", "render", "clusters", "devcluster", "checkpoint", "adapter export", "adapter merge", "build",
+)  # fmt: skip
 """Verbs, and groups of them, that talk to no cluster, or make one."""
 GIVEN = {
     "job": "x",
@@ -37,7 +39,7 @@ GIVEN = {
     "name": "local",
 }
 """Argument → what it is given; any other gets `x`."""
-ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "cluster discover", "cluster lint")
+ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "version", "cluster discover", "cluster lint")
 MORE = {"run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "cluster gpus": ["barcelona"]}
 """What some verbs want besides, though no option of theirs is required."""
 
@@ -51,7 +53,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 VERBS = {" ".join(path): command for path, command in leaves(typer.main.get_command(entry.app))}
-REMOTE = sorted(name for name in VERBS if name.split(" ")[0] not in ON_THIS_MACHINE)
+REMOTE = sorted(name for name in VERBS if not any(name == own or name.startswith(f"{own} ") for own in ON_THIS_MACHINE))
 
 
 def arguments(name: str, folder: Path) -> list[str]:
