@@ -144,7 +144,7 @@ def test_the_failing_rank_of_a_collective_is_named_and_not_its_peer(folder: Fold
     assert "rank 1 on node 1 exited with 1: ValueError: boom" in ended.stdout
 
 
-def test_lockstep_s_trainer_trains_an_adapter(folder: Folder, model: Path, data: Path) -> None:
+def prepare_training(folder: Folder, model: Path, data: Path) -> None:
     (folder.root / "workspace/models").mkdir()
     (folder.root / "workspace/models/tiny").symlink_to(model)
     (folder.root / "datasets/data.jsonl").symlink_to(data)
@@ -156,6 +156,27 @@ def test_lockstep_s_trainer_trains_an_adapter(folder: Folder, model: Path, data:
         "checkpoint": {"everySteps": 2},
     }
     folder.job(training=training)
+
+
+def test_the_data_of_a_job_is_shown_as_the_model_would_learn_it_and_nothing_is_started(folder: Folder, model: Path, data: Path) -> None:
+    prepare_training(folder, model, data)
+    shown = folder.run("--preview", "2")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    record = json.loads(data.read_text().splitlines()[0])
+    path = folder.root / "datasets/data.jsonl"
+    assert shown.stdout.startswith(f"{path}:1: ")
+    assert f"{record['prompt']}[{record['completion']}</s>]" in shown.stdout
+    assert [line.split(": ")[0] for line in shown.stdout.splitlines() if line.endswith(" learned")] == [f"{path}:1", f"{path}:2"]
+    assert not (folder.root / "workspace/runs").exists()
+    path.unlink()
+    path.write_text('{"text": ""}\n')
+    refused = folder.run("--preview", "2")
+    assert refused.returncode == 2
+    assert f"1 broken lines in the data: {path}:1" in refused.stderr
+
+
+def test_lockstep_s_trainer_trains_an_adapter(folder: Folder, model: Path, data: Path) -> None:
+    prepare_training(folder, model, data)
     ended = folder.run()
     assert ended.returncode == 0, ended.stdout + ended.stderr
     adapter = folder.end()["result"]["adapter"]

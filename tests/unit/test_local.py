@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,25 @@ def test_an_input_that_is_missing_is_one_sentence(tmp_path: Path, missing: str, 
 def test_a_script_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"spec\.script\.path: there is no file .*/workspace/train\.py"):
         check_inputs(resolved(tmp_path, script={"path": "train.py"}))
+
+
+def test_a_preview_is_of_a_training_s_data_on_this_machine(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from lockstep.cli.main import app
+
+    spec: dict[str, Any] = {"nodes": 1, "gpusPerNode": 0, "script": {"path": "train.py"}}
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}))
+    for options, said in (
+        (["-f", str(path), "--local"], "--preview shows what spec.training would learn of its data, but this job runs a script"),
+        (["-f", str(path), "--in-namespace"], "--preview reads the data on this machine: say --local"),
+        (["train.py"], "--preview is about a job file: name it with -f"),
+    ):
+        ended = CliRunner().invoke(app, ["run", "--preview", "3", "--workspace", str(tmp_path), *options])
+        assert isinstance(ended.exception, ConfigError)
+        assert said in str(ended.exception)
+    assert not (tmp_path / "workspace").exists()
 
 
 def test_a_commit_to_resume_from_must_be_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lockstep.cli.inputs import NamespaceOption, SetOption, read_inputs
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
+    from lockstep.api.profile import ClusterProfile
 
 LOCAL_CLUSTER = "local"
 
@@ -45,6 +46,12 @@ def run(
     workspace: Annotated[
         Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
     ] = Path(".lockstep/workspace"),
+    preview: Annotated[
+        int | None,
+        typer.Option(
+            "--preview", min=1, help="With --local: print so many samples of the data, what is learned marked, and train nothing."
+        ),
+    ] = None,
 ) -> None:
     """Run a script on all nodes of a dev environment, or a job file to its end without the operator.
 
@@ -54,19 +61,24 @@ def run(
     Example: lockstep run --job ml-dev-env train_multi_node.py --epochs 3
 
     Example: lockstep run -f job.yaml --local --set training.lora.rank=8 --set nodes=1
+
+    Example: lockstep run -f job.yaml --local --preview 3
     """
     if file is None:
         from lockstep.cli.target import unnamed_cluster
 
-        _refuse_file_options({"--local": local, "--in-namespace": in_namespace, "--nodes": nodes, "--set": changes})
+        _refuse_file_options({"--local": local, "--in-namespace": in_namespace, "--nodes": nodes, "--set": changes, "--preview": preview})
         raise typer.Exit(_run_in_job(script, job, (cluster or unnamed_cluster(context), namespace, context), detach=detach))
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
     if local == in_namespace:
         raise ConfigError("say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin)")
     if in_namespace:
+        if preview is not None:
+            raise ConfigError("--preview reads the data on this machine: say --local")
         raise typer.Exit(_run_in_namespace(file, cluster, namespace, context, changes))
-    raise typer.Exit(_run_local(file, cluster or LOCAL_CLUSTER, nodes, workspace, changes))
+    read, profile = _read_local(file, cluster or LOCAL_CLUSTER, nodes, changes)
+    raise typer.Exit(_run_local(read, profile, workspace) if preview is None else _preview(read, profile, workspace, preview))
 
 
 def _refuse_file_options(given: dict[str, object]) -> None:
@@ -102,16 +114,28 @@ def _run_in_namespace(file: Path, cluster: str | None, namespace: str | None, co
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
 
 
-def _run_local(file: Path, cluster: str, nodes: int | None, workspace: Path, changes: list[str] | None) -> int:
-    from lockstep.platforms.local.run import run_local
-
+def _read_local(file: Path, cluster: str, nodes: int | None, changes: list[str] | None) -> tuple[TrainingJob, ClusterProfile]:
     inputs = read_inputs(file, cluster, None, changes)
     refuse_interactive(inputs.job)
     _warn(inputs.job)
     job = inputs.job
     if nodes is not None:
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
-    return run_local(job, inputs.cluster.profile, workspace)
+    return job, inputs.cluster.profile
+
+
+def _run_local(job: TrainingJob, profile: ClusterProfile, workspace: Path) -> int:
+    from lockstep.platforms.local.run import run_local
+
+    return run_local(job, profile, workspace)
+
+
+def _preview(job: TrainingJob, profile: ClusterProfile, workspace: Path, samples: int) -> int:
+    from lockstep.cli.trainer import EXIT_FAILED, EXIT_USAGE, TRAINER_CONFIG
+    from lockstep.platforms.local.preview import preview_local
+
+    code = preview_local(job, profile, workspace, samples)
+    return EXIT_USAGE if code == TRAINER_CONFIG else min(code, EXIT_FAILED)
 
 
 def _warn(job: TrainingJob) -> None:

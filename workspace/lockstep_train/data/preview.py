@@ -1,6 +1,7 @@
 """The first samples as the model would learn them, printed: tokens in brackets (bold on a terminal) are learned.
 
-python -m lockstep_train --run run.json --preview 3
+lockstep run -f job.yaml --local --preview 3
+python -m lockstep_train --run run.json --preview 3          a run's file that is there already
 """
 
 from __future__ import annotations
