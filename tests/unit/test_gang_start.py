@@ -1,16 +1,22 @@
-"""Whom a start waits for, for how long, and what it begins with; no process, no clock."""
+"""Whom a start waits for, for how long, what is said of it, and what it begins with; no process."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lockstep_gang.contract import Cause, CheckpointReport, Fact, FactType, RestartPolicy, State, Timeouts
 from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
+from lockstep_gang.coordinator import coordinator
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.gang import Phase, new_gang
-from unit.gang_cases import make_run
+from unit.gang_cases import KEY, make_run
 from unit.gang_story import Story, all_stopped, hello, started
 
 ADDRESSES = ("x-0.x-headless.ns.svc", "x-1.x-headless.ns.svc")
@@ -83,3 +89,26 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
         "  run: /workspace/runs/x, works in /workspace, log of what happens in /workspace/runs/x/logs",
         "  from: the newest commit is step 7, /c/step-7.a1; the script finds its own",
     ]
+
+
+def test_node_0_says_again_and_again_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "WAITING_LINE_SECONDS", 0.01)
+    lines: list[str] = []
+
+    async def say_twice() -> None:
+        twice = asyncio.Event()
+
+        def say(line: str) -> None:
+            lines.append(line)
+            if len(lines) == 2:
+                twice.set()
+
+        hosted = Coordinator(make_run(run_dir=str(tmp_path)), KEY, Output(say, lambda: (), lambda line: None))
+        hosted.heard(0, hello(0))
+        lines.clear()
+        saying = asyncio.ensure_future(hosted._say_what_is_missing())
+        await asyncio.wait_for(twice.wait(), 10)
+        saying.cancel()
+
+    asyncio.run(say_twice())
+    assert lines[:2] == ["waiting for node 1 of 2", "waiting for node 1 of 2"]
