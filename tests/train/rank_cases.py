@@ -45,6 +45,22 @@ def call(target: str, arguments: dict[str, Any]) -> int:
     return int(found.pop()(**arguments) or 0)
 
 
+def set_constants(constants: dict[str, int]) -> None:
+    """Constants of the trainer, {"merge.BLOCK_ELEMENTS": 100}, for as long as this rank lives: with small ones what goes block by
+    block does so with the small tensors here."""
+    for path, value in constants.items():
+        module, name = path.rsplit(".", 1)
+        found = importlib.import_module(f"lockstep_train.{module}")
+        assert isinstance(vars(found)[name], int), path
+        setattr(found, name, value)
+
+
+def main_with(constants: dict[str, int]) -> int:
+    """Train with other constants."""
+    set_constants(constants)
+    return trainer.main([])
+
+
 def assembled() -> assembling.Run:
     environment = rank_environment()
     ranks = engine_ranks.join(environment)
@@ -85,8 +101,9 @@ def resave() -> None:
     engine_ranks.leave()
 
 
-def live_logits(output: str) -> None:
+def live_logits(output: str, constants: dict[str, int] | None = None) -> None:
     """Train to the end, then write the logits of the live engine, from rank 0."""
+    set_constants(constants or {})
     run = assembled()
     train(run, StopSignal())
     run.engine.eval()

@@ -64,17 +64,28 @@ def test_a_fully_trained_model_is_left_as_a_folder_that_gives_the_live_models_lo
         "checkpoint": {"everySteps": 1},
         "evaluation": None,
     }
-    whole = ranks.run("main", [run_file("whole", zeroStage="Stage2", **settings)] * 2, nodes=2)
+    small = {"export_model.SHARD_BYTES": 20_000}
+    whole = ranks.run("main_with", [run_file("whole", zeroStage="Stage2", **settings)] * 2, nodes=2, arguments={"constants": small})
     assert whole.codes == [0, 0], whole.output
     assert f"Model: {tmp_path / 'whole/model'}" in whole.output
     shutil.copytree(tmp_path / "whole/checkpoints", tmp_path / "live/checkpoints")
     for commit in (tmp_path / "live/checkpoints").glob("step-[23].a1"):
         shutil.rmtree(commit)
+    model = tmp_path / "live/model"
+    model.mkdir()
+    for stale in (".model.0123.tmp", "model.safetensors", "model-00001-of-00002.safetensors"):
+        (model / stale).touch()  # of an export that was killed, and of one with other files
     logits = str(tmp_path / "logits.safetensors")
-    live = ranks.run("live_logits", [run_file("live", zeroStage="Stage3", **settings)] * 2, arguments={"output": logits})
+    arguments = {"output": logits, "constants": small}
+    live = ranks.run("live_logits", [run_file("live", zeroStage="Stage3", **settings)] * 2, arguments=arguments)
     assert live.codes == [0, 0], live.output
     assert losses(tmp_path / "live") == pytest.approx(losses(tmp_path / "whole")[1:], rel=1e-5)
-    compared = ranks.run("compare_model", [None], arguments={"folder": str(tmp_path / "live/model"), "logits": logits})
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    files = {path.name for path in model.glob("*.safetensors")}
+    assert len(files) > 2
+    assert files == set(index["weight_map"].values())
+    assert sorted(path.name for path in model.glob(".*")) == []
+    compared = ranks.run("compare_model", [None], arguments={"folder": str(model), "logits": logits})
     assert compared.codes == [0], compared.output
     assert not (tmp_path / "live/adapter").exists()
 

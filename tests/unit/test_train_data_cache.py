@@ -235,6 +235,20 @@ def test_a_hub_dataset_that_cant_be_fetched_says_what_to_do_and_leaves_nothing(t
     assert list((tmp_path / "hub").iterdir()) == []
 
 
+def test_what_a_killed_download_left_goes_once_nobody_writes_to_it(tmp_path: Path) -> None:
+    """Also where the dataset has come by another start since; a download that another job is at stays."""
+    source = SourceConfig(name="org/set")
+    folder = hub_dataset(source, tmp_path, print, lambda *asked: rows_saved(asked[3])).folder
+    killed, running = (folder.with_name(f".{folder.name}.{name}.tmp") for name in ("0a", "0b"))
+    for half in (killed, running):
+        (half / "downloads").mkdir(parents=True)
+        (half / "downloads/part").touch()
+    for path in (killed, killed / "downloads", killed / "downloads/part", running, running / "downloads"):
+        os.utime(path, (1, 1))
+    hub_dataset(source, tmp_path, print)
+    assert sorted((tmp_path / "hub").iterdir()) == sorted([folder, running])
+
+
 def test_revisions_and_splits_of_a_hub_dataset_are_different_content(tmp_path: Path) -> None:
     sets = [HubDataset("org/set", split, revision, tmp_path) for split in ("train", "test") for revision in ("a", "b")]
     assert len({dataset.digest for dataset in sets}) == 4

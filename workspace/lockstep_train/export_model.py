@@ -26,18 +26,19 @@ from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.folder import CONFIG, copy_others
 
 SHARD_BYTES = 5 * 10**9
+TEMPORARY = ".model.{}.tmp"
 LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
-def write_model(
-    folder: Path, base: Path, tensors: Iterable[tuple[str, torch.Tensor]], precision: str, shard_bytes: int = SHARD_BYTES
-) -> None:
+def write_model(folder: Path, base: Path, tensors: Iterable[tuple[str, torch.Tensor]], precision: str) -> None:
     """Write the model to `folder`. `tensors`: each parameter's name and FP32 values, in the model's order; one layer at a time
     is held, and one file. Raises ConfigError when the base model's folder is gone."""
     dtype = DTYPES[Precision(precision)]
     skeleton = empty_model(base)
     make_directory(folder)
-    files = WeightFiles(folder, shard_bytes)
+    for abandoned in folder.glob(TEMPORARY.format("*")):  # by an export that was killed: as large as the model
+        abandoned.unlink(missing_ok=True)
+    files = WeightFiles(folder)
     for layer in by_layer(tensors):
         for name, tensor in stored_tensors(skeleton, {name: value.to(dtype) for name, value in layer}).items():
             files.add(name, tensor)
@@ -101,10 +102,9 @@ def copy_rest(base: Path, folder: Path, dtype: str) -> None:
 class WeightFiles:
     """Collects tensors and writes a file whenever one is full. Their final names say how many there are, so they come last."""
 
-    def __init__(self, folder: Path, shard_bytes: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.written: set[str] = set()
         self._folder = folder
-        self._limit = shard_bytes
         self._pending: dict[str, torch.Tensor] = {}
         self._files: list[tuple[Path, list[str]]] = []
         self._total = 0
@@ -112,7 +112,7 @@ class WeightFiles:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
         held = sum(value.numel() * value.element_size() for value in self._pending.values())
-        if self._pending and held + size > self._limit:
+        if self._pending and held + size > SHARD_BYTES:
             self._write()
         self._pending[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)  # a view would keep its whole stack
         self.written.add(name)
@@ -121,7 +121,7 @@ class WeightFiles:
     def _write(self) -> None:
         from safetensors.torch import save_file
 
-        path = self._folder / f".model.{secrets.token_hex(8)}.tmp"
+        path = self._folder / TEMPORARY.format(secrets.token_hex(8))
         save_file(self._pending, path, metadata={"format": "pt"})
         with path.open("rb") as file:
             os.fsync(file.fileno())

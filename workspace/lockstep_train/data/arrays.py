@@ -139,6 +139,6 @@ def remove_abandoned(folder: Path) -> None:
     """Remove what builders of this folder left that were killed: temporary folders nobody wrote to for an hour."""
     for path in folder.parent.glob(f".{folder.name}.*.tmp"):
         with contextlib.suppress(OSError):
-            newest = max(entry.stat().st_mtime for entry in [path, *path.iterdir()])
+            newest = max(entry.stat().st_mtime for entry in [path, *path.rglob("*")])
             if time.time() - newest > ABANDONED_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)

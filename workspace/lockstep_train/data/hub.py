@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
 from lockstep_train.config import SourceConfig
+from lockstep_train.data.arrays import remove_abandoned
 from lockstep_train.data.read import AnySample, Broken, sample_of
 from lockstep_train.errors import ConfigError, first_line
 
@@ -67,6 +68,7 @@ def hub_dataset(source: SourceConfig, cache: Path, say: Callable[[str], None], f
     name = source.name or ""
     asked = hashlib.sha256(json.dumps([name, source.split, source.revision]).encode()).hexdigest()[:32]
     folder = cache / "hub" / asked
+    remove_abandoned(folder)
     commit = recorded_revision(folder)
     if commit is None:
         say(f"Downloading the dataset {name}, split {source.split}, into {folder}")
