@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_cases import CountCollectives
+from rank_cases import CountCollectives, set_constants
 
 from lockstep_sizes.choices import Precision
 from lockstep_train.engine import ranks as engine_ranks
@@ -70,9 +70,10 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def compare_loads(folder: str) -> None:
-    """Slices against transformers' own loader under Stage3, for every family in one group."""
+    """Slices against transformers' own loader under Stage3, for every family in one group; what is cast goes through a small buffer."""
     from transformers.integrations import HfDeepSpeedConfig
 
+    set_constants({"model.weight_files.STAGING_BYTES": 1000})
     ranks = joined()
     for path in sorted(Path(folder).iterdir()):
         stage3 = HfDeepSpeedConfig(settings())
@@ -230,12 +231,14 @@ def fall_back(folder: str) -> None:
 
 
 def compare_a_run_with_secondary_shards() -> None:
-    """hpZ over two nodes, assembled as a run is: the check passes, and sees one wrong element of one rank's copy."""
+    """hpZ over two nodes, assembled as a run is: the check passes, and sees one wrong element of one rank's copy. The whole weights
+    are fingerprinted in several chunks, most shards in one."""
     from rank_cases import assembled
 
     from lockstep_train.engine.secondary import check_secondary_shards
     from lockstep_train.errors import TrainerError
 
+    set_constants({"engine.secondary.CHUNK": 1000})
     keep_nothing_resident()
     run = assembled()
     frozen: Any = next(

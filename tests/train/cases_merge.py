@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from cases_models import configuration, logits_of, settings
+from rank_cases import set_constants
 from safetensors.torch import load_file, save
 
 from lockstep_sizes.choices import Content
@@ -132,11 +133,14 @@ def shapes_kept(base: Path, merged_folder: Path) -> bool:
 
 
 def merge_variants(folder: str, variants: dict[str, Any], output: str) -> None:
+    """All but those that say otherwise block by block."""
     quiet_transformers()
+    usual = merge.BLOCK_ELEMENTS
     results = {}
     for name, variant in variants.items():
         place = Path(folder) / name.replace(" ", "-")
         place.mkdir()
+        set_constants({"merge.BLOCK_ELEMENTS": 1000 if variant.get("blocks", True) else usual})
         try:
             results[name] = merge_variant(place, variant)
         except Exception:

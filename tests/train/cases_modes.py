@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_cases import CountCollectives
+from rank_cases import CountCollectives, set_constants
 
 from lockstep_train.checkpoint import zero_access, zero_restore
 from lockstep_train.checkpoint.identity import Identity
@@ -220,7 +220,8 @@ def check_self_test(engine: Any) -> None:
 
 
 def every_mode(folder: str) -> None:
-    """Those that are for as many ranks as there are."""
+    """Those that are for as many ranks as there are, with shards that are copied and written in several parts."""
+    set_constants({"checkpoint.snapshot.CHUNK_ELEMENTS": 100, "checkpoint.durable.CHUNK_BYTES": 4096})
     ranks = engine_ranks.join(rank_environment())
     for name, mode in ((name, mode) for name, mode in MODES.items() if mode.ranks == ranks.world_size):
         print(name, flush=True)

@@ -15,7 +15,7 @@ from lockstep.cli import adapter
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 VARIANTS: dict[str, dict[str, Any]] = {
-    "llama": {"family": "llama"},
+    "llama": {"family": "llama", "blocks": False},  # each tensor at once, as the command line does, and so equal to the bit
     "several files": {"family": "llama", "shards": "20KB"},
     "rslora": {"family": "llama", "lora": {"rankStabilized": True}},
     "dora": {"family": "llama", "lora": {"dora": True}},
