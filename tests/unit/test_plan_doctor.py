@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from api_stub import ApiStub, served
 from lockstep.api.clusterfile import ClusterFile, parse_cluster_file
-from lockstep.plan.doctor import Finding, Seen, Verdict, examine
+from lockstep.plan.doctor import examine
+from lockstep.plan.doctorseen import Finding, Seen, Verdict
+from lockstep.platforms.kubernetes.client import connect
+from lockstep.platforms.kubernetes.cluster import path_of
+from lockstep.platforms.kubernetes.survey import survey
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = {crd["metadata"]["name"]: crd for crd in (yaml.safe_load(path.read_text()) for path in (ROOT / "manifests/crds").glob("*.yaml"))}
@@ -56,6 +61,7 @@ def healthy(found: ClusterFile) -> Seen:
         claims=(claim("ml-dev-workspace"),),
         account={"metadata": {"name": "ml-dev-sa"}},
         networks=frozenset({"rail1"}),
+        dns={"kube-system/kube-dns": 2},
     )
 
 
@@ -68,7 +74,7 @@ def test_a_healthy_cluster_has_nothing_to_mend() -> None:
     found = findings()
     assert {finding.verdict for finding in found} == {Verdict.OK} and not any(finding.fix for finding in found)
     assert {finding.subject for finding in found} == {
-        "rights", "CRDs", "operator", "profile", "service account", "nodes", "storage", "claims", "fabric"
+        "rights", "CRDs", "operator", "profile", "service account", "DNS", "nodes", "storage", "claims", "fabric"
     }  # fmt: skip
 
 
@@ -89,6 +95,9 @@ DOWN = {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "sta
         ({"profile": None}, "failed", "ClusterProfile c is not on the cluster"),
         ({"profile": {"spec": {"gpus": {"perNode": 8}}}}, "warning", "differs from its file in"),
         ({"account": None}, "failed", "ml-dev-sa is not in namespace ns"),
+        ({"dns": None}, "unknown", "you may not look at the endpoints of kube-system/kube-dns or openshift-dns/dns-default"),
+        ({"dns": {}}, "unknown", "there is neither kube-system/kube-dns nor openshift-dns/dns-default"),
+        ({"dns": {"openshift-dns/dns-default": 0}}, "failed", "openshift-dns/dns-default has no ready endpoint"),
         ({"nodes": None}, "unknown", "you may not list nodes"),
         ({"nodes": (node("a"), node("b", ready="Unknown"))}, "warning", "node b is not Ready"),
         ({"nodes": (node("a"), node("b", unschedulable=True))}, "warning", "node b is cordoned"),
@@ -105,6 +114,30 @@ DOWN = {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "sta
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], verdict: str, said: str) -> None:
     assert any(finding.verdict.value == verdict and said in finding.said for finding in findings(**changes)), findings(**changes)
+
+
+def slices(namespace: str, service: str, *ready: bool | None) -> dict[str, Any]:
+    metadata = {"name": f"{service}-abc", "labels": {"kubernetes.io/service-name": service}}
+    endpoints = [{"conditions": {} if one is None else {"ready": one}} for one in ready]
+    return {path_of("EndpointSlice", namespace): {"metadata": {}, "items": [{"metadata": metadata, "endpoints": endpoints}]}}
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (ApiStub(slices("kube-system", "kube-dns", True, None, False)), {"kube-system/kube-dns": 2}),
+        (ApiStub(slices("openshift-dns", "dns-default")), {"openshift-dns/dns-default": 0}),
+        (ApiStub(), {}),
+        (ApiStub(forbidden={"endpointslices"}), None),
+    ],
+)
+def test_the_ready_endpoints_of_the_cluster_s_dns_are_counted(
+    there: ApiStub, expected: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(there, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        seen = connect().run(lambda cluster: survey(cluster, cluster_file(), "ns"))
+    assert seen.dns == expected
 
 
 def test_what_fails_comes_with_what_to_do() -> None:

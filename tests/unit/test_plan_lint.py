@@ -12,7 +12,7 @@ from cluster_facts import claim, network, node, policy, quota, rail, rdma_cluste
 from lockstep.api.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.plan.clusterfacts import ClusterFacts, Listing, Sight
 from lockstep.plan.discovery.file import discovered
-from lockstep.plan.doctor import Verdict
+from lockstep.plan.doctorseen import Verdict
 from lockstep.plan.lint.alone import lint_alone
 from lockstep.plan.lint.cluster import lint_against
 from lockstep.plan.lint.finding import Finding, line_of

@@ -15,7 +15,7 @@ from lockstep.cli.jobargs import ContextOption, NamespaceOption, OptionalCluster
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
-    from lockstep.plan.doctor import Finding
+    from lockstep.plan.doctorseen import Finding
 
 
 def doctor(
@@ -24,14 +24,14 @@ def doctor(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Check tools, context, rights, CRDs, operator, profile, nodes, storage and fabric; each with what to do. Exit code 1: something fails.
+    """Check tools, context, rights, CRDs, operator, profile, DNS, nodes, storage and fabric; each with what to do. Exit code 1: something fails.
 
     It only reads, with your rights; what you may not see is said to be unknown.
 
     Example: lockstep doctor barcelona
     """
     from lockstep.cli.target import load, use_embedded_cluster
-    from lockstep.plan.doctor import Verdict
+    from lockstep.plan.doctorseen import Verdict
 
     found = load(cluster)
     use_embedded_cluster(found.cluster.name, context)
@@ -48,7 +48,7 @@ def doctor(
 
 
 def _tools() -> Finding:
-    from lockstep.plan.doctor import Finding, Verdict
+    from lockstep.plan.doctorseen import Finding, Verdict
 
     there = [name for name in ("kubectl", "oc") if shutil.which(name)]
     if there:
@@ -59,7 +59,8 @@ def _tools() -> Finding:
 async def _examine(found: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
     from lockstep.cli.paths import checkout
     from lockstep.cli.target import is_same_host
-    from lockstep.plan.doctor import Finding, Verdict, examine
+    from lockstep.plan.doctor import examine
+    from lockstep.plan.doctorseen import Finding, Verdict
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
     from lockstep.platforms.kubernetes.survey import survey
 

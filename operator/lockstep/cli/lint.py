@@ -32,7 +32,7 @@ def lint(
     Example: lockstep cluster lint barcelona --offline
     """
     from lockstep.cli.target import load, use_embedded_cluster
-    from lockstep.plan.doctor import Verdict
+    from lockstep.plan.doctorseen import Verdict
     from lockstep.plan.lint.alone import lint_alone
 
     found = load(cluster)

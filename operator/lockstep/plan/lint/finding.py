@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lockstep.plan.doctor import Verdict
+from lockstep.plan.doctorseen import Verdict
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lockstep.plan.clusterfacts import ClusterFacts, Object
 from lockstep.plan.diff import amount
 from lockstep.plan.discovery.nodes import PRODUCT, QUOTA_GPUS, host, labels
 from lockstep.plan.discovery.rights import allows_ipc_lock
-from lockstep.plan.doctor import usable_nodes
+from lockstep.plan.doctorsite import usable_nodes
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.lint.finding import Finding, failed, fine, unknown, warning
 from lockstep.plan.nodes import allocatable, named

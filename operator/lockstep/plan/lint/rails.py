@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.clusterfacts import ClusterFacts, Object, Sight
-from lockstep.plan.doctor import usable_nodes
+from lockstep.plan.doctorsite import usable_nodes
 from lockstep.plan.lint.finding import Finding, failed, fine, unknown, warning
 from lockstep.plan.nodes import allocatable, named
 from lockstep.plan.railnetworks import RailNetwork, are_isolated, read_network, same_subnet

@@ -49,6 +49,7 @@ KINDS: Mapping[str, Kind] = {
     "ServiceAccount": Kind("v1", "serviceaccounts"),
     "PersistentVolumeClaim": Kind("v1", "persistentvolumeclaims"),
     "Event": Kind("v1", "events"),
+    "EndpointSlice": Kind("discovery.k8s.io/v1", "endpointslices"),
     "StatefulSet": Kind("apps/v1", "statefulsets"),
     "Deployment": Kind("apps/v1", "deployments"),
     "Lease": Kind("coordination.k8s.io/v1", "leases"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.plan.doctor import RIGHTS, Seen
+from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object, path_of
 
 
@@ -27,7 +28,21 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
         claims=await _listed(cluster, "PersistentVolumeClaim", namespace),
         account=await _got(cluster, "ServiceAccount", namespace, found.profile.spec.security.service_account),
         networks=None if networks is None else frozenset(item["metadata"]["name"] for item in networks),
+        dns=await _ready_dns(cluster),
     )
+
+
+async def _ready_dns(cluster: Cluster) -> dict[str, int] | None:
+    """Ready endpoints by namespace/name of the service. None: what is there may not be read."""
+    found, hidden = {}, False
+    for name in DNS_SERVICES:
+        namespace, _, service = name.partition("/")
+        slices = await _listed(cluster, "EndpointSlice", namespace, {"labelSelector": f"kubernetes.io/service-name={service}"})
+        hidden = hidden or slices is None
+        endpoints = [endpoint for part in slices or () for endpoint in part.get("endpoints") or []]
+        if slices:
+            found[name] = sum(endpoint.get("conditions", {}).get("ready") is not False for endpoint in endpoints)
+    return None if hidden and not found else found
 
 
 async def _may(cluster: Cluster, namespace: str, verb: str, group: str, resource: str, subresource: str) -> bool:
@@ -41,10 +56,12 @@ async def _may(cluster: Cluster, namespace: str, verb: str, group: str, resource
     return bool(answer.get("status", {}).get("allowed"))
 
 
-async def _listed(cluster: Cluster, kind: str, namespace: str | None = None) -> tuple[Object, ...] | None:
+async def _listed(
+    cluster: Cluster, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None
+) -> tuple[Object, ...] | None:
     """None: forbidden, or a kind that the cluster doesn't know."""
     try:
-        return tuple((await cluster.list(kind, namespace))["items"])
+        return tuple((await cluster.list(kind, namespace, query))["items"])
     except ApiError as error:
         if error.status in (FORBIDDEN, NOT_FOUND):
             return None
@@ -64,7 +81,7 @@ async def deployed_mode_and_image(cluster: Cluster, profile: str) -> tuple[str |
     """`network.mode` of the ClusterProfile that is there, and the image of the operator; None: not there, or not to be seen."""
     found = await _got(cluster, "ClusterProfile", None, profile) or {}
     deployment, _ = await operator_deployment(cluster)
-    image = deployment and str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+    image = None if deployment is None else str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
     return found.get("spec", {}).get("network", {}).get("mode"), image
 
 
