@@ -24,6 +24,8 @@ class CountingProxy:
         self._upstream = upstream
         self.requests: list[tuple[str, str]] = []
         """(method, path without query)"""
+        self.watches = 0
+        """How many of them were watches, all since the start."""
         self.port = 0
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
@@ -47,6 +49,7 @@ class CountingProxy:
 
     async def _upstream_request(self, request: web.Request) -> Any:
         self.requests.append((request.method, request.path))
+        self.watches += "watch" in request.query
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
         session: aiohttp.ClientSession = self._rest.pool_manager or self._rest._create_pool_manager()
         self._rest.pool_manager = session
