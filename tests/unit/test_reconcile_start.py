@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from lockstep.plan.conditions import timestamp
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile import reconcile
@@ -14,14 +16,15 @@ from unit.test_reconcile_stop import replicas, status
 PULLING = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}  # fmt: skip
 
 
-def starting(node_0: Any, *others: Any) -> Observed:
+def starting(node_0: Any, *others: Any, **spec: Any) -> Observed:
     """A start 600 s ago of which `node_0` is the first pod."""
     made = [{**item, "metadata": {**item["metadata"], "creationTimestamp": timestamp(NOW)}} for item in (node_0, *others)]
-    return replace(running(startTimeoutSeconds=600), pods=tuple(made))
+    return replace(running(startTimeoutSeconds=600, **spec), pods=tuple(made))
 
 
-def test_a_start_whose_node_0_never_runs_fails_and_lets_the_other_nodes_go() -> None:
-    observed = starting(pod(0, status=PULLING), pod(1))
+@pytest.mark.parametrize("spec", [{}, {"type": "Interactive", "script": None}], ids=["Batch", "Interactive"])
+def test_a_start_whose_node_0_never_runs_fails_and_lets_the_other_nodes_go(spec: dict[str, Any]) -> None:
+    observed = starting(pod(0, status=PULLING), pod(1), **spec)
     before = reconcile(observed, None, CONTEXT, NOW + 590)
     assert condition(before, "Failed")[0] == "False"
     assert (before.again_seconds or 0) <= 10
