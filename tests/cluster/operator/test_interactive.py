@@ -122,6 +122,20 @@ def test_a_laptop_that_is_gone_leaves_nothing_running(jobs: Jobs, environment: s
     ready(jobs)
 
 
+def test_kubectl_scale_gives_the_environment_another_number_of_nodes(jobs: Jobs, environment: str, kubectl: Kubectl) -> None:
+    def scaled(nodes: int) -> None:
+        done = kubectl("scale", f"tj/{ENV}", f"--replicas={nodes}", "-n", jobs.namespace)
+        assert done.returncode == 0, done.stderr
+        until(f"it has {nodes} pods", lambda: (jobs.job(ENV)["status"].get("nodes"), len(jobs.pods(ENV))) == (nodes, nodes), 90)
+        jobs.until_condition(ENV, "Progressing", "True", "Ready", 60)
+
+    scaled(1)
+    assert in_pod(kubectl, jobs, 0, "cat", "/workspace/hostfile").stdout == f"{ENV}-0.{ENV}-headless.{jobs.namespace}.svc slots=1\n"
+    ended = typed(kubectl, jobs, 0, "run", "/scripts/who.py")
+    assert (ended.returncode, [line for line in ended.stdout.splitlines() if "I am" in line]) == (0, ["[rank 0] I am 0 of 1"]), ended.stderr
+    scaled(2)
+
+
 def test_gpus_that_nobody_uses_are_released_and_come_back(jobs: Jobs, environment: str) -> None:
     jobs.change(ENV, suspend=True, interactive={"idleSeconds": 6, "warnSeconds": 3})
     jobs.until_condition(ENV, "Suspended", "True", "Suspended", 60)

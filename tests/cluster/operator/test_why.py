@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_whoever_holds_the_gpus_that_a_job_lacks_is_named_with_the_command_that_
     jobs.end("lacks")
     jobs.end("holds")
     until("no pods", lambda: not jobs.pods("lacks") and not jobs.pods("holds"), 60)
+
+
+def test_a_dev_environment_that_nobody_uses_is_named_and_its_command_lets_the_job_start(
+    jobs: Jobs, gpus: list[str], kubectl: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    spec = {"type": "Interactive", "nodes": 2, "gpusPerNode": 1}
+    jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "unused"}, "spec": spec})
+    jobs.until_condition("unused", "Progressing", "True", "Ready", 60)
+    jobs.start("needs", nodes=2, gpusPerNode=1)
+    said = f"TrainingJob {jobs.namespace}/unused, a dev environment in which nothing runs, holds 2 ("
+    told = until("it is told who holds them", lambda: said in (m := jobs.condition("needs", "PodsScheduled").get("message", "")) and m, 40)
+    command = told.partition(said)[2].partition(")")[0]
+    assert kubectl(*shlex.split(command)[1:]).returncode == 0
+    jobs.until_condition("needs", "PodsScheduled", "True", "AllScheduled", 60)
+    for name in ("needs", "unused"):
+        jobs.end(name)
+        until("no pods", lambda name=name: not jobs.pods(name), 60)
 
 
 def test_a_node_that_takes_no_pods_is_named(jobs: Jobs) -> None:
