@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,19 @@ def test_what_cannot_be_meant_is_refused_with_what_is_valid(change: str, words: 
     message = told(change)
     for word in words:
         assert word in message
+
+
+def test_a_run_that_is_told_no_place_says_how_the_operator_gets_the_job_as_changed(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    change = ["--set", "nodes=5"]
+    refused = CliRunner().invoke(app, ["run", "-f", str(tmp_path / "job.yaml"), *change])
+    assert isinstance(refused.exception, ConfigError)
+    command = str(refused.exception).partition("with the operator: lockstep ")[2].removesuffix(" | kubectl apply -f -")
+    done = CliRunner().invoke(app, [*shlex.split(command), "--cluster", "local"])
+    assert done.exit_code == 0, done.output
+    applied = parse_job_file(done.stdout, "applied")
+    changed = parse_job_file(JOB, "job.yaml", ["nodes=5"])
+    assert (applied.spec, applied.metadata.namespace) == (changed.spec, "lockstep")
 
 
 @pytest.mark.parametrize("how", ["--local", "--in-namespace"])

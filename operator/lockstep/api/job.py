@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -213,3 +213,8 @@ class TrainingJob(Model):
     kind: Literal["TrainingJob"] = "TrainingJob"
     metadata: JobMetadata
     spec: TrainingJobSpec
+
+    def written(self) -> dict[str, Any]:
+        """The object as somebody would write it: what is as the defaults have it is left out."""
+        stated = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+        return {"apiVersion": self.api_version, "kind": self.kind, **stated}

@@ -11,6 +11,7 @@ import typer
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 
 if TYPE_CHECKING:
+    from lockstep.cli.inputs import Inputs
     from lockstep.plan.layers import Setting
 
 
@@ -19,9 +20,13 @@ class Output(StrEnum):
 
     YAML = "yaml"
     JSON = "json"
+    JOB = "job"
 
 
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print.")]
+OutputOption = Annotated[
+    Output,
+    typer.Option("-o", "--output", help="yaml or json: the objects. job: the TrainingJob itself, with --set, for kubectl apply -f -."),
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Print every value and the layer that set it, instead of objects.")]
 
 YAML_HEADER = """\
@@ -41,15 +46,28 @@ def render(
     """Print the objects that a job becomes on a cluster, or where each of its values comes from.
 
     Example: lockstep render -f job.yaml --cluster barcelona --explain
+
+    Example: lockstep render -f job.yaml --set training.lora.rank=8 --set metadata.name=rank8 -o job | kubectl apply -f -
     """
     from lockstep.plan import objects
 
-    resolved = resolve_inputs(read_inputs(file, cluster, namespace, changes))
+    inputs = read_inputs(file, cluster, namespace, changes)
+    resolved = resolve_inputs(inputs)
+    if output is Output.JOB and not explain:
+        print(_job(inputs), end="")
+        return
     if explain:
         _print_settings(resolved.settings, output)
         return
     rendered = [_readable(item) for item in objects.render(resolved)]
     print(_as_json(rendered) if output is Output.JSON else _as_yaml(rendered), end="")
+
+
+def _job(inputs: Inputs) -> str:
+    from lockstep.api.yamltext import dump_yaml
+
+    written = inputs.job.written()
+    return dump_yaml({**written, "metadata": {**written["metadata"], "namespace": inputs.namespace}})
 
 
 def _readable(item: dict[str, Any]) -> dict[str, Any]:

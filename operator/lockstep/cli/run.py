@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,7 +73,11 @@ def run(
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
     if local == in_namespace:
-        raise ConfigError("say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin)")
+        given = "".join(f" --set {shlex.quote(change)}" for change in changes or ())
+        raise ConfigError(
+            "say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin); "
+            f"with the operator: lockstep render -f {file}{given} -o job | kubectl apply -f -"
+        )
     if in_namespace:
         if preview is not None:
             raise ConfigError("--preview reads the data on this machine: say --local")

@@ -92,6 +92,4 @@ def delete_job(client: Client, namespace: str, name: str) -> None:
 def replace_job(client: Client, namespace: str, job: TrainingJob) -> None:
     """Create the job; one of the same name is deleted first."""
     delete_job(client, namespace, job.metadata.name)
-    body = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    body |= {"apiVersion": job.api_version, "kind": job.kind}
-    client.request("POST", path_of("TrainingJob", namespace), body)
+    client.request("POST", path_of("TrainingJob", namespace), job.written())
