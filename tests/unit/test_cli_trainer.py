@@ -7,6 +7,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.cli import checkpoint
+
 CALLER = """
 import sys
 from lockstep.cli import trainer
@@ -31,3 +36,13 @@ def test_ctrl_c_ends_the_process_without_its_traceback() -> None:
     os.killpg(caller.pid, signal.SIGINT)
     _, said = caller.communicate(timeout=60)  # until both have closed the pipes
     assert (caller.returncode, said) == (130, "")
+
+
+@pytest.mark.parametrize("verb", ["list", "verify", "inspect"])
+@pytest.mark.parametrize("form", [["-o", "json"], ["--json"]])
+def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(
+    verb: str, form: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": 1}', 0))
+    done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", *form])
+    assert (done.exit_code, done.output) == (0, '{"commits": 1}\n')

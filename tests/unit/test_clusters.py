@@ -39,6 +39,15 @@ def test_a_name_inside_that_is_not_the_files_is_refused(folder: Path) -> None:
         load_cluster("copy", folder)
 
 
+def test_mistakes_are_told_with_the_path_as_one_would_type_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "bad.yaml").write_text("cluster: {name: bad}\n")
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ConfigError, match=f"^{folder.name}/bad.yaml:1: "):
+        load_cluster("bad", folder)
+    with pytest.raises(ConfigError, match=f"^{folder.name} has no cluster"):
+        load_cluster("absent", folder)
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "can't be read: No such file or directory"), (b"\xff", "is not UTF-8 text (byte 0)")]
 )

@@ -14,7 +14,8 @@ from api_stub import ApiStub, served
 from lockstep.api.errors import ConfigError
 from lockstep.cli import deployed
 from lockstep.cli.clusters import peek
-from lockstep.cli.jobargs import known_names, no_such_job
+from lockstep.cli.get import get
+from lockstep.cli.jobargs import Output, known_names, no_such_job
 from lockstep.cli.main import main
 from lockstep.cli.target import namespace_of, target_of, unnamed_cluster
 
@@ -122,6 +123,13 @@ def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(
             monkeypatch.setattr("sys.argv", ["lockstep", *words])
             assert main() == 2, "whoever names the embedded cluster means it"
         assert len(stub.asked) == seen
+
+
+def test_names_of_no_jobs_are_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(ApiStub(), tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        get(output=Output.NAME)
+    assert capsys.readouterr().out == ""
 
 
 class Asked:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobargs import ContextOption, NamespaceOption
+from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption
 
 if TYPE_CHECKING:
     from lockstep.api.calibration import Calibration
@@ -41,7 +41,7 @@ def calibrate(
         str | None, typer.Option("--image", help="With torch in it. Default: the cluster file's image.", show_default=False)
     ] = None,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = True,
-    output: Annotated[str, typer.Option("-o", "--output", help="text or json")] = "text",
+    output: FormOption = Form.TEXT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -59,14 +59,14 @@ def calibrate(
     job = _job(found, nodes, mode, _bytes(most), image)
     use_embedded_cluster(found.cluster.name, context)
     refuse_other_cluster(found, context, False)
-    sweep = _measure(job, found, namespace or found.cluster.namespace, context, quiet=output == "json")
+    sweep = _measure(job, found, namespace or found.cluster.namespace, context, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
-    if output == "json":
+    if output is Form.JSON:
         print(json.dumps(measured.to_dict(), indent=1))
     else:
         _suggest(sweep, found)
     if save:
-        _store(_path(cluster, found), measured, found, quiet=output == "json")
+        _store(_path(cluster, found), measured, found, quiet=output is Form.JSON)
 
 
 def _today() -> str:
@@ -162,17 +162,20 @@ def _path(cluster: str, found: ClusterFile) -> Path:
 def _store(path: Path, measured: Calibration, found: ClusterFile, *, quiet: bool) -> None:
     from lockstep.api.clusterfile import parse_cluster_file
     from lockstep.cli.clusters import read_text
+    from lockstep.cli.paths import from_here
     from lockstep.plan.calibration import replaced, with_calibration
 
     text = with_calibration(read_text(path), replaced(found.calibration, measured))
-    if parse_cluster_file(text, str(path)).profile != found.profile:
-        raise ConfigError(f"{path} can't be changed in one place only: write this section `calibration` by hand: {measured.to_dict()}")
+    if parse_cluster_file(text, str(from_here(path))).profile != found.profile:
+        raise ConfigError(
+            f"{from_here(path)} can't be changed in one place only: write this section `calibration` by hand: {measured.to_dict()}"
+        )
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(text, encoding="utf-8")
         draft.chmod(path.stat().st_mode & 0o777)
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+        raise ConfigError(f"{from_here(path)} can't be written: {error.strerror}") from error
     if not quiet:
-        print(f"Stored in {path}, section calibration")
+        print(f"Stored in {from_here(path)}, section calibration")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.cli.jobargs import Form, FormOption, HiddenJsonOption
 from lockstep.cli.trainer import ask_trainer
 
 if TYPE_CHECKING:
@@ -22,17 +23,16 @@ SourceArgument = Annotated[
     list[Path],
     typer.Argument(help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder; several where shards are spread."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
-def list_commits(sources: SourceArgument, as_json: JsonOption = False) -> None:
+def list_commits(sources: SourceArgument, output: FormOption = Form.TEXT, as_json: HiddenJsonOption = False) -> None:
     """Every commit: its step, size and evaluation loss, whether its files are there, and why it is kept.
 
     Example: lockstep checkpoint list runs/demo
     """
     text, _ = ask_trainer("inspect", ["list", *sources])
-    if as_json:
+    if as_json or output is Form.JSON:
         typer.echo(text)
         return
     answer = json.loads(text)
@@ -45,25 +45,26 @@ def list_commits(sources: SourceArgument, as_json: JsonOption = False) -> None:
 def verify(
     sources: SourceArgument,
     everything: Annotated[bool, typer.Option("--all", help="Every commit that a start might choose, not only the newest.")] = False,
-    as_json: JsonOption = False,
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
 ) -> None:
     """Read every shard and compare its checksum with the manifest's. Exit code 1 when something is missing or damaged.
 
     Example: lockstep checkpoint verify runs/demo --all
     """
     text, code = ask_trainer("inspect", ["verify", *sources, *(["--all"] if everything else [])])
-    typer.echo(text if as_json else "\n".join(verdicts(json.loads(text)["commits"])))
+    typer.echo(text if as_json or output is Form.JSON else "\n".join(verdicts(json.loads(text)["commits"])))
     raise typer.Exit(code)
 
 
 @app.command("inspect")
-def inspect(sources: SourceArgument, as_json: JsonOption = False) -> None:
+def inspect(sources: SourceArgument, output: FormOption = Form.TEXT, as_json: HiddenJsonOption = False) -> None:
     """The newest commit, or the one given, in words: what it was trained from, and what it holds.
 
     Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
     """
     text, _ = ask_trainer("inspect", ["show", *sources])
-    if as_json:
+    if as_json or output is Form.JSON:
         typer.echo(text)
         return
     answer = json.loads(text)

@@ -39,10 +39,11 @@ def load_cluster(name_or_path: str, folder: Path) -> ClusterFile:
     Raises ConfigError: no such file (the known names are told), or every mistake in it.
     """
     from lockstep.api.clusterfile import parse_cluster_file
+    from lockstep.cli.paths import from_here
 
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
-    path = folder / f"{name_or_path}.yaml"
+    path = from_here(folder / f"{name_or_path}.yaml")
     if not path.is_file():
         raise ConfigError(_unknown_cluster(name_or_path, folder))
     found = parse_cluster_file(read_text(path), str(path))
@@ -71,8 +72,9 @@ def peek(name_or_path: str, folder: Path) -> tuple[str, str] | None:
 
 def _unknown_cluster(name: str, folder: Path) -> str:
     from lockstep.api.problems import nearest
+    from lockstep.cli.paths import from_here
 
-    known = cluster_names(folder)
+    known, folder = cluster_names(folder), from_here(folder)
     close = nearest(name, known)
     there = f"known are {', '.join(known)}" if known else "there is none yet"
     hint = f"did you mean {close}?" if close else f"cp {folder / TEMPLATE}.yaml {folder / name}.yaml is how to begin"

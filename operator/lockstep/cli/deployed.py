@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError
@@ -44,7 +43,7 @@ def tell_left(plan: Deployment, sent: Sent) -> None:
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
     """Write the files, and say how they are applied."""
     from lockstep.api.yamltext import dump_all_yaml
-    from lockstep.cli.paths import checkout
+    from lockstep.cli.paths import checkout, from_here
 
     commands = []
     folder = checkout() / FOLDER / cluster
@@ -55,15 +54,11 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
         if not objects:
             continue
         path.write_text(dump_all_yaml(objects), encoding="utf-8")
-        shown = _from_here(path)
+        shown = from_here(path)
         commands.append(f"kubectl apply --server-side --force-conflicts -f {shown}")
         if objects is definitions:
             commands.append(f"kubectl wait --for=condition=Established -f {shown}")
     return commands
-
-
-def _from_here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def tell_end(plan: Deployment, *, dev: bool, complete: bool) -> None:

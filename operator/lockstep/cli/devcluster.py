@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.jobargs import Form, FormOption
 
 if TYPE_CHECKING:
     from lockstep.devcluster.layout import Layout
@@ -116,7 +117,7 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
 
 
 @app.command("status")
-def status(output: Annotated[str, typer.Option("--output", "-o", help="text or json")] = "text") -> None:
+def status(output: FormOption = Form.TEXT) -> None:
     """Say which parts run. Exit code 1 when the cluster isn't up.
 
     Example: lockstep devcluster status -o json
@@ -125,7 +126,7 @@ def status(output: Annotated[str, typer.Option("--output", "-o", help="text or j
     from lockstep.devcluster.layout import default_layout
 
     state = state_of(default_layout())
-    if output == "json":
+    if output is Form.JSON:
         print(json.dumps(state, indent=2))
     else:
         for name, runs in state["daemons"].items():

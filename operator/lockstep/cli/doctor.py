@@ -7,11 +7,11 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from lockstep.cli.jobargs import ContextOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def doctor(
     cluster: OptionalClusterArgument = "local",
-    output: Annotated[str, typer.Option("-o", "--output", help="text or json")] = "text",
+    output: FormOption = Form.TEXT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -36,7 +36,7 @@ def doctor(
     found = load(cluster)
     use_embedded_cluster(found.cluster.name, context)
     findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
-    if output == "json":
+    if output is Form.JSON:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:

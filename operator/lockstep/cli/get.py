@@ -57,7 +57,8 @@ def _print(jobs: list[dict[str, Any]], output: Output, *, single: bool) -> None:
     elif output is Output.YAML:
         print(dump_all_yaml(jobs), end="")
     elif output is Output.NAME:
-        print("\n".join(f"trainingjob.lockstep.dev/{job['metadata']['name']}" for job in jobs))
+        for job in jobs:
+            print(f"trainingjob.lockstep.dev/{job['metadata']['name']}")
     else:
         _table(jobs, wide=output is Output.WIDE)
 

@@ -73,6 +73,7 @@ class Form(StrEnum):
 
 
 FormOption = Annotated[Form, typer.Option("-o", "--output", help="text or json.")]
+HiddenJsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="The same as -o json, as it was said before.")]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.jobargs import ContextOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def lint(
     cluster: OptionalClusterArgument = "local",
     offline: Annotated[bool, typer.Option("--offline", help="The file alone: no cluster is asked.")] = False,
-    output: Annotated[str, typer.Option("-o", "--output", help="text or json")] = "text",
+    output: FormOption = Form.TEXT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -44,7 +44,7 @@ def lint(
             findings += _against(found, asyncio.run(_look(found, namespace, context)))
         except (Failed, ConfigError) as error:  # what the file alone says is told all the same
             unanswered = error
-    _show(findings, _path(cluster), found, as_json=output == "json")
+    _show(findings, _path(cluster), found, as_json=output is Form.JSON)
     if unanswered is not None:
         raise unanswered
     if any(finding.verdict is Verdict.FAILED for finding in findings):

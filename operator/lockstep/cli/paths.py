@@ -7,6 +7,11 @@ from pathlib import Path
 from lockstep.api.errors import ConfigError
 
 
+def from_here(path: Path) -> Path:
+    """The path as one would type it: relative where it is below the current folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def checkout() -> Path:
     """The folder that has clusters/ and manifests/: the checkout this code runs from, else the current folder.
 

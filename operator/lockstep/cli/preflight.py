@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs
+from lockstep.cli.jobargs import Form, FormOption, HiddenJsonOption
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -28,7 +29,8 @@ def preflight(
     workspace: Annotated[
         Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
     ] = Path(".lockstep/workspace"),
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
 ) -> None:
     """Check the nodes, volumes and network of a job without starting its ranks. Exit code 0: it may start, 1: an error was found.
 
@@ -48,7 +50,7 @@ def preflight(
 
         use_embedded_cluster(inputs.cluster.cluster.name, context)
         result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say)
-    _show(result, as_json)
+    _show(result, as_json or output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 
 

@@ -37,7 +37,7 @@ def _section(path: list[str], command: Any) -> str:
     with Context(command, info_name=" ".join(path)) as context:
         usage = " ".join(command.collect_usage_pieces(context))
     lines = [f"\n## {' '.join(path)}\n", f"\n```\n{' '.join(path)} {usage}\n```\n", f"\n{_text(command)}\n"]
-    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    rows = [_row(parameter) for parameter in command.params if parameter.name != "help" and not getattr(parameter, "hidden", False)]
     if rows:
         lines += ["\n| | default | |\n|---|---|---|\n", *rows]
     return "".join(lines)

@@ -43,7 +43,7 @@ def reasons(jobs: Jobs, name: str) -> set[str]:
 def test_the_command_looks_at_a_job_s_nodes_and_leaves_no_pod(jobs: Jobs, tmp_path: Path, script: str, code: int) -> None:
     spec: dict[str, Any] = {"clusterProfileName": "local", "nodes": 2, "script": {"path": f"/scripts/{script}"}, **FILES}
     (tmp_path / "job.yaml").write_text(dump_yaml({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "looks"}, "spec": spec}))
-    command = [LOCKSTEP, "preflight", "-f", str(tmp_path / "job.yaml"), "-n", jobs.namespace, "--json"]
+    command = [LOCKSTEP, "preflight", "-f", str(tmp_path / "job.yaml"), "-n", jobs.namespace, "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == code, done.stderr
     result = json.loads(done.stdout)
