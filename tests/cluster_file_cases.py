@@ -11,7 +11,7 @@ VALUES: dict[str, Any] = {
     "cluster.platform": "kubernetes", "nodes.gpu_nodes": ["a", "b"], "nodes.selector": {"a": "b"}, "nodes.rack_label": "rack",
     "storage.mode": "volumeClaimTemplates", "storage.class_rwx": "a", "storage.class_rwo": "a", "storage.workspace_size": "1Gi",
     "storage.datasets_size": "1Gi", "storage.workspace_claim": "a", "storage.datasets_claim": "a", "network.rdma.enabled": True,
-    "network.rdma.devices": ["mlx5_0"], "network.rdma.interfaces": ["net1"], "network.rdma.gid_index": 3, "network.rdma.gdr_level": "SYS",
+    "network.rdma.devices": ["mlx5_0"], "network.rdma.interfaces": ["net1"], "network.rdma.rate": 400, "network.rdma.gid_index": 3, "network.rdma.gdr_level": "SYS",
     "network.rdma.cross_nic": 1, "network.rdma.ib_timeout": 22, "network.rdma.min_nchannels": 4, "network.rdma.rails[].network": "a",
     "network.rdma.rails[].resource": "a/b", "network.rdma.memlock": "unlimited", "network.rdma.dmabuf": False,
     "network.tcp.interface_exclude": "^lo", "network.tcp.p2p_level": "NVL", "network.mtu": 9000, "network.minimum_busbw": "90.5", "security.service_account": "a",

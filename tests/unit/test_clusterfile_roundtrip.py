@@ -32,7 +32,7 @@ def unique(items: st.SearchStrategy[dict[str, Any]], key: str) -> st.SearchStrat
 
 RAILS = unique(st.fixed_dictionaries({"network": NAMES}, optional={"resource": st.builds("{}/{}".format, NAMES, NAMES)}), "network")
 RDMA = some(
-    devices=st.lists(NAMES, max_size=4), interfaces=st.lists(NAMES, max_size=4), gidIndex=numbers(0, 255),
+    devices=st.lists(NAMES, max_size=4), interfaces=st.lists(NAMES, max_size=4), rate=numbers(1, 100_000), gidIndex=numbers(0, 255),
     gdrLevel=st.sampled_from(["SYS", "5"]), crossNic=numbers(0, 2), ibTimeout=numbers(1, 31), minNchannels=numbers(1, 64), dmabuf=SWITCHES,
 )  # fmt: skip
 FABRICS = st.one_of(

@@ -29,7 +29,12 @@ from unit.test_reconcile import CONTEXT, NOW, after, condition, pod, report, run
 
 TIME = "2027-01-15T08:00:00Z"
 CREATED = "2027-01-15T07:59:00Z"
-RDMA = {"network": {"rdma": {"enabled": True, "devices": ["mlx5_0:1", "mlx5_1"], "gidIndex": 3, "interfaces": ["net1"]}, "mtu": 9000}}
+RDMA = {
+    "network": {
+        "rdma": {"enabled": True, "devices": ["mlx5_0:1", "mlx5_1"], "gidIndex": 3, "interfaces": ["net1"], "rate": 400},
+        "mtu": 9000,
+    }
+}
 
 
 def expects(profile: Object | None = None, **spec: Any) -> Expected | None:
@@ -67,7 +72,7 @@ def test_everything_local_that_a_training_reads_is_looked_for_and_hub_names_are_
 
 def test_the_profile_says_what_nics_there_are_to_be() -> None:
     found = needed(profile=RDMA, gpusPerNode=4)
-    assert found.rdma == ExpectedRdma(devices=("mlx5_0", "mlx5_1"), count=2, gid_index=3, interfaces=("net1",), mtu=9000)
+    assert found.rdma == ExpectedRdma(devices=("mlx5_0", "mlx5_1"), count=2, gid_index=3, interfaces=("net1",), mtu=9000, rate=400)
     assert needed(profile=RDMA, gpusPerNode=4, fabric={"mode": "TCP"}).rdma is None
 
 

@@ -106,6 +106,20 @@ def test_free_space_is_held_against_the_newest_checkpoint(free: int, checkpoint:
     assert [f.severity.value for f in findings] == severities  # one volume, told once
 
 
+@pytest.mark.parametrize(
+    ("rate", "slow"),
+    [("400 Gb/sec (4X NDR)", 0), ("800 Gb/sec (8X NDR)", 0), ("100 Gb/sec (4X EDR)", 3), ("2.5 Gb/sec (1X SDR)", 3), ("", 0)],
+)
+def test_a_port_below_the_profile_s_rate_is_told_once_also_where_all_nodes_agree(rate: str, slow: int) -> None:
+    preflight = replace(EXPECTED, rdma=ExpectedRdma(("mlx5_0",), rate=400))
+    unused = replace(HCA, device="mlx5_9", rate="10 Gb/sec (4X SDR)")
+    findings = found({"rdma": replace(RDMA, hcas=(replace(HCA, rate=rate), unused))}, everywhere=True, preflight=preflight)
+    assert [(f.check, f.severity.value, f.node) for f in findings] == [("rates", "Warning", node) for node in range(slow)]
+    assert all(f.message.endswith(f"is at {rate}, the profile says 400") for f in findings)
+    (odd,) = found({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, preflight=preflight)
+    assert odd.message == "port 1 of mlx5_0 on node 2 (x-2) is at 100 Gb/sec (4X EDR), the profile says 400"
+
+
 def test_a_node_with_too_few_gpus_is_left_out_only_when_others_have_enough() -> None:
     few = {"gpus": GpuFacts(3, "580.65.06")}
     assert [f.excludes for f in found(few)] == [True]

@@ -59,6 +59,7 @@ PROFILE_KEYS = (
     Key("network.rdma.enabled", "network.rdma.enabled", Kind.SWITCH),
     Key("network.rdma.devices", "network.rdma.devices", Kind.NAMES),
     Key("network.rdma.interfaces", "network.rdma.interfaces", Kind.NAMES),
+    Key("network.rdma.rate", "network.rdma.rate", Kind.INTEGER),
     Key("network.rdma.gid_index", "network.rdma.gidIndex", Kind.INTEGER),
     Key("network.rdma.gdr_level", "network.rdma.gdrLevel"),
     Key("network.rdma.cross_nic", "network.rdma.crossNic", Kind.INTEGER),

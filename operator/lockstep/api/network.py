@@ -46,6 +46,8 @@ class Rdma(Model):
     """NCCL_IB_HCA; empty: NCCL uses every device it sees."""
     interfaces: Annotated[list[InterfaceName], Field(max_length=32)] = []
     """NCCL_SOCKET_IFNAME while RDMA is used: the rails' interfaces in the pod."""
+    rate: Annotated[int | None, Field(ge=1, le=100_000)] = None
+    """Gb/s that every port must have, as ibstat shows it; preflight warns of a slower one."""
     gid_index: Annotated[int | None, Field(ge=0, le=255)] = None
     """NCCL_IB_GID_INDEX."""
     gdr_level: Annotated[str | None, Field(pattern=GDR_PATTERN, max_length=3)] = None

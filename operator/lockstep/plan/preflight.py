@@ -101,6 +101,7 @@ def _rdma(resolved: Resolved) -> ExpectedRdma:
         gid_index=rdma.gid_index,
         interfaces=tuple(rdma.interfaces),
         mtu=network.mtu,
+        rate=rdma.rate,
     )
 
 

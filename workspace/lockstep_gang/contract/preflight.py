@@ -41,6 +41,8 @@ class ExpectedRdma:
     gid_index: int | None = None
     interfaces: tuple[str, ...] = ()
     mtu: int | None = None
+    rate: int | None = None
+    """Gb/s of every port."""
 
 
 @dataclass(frozen=True)

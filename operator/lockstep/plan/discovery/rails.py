@@ -84,6 +84,7 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
     yield stated("network.rdma.interfaces", interfaces, "Multus names them so, in the order of rails")
     yield from _devices(facts.probes)
     yield _cross_nic([rail.network for rail in rails])
+    yield left_out("network.rdma.rate", 400, "Gb/s of every port, as ibstat in a pod shows it: preflight warns of a slower one")
     yield left_out("network.rdma.gid_index", 3, "NCCL finds the RoCEv2 entry itself (2.21 and newer)")
     yield from _memlock(facts.probes)
     yield left_out(

@@ -8,6 +8,8 @@ from dataclasses import replace
 from lockstep_gang.contract.preflight import Finding, Severity
 from lockstep_gang.lifecycle.judgments.findings import Nodes, error, odd, shown_bytes, warning, where
 
+_SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"
+
 
 def gpus(nodes: Nodes) -> Iterator[Finding]:
     wanted = nodes.run.gpus_per_node
@@ -64,15 +66,41 @@ def _hcas_of(nodes: Nodes, node: int) -> Iterator[Finding]:
 
 
 def rates(nodes: Nodes) -> Iterator[Finding]:
-    """Rate and link layer of each device, across nodes."""
+    """Each port against the profile's rate; then rate and link layer of each device across nodes, where nothing was found yet."""
+    slow = list(_slow_ports(nodes))
+    yield from (finding for _, finding in slow)
+    told = {(finding.node, device) for device, finding in slow}
     seen = {
         node: {h.device: f"{h.link_layer} at {h.rate}" for h in looked.rdma.hcas} for node, looked in nodes.looked.items() if looked.rdma
     }
     for device in sorted({device for ports in seen.values() for device in ports}):
         values = {node: ports[device] for node, ports in seen.items() if device in ports}
         for node, own, common in odd(values):
-            message = f"{device} is {own} on {where(nodes.run, node)} and {common} on other nodes"
-            yield warning("rates", node, message, "look at that NIC's cable and settings: the slowest one sets the speed of all")
+            if (node, device) not in told:
+                message = f"{device} is {own} on {where(nodes.run, node)} and {common} on other nodes"
+                yield warning("rates", node, message, _SLOW_FIX)
+
+
+def _slow_ports(nodes: Nodes) -> Iterator[tuple[str, Finding]]:
+    """(device, finding); of one that isn't active, the rate means nothing."""
+    expected = nodes.run.preflight.rdma if nodes.run.preflight is not None else None
+    if expected is None or expected.rate is None:
+        return
+    for node, looked in nodes.looked.items():
+        for hca in looked.rdma.hcas if looked.rdma is not None else ():
+            asked = not expected.devices or hca.device in expected.devices
+            rate = _gigabits(hca.rate)
+            if asked and hca.state == "ACTIVE" and rate is not None and rate < expected.rate:
+                message = f"port {hca.port} of {hca.device} on {where(nodes.run, node)} is at {hca.rate}, the profile says {expected.rate}"
+                yield hca.device, warning("rates", node, message, _SLOW_FIX)
+
+
+def _gigabits(rate: str) -> float | None:
+    """Of sysfs' "400 Gb/sec (4X NDR)"."""
+    try:
+        return float(rate.partition(" ")[0])
+    except ValueError:
+        return None
 
 
 def gids(nodes: Nodes) -> Iterator[Finding]:
