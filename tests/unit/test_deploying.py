@@ -14,7 +14,9 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli import clean, deployed
 from lockstep.cli.deploy import Mode, planned
+from lockstep.cli.deploying import _rails_are_there
 from lockstep.cli.main import main
+from lockstep.cli.progress import Progress
 from lockstep.cli.target import load
 from lockstep.plan.deploy import Left, State, called, counted, difference, removable_claims
 from lockstep.platforms.kubernetes import install, remove
@@ -330,6 +332,22 @@ def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reas
     api = put(Api(), {**a_job(DEV_ENVIRONMENT, type="Interactive", **spec), "status": {"conditions": listed}})
     with pytest.raises(InstallError, match=said):
         asyncio.run(until_up(api, "lockstep", 2, lambda text: None, seconds=0.1))
+
+
+def test_a_network_that_the_profile_names_and_the_namespace_lacks_is_told_with_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned("barcelona", Mode.RDMA)
+    names = [rail.network for rail in plan.profile.spec.network.rdma.rails]
+    api = Api()
+    for name, namespace in zip(names, ["theirs", *([plan.namespace] * (len(names) - 1))], strict=True):
+        put(api, {"kind": "NetworkAttachmentDefinition", "metadata": {"name": name, "namespace": namespace}})
+    with Progress() as progress:
+        assert not asyncio.run(_rails_are_there(api, plan, progress))
+        told = capsys.readouterr().out
+        assert f"MISSING: network {names[0]} is not in namespace {plan.namespace}" in told
+        assert f"kubectl get net-attach-def {names[0]} -n theirs" in told and names[1] not in told
+        assert asyncio.run(_rails_are_there(api, planned("barcelona", Mode.TCP), progress))
+        put(api, {"kind": "NetworkAttachmentDefinition", "metadata": {"name": names[0], "namespace": plan.namespace}})
+        assert asyncio.run(_rails_are_there(api, plan, progress))
 
 
 def operator_waiting(image: str, reason: str) -> Api:

@@ -15,7 +15,7 @@ from lockstep.plan.doctor import examine
 from lockstep.plan.doctorseen import Finding, Seen, Verdict
 from lockstep.platforms.kubernetes.client import connect
 from lockstep.platforms.kubernetes.cluster import path_of
-from lockstep.platforms.kubernetes.survey import survey
+from lockstep.platforms.kubernetes.survey import survey, survey_rails
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = {crd["metadata"]["name"]: crd for crd in (yaml.safe_load(path.read_text()) for path in (ROOT / "manifests/crds").glob("*.yaml"))}
@@ -116,6 +116,12 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], verdict: str, said: str)
     assert any(finding.verdict.value == verdict and said in finding.said for finding in findings(**changes)), findings(**changes)
 
 
+COPY = (
+    "kubectl get net-attach-def rail1 -n theirs -o yaml | sed -E '/^  (namespace|uid|resourceVersion|creationTimestamp|generation):/d' "
+    "| kubectl apply -n ns -f -"
+)
+
+
 def slices(namespace: str, service: str, *ready: bool | None) -> dict[str, Any]:
     metadata = {"name": f"{service}-abc", "labels": {"kubernetes.io/service-name": service}}
     endpoints = [{"conditions": {} if one is None else {"ready": one}} for one in ready]
@@ -151,6 +157,23 @@ def test_without_a_class_the_cluster_s_default_counts() -> None:
     said = [finding.said for finding in findings(found, classes=(default,))]
     assert "storage.class_rwo is not set: claims get the default class gp3" in said
     assert any("has no default class" in finding.said for finding in findings(found, classes=({"metadata": {"name": "gp3"}},)))
+
+
+def network(namespace: str) -> dict[str, Any]:
+    return {"metadata": {"name": "rail1", "namespace": namespace}}
+
+
+@pytest.mark.parametrize(("there", "fix"), [((), "an administrator makes its NetworkAttachmentDefinition"), (("theirs",), COPY)])
+def test_a_rail_that_another_namespace_has_is_copied_from_there(
+    there: tuple[str, ...], fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = "NetworkAttachmentDefinition"
+    listed = {path_of(kind, None): {"metadata": {}, "items": [network(namespace) for namespace in there]}}
+    with served(ApiStub({path_of(kind, "ns"): {"metadata": {}, "items": []}, **listed}), tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        seen = connect().run(lambda cluster: survey_rails(cluster, cluster_file().profile.spec, "ns"))
+    found = findings(networks=seen.networks, networks_elsewhere=seen.networks_elsewhere)
+    assert [finding.fix for finding in found if "rail1 is not in namespace ns" in finding.said] == [fix]
 
 
 def test_rdma_without_rails_is_a_warning() -> None:

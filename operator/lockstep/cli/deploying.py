@@ -30,7 +30,8 @@ async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: f
             sent = await send_permitted(connection, objects, lambda text: progress.quietly(f"sending {text}"))
             _tell_sent(sent, notes, progress)
             up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
-            up = (not dev or await _start_dev_environment(connection, plan, progress, seconds)) and up
+            up = await _rails_are_there(connection, plan, progress) and up
+            up = up and (not dev or await _start_dev_environment(connection, plan, progress, seconds))
     tell_left(plan, sent)
     tell_end(plan, dev=dev, complete=up and sent.is_complete)
     return up and sent.is_complete
@@ -66,6 +67,21 @@ async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: 
     await write_record(connection, record.confirmed())
     progress.done("operator", f"ready, in namespace {OPERATOR_NAMESPACE}")
     return True
+
+
+async def _rails_are_there(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
+    """Whether pods can have every network that the profile names, where jobs use RDMA: without one they wait for ever."""
+    from lockstep.plan.doctorseen import Verdict
+    from lockstep.plan.doctorsite import fabric
+    from lockstep.platforms.kubernetes.survey import survey_rails
+
+    spec = plan.profile.spec
+    if plan.mode.value == "tcp" or not spec.network.rdma.enabled:
+        return True
+    missing = [one for one in fabric(await survey_rails(connection, spec, plan.namespace), spec) if one.verdict is Verdict.FAILED]
+    for finding in missing:
+        progress.done("network", f"MISSING: {finding.said}\n{'':13}→ {finding.fix}")
+    return not missing
 
 
 async def _start_dev_environment(connection: Cluster, plan: Deployment, progress: Progress, seconds: float) -> bool:

@@ -48,6 +48,8 @@ class Seen:
     account: Object | None = None
     networks: frozenset[str] | None = None
     """NetworkAttachmentDefinitions of the namespace; None also where the cluster knows no such kind."""
+    networks_elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """A rail's network that the namespace lacks → a namespace that has it."""
     dns: Mapping[str, int] | None = None
     """Ready endpoints of each of DNS_SERVICES that is there."""
 

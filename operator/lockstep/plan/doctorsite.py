@@ -22,7 +22,7 @@ def site(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
     yield _dns(seen)
     yield from _nodes(seen, spec)
     yield from _storage(seen, spec)
-    yield from _fabric(seen, spec)
+    yield from fabric(seen, spec)
 
 
 def _dns(seen: Seen) -> Finding:
@@ -142,7 +142,8 @@ def _claim(name: str, claim: Object | None) -> Finding:
     return Finding("claims", Verdict.WARNING, f"{name} is {phase}", f"kubectl describe pvc {name}")
 
 
-def _fabric(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
+def fabric(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
+    """What puts the NICs into pods of `seen.namespace`."""
     if not spec.network.rdma.enabled:
         yield Finding("fabric", Verdict.OK, "TCP: the profile has no RDMA")
         return
@@ -166,7 +167,7 @@ def _rail(seen: Seen, spec: ClusterProfileSpec, network: str, resource: str | No
             "fabric",
             Verdict.FAILED,
             f"network {name} is not in namespace {seen.namespace}",
-            "an administrator makes its NetworkAttachmentDefinition",
+            _copied(name, seen.networks_elsewhere.get(name), seen.namespace),
         )
     if seen.nodes is None or resource is None:
         return
@@ -180,6 +181,13 @@ def _rail(seen: Seen, spec: ClusterProfileSpec, network: str, resource: str | No
         )
     else:
         yield Finding("fabric", Verdict.OK, f"every node has {resource}")
+
+
+def _copied(network: str, elsewhere: str | None, namespace: str) -> str:
+    if elsewhere is None:
+        return "an administrator makes its NetworkAttachmentDefinition"
+    own = "sed -E '/^  (namespace|uid|resourceVersion|creationTimestamp|generation):/d'"
+    return f"kubectl get net-attach-def {network} -n {elsewhere} -o yaml | {own} | kubectl apply -n {namespace} -f -"
 
 
 def _are(names: list[str]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object, path_of
 
@@ -15,9 +17,9 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
     """Raises ApiError for anything but a lack of rights, and OSError when the cluster can't be reached."""
     crds = await _listed(cluster, "CustomResourceDefinition")
     deployment, may_see = await operator_deployment(cluster)
-    networks = await _listed(cluster, "NetworkAttachmentDefinition", namespace)
-    return Seen(
-        namespace=namespace,
+    rails = await survey_rails(cluster, found.profile.spec, namespace)
+    return replace(
+        rails,
         rights={what: await _may(cluster, namespace, *asked) for what, asked in RIGHTS.items()},
         crds=None if crds is None else {item["metadata"]["name"]: item for item in crds},
         deployment=deployment,
@@ -27,9 +29,20 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
         classes=await _listed(cluster, "StorageClass"),
         claims=await _listed(cluster, "PersistentVolumeClaim", namespace),
         account=await _got(cluster, "ServiceAccount", namespace, found.profile.spec.security.service_account),
-        networks=None if networks is None else frozenset(item["metadata"]["name"] for item in networks),
         dns=await _ready_dns(cluster),
     )
+
+
+async def survey_rails(cluster: Cluster, spec: ClusterProfileSpec, namespace: str) -> Seen:
+    """Only the networks of the namespace, and where those are that it lacks. Raises as `survey` does."""
+    listed = await _listed(cluster, "NetworkAttachmentDefinition", namespace)
+    if listed is None:
+        return Seen(namespace=namespace)
+    there = frozenset(str(item["metadata"]["name"]) for item in listed)
+    lacking = {rail.network for rail in spec.network.rdma.rails if "/" not in rail.network} - there
+    everywhere = await _listed(cluster, "NetworkAttachmentDefinition") if lacking else None
+    elsewhere = {str(m["name"]): str(m["namespace"]) for m in (item["metadata"] for item in everywhere or ()) if m["name"] in lacking}
+    return Seen(namespace=namespace, networks=there, networks_elsewhere=elsewhere)
 
 
 async def _ready_dns(cluster: Cluster) -> dict[str, int] | None:
