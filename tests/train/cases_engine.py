@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_cases import assembled
+from rank_cases import CountCollectives, assembled
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep_sizes.choices import ZeroStage
 from lockstep_train.assemble import Run, assemble
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.data.collate import Batch
@@ -160,6 +161,7 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
     run = assemble(read_run(Path(path)), environment, ranks, Reporter(None, environment.rank))
     if poison is not None:
         {"loss": poison_loss, "gradient": poison_gradient}[poison](run)
+    layer = count_forwards(run)
     before = {name: value.clone() for name, value in zero_access.gather_masters(run.engine)}
     error = None
     try:
@@ -169,6 +171,7 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
     after = dict(zero_access.gather_masters(run.engine))
     result = {
         "error": error,
+        "layer": len(layer),
         "moved": any(not torch.equal(before[name], after[name]) for name in before),
         "finite": all(bool(value.isfinite().all()) for value in after.values()),
         "updates": zero_access.optimizer_step(run.engine),
@@ -181,6 +184,14 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
     run.engine.destroy()
     unset_hf_deepspeed_config()
     return result
+
+
+def count_forwards(run: Run) -> list[None]:
+    """Grows with every forward pass of the first decoder layer."""
+    found: list[None] = []
+    first = next(module for name, module in run.engine.module.named_modules() if name.endswith("layers.0"))
+    first.self_attn.register_forward_hook(lambda *_: found.append(None))
+    return found
 
 
 def poison_loss(run: Run) -> None:
@@ -210,7 +221,10 @@ def poison_gradient(run: Run) -> None:
 def evaluate_subsets(counts: list[int], output: str) -> None:
     """The evaluation loss of the first so many training samples."""
     run = assembled()
-    found = [evaluate(run.engine, run.loss, run.dataset.training[:count], 2, run.tokeniser.pad, run.ranks) for count in counts]
+    with CountCollectives() as collectives:
+        found = [evaluate(run.engine, run.loss, run.dataset.training[:count], 2, run.tokeniser.pad, run.ranks) for count in counts]
+    if run.config.training.zero_stage is not ZeroStage.STAGE3:
+        assert collectives.seen == ["c10d.allreduce_.default"] * len(counts), collectives.seen
     if run.ranks.first:
         Path(output).write_text(json.dumps(found))
     engine_ranks.leave()

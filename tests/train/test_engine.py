@@ -60,6 +60,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "offload-3": {"optimization": {**SHORT, "offload": "CPU"}, "zeroStage": "Stage3"},
     "recompute-2": {"optimization": {**SHORT, "gradientCheckpointing": True}},
     "recompute-3": {"optimization": {**SHORT, "gradientCheckpointing": True}, "zeroStage": "Stage3"},
+    "clipped": {"optimization": {**SHORT, "maxGradientNorm": "1e-12"}},
+    "dropout": {"optimization": SHORT, "lora": {"dropout": "0.5"}},
     "fp16-2": {"optimization": SHORT, "precision": "FP16", "deepspeed": {"fp16": {"initial_scale_power": 30, "hysteresis": 1}}},
     "fp16-3": {"optimization": SHORT, "precision": "FP16", "zeroStage": "Stage3", "deepspeed": {"fp16": {"initial_scale_power": 4}}},
     "skip-loss-2": {"optimization": SKIP},
@@ -95,6 +97,25 @@ def test_what_changes_only_memory_or_nothing_gives_the_same_losses(variants: dic
     assert len(expected) == 3
     assert losses(variants["folder"] / name) == pytest.approx(expected, rel=1e-6)
     assert variants["ends"][name]["updates"] == 3
+
+
+@pytest.mark.parametrize(("name", "forwards"), [("reference", 1), ("recompute-2", 2), ("recompute-3", 2)])
+def test_a_layer_computes_a_second_time_only_where_activations_are_recomputed(variants: dict[str, Any], name: str, forwards: int) -> None:
+    assert variants["ends"][name]["layer"] == 3 * forwards
+
+
+def test_gradients_are_clipped_before_the_update(variants: dict[str, Any]) -> None:
+    """To next to nothing, far below what Adam adds to their root mean square: then the model learns next to nothing."""
+    reference, clipped = (losses(variants["folder"] / name) for name in ("reference", "clipped"))
+    assert clipped[0] == reference[0]
+    assert abs(clipped[2] - reference[2]) > 1e-3
+
+
+def test_dropout_changes_what_is_learned(variants: dict[str, Any]) -> None:
+    """Of the first step's loss nothing: an adapter begins as zeros."""
+    reference, dropped = (losses(variants["folder"] / name) for name in ("reference", "dropout"))
+    assert dropped[0] == pytest.approx(reference[0], rel=1e-6)
+    assert abs(dropped[2] - reference[2]) > 1e-4
 
 
 def test_adam_adds_weight_decay_to_the_gradient(variants: dict[str, Any]) -> None:

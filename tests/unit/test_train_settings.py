@@ -79,5 +79,9 @@ def test_offload_puts_the_optimizer_on_the_cpu_without_deepspeeds_compiled_one()
     assert "offload_optimizer" not in deepspeed_settings(training(), 1)["zero_optimization"]
 
 
+def test_gradients_are_clipped_to_the_norm_that_is_asked_for() -> None:
+    assert deepspeed_settings(training({"maxGradientNorm": "0.25"}), 1)["gradient_clipping"] == 0.25
+
+
 def test_gradients_are_looked_at_before_they_are_applied_in_bf16_too() -> None:
     assert deepspeed_settings(training(), 1)["bf16"] == {"enabled": True, "check_grad_overflow": True}
