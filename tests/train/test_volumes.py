@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rank_harness import ForkServer, RunFile
+from test_resume import state
 
 from lockstep_train.checkpoint.manifest import Manifest, decode
 
@@ -47,6 +48,21 @@ def test_any_one_volume_may_be_lost_when_each_shard_is_on_two(ranks: ForkServer,
         held = {f"shard-r{rank:05d}-of-{nodes:05d}.safetensors" for rank in (lost, (lost - 1) % nodes)}
         assert {path.name for path in (again / "step-6.a2").glob("shard-*")} == held
         assert sorted(path.name for path in (again / "chain").iterdir()) == ["a1.json", "a2.json"]
+    if nodes == 3:
+        fewer_nodes_have_the_whole_state(ranks, runs[:2], tmp_path)
+
+
+def fewer_nodes_have_the_whole_state(ranks: ForkServer, runs: list[Path], folder: Path) -> None:
+    """Without the third volume and its node; neither of the other two has every shard of three."""
+    for node in range(3):
+        shutil.rmtree(folder / f"node-{node}")
+    for node in range(2):
+        shutil.copytree(folder / f"kept/node-{node}", folder / f"node-{node}", symlinks=True)
+    ended = ranks.run("resave", runs, nodes=2)
+    assert ended.codes == [0, 0], ended.output
+    before = shutil.copytree(folder / "kept/node-0/checkpoints/step-3.a1", folder / "before")
+    shutil.copytree(folder / "kept/node-1/checkpoints/step-3.a1", before, dirs_exist_ok=True)
+    assert state(folder / "node-0/checkpoints/step-3.a2") == state(folder / "node-1/checkpoints/step-3.a2") == state(before)
 
 
 def test_a_neighbour_that_cannot_keep_a_copy_costs_the_copy_and_not_the_commit(
