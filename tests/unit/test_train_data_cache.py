@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -233,6 +234,41 @@ def test_a_hub_dataset_that_cant_be_fetched_says_what_to_do_and_leaves_nothing(t
     ):
         hub_dataset(SourceConfig(name="org/set"), tmp_path, print, fetch)
     assert list((tmp_path / "hub").iterdir()) == []
+
+
+def test_a_hub_dataset_on_the_volume_is_trained_on_without_a_network(tmp_path: Path) -> None:
+    source = SourceConfig(name="org/set")
+    hub_dataset(source, tmp_path, print, lambda *asked: rows_saved(asked[3]))
+    told: list[str] = []
+    dataset = dataset_of(tmp_path, name="org/set", told=told)
+    assert [text_of(example.ids) for example in dataset.training] == ["one", "two"]
+    assert [example.source for example in dataset.training] == ["org/set[train]:1", "org/set[train]:2"]
+    assert "Dataset org/set, split train, revision 0123abcd" in told
+    assert dataset_of(tmp_path, path=str(write_jsonl(tmp_path / "x.jsonl", RECORDS[:2]))).digest != dataset.digest
+
+
+@pytest.mark.parametrize("revision", [None, "v1"])
+def test_the_hub_is_asked_for_a_commit_and_rows_are_read_at_that_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    import datasets
+    import huggingface_hub
+
+    class Hub:
+        def dataset_info(self, name: str, revision: str | None) -> Any:
+            assert name == "org/set"
+            return SimpleNamespace(sha={None: "0123abcd", "v1": "4567ef00"}[revision])
+
+    def load_dataset(name: str, split: str, revision: str, cache_dir: str) -> Any:
+        (Path(cache_dir) / "part").mkdir(parents=True)
+        return datasets.Dataset.from_list([{"text": f"{name} {split} {revision}"}])
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = hub_dataset(SourceConfig(name="org/set", split="test", revision=revision), tmp_path, print)
+    assert found.revision == {None: "0123abcd", "v1": "4567ef00"}[revision]
+    assert [sample.text for sample in found.samples(Broken("x")) if isinstance(sample, Sample)] == [f"org/set test {found.revision}"]
+    assert sorted(path.name for path in found.folder.iterdir()) == ["lockstep.json", "rows"]
 
 
 def test_what_a_killed_download_left_goes_once_nobody_writes_to_it(tmp_path: Path) -> None:
