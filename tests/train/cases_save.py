@@ -85,12 +85,12 @@ def die_writing(file: str, step: int, rank: int) -> int:
     return trainer.main([])
 
 
-def fail_writing(step: int, rank: int) -> int:
-    """Train with a disk that is full on one rank at one step."""
+def fail_writing(steps: list[int], rank: int) -> int:
+    """Train with a disk that is full on one rank at some steps."""
     whole = save.write_shard
 
     def full(folder: Path, *arguments: Any) -> Any:
-        if folder.name.startswith(f"step-{step}.") and os.environ["RANK"] == str(rank):
+        if folder.name.startswith(tuple(f"step-{step}." for step in steps)) and os.environ["RANK"] == str(rank):
             raise OSError(28, "No space left on device")
         return whole(folder, *arguments)
 
