@@ -129,8 +129,8 @@ test-cluster: cluster-programs ## a real API server and real pods; root
 	@$(PYTEST) -n auto -m "not alone" tests/cluster
 	@$(PYTEST) -m alone tests/cluster
 
-drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; to the operator at every write (parts of test); root
-	@$(PYTEST) tests/cluster/operator/test_drills.py tests/faults/test_operator_faults.py
+drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
+	@$(PYTEST) tests/cluster/operator/test_drills.py tests/cluster/operator/test_lost_node.py tests/faults/test_operator_faults.py
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check

@@ -133,7 +133,10 @@ def test_without_the_rights_nothing_is_done_and_they_are_named(moves: Jobs, clus
     done = lockstep("drill", "lose-node", "--job", "moves", "-n", moves.namespace, "--yes", environment=viewer)
     place = f"in namespace {moves.namespace}"
     assert done.returncode == 2
-    assert f"nothing was done: create pods/exec {place}; delete pods {place}; patch nodes of the cluster" in done.stderr
+    assert (
+        f"nothing was done: create pods/exec {place}; delete pods {place}; get nodes of the cluster; patch nodes of the cluster"
+        in done.stderr
+    )
     assert [pod["metadata"]["uid"] for pod in moves.pods("moves")] == pods
 
 
