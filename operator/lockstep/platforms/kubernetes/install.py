@@ -249,7 +249,7 @@ async def _raise_if_image_fails(cluster: Cluster, namespace: str, deployment: Ob
         if failed is not None and [container["image"] for container in pod["spec"]["containers"]] == wanted:
             raise InstallError(
                 f"the operator's image {', '.join(wanted)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
-                "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy --image)"
+                "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy CLUSTER --image)"
             )
 
 
