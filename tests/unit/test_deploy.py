@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api_stub import ApiStub, served
+from api_stub import ApiStub, kubeconfig, served
 from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE, OPERATOR_NAME, OPERATOR_NAMESPACE
@@ -75,6 +75,15 @@ def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="the embedded cluster is not up: `make cluster-up`"):
         target.use_embedded_cluster("local", None)
     assert target.use_embedded_cluster("barcelona", None) is False
+
+
+def test_another_cluster_than_the_file_s_is_refused_unless_it_is_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.elsewhere.example.org:6443")))
+    with pytest.raises(
+        ConfigError, match=r"^your kubeconfig talks to https://api.elsewhere.example.org:6443, but cluster barcelona is at "
+    ):
+        target.refuse_other_cluster(target.load("barcelona"), None, force=False)
+    target.refuse_other_cluster(target.load("barcelona"), None, force=True)
 
 
 def deployed(image: str, mode: str) -> ApiStub:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -175,6 +176,22 @@ def test_a_command_that_a_message_advises_can_be_typed_as_it_stands() -> None:
     assert {"status", f"why {HOLE} -n {HOLE}"} <= set(advised)
     wrong = {text for command in advised if (text := _wrong(command) or _lacking(command)) is not None}
     assert wrong == set()
+
+
+SAID_TO_MAKE = {
+    "CLUSTER": "mine", "MODE": "rdma", "OPERATOR_IMAGE": "registry/x:1", "NAME": "mine", "JOB": "x", "NODE": "1", "RANK": "3", "SCRIPT": "a.py", "ARGS": "-v",
+    "BASE": "b", "TAG": "t", "TOOL": "podman", "NAMESPACE": "n", "DEV": "0", **dict.fromkeys(("FORCE", "YES", "PVCS", "JOBS", "SAVE", "WATCH", "ERRORS", "PUSH"), "1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variables", [{"NAME": "mine"}, SAID_TO_MAKE], ids=["nothing said", "everything said"])
+def test_every_make_target_types_a_verb_and_options_that_exist(variables: dict[str, str]) -> None:
+    targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    words = ["make", "-n", *targets, *(f"{name}={value}" for name, value in variables.items())]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commands = re.findall(r"^\.venv/bin/lockstep (.*)$", printed, re.MULTILINE)
+    assert len(commands) > len(VERBS.commands) / 2
+    assert [text for command in commands if (text := _wrong(command) or _lacking(command)) is not None] == []
 
 
 MESSAGES = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/how-to/troubleshooting.md").read_text(), re.MULTILINE)
