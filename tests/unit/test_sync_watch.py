@@ -179,6 +179,20 @@ def test_what_is_sent_once_ends_its_programs_and_a_folder_that_is_none_is_an_err
     assert all(program.process.returncode is not None for program in pods.started)
 
 
+def test_a_pod_whose_program_says_nothing_is_given_up_and_its_program_ended(
+    pods: Pods, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_receiver", lambda: b"import time; time.sleep(1000)")
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+
+    async def once() -> list[Synced]:
+        async with Receivers(cluster().as_cluster, "ns") as receivers:
+            return await asyncio.wait_for(receivers.send(["x-0"], folder, str(tmp_path / "there")), 60)
+
+    assert asyncio.run(once())[0].problem == "nothing heard for 0 s"
+    assert pods.started[0].process.returncode is not None
+
+
 def test_what_is_no_answer_is_that_pod_s_problem(pods: Pods, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_receiver", lambda: b"print('Welcome!', flush=True); input()")
 
