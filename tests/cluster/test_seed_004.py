@@ -12,6 +12,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -130,6 +131,16 @@ def test_code_is_sent_and_trains_on_both_nodes_from_a_shell_of_either_kind(page:
     assert re.search(DONE, seen) and ", from step" in seen, seen
     logged = well(page("oc logs --tail=200 ml-dev-env-0 -n lockstep"))
     assert re.search(DONE, logged), "what runs is in the log of node 0, too"
+    assert "oc logs -f ml-dev-env-0 -n lockstep" in guide
+    following = subprocess.Popen(
+        ["oc", "logs", "-f", "ml-dev-env-0", "-n", "lockstep"], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert following.stdout is not None and any(re.search(DONE, line) for line in following.stdout)
+        assert following.poll() is None, "it goes on"
+    finally:
+        following.kill()
+        following.communicate()
     assert "=== Node 1 ===" in well(page('for i in 0 1; do echo "=== Node $i ==="; oc logs --tail=20 ml-dev-env-$i -n lockstep; done'))
     assert re.search(DONE, well(page("make run-multi-node SCRIPT=train_multi_node.py ARGS='--epochs 3'")))
 
@@ -182,9 +193,18 @@ def test_a_cluster_of_one_s_own_is_described_and_planned(page: Page) -> None:
     assert found["TrainingJob", "ml-dev-env"]["metadata"]["namespace"] == "nccl-test"
 
 
+@pytest.mark.parametrize("program", ["kubectl", "oc"])
+def test_the_command_is_a_plugin_of_kubectl_and_of_oc(path: str, program: str) -> None:
+    command, environment = [program, "lockstep", "version", "--client"], {**os.environ, "PATH": f"{path}:{sys.prefix}/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert well(done).split()[0] == "lockstep"
+
+
 @pytest.mark.usefixtures("deployed")
 def test_cleaning_up_leaves_claims_until_they_are_asked_for(page: Page) -> None:
     assert "ready" in well(page("make deploy-cluster CLUSTER=local MODE=tcp")), "once more changes nothing"
+    well(page("oc delete tj ml-dev-env -n lockstep"))
+    assert re.search(r"^ml-dev-env +made$", well(page("make deploy-cluster CLUSTER=local MODE=tcp")), re.MULTILINE)
     well(page("make clean-cluster CLUSTER=local"))
     assert "No resources found" in page("oc get pods -n lockstep -l app=ml-dev-env-multi").stderr
     assert page("oc get statefulset ml-dev-env -n lockstep").returncode != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from cluster_jobs import API, Jobs, until
 from lockstep.api.clusterfile import parse_cluster_file
 from lockstep.cli.devcluster import bring_up
 from lockstep.cli.main import main
-from lockstep.devcluster import server
-from lockstep.devcluster.layout import default_layout
+from lockstep.devcluster import binary, server
+from lockstep.devcluster.layout import cache_root, default_layout
 from lockstep.devcluster.rails import attachment, network_name, resource, resources
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -56,13 +57,17 @@ def rails(jobs: Jobs) -> Iterator[Jobs]:
         bring_up(rails=0)
 
 
-def profile() -> dict[str, Any]:
-    """`local` with the rails, as a cluster file would say it."""
+def described(**cluster: str) -> str:
+    """The file of `local` with the rails."""
     stated = yaml.safe_load((CHECKOUT / "clusters" / "local.yaml").read_text())
-    stated["cluster"]["name"] = PROFILE
+    stated["cluster"] |= cluster
     named = [{"network": network_name(rail), "resource": resource(rail)} for rail in range(1, RAILS + 1)]
     stated["network"] |= {"mtu": 9000, "rdma": {"enabled": True, "interfaces": INTERFACES, "rails": named, "memlock": "unlimited"}}
-    found = parse_cluster_file(yaml.safe_dump(stated), PROFILE).profile
+    return yaml.safe_dump(stated)
+
+
+def profile() -> dict[str, Any]:
+    found = parse_cluster_file(described(name=PROFILE), PROFILE).profile
     return {"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": PROFILE}, "spec": found.spec.to_dict()}
 
 
@@ -131,17 +136,38 @@ def test_the_rails_are_discovered_and_lint_finds_them_isolated_as_they_are(
     rails: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rails.yaml"
-    assert lockstep(monkeypatch, "discover", "rails", "-o", str(path), "-n", rails.namespace) == 0
+    assert lockstep(monkeypatch, "cluster", "discover", "rails", "-o", str(path), "-n", rails.namespace) == 0
     rdma = parse_cluster_file(path.read_text(), str(path)).profile.spec.network.rdma
     assert [(rail.network, rail.resource) for rail in rdma.rails] == [(network_name(n), resource(n)) for n in range(1, RAILS + 1)]
     assert (rdma.enabled, rdma.interfaces, rdma.cross_nic) == (True, INTERFACES, 0)
     path.write_text(path.read_text().replace("cross_nic: 0", "cross_nic: 2"))
-    assert lockstep(monkeypatch, "lint", str(path)) == 0
+    assert lockstep(monkeypatch, "cluster", "lint", str(path)) == 0
     assert "the rails are isolated" in capsys.readouterr().out
 
 
+def test_a_deployment_over_rdma_names_the_networks_that_are_missing_and_the_commands_that_bring_them(
+    rails: Jobs, other: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kubectl").write_text(f'#!/bin/sh\nexec {binary.folder(cache_root()) / binary.MULTI_CALL} kubectl "$@"\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    (tmp_path / "mine.yaml").write_text(described(name="mine", namespace=other.namespace))
+    deploy = ("deploy", str(tmp_path / "mine.yaml"), "--mode", "rdma", "--no-dev")
+    try:
+        assert lockstep(monkeypatch, *deploy) == 1
+        commands = [line.partition("→ ")[2] for line in capsys.readouterr().out.splitlines() if "→ kubectl get net-attach-def" in line]
+        assert len(commands) == RAILS
+        for command in commands:
+            done = subprocess.run(["bash", "-c", f"PATH={tmp_path}:$PATH; {command}"], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        assert lockstep(monkeypatch, *deploy) == 0, capsys.readouterr()
+        assert "namespace " + other.namespace + ", MODE=rdma" in capsys.readouterr().out
+    finally:
+        rails.kind("ClusterProfile", API).delete(name="mine")
+        assert lockstep(monkeypatch, "deploy", "local", "--no-dev") == 0
+
+
 def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["lockstep", "cluster", *arguments])
+    monkeypatch.setattr("sys.argv", ["lockstep", *arguments])
     try:
         return main()
     except SystemExit as ended:
