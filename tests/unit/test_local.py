@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
@@ -122,8 +124,6 @@ def test_a_script_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_preview_is_of_a_training_s_data_on_this_machine(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
     from lockstep.cli.main import app
 
     spec: dict[str, Any] = {"nodes": 1, "gpusPerNode": 0, "script": {"path": "train.py"}}
@@ -138,6 +138,25 @@ def test_a_preview_is_of_a_training_s_data_on_this_machine(tmp_path: Path) -> No
         assert isinstance(ended.exception, ConfigError)
         assert said in str(ended.exception)
     assert not (tmp_path / "workspace").exists()
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (78, 2), (1, 1), (-9, 1)])
+def test_a_preview_ends_as_the_trainer_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int, code: int) -> None:
+    from lockstep.cli.main import app
+
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> Any:
+        asked.append(command)
+        return SimpleNamespace(returncode=ended)
+
+    monkeypatch.setattr("lockstep.platforms.local.preview.subprocess.run", run)
+    spec = {"nodes": 2, "gpusPerNode": 0, "training": TRAINING}
+    path = with_inputs(tmp_path) / "job.yaml"
+    path.write_text(json.dumps({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}))
+    shown = CliRunner().invoke(app, ["run", "-f", str(path), "--local", "--preview", "3", "--workspace", str(tmp_path)])
+    assert shown.exit_code == code, shown.output
+    assert [command[-2:] for command in asked] == [["--preview", "3"]]
 
 
 def test_a_commit_to_resume_from_must_be_there(tmp_path: Path) -> None:

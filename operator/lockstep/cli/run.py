@@ -140,7 +140,7 @@ def _preview(job: TrainingJob, profile: ClusterProfile, workspace: Path, samples
     from lockstep.platforms.local.preview import preview_local
 
     code = preview_local(job, profile, workspace, samples)
-    return EXIT_USAGE if code == TRAINER_CONFIG else min(code, EXIT_FAILED)
+    return {0: 0, TRAINER_CONFIG: EXIT_USAGE}.get(code, EXIT_FAILED)
 
 
 def _warn(job: TrainingJob) -> None:
