@@ -139,9 +139,9 @@ def test_an_administrator_gets_files_and_the_commands_in_order(
     folder = ".lockstep/deploy/barcelona"
     assert "CustomResourceDefinition x: missing" in told and "ClusterRole x: differs" in told
     assert [line for line in told if line.startswith("kubectl")] == [
-        f"kubectl apply --server-side --force-conflicts -f {folder}/definitions.yaml",
+        f"kubectl apply --server-side --force-conflicts --field-manager=lockstep-deploy -f {folder}/definitions.yaml",
         f"kubectl wait --for=condition=Established -f {folder}/definitions.yaml",
-        f"kubectl apply --server-side --force-conflicts -f {folder}/cluster.yaml",
+        f"kubectl apply --server-side --force-conflicts --field-manager=lockstep-deploy -f {folder}/cluster.yaml",
     ]
     assert list(yaml.safe_load_all((tmp_path / folder / "cluster.yaml").read_text())) == [role]
     assert "make deploy-cluster CLUSTER=barcelona MODE=rdma OPERATOR_IMAGE=registry.example.com/lockstep-operator:1 DEV=0" in told
@@ -322,13 +322,18 @@ def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
             [("Failed", "True", "the image has no Python")],
             "has failed: the image has no Python: .* lockstep retry ml-dev-env -n lockstep",
         ),
+        (
+            {},
+            [("Accepted", "False", "an earlier job of this name is still being removed", "PreviousJobRemains")],
+            "is not up after .*: 0 of 2 pods run: an earlier job of this name is still being removed",
+        ),
         ({}, [("PodsScheduled", "False", "0 of 2 nodes have 4 GPUs free")], "0 of 2 pods run: 0 of 2 nodes have 4 GPUs free"),
     ],
 )
 def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reason(
-    spec: dict[str, Any], conditions: list[tuple[str, str, str]], said: str
+    spec: dict[str, Any], conditions: list[tuple[str, ...]], said: str
 ) -> None:
-    listed = [{"type": kind, "status": status, "message": message} for kind, status, message in conditions]
+    listed = [dict(zip(("type", "status", "message", "reason"), given, strict=False)) for given in conditions]
     api = put(Api(), {**a_job(DEV_ENVIRONMENT, type="Interactive", **spec), "status": {"conditions": listed}})
     with pytest.raises(InstallError, match=said):
         asyncio.run(until_up(api, "lockstep", 2, lambda text: None, seconds=0.1))

@@ -41,9 +41,10 @@ def tell_left(plan: Deployment, sent: Sent) -> None:
 
 
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
-    """Write the files, and say how they are applied."""
+    """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
     from lockstep.api.yamltext import dump_all_yaml
     from lockstep.cli.paths import checkout, from_here
+    from lockstep.platforms.kubernetes.install import FIELD_MANAGER
 
     commands = []
     folder = checkout() / FOLDER / cluster
@@ -55,7 +56,7 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
             continue
         path.write_text(dump_all_yaml(objects), encoding="utf-8")
         shown = from_here(path)
-        commands.append(f"kubectl apply --server-side --force-conflicts -f {shown}")
+        commands.append(f"kubectl apply --server-side --force-conflicts --field-manager={FIELD_MANAGER} -f {shown}")
         if objects is definitions:
             commands.append(f"kubectl wait --for=condition=Established -f {shown}")
     return commands

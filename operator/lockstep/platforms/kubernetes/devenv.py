@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB
 from lockstep.api.profile import ClusterProfile
 from lockstep.plan.readstatus import condition, is_true
+from lockstep.plan.reasons import Reason
 from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import InstallError, Say, polled
@@ -72,7 +73,7 @@ def _is_ready(status: Object) -> bool:
 
 def _raise_if_hopeless(status: Object, namespace: str) -> None:
     accepted = condition(status, "Accepted")
-    if accepted.get("status") == "False":
+    if accepted.get("status") == "False" and accepted.get("reason") != Reason.PREVIOUS_JOB_REMAINS:  # which passes by itself
         raise InstallError(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
     if is_true(status, "Failed"):
         message = condition(status, "Failed").get("message", "")
@@ -81,7 +82,7 @@ def _raise_if_hopeless(status: Object, namespace: str) -> None:
 
 
 def _why(status: Object) -> str:
-    for kind in ("PodsScheduled", "RanksReady", "Progressing"):
+    for kind in ("Accepted", "PodsScheduled", "RanksReady", "Progressing"):
         found: dict[str, Any] = condition(status, kind)
         if found.get("status") == "False" and found.get("message"):
             return f": {found['message']}"
