@@ -137,7 +137,7 @@ def test_kubectl_scale_gives_the_environment_another_number_of_nodes(jobs: Jobs,
 
 
 def test_gpus_that_nobody_uses_are_released_and_come_back(jobs: Jobs, environment: str) -> None:
-    jobs.change(ENV, suspend=True, interactive={"idleSeconds": 16, "warnSeconds": 12})
+    jobs.change(ENV, suspend=True, interactive={"idleSeconds": 16, "warnSeconds": 4})
     jobs.until_condition(ENV, "Suspended", "True", "Suspended", 60)
     jobs.change(ENV, suspend=False)
     released = jobs.until_condition(ENV, "Suspended", "True", "Idle", 90)
