@@ -143,4 +143,5 @@ def test_a_job_has_a_bounded_number_of_events_and_its_end_is_always_told() -> No
     assert len(found) == BURST
     told, later = tellable(told, many, NOW + 2 * REFILL_SECONDS)
     assert len(later) == 2
-    assert tellable(told, (Note("Warning", "Failed", "why"),), NOW + 2 * REFILL_SECONDS)[1] != ()
+    for end in ("Complete", "Failed", "IdleWarning", "IdleReleased"):
+        assert tellable(told, (Note("Warning", end, "why"),), NOW + 2 * REFILL_SECONDS)[1] != ()

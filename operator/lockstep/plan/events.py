@@ -18,8 +18,8 @@ MESSAGE_CHARACTERS = 1024
 SILENCE_SECONDS = 600.0
 """The same reason with the same message is told again only after so long: a condition may flap."""
 BURST, REFILL_SECONDS = 25, 60.0
-"""Events of one job at once, and the time in which one more is allowed. An end is always told."""
-_ENDS = frozenset({"Complete", "Failed"})
+"""Events of one job at once, and the time in which one more is allowed. What ends something is always told."""
+_ENDS = frozenset({"Complete", "Failed", "IdleWarning", "IdleReleased"})
 _HOUR = len("2026-01-01T00")
 
 # Conditions whose True is worth telling: under which reason, and whether it is good. Their False is worth telling only when it names
