@@ -24,10 +24,10 @@ from side_by_side import Parts, file_of, longest_first
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 HERE = Path(__file__).parent
 WORKERS = 2
-DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy")
+DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails")
 """One worker runs them: they write down in the checkout which cluster was deployed last."""
 LONGEST = (
-    *DEPLOYMENTS, "test_jobs", "test_stops", "test_devcluster", "test_lost_node", "test_training", "test_interactive", "test_image",
+    *DEPLOYMENTS, "test_jobs", "test_lost_node", "test_moving_training", "test_stops", "test_training", "test_interactive", "test_image", "test_devcluster",
     "test_rights", "test_verbs", "test_render", "test_hang", "test_retry", "test_why",
 )  # fmt: skip
 
