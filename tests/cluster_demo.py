@@ -8,12 +8,12 @@ from typing import Any
 
 from cluster_jobs import Jobs
 from lockstep.api.job import TrainingJob
-from lockstep.cli.quickstart import demo_folder
+from lockstep.cli.quickstart import demo_folder, send_demo
 from lockstep.cli.target import load
 from lockstep.plan.resolve import PlatformDefaults, resolve
-from lockstep.platforms.kubernetes.client import Client, connect
+from lockstep.platforms.kubernetes.client import connect
 from lockstep.platforms.kubernetes.exec import Place
-from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
+from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, running_pod
 
 
 @contextmanager
@@ -24,12 +24,5 @@ def demo_files(jobs: Jobs, spec: dict[str, Any]) -> Iterator[Place]:
     resolved = resolve(job, load("local").profile, PlatformDefaults(namespace=jobs.namespace))
     ensure_claims(person, resolved)
     with running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod:
-        send_demo(person, pod)
+        send_demo(person, pod, demo_folder())
         yield pod
-
-
-def send_demo(person: Client, pod: Place) -> None:
-    demo = demo_folder()
-    run_in_pod(person, pod, ["mkdir", "-p", "/workspace/models"])
-    send_folder(person, pod, demo / "models", "/workspace/models")
-    send_folder(person, pod, demo / "datasets", "/datasets")

@@ -165,17 +165,16 @@ def _store(path: Path, measured: Calibration, found: ClusterFile, *, quiet: bool
     from lockstep.cli.paths import from_here
     from lockstep.plan.calibration import replaced, with_calibration
 
+    shown = from_here(path)
     text = with_calibration(read_text(path), replaced(found.calibration, measured))
-    if parse_cluster_file(text, str(from_here(path))).profile != found.profile:
-        raise ConfigError(
-            f"{from_here(path)} can't be changed in one place only: write this section `calibration` by hand: {measured.to_dict()}"
-        )
+    if parse_cluster_file(text, str(shown)).profile != found.profile:
+        raise ConfigError(f"{shown} can't be changed in one place only: write this section `calibration` by hand: {measured.to_dict()}")
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(text, encoding="utf-8")
         draft.chmod(path.stat().st_mode & 0o777)
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{from_here(path)} can't be written: {error.strerror}") from error
+        raise ConfigError(f"{shown} can't be written: {error.strerror}") from error
     if not quiet:
-        print(f"Stored in {from_here(path)}, section calibration")
+        print(f"Stored in {shown}, section calibration")

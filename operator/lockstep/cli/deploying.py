@@ -71,12 +71,13 @@ async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: 
 
 async def _rails_are_there(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
     """Whether pods can have every network that the profile names, where jobs use RDMA: without one they wait for ever."""
+    from lockstep.cli.deploy import Mode
     from lockstep.plan.doctorseen import Verdict
     from lockstep.plan.doctorsite import fabric
     from lockstep.platforms.kubernetes.survey import survey_rails
 
     spec = plan.profile.spec
-    if plan.mode.value == "tcp" or not spec.network.rdma.enabled:
+    if plan.mode is Mode.TCP or not spec.network.rdma.enabled:
         return True
     missing = [one for one in fabric(await survey_rails(connection, spec, plan.namespace), spec) if one.verdict is Verdict.FAILED]
     for finding in missing:

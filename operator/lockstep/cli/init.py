@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.cli.jobargs import UNNAMED
 
 app = typer.Typer(help="Write a commented file to start from: a cluster, a job, a script.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
@@ -43,7 +44,7 @@ def job(
     name: Annotated[str, typer.Argument(help="The job's name.")],
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", help="The cluster that it is for. Default: the one deployed last from this checkout, else local."),
+        typer.Option("--cluster", help=f"The cluster that it is for. {UNNAMED}"),
     ] = None,
     script: Annotated[bool, typer.Option("--script", help="For a program of your own instead of Lockstep's trainer.")] = False,
     output: FileOption = None,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lockstep.api.profile import ClusterProfile
     from lockstep.plan.resolve import Resolved
     from lockstep.platforms.kubernetes.client import Client
+    from lockstep.platforms.kubernetes.exec import Place
 
 JOB_FILE = "manifests/samples/trainingjob.yaml"
 CLUSTER = "local"
@@ -164,18 +165,25 @@ def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"training": fresh})}), inputs.cluster.profile
 
 
+def send_demo(client: Client, pod: Place, demo: Path) -> None:
+    """The model and the texts, onto the volumes that the pod mounts."""
+    from lockstep.platforms.kubernetes.files import run_in_pod, send_folder
+
+    run_in_pod(client, pod, ["mkdir", "-p", "/workspace/models"])
+    send_folder(client, pod, demo / "models", "/workspace/models")
+    send_folder(client, pod, demo / "datasets", "/datasets")
+
+
 def _train_and_show(client: Client, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
     from lockstep.plan.readstatus import is_true
-    from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod, send_folder
+    from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod
     from lockstep.platforms.kubernetes.jobs import replace_job
 
     namespace = resolved.namespace
     ensure_claims(client, resolved)
     with running_pod(client, namespace, files_pod("lockstep-files", resolved)) as files:
         with _step("Copy the model and the texts to the cluster's volumes"):
-            run_in_pod(client, files, ["mkdir", "-p", "/workspace/models"])
-            send_folder(client, files, demo / "models", "/workspace/models")
-            send_folder(client, files, demo / "datasets", "/datasets")
+            send_demo(client, files, demo)
         with _step(f"Train: kubectl apply -n {namespace} -f {JOB_FILE}; kubectl logs -n {namespace} -f {job.metadata.name}-0"):
             replace_job(client, namespace, job)
             status = _follow(client, namespace, job.metadata.name)

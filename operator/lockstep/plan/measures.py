@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from lockstep.plan.goodput import KINDS
 from lockstep.plan.observed import Object
 from lockstep.plan.readstatus import condition, is_true
+from lockstep.plan.reasons import Reason
 from lockstep.plan.times import seconds_of
 
 STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
@@ -113,7 +114,7 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
 
 def _is_heard(status: Object) -> bool:
     """Whether a node 0 is there to report. What an earlier one said of its time, and how long ago, is nothing to be warned of."""
-    awaited = condition(status, "RanksReady").get("reason") in ("Starting", "WaitingForReport")
+    awaited = condition(status, "RanksReady").get("reason") in (Reason.STARTING, Reason.WAITING_FOR_REPORT)
     return state(status) not in ("Waiting", "Stopping", "Suspended") and not awaited
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from cluster_demo import send_demo
 from cluster_jobs import API, Jobs, kubeconfig_of, until
 from lockstep.api.job import TrainingJob
-from lockstep.cli.quickstart import demo_folder
+from lockstep.cli.quickstart import demo_folder, send_demo
 from lockstep.cli.target import load
 from lockstep.devcluster.layout import default_layout
 from lockstep.plan.resolve import PlatformDefaults, resolve
@@ -98,7 +97,7 @@ def files(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plac
         small_volume(layout, len(core.list_node().items), folder, image, DISK_BYTES),
         running_pod(person, jobs.namespace, files_pod("files", resolved)) as pod,
     ):
-        send_demo(person, pod)
+        send_demo(person, pod, demo_folder())
         yield pod
         jobs.end("drilled")
         until("the job's pods are gone", lambda: not jobs.pods("drilled"), 60)
