@@ -43,7 +43,7 @@ def rdma(jobs: Jobs) -> Iterator[str]:
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fabric"}, "data": data})
     kind = jobs.kind("ClusterProfile", API)
     spec = kind.get(name="local").to_dict()["spec"]
-    spec["network"]["rdma"] = {"enabled": True, "memlock": "Unlimited"}
+    spec["network"] |= {"mode": "Auto", "rdma": {"enabled": True, "memlock": "Unlimited"}}
     name = f"{jobs.namespace}-rdma"
     kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
     yield name

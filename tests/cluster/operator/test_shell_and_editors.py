@@ -56,7 +56,8 @@ def test_a_terminal_gets_a_terminal_in_which_ctrl_c_ends_what_runs_and_not_the_s
     process = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, start_new_session=True)
     os.close(there)
     try:
-        seen = typed_until(here, "test -t 0 && echo it-is-a-$((40+2))-terminal; tput cols; sleep 600\n", "it-is-a-42-terminal")
+        seen = typed_until(here, "test -t 0 && echo it-is-a-$((40+2))-terminal\n", "it-is-a-42-terminal")
+        seen += typed_until(here, "sh -c 'echo sleeping-$((40+2)); exec sleep 600'\n", "sleeping-42")  # said by what Ctrl-C shall reach
         seen += typed_until(here, "\x03", "^C")
         seen += typed_until(here, "echo still-$((40+2)); exit 5\n", "still-42")
         assert process.wait(timeout=60) == 5, seen
