@@ -6,20 +6,17 @@ import http.client
 import os
 import pty
 import select
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cluster_jobs import Jobs, kubeconfig_of, until
+from served import LOCKSTEP, all_processes, started
 
-LOCKSTEP = [sys.executable, "-m", "lockstep.cli.main"]
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 LISTEN = """
 import http.server
@@ -76,20 +73,6 @@ def typed_until(terminal: int, keys: str, expected: str) -> str:
     return seen
 
 
-@contextmanager
-def started(jobs: Jobs, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A verb that goes on until Ctrl-C, which it gets."""
-    command = [*LOCKSTEP, *arguments, "-n", jobs.namespace]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        yield process
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def get(port: int, path: str, cookie: str = "") -> tuple[int, bytes, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -111,17 +94,10 @@ def test_tensorboard_is_reached_by_its_token_alone_and_ends_with_ctrl_c(jobs: Jo
         assert status == 302
         status, body, _ = get(port, "/data/environment", cookie.partition(";")[0])
         assert status == 200 and b'"/workspace"' in body
-        assert token not in all_processes(jobs, kubectl)
-    until("the server is gone from the pod", lambda: "tensorboard" not in all_processes(jobs, kubectl))
+        assert token not in all_processes(jobs, kubectl, f"{job}-0")
+    until("the server is gone from the pod", lambda: "tensorboard" not in all_processes(jobs, kubectl, f"{job}-0"))
     with pytest.raises(ConnectionRefusedError):
         get(port, "/")
-
-
-def all_processes(jobs: Jobs, kubectl: Kubectl) -> str:
-    """Arguments and variables of everything in the pod, but for this look itself."""
-    look = "import glob\nfor p in glob.glob('/proc/[0-9]*/cmdline') + glob.glob('/proc/[0-9]*/environ'):\n"
-    look += " try: print(open(p).read() if 'all_processes' not in open(p).read() else '')\n except OSError: pass\n# all_processes"
-    return kubectl("exec", "-n", jobs.namespace, "edit-0", "-c", "trainer", "--", "python3", "-c", look).stdout
 
 
 def test_vscode_reaches_what_listens_on_the_pod_s_loopback(jobs: Jobs, job: str) -> None:
