@@ -41,7 +41,8 @@ import aiohttp
 from control_plane import control_plane
 from counting_proxy import CountingProxy
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_AUDIENCE
-from lockstep.platforms.kubernetes.cluster import KINDS, MERGE, ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import MERGE, ApiError, Cluster
+from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 from lockstep_gang.contract import JobIdentity, NodeReport, RankCount, Report, State, parse_key, report_body, report_signature
 
 Object = dict[str, Any]

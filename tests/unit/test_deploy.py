@@ -15,8 +15,9 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli import target
 from lockstep.cli.deploy import OPERATOR_IMAGE, Mode, _checked, deploy, planned
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.install import monitoring_objects, with_one_default, without_unknown_kinds
+from lockstep.platforms.kubernetes.kinds import path_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

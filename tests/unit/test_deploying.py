@@ -20,9 +20,10 @@ from lockstep.cli.progress import Progress
 from lockstep.cli.target import load
 from lockstep.plan.deploy import Left, State, called, counted, difference, removable_claims
 from lockstep.platforms.kubernetes import install, remove
-from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster, Object, path_of
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, until_up
 from lockstep.platforms.kubernetes.install import InstallError
+from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 from lockstep.platforms.kubernetes.record import Deployment, Record, deployment_of, read_record, write_record
 from lockstep.platforms.kubernetes.send import Sent, send_permitted
 

@@ -15,10 +15,11 @@ from lockstep.plan.events import Note
 from lockstep.plan.observed import Observed
 from lockstep.platforms.kubernetes import operator
 from lockstep.platforms.kubernetes.certificate import Certificates
-from lockstep.platforms.kubernetes.cluster import KINDS, ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
+from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 from lockstep.platforms.kubernetes.remove import uninstall
 

@@ -14,7 +14,7 @@ from lockstep.api.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.plan.doctor import examine
 from lockstep.plan.doctorseen import Finding, Seen, Verdict
 from lockstep.platforms.kubernetes.client import connect
-from lockstep.platforms.kubernetes.cluster import path_of
+from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.survey import survey, survey_rails
 
 ROOT = Path(__file__).resolve().parents[2]

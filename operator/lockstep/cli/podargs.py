@@ -18,7 +18,8 @@ DEFAULT_JOB = DEV_ENVIRONMENT
 def running_pod(found: Found, node: int) -> str:
     """The pod of a node. Raises ConfigError for a node that the job doesn't have, Failed when its pod doesn't run."""
     from lockstep.plan.running import is_running
-    from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, path_of
+    from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError
+    from lockstep.platforms.kubernetes.kinds import path_of
 
     client, name = found.target.client, pod_name(found.name, node)
     nodes = _nodes(found)

@@ -10,8 +10,9 @@ from typing import Any
 
 from lockstep.api.names import LABEL_JOB, REPORT_AUDIENCE, pod_name
 from lockstep.plan.observed import Object, Observed, owner_uid
-from lockstep.platforms.kubernetes.cluster import Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.inventory import Inventory
+from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.secrets import job_key
 from lockstep_gang.contract import Report, is_report_signature, parse_key
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.plan.clusterfacts import ClusterFacts, Listing, Sight
-from lockstep.platforms.kubernetes.cluster import FORBIDDEN, KINDS, NOT_FOUND, ApiError, Cluster, Object, path_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 
 OF_THE_CLUSTER = ("Node", "StorageClass", "PersistentVolume", "SecurityContextConstraints", "SriovNetworkNodePolicy")
 OF_THE_NAMESPACE = ("PersistentVolumeClaim", "NetworkAttachmentDefinition", "ResourceQuota", "LimitRange")

@@ -14,9 +14,10 @@ from lockstep.plan.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_re
 from lockstep.plan.observed import Object
 from lockstep.plan.readstatus import is_true
 from lockstep.platforms.kubernetes.client import Client
-from lockstep.platforms.kubernetes.cluster import MERGE, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import MERGE, Cluster
 from lockstep.platforms.kubernetes.drill_place import Place
 from lockstep.platforms.kubernetes.drill_watch import Stream, Watch
+from lockstep.platforms.kubernetes.kinds import path_of
 
 KILL, STOP = 9, 19
 AT_ONCE: Object = {"gracePeriodSeconds": 0}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lockstep.api.errors import Failed
-from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, PING_SECONDS, ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, PING_SECONDS, ApiError, Cluster
+from lockstep.platforms.kubernetes.kinds import path_of
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"

@@ -18,8 +18,9 @@ from lockstep.plan.pod import pod_template
 from lockstep.plan.resolve import Resolved
 from lockstep.plan.security import container_security_context
 from lockstep.platforms.kubernetes.client import Client
-from lockstep.platforms.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, path_of
+from lockstep.platforms.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError
 from lockstep.platforms.kubernetes.exec import Place, output_of
+from lockstep.platforms.kubernetes.kinds import path_of
 
 READY_TIMEOUT_SECONDS = 120.0
 PROGRAM_SECONDS = 600.0

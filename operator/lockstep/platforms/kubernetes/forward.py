@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import V4, refused
+from lockstep.platforms.kubernetes.kinds import path_of
 
 HERE = "127.0.0.1"
 DATA, ERROR = 0, 1

@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.openshift_build import LAST_LINES, Outcome, failure, outcome
-from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Object, Unreachable, path_of
+from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Object, Unreachable
+from lockstep.platforms.kubernetes.kinds import path_of
 
 Say = Callable[[str], None]
 START_SECONDS = 900.0

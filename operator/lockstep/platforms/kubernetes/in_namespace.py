@@ -23,8 +23,9 @@ from lockstep.plan.objects import claims
 from lockstep.plan.observed import Observed, is_terminating, owner_uid
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import Earlier
-from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
+from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.logs import STAMP
 from lockstep_gang.contract import parse_run
 

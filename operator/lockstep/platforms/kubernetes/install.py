@@ -20,7 +20,8 @@ from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
-from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, KINDS, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.kinds import KINDS
 
 Say = Callable[[str], None]
 FIELD_MANAGER = "lockstep-deploy"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep.api.names import LABEL_JOB, run_name
 from lockstep.plan.readstatus import is_true
 from lockstep.platforms.kubernetes.client import Client
-from lockstep.platforms.kubernetes.cluster import MERGE, NOT_FOUND, ApiError, path_of
+from lockstep.platforms.kubernetes.cluster import MERGE, NOT_FOUND, ApiError
+from lockstep.platforms.kubernetes.kinds import path_of
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob

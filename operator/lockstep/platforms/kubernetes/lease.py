@@ -19,7 +19,8 @@ from typing import Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import ANNOTATION_LEADER, OPERATOR_NAME
-from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, ApiError, Cluster, Object, path_of
+from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.kinds import path_of
 
 LEASE_SECONDS = 15
 RENEW_SECONDS = 10.0

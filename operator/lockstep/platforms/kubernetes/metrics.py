@@ -32,7 +32,7 @@ from lockstep.plan.measures import (
     state,
 )
 from lockstep.plan.observed import Object, Observed
-from lockstep.platforms.kubernetes.cluster import KINDS as API_KINDS
+from lockstep.platforms.kubernetes.kinds import KINDS as API_KINDS
 from lockstep_gang.contract import Cause
 
 JOBS_WITH_SERIES = 500

@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from lockstep.platforms.kubernetes.authenticate import FORBIDDEN, UNAUTHENTICATED, Refusal
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.kinds import path_of
 
 PATH = "/metrics"
 REMEMBERED_SECONDS = 60.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from lockstep.platforms.kubernetes.cluster import KINDS, Cluster, Object, path_of
+from lockstep.platforms.kubernetes.cluster import Cluster, Object
+from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 
 
 async def may(cluster: Cluster, verb: str, kind: str, namespace: str | None = None, subresource: str = "") -> bool:

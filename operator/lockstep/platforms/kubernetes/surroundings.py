@@ -15,7 +15,8 @@ from lockstep.plan.doctor import differing_keys
 from lockstep.plan.lookahead import Around, Object, Try
 from lockstep.plan.references import references
 from lockstep.plan.resolve import Resolved
-from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, path_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.platforms.kubernetes.kinds import path_of
 
 UNAUTHORIZED = 401
 PROFILE = "ClusterProfile"

@@ -10,7 +10,8 @@ from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
-from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object, path_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.kinds import path_of
 
 
 async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:

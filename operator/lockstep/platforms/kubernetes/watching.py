@@ -11,8 +11,9 @@ from typing import Any
 
 import kopf
 
-from lockstep.platforms.kubernetes.cluster import KINDS, Object
+from lockstep.platforms.kubernetes.cluster import Object
 from lockstep.platforms.kubernetes.inventory import WATCHED
+from lockstep.platforms.kubernetes.kinds import KINDS
 from lockstep.platforms.kubernetes.login import connection
 
 LIST_ITEMS = 100
