@@ -134,7 +134,7 @@ def test_a_pod_that_was_restarted_with_an_empty_volume_gets_everything_again(pod
 
     def act() -> None:
         reads(there / "a.py", "1")
-        until((there / ".lockstep/sync-seen.json").exists)  # written last
+        until((there / ".lockstep/sync.json").exists)  # written last
         for path in sorted(there.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         pods.started[0].process.kill()
