@@ -53,8 +53,14 @@ def encode(text: str) -> tuple[list[int], list[Span]]:
     return [sum(match.group().encode()) for match in matches], [match.span() for match in matches]
 
 
+def refuse(reason: str) -> None:
+    raise jinja2.TemplateError(reason)
+
+
 def template(source: str, marked: Any = None) -> ChatTemplate:
-    compiled = jinja2.Environment(undefined=jinja2.ChainableUndefined).from_string(source)  # noqa: S701 (chats are no HTML)
+    environment = jinja2.Environment(undefined=jinja2.ChainableUndefined)  # noqa: S701 (chats are no HTML)
+    environment.globals["raise"] = refuse
+    compiled = environment.from_string(source)
 
     def render(messages: Sequence[Any], tools: Sequence[Any], generation_prompt: bool) -> str:
         return compiled.render(messages=list(messages), tools=list(tools), add_generation_prompt=generation_prompt)
@@ -145,6 +151,49 @@ def test_a_token_across_the_border_of_a_turn_is_refused() -> None:
 def test_what_the_template_raises_is_told() -> None:
     with pytest.raises(ValueError, match="the chat template refuses it: "):
         learned("{{ 1 // (messages | length - 2) }}", says("one", "two"))
+
+
+# Wants a question before anything is said, as templates of Qwen do.
+ASKING = (
+    "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ raise('No user query found in messages.') }}{% endif %}"
+    + CHATML
+)
+OPENED = [{"role": "assistant", "content": "welcome"}, *says("one", "two")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (
+            OPENED,
+            r"messages\[0\] is the assistant's: the chat template can't render what comes before it \(No user query found in messages\.\)",
+        ),
+        (
+            [{"role": "system", "content": "be brief"}, *OPENED],
+            r"the chat template can't render the messages before messages\[1\] by themselves \(No user query found in messages\.\)",
+        ),
+    ],
+)
+def test_a_template_that_refuses_a_beginning_refuses_the_line_and_not_the_rank(messages: list[dict[str, Any]], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{reason}, and the chat template has no generation marks; "):
+        learned(ASKING, messages)
+    assert learned(ASKING, messages, TrainOn.ALL) == [template(ASKING).render(messages, (), False)]
+
+
+def test_marks_of_the_template_are_used_where_it_refuses_a_beginning() -> None:
+    def marked(messages: Sequence[Any], tools: Sequence[Any]) -> list[Span]:
+        text = template(ASKING).render(messages, tools, False)
+        return [(text.index(message["content"]), text.index(message["content"]) + len(message["content"])) for message in messages[::2]]
+
+    assert learned(ASKING, OPENED, marked=marked) == ["welcome", "two"]
+
+
+def test_what_the_template_raises_while_its_marks_are_looked_for_is_told() -> None:
+    def marked(messages: Sequence[Any], tools: Sequence[Any]) -> list[Span]:
+        raise jinja2.TemplateError("no such role\nmore")
+
+    with pytest.raises(ValueError, match=r"^the chat template refuses it: no such role$"):
+        learned(COUNTING, says("one", "two"), marked=marked)
 
 
 def tokeniser(chat: ChatTemplate | None) -> Tokeniser:

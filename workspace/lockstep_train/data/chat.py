@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.read import Conversation
+from lockstep_train.errors import first_line
 
 ASSISTANT = "assistant"
 EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
@@ -63,6 +64,17 @@ def encode_conversation(conversation: Conversation, template: ChatTemplate, trai
     return ids, learned
 
 
+def _beginning(conversation: Conversation, template: ChatTemplate, count: int, *, asked: bool) -> str:
+    """The first messages rendered alone. Raises Unmasked where the template refuses them: the whole may be fine for it all the same."""
+    try:
+        return template.render(conversation.messages[:count], conversation.tools, asked)
+    except Exception as error:
+        reason = first_line(error) or type(error).__name__
+        if count == 0:
+            raise Unmasked(f"messages[0] is the assistant's: the chat template can't render what comes before it ({reason})") from error
+        raise Unmasked(f"the chat template can't render the messages before messages[{count}] by themselves ({reason})") from error
+
+
 def assistant_spans(conversation: Conversation, template: ChatTemplate, text: str) -> list[Span]:
     """Where in `text`, the rendered conversation, the assistant's turns stand. Raises Unmasked."""
     messages = conversation.messages
@@ -71,13 +83,19 @@ def assistant_spans(conversation: Conversation, template: ChatTemplate, text: st
 
 
 def _marked_spans(conversation: Conversation, marked: Callable[[Sequence[Message], Sequence[Any]], list[Span]]) -> list[Span]:
-    spans = [span for span in marked(conversation.messages, conversation.tools) if span[1] > span[0]]
+    """Raises ValueError where the template refuses the conversation."""
+    try:
+        found = marked(conversation.messages, conversation.tools)
+    except Exception as error:
+        raise ValueError(f"the chat template refuses it: {first_line(error) or type(error).__name__}") from error
+    spans = [span for span in found if span[1] > span[0]]
     return spans[sum(message["role"] == ASSISTANT for message in conversation.messages[: conversation.given]) :]
 
 
 def _turn(conversation: Conversation, template: ChatTemplate, text: str, number: int) -> Span:
     start = _start(conversation, template, text, number)
-    rendered = template.render(conversation.messages[: number + 1], conversation.tools, False)
+    whole = number + 1 == len(conversation.messages)
+    rendered = text if whole else _beginning(conversation, template, number + 1, asked=False)
     said = rendered[start:] if rendered[:start] == text[:start] else None
     end = _end(text, start, said) if said is not None else None
     if end is None:
@@ -88,7 +106,7 @@ def _turn(conversation: Conversation, template: ChatTemplate, text: str, number:
 
 def _start(conversation: Conversation, template: ChatTemplate, text: str, number: int) -> int:
     """The end of the generation prompt before this turn; also of one that begins a thought which this turn doesn't have."""
-    asked = template.render(conversation.messages[:number], conversation.tools, True)
+    asked = _beginning(conversation, template, number, asked=True)
     without_thought = THOUGHT_BEGUN.sub("", asked)
     for prompt in (asked, without_thought, without_thought.rstrip()):
         if text.startswith(prompt):
