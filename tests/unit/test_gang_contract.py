@@ -196,6 +196,13 @@ def test_a_malformed_rank_report_is_refused(value: object) -> None:
         rank_report_from_json(value)
 
 
+@pytest.mark.parametrize("counts", [{"totalSteps": -1}, {"step": -1}, {"step": 2**63}, {"estimatedRemainingSeconds": -5}], ids=str)
+def test_a_count_that_is_none_is_refused_by_name(counts: dict[str, int]) -> None:
+    (name,) = counts
+    with pytest.raises(ContractError, match=rf"^rank report\.{name} is -?\d+, must be a whole number from 0"):
+        rank_report_from_json({"rank": 0, "event": "step", "step": 1, **counts})
+
+
 @pytest.mark.parametrize("text", ["", "5a" * 31, "zz" * 32, "5a" * 33])
 def test_a_key_that_is_not_64_digits_is_refused(text: str) -> None:
     with pytest.raises(ContractError, match="64 hexadecimal digits"):

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from api_stub import kubeconfig
 from lockstep.api.profile import ClusterProfile
 from lockstep.plan.events import Note
 from lockstep.plan.observed import Observed
-from lockstep.platforms.kubernetes import operator
+from lockstep.platforms.kubernetes import operator, patience
 from lockstep.platforms.kubernetes.certificate import Certificates
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Unreachable
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
@@ -287,6 +288,61 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
 
     asyncio.run(asyncio.wait_for(watches_list(), 5))
     assert led.inventory.pod("ns", "x-0") is None
+
+
+class Busy(Empty):
+    """An API server that has no time at first."""
+
+    refusals = 2
+
+    async def pages(
+        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500
+    ) -> AsyncIterator[dict[str, Any]]:
+        if self.refusals:
+            self.refusals -= 1
+            raise ApiError(429, "TooManyRequests", "later")
+        async for page in super().pages(kind, namespace, query, limit):
+            yield page
+
+
+def test_a_leader_whose_first_list_is_refused_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "START_RETRY_SECONDS", 0.0)
+    cluster = Busy(None)
+    led = operator.Operator(cluster, operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
+
+    async def began() -> None:
+        watching = asyncio.Event()
+
+        async def watch(told: object) -> None:
+            watching.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(led, "_watch", watch)
+        running = asyncio.create_task(led.run())
+        await watching.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(began(), 5))
+    assert led.synced and cluster.refusals == 0
+
+
+def test_an_error_whose_body_is_cut_off_is_a_broken_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked() -> None:
+        async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 1000\r\n\r\n<html>")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(cut, "127.0.0.1") as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+            async with await Cluster.connect() as cluster:
+                with pytest.raises(Unreachable, match="broke: ClientPayloadError"):
+                    await cluster.list("Pod", "ns")
+
+    asyncio.run(asyncio.wait_for(asked(), 20))
 
 
 class Events(Cluster):

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.reconcile import reconcile
+from lockstep.platforms.kubernetes.kept import Kept
 from unit.test_reconcile import CONTEXT, NOW, condition, pod, report, running, settled
 from unit.test_reconcile_stop import asked, going, gone, stopped_report
 
@@ -18,8 +19,8 @@ LABEL = "kueue.x-k8s.io/queue-name"
 def gated(gate: str, **spec: str) -> Observed:
     held: Object = {"containers": [], "schedulingGates": [{"name": gate}]}
     told = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
-    pods = tuple(pod(node, spec=held, status={"phase": "Pending", "conditions": [told]}) for node in (0, 1))
-    return replace(running(**spec), pods=pods)
+    pods = (pod(node, spec=held, status={"phase": "Pending", "conditions": [told]}) for node in (0, 1))
+    return replace(running(**spec), pods=tuple(Kept("Pod", item).item for item in pods))  # as the operator sees them
 
 
 @pytest.mark.parametrize(

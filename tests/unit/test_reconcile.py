@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from lockstep.api.crd import training_job_crd
 from lockstep.plan.objects import RenderContext, children, freeze
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.reasons import Reason
@@ -229,6 +231,19 @@ def test_progress_is_written_every_15_seconds_at_most_and_transitions_at_once() 
     assert (later.status["trainer"]["step"], later.status["trainer"]["progressPercentage"]) == (2, 1)
     lost = reconcile(observed, report(State.BACKING_OFF, ready=0, trainer=TrainerReport("Step", 2, 120)), CONTEXT, NOW + 4)
     assert condition(lost, "Restarting")[0] == "True"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [TrainerReport("Step", -3, 10), TrainerReport("x" * 5000, 3, -1), TrainerReport("Step", 3, 2**70, -1)],
+    ids=["step", "total", "huge"],
+)
+def test_what_an_older_gang_lets_a_script_say_is_never_a_status_that_the_api_server_refuses(said: TrainerReport) -> None:
+    plan = reconcile(settled(report()), report(trainer=said), CONTEXT, NOW + 20)
+    assert plan.status is not None
+    (version,) = training_job_crd()["spec"]["versions"]
+    jsonschema.validate(plan.status["trainer"], version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["trainer"])
+    assert all(value < 2**63 for value in plan.status["trainer"].values() if isinstance(value, int))
 
 
 def test_a_committed_checkpoint_is_told() -> None:

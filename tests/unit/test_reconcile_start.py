@@ -51,3 +51,20 @@ def test_a_node_0_that_ran_before_is_its_coordinator_s_to_judge() -> None:
     observed = starting(pod(0, status=crashed), pod(1))
     assert condition(reconcile(observed, None, CONTEXT, NOW + 10**6), "Failed")[0] == "False"
     assert condition(reconcile(starting(pod(0), pod(1)), report(), CONTEXT, NOW + 10**6), "Failed")[0] == "False"
+
+
+def test_time_in_a_queue_is_not_taken_for_a_start() -> None:
+    """The clock begins when a pod gets a node, whichever is first."""
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(NOW + 7200)}
+    waiting = {"kind": "Pod", "spec": {"containers": []}, "status": {"phase": "Pending"}}
+    for observed in (
+        starting(pod(0, status={**PULLING, "conditions": [placed]}), pod(1, status={**PULLING, "conditions": [placed]})),
+        starting({**pod(0), **waiting}, pod(1, status={**PULLING, "conditions": [placed]})),
+    ):
+        assert condition(reconcile(observed, None, CONTEXT, NOW + 7201), "Failed")[0] == "False"
+        assert condition(reconcile(observed, None, CONTEXT, NOW + 7200 + 601), "Failed")[:2] == ("True", "StartTimeout")
+
+
+def test_a_pod_that_its_kubelet_would_not_have_is_waited_for_until_it_is_replaced() -> None:
+    refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
+    assert condition(reconcile(starting(pod(0, status=refused), pod(1)), None, CONTEXT, NOW + 10**6), "Failed")[0] == "False"

@@ -8,7 +8,7 @@ from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.shared import StorageMode
 from lockstep.plan.doctorseen import DNS_SERVICES, Finding, Object, Seen, Verdict
-from lockstep.plan.fabric import GPU_RESOURCE
+from lockstep.plan.fabric import GPU_RESOURCE, rail_resources
 from lockstep.plan.nodes import allocatable
 from lockstep.plan.readstatus import is_true
 
@@ -148,13 +148,15 @@ def fabric(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
         yield Finding("fabric", Verdict.OK, "TCP: the profile has no RDMA")
         return
     if not spec.network.rdma.rails:
-        fix = "name each NIC's network and resource in network.rdma.rails (docs/how-to/describe-a-cluster.md)"
+        fix = "name each NIC's network, resource or both in network.rdma.rails (docs/how-to/describe-a-cluster.md)"
         yield Finding("fabric", Verdict.WARNING, "RDMA without rails: nothing puts an RDMA NIC into the pods", fix)
-    for rail in spec.network.rdma.rails:
-        yield from _rail(seen, spec, rail.network, rail.resource)
+    for network in dict.fromkeys(spec.network.rdma.networks):
+        yield from _network(seen, network)
+    for resource, count in rail_resources(spec.network.rdma).items():
+        yield from _resource(seen, spec, resource, int(count))
 
 
-def _rail(seen: Seen, spec: ClusterProfileSpec, network: str, resource: str | None) -> Iterator[Finding]:
+def _network(seen: Seen, network: str) -> Iterator[Finding]:
     namespace, _, name = network.rpartition("/")
     if seen.networks is None:
         yield Finding(
@@ -169,18 +171,19 @@ def _rail(seen: Seen, spec: ClusterProfileSpec, network: str, resource: str | No
             f"network {name} is not in namespace {seen.namespace}",
             _copied(name, seen.networks_elsewhere.get(name), seen.namespace),
         )
-    if seen.nodes is None or resource is None:
+
+
+def _resource(seen: Seen, spec: ClusterProfileSpec, resource: str, count: int) -> Iterator[Finding]:
+    """`count`: how many of it a pod asks for."""
+    if seen.nodes is None:
         return
-    without = [_host(node) for node in usable_nodes(seen.nodes, spec) if not allocatable(node, resource)]
+    without = [_host(node) for node in usable_nodes(seen.nodes, spec) if allocatable(node, resource) < count]
     if without:
-        yield Finding(
-            "fabric",
-            Verdict.WARNING,
-            f"{_listed(without)} {'has' if len(without) == 1 else 'have'} no {resource}",
-            "is the device plugin running there?",
-        )
+        what = f"no {resource}" if count == 1 else f"fewer than {count} of {resource}"
+        said = f"{_listed(without)} {'has' if len(without) == 1 else 'have'} {what}"
+        yield Finding("fabric", Verdict.WARNING, said, "is the device plugin running there?")
     else:
-        yield Finding("fabric", Verdict.OK, f"every node has {resource}")
+        yield Finding("fabric", Verdict.OK, f"every node has {resource if count == 1 else f'{count} of {resource}'}")
 
 
 def _copied(network: str, elsewhere: str | None, namespace: str) -> str:

@@ -52,10 +52,10 @@ def _rail_refusals(rdma: Rdma, profile_name: str) -> list[Notice]:
     return [
         Notice(
             "RailResourceInvalid",
-            f"network.rdma.rails[{rail.network}].resource of the profile {profile_name} is {rail.resource}, which can't count NICs:"
+            f"network.rdma.rails[{number}].resource of the profile {profile_name} is {rail.resource}, which can't count NICs:"
             " name the extended resource of the rail's device plugin",
         )
-        for rail in rdma.rails
+        for number, rail in enumerate(rdma.rails)
         if rail.resource is not None and (rail.resource == GPU_RESOURCE or rail.resource.startswith("requests."))
     ]
 
@@ -168,8 +168,8 @@ def _shown_of_nccl(spec: TrainingJobSpec, profile: ClusterProfileSpec) -> str | 
 
 
 def rail_networks(rdma: Rdma) -> str:
-    """The value of Multus' annotation: one attachment a rail, in the profile's order, so net1 is the first rail everywhere."""
-    return ",".join(rail.network for rail in rdma.rails)
+    """The value of Multus' annotation: one attachment a rail that has a network, in the profile's order, so net1 is the first everywhere."""
+    return ",".join(rdma.networks)
 
 
 def rail_resources(rdma: Rdma) -> dict[str, str]:

@@ -20,7 +20,7 @@ ANNOTATIONS_BYTES_MAX = 250_000  # the API server takes 262144, Lockstep's own a
 def annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma) -> list[Notice]:
     """Annotations that Lockstep needs for itself, and more of them than an object may have."""
     taken = [names.ANNOTATION_RUN_HASH]
-    if transport is Transport.RDMA and rdma.rails:
+    if transport is Transport.RDMA and rdma.networks:
         taken.append(names.ANNOTATION_NETWORKS)
     refusals = [
         Notice(
@@ -51,6 +51,6 @@ def pod_annotations(resolved: Resolved) -> dict[str, str]:
     """The job's own, and for RDMA the networks that Multus attaches."""
     own = resolved.job.spec.pod_template.annotations
     rdma = resolved.profile.spec.network.rdma
-    if resolved.transport is not Transport.RDMA or not rdma.rails:
+    if resolved.transport is not Transport.RDMA or not rdma.networks:
         return dict(own)
     return {**own, names.ANNOTATION_NETWORKS: rail_networks(rdma)}

@@ -79,7 +79,7 @@ def _how(reference: Reference, namespace: str) -> str:
 
 
 def _networks(resolved: Resolved, around: Around) -> Iterator[Line]:
-    local = [rail.network for rail in resolved.profile.spec.network.rdma.rails if "/" not in rail.network]
+    local = list(dict.fromkeys(name for name in resolved.profile.spec.network.rdma.networks if "/" not in name))
     if not local:
         return
     if around.networks is None:

@@ -24,14 +24,30 @@ def start_overdue(observed: Observed, now: float) -> Notice | None:
 
 
 def until_start_overdue(observed: Observed, now: float) -> float | None:
-    """Seconds, at most 0 when it is; None: no clock runs."""
+    """Seconds, at most 0 when it is; None: no clock runs.
+
+    It begins when the first pod gets a node: before, the job holds nothing, however long it waits in a queue. A pod that has ended
+    without a run (its kubelet would not have it) is the StatefulSet's to replace, and a new pod 0 has the whole time again.
+    """
     pod = observed.pod(0)
-    if pod is None or is_terminating(pod) or _has_run(pod) or not any(is_scheduled(other) for other in observed.pods):
+    if pod is None or is_terminating(pod) or _has_ended(pod) or _has_run(pod):
         return None
-    created = pod["metadata"].get("creationTimestamp")
-    if created is None:
+    created, placed = pod["metadata"].get("creationTimestamp"), [_placed_at(other) for other in observed.pods if is_scheduled(other)]
+    if created is None or not placed:
         return None
-    return seconds_of(created) + float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)) - now
+    begun = max(seconds_of(created), min(placed))
+    return begun + float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)) - now
+
+
+def _placed_at(pod: Object) -> float:
+    """When it got its node; where nobody says, when it was made."""
+    told = [c for c in pod.get("status", {}).get("conditions") or [] if c["type"] == "PodScheduled" and c["status"] == "True"]
+    since = next((c["lastTransitionTime"] for c in told if c.get("lastTransitionTime")), pod["metadata"].get("creationTimestamp"))
+    return seconds_of(since) if since else 0.0
+
+
+def _has_ended(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def _has_run(pod: Object) -> bool:

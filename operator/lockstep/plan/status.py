@@ -21,6 +21,7 @@ from lockstep_gang.contract import Cause, Failure, Report, Restart
 
 PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
+COUNT_MAX = 2**63 - 1
 LAST_LINES, METRICS = 20, 32
 _PROGRESS = ("trainer", "checkpoint", "goodput")
 RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
@@ -101,7 +102,11 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
         found["trainer"] = _trainer(observed.status.get("trainer") or {}, report, now)
     if report.checkpoint is not None:
         commit = report.checkpoint
-        found["checkpoint"] = {"lastCommittedStep": commit.step, "lastCommitTime": commit.time, "path": commit.path[:TEXT]}
+        found["checkpoint"] = {
+            "lastCommittedStep": max(0, min(commit.step, COUNT_MAX)),
+            "lastCommitTime": commit.time,
+            "path": commit.path[:TEXT],
+        }
     if report.failure is not None:
         found["failure"] = _failure(observed, report.failure)
     if report.fabric is not None:
@@ -116,18 +121,23 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
 def _trainer(before: Object, report: Report, now: float) -> Object:
     said = report.trainer
     assert said is not None  # noqa: S101 (the caller asked)
-    percentage = min(100, 100 * said.step // said.total_steps) if said.step is not None and said.total_steps else None
+    step, total = _count(said.step), _count(said.total_steps)
     fields = {
-        "activity": said.activity,
-        "step": said.step,
-        "totalSteps": said.total_steps,
-        "progressPercentage": percentage,
-        "estimatedRemainingSeconds": said.estimated_remaining_seconds,
+        "activity": said.activity and said.activity[:TEXT],
+        "step": step,
+        "totalSteps": total,
+        "progressPercentage": min(100, 100 * step // total) if step is not None and total else None,
+        "estimatedRemainingSeconds": _count(said.estimated_remaining_seconds),
         "metrics": [{"name": m.name[:VALUE], "value": m.value[:VALUE]} for m in said.metrics[:METRICS]],
     }
     found = {key: value for key, value in fields.items() if value is not None}
     unchanged = found == {key: value for key, value in before.items() if key != "lastUpdateTime"}
     return {**found, "lastUpdateTime": before["lastUpdateTime"] if unchanged and "lastUpdateTime" in before else timestamp(now)}
+
+
+def _count(number: int | None) -> int | None:
+    """None for what the API server takes for no count: it would refuse the whole status, the job's end with it."""
+    return number if number is not None and 0 <= number <= COUNT_MAX else None
 
 
 def _failure(observed: Observed, failure: Failure) -> Object:
@@ -142,7 +152,7 @@ def _failure(observed: Observed, failure: Failure) -> Object:
         "signal": failure.signal,
         "exception": failure.exception and failure.exception[:TEXT],
         "cause": failure.cause and failure.cause.value,
-        "step": failure.step,
+        "step": _count(failure.step),
         "activity": failure.activity and failure.activity[:TEXT],
         "stacks": failure.stacks and failure.stacks[:TEXT],
         "message": failure.message[:LONG_TEXT],
@@ -160,7 +170,7 @@ def _restart(restart: Restart) -> Object:
         "message": failure.message[:TEXT],
         "rank": failure.rank,
         "node": failure.node,
-        "lostSteps": restart.lost_steps,
+        "lostSteps": _count(restart.lost_steps),
         "downtimeSeconds": restart.downtime_seconds,
         "counts": restart.counts,
     }

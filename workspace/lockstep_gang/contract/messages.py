@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.codec import ContractError, camel, from_json, to_json
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Interrupted, InUse, Printed, Show
 from lockstep_gang.contract.preflight import Check, Checked
@@ -98,11 +98,17 @@ _EVENTS: dict[str, type[RankReport]] = {
     kind.__name__.lower(): kind for kind in (Activity, Step, Beat, Pace, Evaluate, Checkpoint, Error, End)
 }
 RANK_REPORT_BYTES_MAX = 60_000
+COUNT_MAX = 2**63 - 1
+_COUNTS = ("step", "total_steps", "epoch", "estimated_remaining_seconds", "position", "limit_seconds", "steps", "microseconds", "bytes")
 
 
 def rank_report_from_json(value: object, where: str = "rank report") -> RankReport:
     """One datagram of a rank, parsed: `event` says which. Raises ContractError."""
     report: RankReport = _tagged(_EVENTS, "event", value, where)
+    for name in _COUNTS:
+        number = getattr(report, name, None)
+        if number is not None and not 0 <= number <= COUNT_MAX:
+            raise ContractError(f"{where}.{camel(name)} is {number}, must be a whole number from 0 to 2^63 - 1; leave out what isn't known")
     return report
 
 

@@ -93,19 +93,18 @@ def rdma_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry
 
 
 def _no_rails(facts: ClusterFacts, found: Sequence[FoundRail], nodes: Sequence[Object]) -> Iterator[Entry]:
-    networks, example = (
-        facts.list("NetworkAttachmentDefinition"),
-        [Item({"network": "eno5np0-network", "resource": "openshift.io/eno5np0rdma"})],
-    )
+    networks, unused = facts.list("NetworkAttachmentDefinition"), [name for name in nic_resources(nodes) if speaks_of_rdma(name)]
     hcas = sorted({name for probe in facts.probes for name in probe.hcas})
     seen = [f"{rail.network.name} with {rail.resource}: {rail.why}" for rail in found]
-    seen += [f"nodes have {name}, which no network seen here uses" for name in nic_resources(nodes) if speaks_of_rdma(name)]
+    seen += [f"nodes have {name}, which no network seen here uses" for name in unused]
     seen += [f"probe pods see {', '.join(hcas)}"] if hcas else []
     more = f" ({'; '.join(seen)})" if seen else ""
     why = networks.why_not or f"no Multus network with an RDMA device was seen in namespace {facts.namespace}"
     yield stated("network.rdma.enabled", False, f"{why}{more}; {NOT_WITHOUT}")
     make = unknown if networks.sight is Sight.FORBIDDEN else left_out
-    yield make("network.rdma.rails", example, "one entry a NIC: its Multus network, and the resource that counts it")
+    example = [Item({"resource": name}) for name in unused] or [Item({"network": "eno5np0-network", "resource": "openshift.io/eno5np0rdma"})]
+    alone = "; the resource alone is enough where its device plugin needs no network (InfiniBand)" if unused else ""
+    yield make("network.rdma.rails", example, f"one entry a NIC: its Multus network, and the resource that counts it{alone}")
     yield stated("network.tcp.interface_exclude", "^lo,docker0", "every interface but these; the default")
 
 
@@ -120,8 +119,10 @@ def _rails(facts: ClusterFacts, rails: Sequence[FoundRail], nodes: Sequence[Obje
     for rail in rails:
         without = [host(node) for node in nodes if not allocatable(node, rail.resource)]
         lacking = f"; not on {', '.join(without[:4])}" if without else ""
+        fewest = min((allocatable(node, rail.resource) for node in nodes if host(node) not in without), default=0)
+        several = f"; nodes have {fewest} of it: one entry like this for each that a pod is to have" if fewest > 1 else ""
         value = {"network": rail.network.of(facts.namespace), "resource": rail.resource}
-        items.append(Item(value, f"{rail.matched}; RDMA: {rail.why}{lacking}"))
+        items.append(Item(value, f"{rail.matched}; RDMA: {rail.why}{lacking}{several}"))
     yield stated("network.rdma.rails", items, "NetworkAttachmentDefinitions with the extended resources of the nodes; net1 is the first")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from lockstep.api.clusterfile import ClusterFile
@@ -24,6 +25,7 @@ HIDING = {
 """Variables that have a key of their own in network.rdma."""
 CALIBRATED_PART = 0.98
 """A threshold nearer to what was measured than this refuses nodes for noise."""
+_MULTUS = re.compile(r"=?net[1-9][0-9]*")
 
 
 def lint_alone(found: ClusterFile) -> Iterator[Finding]:
@@ -46,19 +48,21 @@ def _tcp(spec: ClusterProfileSpec) -> Iterator[Finding]:
 
 
 def _rails(spec: ClusterProfileSpec) -> Iterator[Finding]:
-    rdma, rails, gpus = spec.network.rdma, len(spec.network.rdma.rails), spec.gpus.per_node
+    rdma, gpus = spec.network.rdma, spec.gpus.per_node
+    rails, networks = len(rdma.rails), len(rdma.networks)
+    counted = rails if networks == rails else 0  # without a network, one resource may stand for all NICs of a node
     if not rails:
         yield warning(
             "network.rdma.rails",
             "RDMA without rails: nothing puts an RDMA NIC into the pods",
-            "one entry a NIC, its Multus network and the resource that counts it; lockstep cluster discover finds them",
+            "one entry a NIC, its Multus network, the resource that counts it, or both; lockstep cluster discover finds them",
         )
-    for key, names in (("devices", rdma.devices), ("interfaces", rdma.interfaces)):
-        if rails and names and len(names) != rails:
-            said = f"{len(names)} {key} but {rails} rails: NCCL uses those that it finds, and the others stand idle"
+    for key, names, there in (("devices", rdma.devices, counted), ("interfaces", rdma.interfaces, networks)):
+        if there and names and len(names) != there:
+            said = f"{len(names)} {key} but {there} rails: NCCL uses those that it finds, and the others stand idle"
             yield failed(f"network.rdma.{key}", said, f"one of the {key} a rail; leave {key} out and NCCL takes all")
-    if rails and gpus and gpus % rails and rails % gpus:
-        said = f"{rails} rails for {gpus} GPUs: some NICs serve more GPUs than others, and the slowest sets the pace"
+    if counted and gpus and gpus % counted and counted % gpus:
+        said = f"{counted} rails for {gpus} GPUs: some NICs serve more GPUs than others, and the slowest sets the pace"
         yield warning("network.rdma.rails", said, "as many rails as GPUs, or a number that divides them")
     yield from _interfaces(spec)
     without = [number for number, rail in enumerate(rdma.rails) if rail.resource is None]
@@ -68,12 +72,16 @@ def _rails(spec: ClusterProfileSpec) -> Iterator[Finding]:
 
 
 def _interfaces(spec: ClusterProfileSpec) -> Iterator[Finding]:
-    """Multus names what it attaches net1, net2, … in the order of rails."""
-    rails, names = len(spec.network.rdma.rails), spec.network.rdma.interfaces
-    made = {f"net{number}" for number in range(1, rails + 1)}
+    """Multus names what it attaches net1, net2, … in the order of rails; a rail without a network brings no interface."""
+    rdma = spec.network.rdma
+    networks, names = len(rdma.networks), rdma.interfaces
+    made = {f"net{number}" for number in range(1, networks + 1)}
     strange = [name for name in names if name.lstrip("=") not in made]
-    if rails and strange and len(names) == rails:
-        said = f"{', '.join(strange)}: Multus names the rails' interfaces net1 to net{rails}"
+    if rdma.rails and not networks and (absent := [name for name in names if _MULTUS.fullmatch(name)]):
+        said = f"{', '.join(absent)}: Multus makes such interfaces, and no rail has a network"
+        yield failed("network.rdma.interfaces", said, "leave it out, or name an interface that every pod has, such as eth0")
+    if networks and strange and len(names) == networks:
+        said = f"{', '.join(strange)}: Multus names the rails' interfaces net1 to net{networks}"
         yield warning(
             "network.rdma.interfaces", said, f'write "{",".join(sorted(made))}", unless the networks name their interfaces otherwise'
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.profile import ClusterProfileSpec, Rail
 from lockstep.plan.clusterfacts import ClusterFacts, Object, Sight
 from lockstep.plan.doctorsite import usable_nodes
 from lockstep.plan.lint.finding import Finding, failed, fine, unknown, warning
@@ -18,20 +18,25 @@ def lint_rails(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findin
     rails = spec.network.rdma.rails
     if not rails:
         return
-    if listing.sight is Sight.NO_SUCH_KIND:
+    placed = {number: _place(rail.network, facts.namespace) for number, rail in enumerate(rails) if rail.network is not None}
+    if placed and listing.sight is Sight.NO_SUCH_KIND:
         yield failed("network.rdma.rails", f"{listing.why_not}: nothing attaches networks to pods", "an administrator installs Multus")
-    elif not listing.seen:
+    elif placed and not listing.seen:
         yield unknown("network.rdma.rails", f"whether the networks are there: {listing.why_not}")
     known = {(one.namespace, one.name): one for one in map(read_network, listing.items)}
-    placed = [_place(rail.network, facts.namespace) for rail in rails]
-    networks = {number: known[place] for number, place in enumerate(placed) if place in known}
-    for number, rail in enumerate(rails):
-        if listing.seen:
+    networks = {number: known[place] for number, place in placed.items() if place in known}
+    for number, rail in _once(rails):
+        if number in placed and listing.seen:
             yield from _network(number, placed[number], networks.get(number), rail.resource)
         if rail.resource is not None:
             yield from _resource(number, rail.resource, spec, facts)
     yield from _together(spec, networks)
     yield from _mtus(spec, facts, networks)
+
+
+def _once(rails: Sequence[Rail]) -> Iterator[tuple[int, Rail]]:
+    """Each with its number; of rails that are the same, as of one network that attaches several NICs, the first."""
+    return ((number, rail) for number, rail in enumerate(rails) if rail not in rails[:number])
 
 
 def _place(network: str, namespace: str) -> tuple[str, str]:
@@ -79,11 +84,10 @@ def _alone(nodes: Sequence[Object], resource: str) -> str:
 
 
 def _together(spec: ClusterProfileSpec, networks: dict[int, RailNetwork]) -> Iterator[Finding]:
-    rails = list(networks.values())
+    rails = list(dict.fromkeys(networks.values()))
     for one, other in same_subnet(rails):
-        if one != other:
-            said = f"{one.name} and {other.name} share the subnet {one.subnets[0]}: the kernel answers on any of them, and many nodes hang at the first ring"
-            yield failed("network.rdma.rails", said, "a subnet of its own for each rail")
+        said = f"{one.name} and {other.name} share the subnet {one.subnets[0]}: the kernel answers on any of them, and many nodes hang at the first ring"
+        yield failed("network.rdma.rails", said, "a subnet of its own for each rail")
     if are_isolated(rails) and spec.network.rdma.cross_nic != 0:
         said = f"the rails are isolated ({', '.join(f'{one.name} {one.subnets[0]}' for one in rails)}) and have no routes to each other"
         value = "left to NCCL" if spec.network.rdma.cross_nic is None else f"cross_nic {spec.network.rdma.cross_nic}"
@@ -117,7 +121,7 @@ def _mtu(network: RailNetwork, facts: ClusterFacts) -> int | None:
 
 def lint_policies(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
     """SR-IOV policies that make their NICs without RDMA."""
-    for number, rail in enumerate(spec.network.rdma.rails):
+    for number, rail in _once(spec.network.rdma.rails):
         for policy in facts.list("SriovNetworkNodePolicy").items:
             if (
                 rail.resource

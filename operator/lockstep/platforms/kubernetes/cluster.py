@@ -113,7 +113,9 @@ class Cluster:
         finally:
             self.requested(method, path, code)
         if response.status >= 400:
-            raise _error(response.status, await response.read(), response.headers.get("Retry-After", ""))
+            with _reaching(self.server):
+                said = await response.read()
+            raise _error(response.status, said, response.headers.get("Retry-After", ""))
         return response
 
     async def request(

@@ -75,7 +75,8 @@ def _event(item: Mapping[str, Any]) -> Object:
 
 def _pod(item: Mapping[str, Any]) -> Object:
     spec, status = item.get("spec", {}), item.get("status", {})
-    kept = {key: spec[key] for key in ("nodeName", "nodeSelector", "affinity", "tolerations", "schedulerName") if spec.get(key)}
+    decides = ("nodeName", "nodeSelector", "affinity", "tolerations", "schedulerName", "schedulingGates")
+    kept = {key: spec[key] for key in decides if spec.get(key)}
     kept["containers"] = [
         {"name": c["name"], "resources": {"requests": c.get("resources", {}).get("requests") or {}}} for c in spec.get("containers", [])
     ]

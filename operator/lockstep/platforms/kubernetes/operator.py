@@ -30,6 +30,7 @@ from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.kept import job_of
 from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
+from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
 from lockstep.platforms.kubernetes.secrets import job_key
@@ -207,7 +208,7 @@ class Operator:
     async def run(self, watching: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
         self.server.reports.since = time.time()
-        await self.resync()
+        await patiently("the first list", self.resync)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(watching))
             group.create_task(self.queue.run())

@@ -11,10 +11,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from lockstep.api.names import OPERATOR_NAME
 from lockstep.platforms.kubernetes.certificate import Certificates, service_names
@@ -23,11 +23,10 @@ from lockstep.platforms.kubernetes.lease import Lease, LeaseLost
 from lockstep.platforms.kubernetes.metrics import Metrics
 from lockstep.platforms.kubernetes.metrics_server import MetricsServer
 from lockstep.platforms.kubernetes.operator import Operator, Settings
+from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, serving, tls_context
 from lockstep.platforms.kubernetes.secrets import certificates, master_key
 
-T = TypeVar("T")
-START_RETRY_SECONDS = 2.0
 CERTIFICATE_SECONDS = 600.0
 log = logging.getLogger("lockstep.operator")
 
@@ -101,16 +100,6 @@ async def first_of(*parts: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
-
-
-async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """As often as it takes: a process that ended because the API server is away would only be started ever later."""
-    while True:
-        try:
-            return await call()
-        except (ApiError, OSError) as error:
-            log.warning("%s: %s; again in %.0f s", what, error, START_RETRY_SECONDS)
-            await asyncio.sleep(START_RETRY_SECONDS)
 
 
 async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], None] = lambda port: None) -> None:
