@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -237,15 +238,57 @@ class Values:
         return snapshot.lay_out([zero_access.Fragment("weight", (2000,), 1000 * self.rank, 1000, tensors)])
 
 
-def die_saving(folder: str, point: str, rank: int) -> None:
-    """Commit step 2; be killed at `point` of the save of step 4 on `rank`."""
-    ranks = engine_ranks.join(rank_environment())
-    checkpoints, values = Path(folder), Values(ranks.rank)
+def saver_of_values(ranks: engine_ranks.Ranks, checkpoints: Path) -> tuple[save.Saver, Values]:
+    values = Values(ranks.rank)
     if ranks.first:
         write_record(checkpoints, Record(1, Claim(None, None), None))
     upkeep = Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first)
     saver = save.Saver(ranks, checkpoints, 1, upkeep, lambda step: dataclasses.replace(manifest_of(ranks.world_size, "Full"), step=step))
     saver._source = values  # type: ignore[assignment]
+    return saver, values
+
+
+def fail_and_save_again(folder: str) -> None:
+    """Rank 1 can't write step 1, is late with step 2, and both ranks then commit step 3. Looked at between the saves."""
+    ranks = engine_ranks.join(rank_environment())
+    checkpoints, whole, decide = Path(folder), save.write_shard, commit.decide
+    saver, _ = saver_of_values(ranks, checkpoints)
+
+    def hindered(to: Path, *arguments: Any) -> Any:
+        if to.name == "step-1.a1" and ranks.rank == 1:
+            raise OSError(28, "No space left on device")
+        if to.name == "step-2.a1" and ranks.rank == 1:
+            ranks.store.get("go on")
+        return whole(to, *arguments)
+
+    def impatient(*arguments: Any) -> commit.Decision:
+        return decide(*arguments, timedelta(seconds=1) if arguments[1].endswith("step-2.a1") else commit.DEADLINE)
+
+    def found() -> list[str]:
+        return sorted(path.name for path in checkpoints.iterdir() if path.name != "chain")
+
+    save.write_shard, commit.decide = hindered, impatient
+    if ranks.first:
+        (checkpoints / "step-1.a2").mkdir()
+    assert not saver.save(None, 1).committed
+    dist.barrier()
+    assert found() == ["step-1.a2"], "the shard of the failed save is there, or another attempt's is not"
+    late = saver.start(None, 2, wait=True)
+    if ranks.first:
+        assert not late.result().committed
+        assert found() == ["step-1.a2", "step-2.a1"], "a rank still writes to step 2"
+        ranks.store.set("go on", "1")
+    assert not late.result().committed
+    assert saver.save(None, 3).committed
+    dist.barrier()
+    assert found() == ["step-1.a2", "step-3.a1"]
+    engine_ranks.leave()
+
+
+def die_saving(folder: str, point: str, rank: int) -> None:
+    """Commit step 2; be killed at `point` of the save of step 4 on `rank`."""
+    ranks = engine_ranks.join(rank_environment())
+    saver, values = saver_of_values(ranks, Path(folder))
     for step in (1, 2, 4):
         values.step = step
         if step == 4 and ranks.rank == rank:

@@ -85,3 +85,8 @@ def test_a_rank_killed_at_any_point_of_a_save_leaves_a_whole_commit(
     for name in chain:
         manifest = decode((tmp_path / str(name) / "manifest.json").read_bytes())
         assert [shard_problem(tmp_path / str(name), shard) for shard in manifest.shards] == [None, None]
+
+
+def test_what_a_failed_save_left_is_removed_as_soon_as_no_rank_writes_there(ranks: ForkServer, tmp_path: Path) -> None:
+    ended = ranks.run("fail_and_save_again", [None] * 2, arguments={"folder": str(tmp_path)})
+    assert ended.codes == [0, 0], ended.output

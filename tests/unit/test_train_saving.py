@@ -40,7 +40,7 @@ def test_the_manifest_is_written_on_each_node_when_every_rank_has_its_shard(tmp_
     for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
         commit.acknowledge(ranks, "tag", shard, None)
     decision = commit.decide(first, "tag", names)
-    for ranks, given in ((first, decision), (second, None)):
+    for ranks, given in ((first, decision), (second, commit.decided(second, "tag"))):
         (tmp_path / str(ranks.node)).mkdir()
         assert commit.finish(ranks, "tag", tmp_path / str(ranks.node), given).committed
         written = (tmp_path / str(ranks.node) / "manifest.json").read_text()
@@ -56,7 +56,7 @@ def test_a_node_that_cannot_write_the_manifest_is_named_to_all(tmp_path: Path) -
     for ranks, shard in ((second, SHARDS[1]), (first, SHARDS[0])):
         commit.acknowledge(ranks, "tag", shard, None)
     here = commit.finish(first, "tag", tmp_path, commit.decide(first, "tag", names))
-    commit.finish(second, "tag", tmp_path / "gone", None)
+    commit.finish(second, "tag", tmp_path / "gone", commit.decided(second, "tag"))
     ended = commit.outcome(first, "tag", here)
     assert not ended.committed
     assert ended.problem is not None
@@ -69,9 +69,59 @@ def test_a_rank_that_gives_no_shard_in_time_is_named_and_there_is_no_commit(tmp_
     ranks = two_ranks(nodes=1)
     commit.acknowledge(ranks, "tag", SHARDS[0], None)
     decision = commit.decide(ranks, "tag", names, timedelta(milliseconds=20))
-    assert decision == commit.Decision(problem="rank 1: no shard within 0 s")
+    assert decision == commit.Decision(problem="rank 1: no shard within 0 s", answered=False)
     assert commit.finish(ranks, "tag", tmp_path, decision) == commit.Outcome(committed=False, problem=decision.problem)
     assert list(tmp_path.iterdir()) == []
+
+
+def shards_of(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / SHARDS[0].file).write_bytes(b"shard")
+    return folder
+
+
+def test_shards_that_came_to_no_commit_go_once_every_rank_has_answered(tmp_path: Path) -> None:
+    """And never before: a rank that is late still writes there."""
+    from lockstep_train.checkpoint.commit import Decision
+    from lockstep_train.checkpoint.leftovers import Leftovers
+
+    leftovers = Leftovers(two_ranks(nodes=1))
+    late, refused = shards_of(tmp_path / "step-1.a1"), shards_of(tmp_path / "step-2.a1")
+    under_way, other = shards_of(tmp_path / "step-3.a1"), shards_of(tmp_path / "step-1.a2")
+    leftovers.decided(late, "late", Decision(problem="rank 1: no shard within 600 s", answered=False))
+    leftovers.clear()
+    assert late.exists()
+    leftovers.decided(refused, "refused", Decision(problem="rank 1: No space left on device"))
+    leftovers.clear()
+    assert sorted(tmp_path.iterdir()) == sorted([under_way, other])
+
+
+@pytest.mark.parametrize(("second_node", "kept"), [(None, True), ("null", True), ('"full"', False)], ids=["silent", "written", "full"])
+def test_shards_stay_where_another_node_may_have_their_manifest(tmp_path: Path, second_node: str | None, kept: bool) -> None:
+    from lockstep_train.checkpoint.commit import Decision
+    from lockstep_train.checkpoint.leftovers import Leftovers
+
+    ranks = two_ranks(nodes=2)
+    leftovers = Leftovers(ranks)
+    folder = shards_of(tmp_path / "step-1.a1")
+    ranks.store.set("tag/written/0", '"the manifest can\'t be written"')
+    if second_node is not None:
+        ranks.store.set("tag/written/1", second_node)
+    leftovers.decided(folder, "tag", Decision("manifest"))
+    leftovers.clear()
+    assert folder.exists() == kept
+
+
+def test_a_commit_is_no_leftover(tmp_path: Path) -> None:
+    from lockstep_train.checkpoint.commit import Decision
+    from lockstep_train.checkpoint.leftovers import Leftovers
+
+    leftovers = Leftovers(two_ranks(nodes=1))
+    folder = shards_of(tmp_path / "step-1.a1")
+    (folder / "manifest.json").touch()
+    leftovers.decided(folder, "tag", Decision("manifest"))
+    leftovers.clear()
+    assert folder.exists()
 
 
 def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

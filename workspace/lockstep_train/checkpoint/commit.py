@@ -39,6 +39,8 @@ class Decision:
 
     manifest: str | None = None
     problem: str | None = None
+    answered: bool = True
+    """Every rank has said how its writing ended. A rank writes one save at a time, so none is at work in this folder or an earlier one."""
 
 
 def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str | None) -> None:
@@ -50,16 +52,18 @@ def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str 
 def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], bytes], deadline: timedelta = DEADLINE) -> Decision:
     """On rank 0: wait for every shard, then publish the manifest, or that there will be none."""
     keys = [f"{tag}/shard/{rank}" for rank in range(ranks.world_size)]
+    answered = True
     try:
         ranks.store.wait(keys, deadline)
     except dist.DistStoreError:
+        answered = ranks.store.check(keys)
         late = {"problem": f"no shard within {deadline.total_seconds():.0f} s"}
         answers: list[dict[str, Any]] = [json.loads(ranks.store.get(key)) if ranks.store.check([key]) else late for key in keys]
     else:
         answers = [json.loads(answer) for answer in ranks.store.multi_get(keys)]
     problems = [f"rank {rank}: {answer['problem']}" for rank, answer in enumerate(answers) if "shard" not in answer]
     if problems:
-        decision = Decision(problem="; ".join(problems))
+        decision = Decision(problem="; ".join(problems), answered=answered)
     else:
         decision = Decision(manifest(tuple(ShardRecord.from_json(answer["shard"]) for answer in answers)).decode())
     if ranks.nodes > 1:
@@ -67,9 +71,13 @@ def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], b
     return decision
 
 
-def finish(ranks: Ranks, tag: str, folder: Path, decision: Decision | None) -> Outcome:
-    """On each node's first rank: write the manifest, once decided, to the volume this node sees. Rank 0 has decided itself."""
-    decided = decision or Decision(**json.loads(_wait(ranks, [f"{tag}/decision"])[0]))
+def decided(ranks: Ranks, tag: str) -> Decision:
+    """On the other nodes' first ranks: wait for what rank 0 has decided."""
+    return Decision(**json.loads(_wait(ranks, [f"{tag}/decision"])[0]))
+
+
+def finish(ranks: Ranks, tag: str, folder: Path, decided: Decision) -> Outcome:
+    """On each node's first rank: write the manifest, once decided, to the volume this node sees."""
     problem = decided.problem
     if decided.manifest is not None:
         try:
@@ -87,6 +95,12 @@ def outcome(ranks: Ranks, tag: str, here: Outcome | None) -> Outcome:
     told = [here.problem if here is not None else None, *problems]
     first = next((problem for problem in told if problem is not None), None)
     return Outcome(committed=first is None, problem=first)
+
+
+def written_nowhere(ranks: Ranks, tag: str) -> bool:
+    """Whether every node has said that it has no manifest of this save. Waits for none of them."""
+    keys = [f"{tag}/written/{node}" for node in range(ranks.nodes)]
+    return ranks.store.check(keys) and all(json.loads(answer) is not None for answer in ranks.store.multi_get(keys))
 
 
 def forget(ranks: Ranks, tag: str) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from lockstep_train.checkpoint import commit, zero_access
 from lockstep_train.checkpoint.kinds import FULL, WEIGHTS
 from lockstep_train.checkpoint.layout import CommitName
+from lockstep_train.checkpoint.leftovers import Leftovers
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, encode
 from lockstep_train.checkpoint.snapshot import FileImage, HostMemory, Snapshot, lay_out
 from lockstep_train.checkpoint.upkeep import Upkeep
@@ -86,6 +87,7 @@ class Saver:
         self._checkpoints = checkpoints
         self._attempt = attempt
         self.upkeep = upkeep
+        self._leftovers = Leftovers(self._ranks)
         self._describe = describe
         self._kinds = kinds
         self._tell = tell
@@ -148,6 +150,7 @@ class Saver:
         if settled and self._ranks.first:
             commit.forget(self._ranks, writing.tag)
         self.upkeep.committed(writing.folder)
+        self._leftovers.clear()
         return saved
 
     def _copy(self, job: Job) -> Writing:
@@ -179,7 +182,10 @@ class Saver:
         ranks, tag, here = self._ranks, writing.tag, None
         decision = commit.decide(ranks, tag, whole) if ranks.first else None
         if ranks.first_of_node:
+            decision = decision or commit.decided(ranks, tag)
             here = commit.finish(ranks, tag, writing.folder, decision)
+            if self.upkeep.mine:
+                self._leftovers.decided(writing.folder, tag, decision)
         return commit.outcome(ranks, tag, here) if ranks.first or writing.job.wait else commit.Outcome(committed=False)
 
 

@@ -37,7 +37,7 @@ class Upkeep:
         self, checkpoints: Path, keep: int, replicas: Replicas, tell: Tell, *, mine: bool = True, exporter: Exporter | None = None
     ) -> None:
         self._checkpoints = checkpoints
-        self._mine = mine
+        self.mine = mine
         self._rotation = Rotation(checkpoints, keep)
         self._replicas = replicas
         self._tell = tell
@@ -49,7 +49,7 @@ class Upkeep:
 
     def refresh(self) -> None:
         """Views as they should be."""
-        if not self._mine:
+        if not self.mine:
             return
         try:
             chain = candidates(list_commits(self._checkpoints), read_records(self._checkpoints))
@@ -59,7 +59,7 @@ class Upkeep:
 
     def committed(self, folder: Path) -> None:
         """After a save. It did not come to a commit where the manifest is not there."""
-        if not self._mine or not (folder / MANIFEST).exists():
+        if not self.mine or not (folder / MANIFEST).exists():
             return
         try:
             self._rotation.rotate()

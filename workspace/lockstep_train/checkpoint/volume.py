@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
@@ -115,3 +116,11 @@ def sweep(checkpoints: Path, committed: Collection[CommitName]) -> None:
         unfinished = name is not None and name not in committed and not (entry / MANIFEST).exists()
         if unfinished or entry.name.startswith(TRASH):
             shutil.rmtree(entry, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that is no commit. The name goes first, so that whoever comes late finds no place to write to."""
+    trash = folder.with_name(f"{TRASH}{folder.name}")
+    with contextlib.suppress(OSError):
+        folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
