@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from lockstep.api.names import LABEL_HOSTNAME
-from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.profile import ClusterProfileSpec, Platform
 from lockstep.api.shared import StorageMode
 from lockstep.plan.doctorseen import DNS_SERVICES, Finding, Object, Seen, Verdict
 from lockstep.plan.fabric import GPU_RESOURCE, rail_resources
 from lockstep.plan.nodes import allocatable
+from lockstep.plan.railnetworks import copy_command, is_out_of_reach, moved_here, out_of_reach
 from lockstep.plan.readstatus import is_true
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -151,12 +152,12 @@ def fabric(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
         fix = "name each NIC's network, resource or both in network.rdma.rails (docs/how-to/describe-a-cluster.md)"
         yield Finding("fabric", Verdict.WARNING, "RDMA without rails: nothing puts an RDMA NIC into the pods", fix)
     for network in dict.fromkeys(spec.network.rdma.networks):
-        yield from _network(seen, network)
+        yield from _network(seen, network, spec.platform)
     for resource, count in rail_resources(spec.network.rdma).items():
         yield from _resource(seen, spec, resource, int(count))
 
 
-def _network(seen: Seen, network: str) -> Iterator[Finding]:
+def _network(seen: Seen, network: str, platform: Platform) -> Iterator[Finding]:
     namespace, _, name = network.rpartition("/")
     if seen.networks is None:
         yield Finding(
@@ -171,6 +172,8 @@ def _network(seen: Seen, network: str) -> Iterator[Finding]:
             f"network {name} is not in namespace {seen.namespace}",
             _copied(name, seen.networks_elsewhere.get(name), seen.namespace),
         )
+    if is_out_of_reach(network, seen.namespace, platform):
+        yield Finding("fabric", Verdict.WARNING, out_of_reach(network, seen.namespace), moved_here(network, seen.namespace))
 
 
 def _resource(seen: Seen, spec: ClusterProfileSpec, resource: str, count: int) -> Iterator[Finding]:
@@ -187,10 +190,7 @@ def _resource(seen: Seen, spec: ClusterProfileSpec, resource: str, count: int) -
 
 
 def _copied(network: str, elsewhere: str | None, namespace: str) -> str:
-    if elsewhere is None:
-        return "an administrator makes its NetworkAttachmentDefinition"
-    own = "sed -E '/^  (namespace|uid|resourceVersion|creationTimestamp|generation):/d'"
-    return f"kubectl get net-attach-def {network} -n {elsewhere} -o yaml | {own} | kubectl apply -n {namespace} -f -"
+    return "an administrator makes its NetworkAttachmentDefinition" if elsewhere is None else copy_command(network, elsewhere, namespace)
 
 
 def _are(names: list[str]) -> str:

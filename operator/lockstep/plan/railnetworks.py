@@ -9,8 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.api.profile import Platform
 from lockstep.plan.clusterfacts import Object
 
+EVERYBODYS = frozenset({"default", "openshift-multus", "openshift-sriov-network-operator", "openshift-cnv"})
+"""Namespaces whose networks every pod may have where Multus keeps namespaces apart: globalNamespaces, as OpenShift's network operator writes it."""
 RESOURCE_ANNOTATION = "k8s.v1.cni.cncf.io/resourceName"
 _RDMA_WORDS = re.compile(r"(rdma|roce|infiniband|hca)|(?:^|[^a-z])(ib|ipoib)(?![a-z])")
 """`ib` only as a word of its own: it is part of too many names."""
@@ -68,6 +71,30 @@ def _networks(ipam: Any) -> Iterator[Network]:
     texts += [inner.get("address") for inner in ipam.get("addresses", [])]
     for text in filter(None, texts):
         yield ipaddress.ip_network(str(text).rpartition("-")[2], strict=False)  # whereabouts: first-last/length
+
+
+def is_out_of_reach(network: str, namespace: str, platform: Platform) -> bool:
+    """Whether pods of `namespace` can't have `network`, as a rail names it: OpenShift's Multus keeps namespaces apart."""
+    other = network.rpartition("/")[0]
+    return platform is Platform.OPENSHIFT and bool(other) and other != namespace and other not in EVERYBODYS
+
+
+def out_of_reach(network: str, namespace: str) -> str:
+    """What it comes to."""
+    said = f"network {network} is another namespace's, and OpenShift's Multus (namespace isolation) gives it to no pod of namespace {namespace}"
+    return f"{said}: pods stay in ContainerCreating"
+
+
+def copy_command(network: str, elsewhere: str, namespace: str) -> str:
+    """How an administrator makes the network of another namespace once more in this one."""
+    own = "sed -E '/^  (namespace|uid|resourceVersion|creationTimestamp|generation):/d'"
+    return f"kubectl get net-attach-def {network} -n {elsewhere} -o yaml | {own} | kubectl apply -n {namespace} -f -"
+
+
+def moved_here(network: str, namespace: str) -> str:
+    """What to do about a rail that is out of reach."""
+    other, _, name = network.rpartition("/")
+    return f"an administrator: {copy_command(name, other, namespace)}; then write network: {name}"
 
 
 def speaks_of_rdma(*texts: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.plan.fabric import Transport
 from lockstep.plan.lookahead import Around, Line, Outcome
+from lockstep.plan.railnetworks import is_out_of_reach, moved_here, out_of_reach
 from lockstep.plan.resolve import Resolved
 
 SECTION = "needs"
@@ -79,6 +80,9 @@ def _how(reference: Reference, namespace: str) -> str:
 
 
 def _networks(resolved: Resolved, around: Around) -> Iterator[Line]:
+    for network in dict.fromkeys(resolved.profile.spec.network.rdma.networks):
+        if is_out_of_reach(network, around.namespace, resolved.profile.spec.platform):
+            yield Line(SECTION, Outcome.UNKNOWN, out_of_reach(network, around.namespace), moved_here(network, around.namespace))
     local = list(dict.fromkeys(name for name in resolved.profile.spec.network.rdma.networks if "/" not in name))
     if not local:
         return

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lockstep.api.profile import ClusterProfileSpec, Rail
+from lockstep.api.profile import ClusterProfileSpec, Platform, Rail
 from lockstep.plan.clusterfacts import ClusterFacts, Object, Sight
 from lockstep.plan.doctorsite import usable_nodes
 from lockstep.plan.lint.finding import Finding, failed, fine, unknown, warning
 from lockstep.plan.nodes import allocatable, named
-from lockstep.plan.railnetworks import RailNetwork, are_isolated, read_network, same_subnet
+from lockstep.plan.railnetworks import (
+    RailNetwork,
+    are_isolated,
+    is_out_of_reach,
+    moved_here,
+    out_of_reach,
+    read_network,
+    same_subnet,
+)
 
 
 def lint_rails(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
@@ -27,7 +35,10 @@ def lint_rails(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findin
     networks = {number: known[place] for number, place in placed.items() if place in known}
     for number, rail in _once(rails):
         if number in placed and listing.seen:
-            yield from _network(number, placed[number], networks.get(number), rail.resource)
+            yield from _network(number, placed[number], networks.get(number), rail.resource, spec.platform)
+        if rail.network is not None and is_out_of_reach(rail.network, facts.namespace, spec.platform):
+            said, fix = out_of_reach(rail.network, facts.namespace), moved_here(rail.network, facts.namespace)
+            yield warning(f"network.rdma.rails[{number}].network", said, fix)
         if rail.resource is not None:
             yield from _resource(number, rail.resource, spec, facts)
     yield from _together(spec, networks)
@@ -44,14 +55,14 @@ def _place(network: str, namespace: str) -> tuple[str, str]:
     return other or namespace, name
 
 
-def _network(number: int, place: tuple[str, str], network: RailNetwork | None, resource: str | None) -> Iterator[Finding]:
+def _network(
+    number: int, place: tuple[str, str], network: RailNetwork | None, resource: str | None, platform: Platform
+) -> Iterator[Finding]:
     key = f"network.rdma.rails[{number}].network"
     if network is None:
-        yield failed(
-            key,
-            f"there is no NetworkAttachmentDefinition {place[1]} in namespace {place[0]}",
-            "networks belong to a namespace: an administrator makes one for each rail in yours, or name it as namespace/name",
-        )
+        elsewhere = "" if platform is Platform.OPENSHIFT else ", or name it as namespace/name"
+        fix = f"networks belong to a namespace: an administrator makes one for each rail in yours{elsewhere}"
+        yield failed(key, f"there is no NetworkAttachmentDefinition {place[1]} in namespace {place[0]}", fix)
     elif network.problem:
         yield failed(key, f"{place[1]}: {network.problem}", f"kubectl edit network-attachment-definition {place[1]} -n {place[0]}")
     elif network.resource != resource and network.resource is not None:
