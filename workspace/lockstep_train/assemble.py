@@ -32,7 +32,7 @@ from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.saving import SaveReport
-from lockstep_train.watch import UNWATCHED, Watch
+from lockstep_train.watch import UNWATCHED, Watch, limits
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     memory = agree_on_memory(training, folder, ranks, reporter)
     reporter.startup.done("memoryPlan")
     tokeniser = load_tokeniser(folder)
-    dataset = load_dataset(config, tokeniser, ranks, reporter.say)
+    dataset = load_dataset(config, tokeniser, ranks, reporter.say, watch)
+    watch.begin("Load of the model", limits.LOAD_SECONDS)
     claim = Claim(environment.attempt, config.job_uid)
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
     plan = plan_run(training, dataset, ranks, start.source)

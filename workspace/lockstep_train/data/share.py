@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,29 @@ from lockstep_train.checkpoint.durable import make_directory
 from lockstep_train.config import RunConfig
 from lockstep_train.data.cachefolder import cache_folder
 from lockstep_train.data.load import Dataset, from_json, open_dataset, prepare, to_json
+from lockstep_train.data.progress import Progress
 from lockstep_train.data.source import Say
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
+from lockstep_train.watch import UNWATCHED, Watch
 
 PATIENCE = timedelta(seconds=30)
 
 
-def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say) -> Dataset:
+def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, watch: Watch = UNWATCHED) -> Dataset:
     """The same dataset on every rank. Raises ConfigError, on all of them alike, when it can't be used or differs between volumes."""
     cache = cache_folder(config.run_dir)
     builders = find_builders(ranks, cache)
+    progress = Progress(ranks, watch)
+
+    def tell(line: str) -> None:
+        say(line)
+        progress.told(line)
+
     if ranks.first_of_node and ranks.node == builders[ranks.node]:
-        ranks.store.set(f"data/made/{ranks.node}", json.dumps(attempt(config, tokeniser, cache, say)))
-    made = {builder: await_json(ranks, f"data/made/{builder}") for builder in sorted(set(builders))}
+        ranks.store.set(f"data/made/{ranks.node}", json.dumps(attempt(config, tokeniser, cache, tell)))
+    made = await_made(ranks, sorted(set(builders)), progress)
     problem = first_problem(made)
     if problem is not None:
         raise ConfigError(problem)
@@ -85,11 +94,14 @@ def first_problem(made: dict[int, dict[str, Any]]) -> str | None:
     return None
 
 
-def await_json(ranks: Ranks, key: str) -> Any:
-    """The value of a key that may take hours to come. A builder that dies ends all ranks: that is the agent's to see."""
+def await_made(ranks: Ranks, builders: Sequence[int], progress: Progress) -> dict[int, dict[str, Any]]:
+    """What each builder has made, after what may be hours. A builder that dies ends all ranks: that is the agent's to see."""
+    keys = [f"data/made/{builder}" for builder in builders]
     while True:
+        progress.follow(builders)
         try:
-            ranks.store.wait([key], PATIENCE)
-            return json.loads(ranks.store.get(key))
+            ranks.store.wait(keys, PATIENCE)
         except DistStoreError:
             continue
+        progress.follow(builders)  # the last of it, so that all ranks have come to the same place
+        return {builder: json.loads(ranks.store.get(key)) for builder, key in zip(builders, keys, strict=True)}

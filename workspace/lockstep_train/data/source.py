@@ -74,18 +74,17 @@ def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place:
     """Read, tokenise and write the source in batches, so that memory doesn't grow with it."""
     broken = Broken(source.name)
     writer = ArrayWriter(place, TYPES)
-    tokens = samples = 0
-    told = time.monotonic()
+    tokens = samples = seen = 0
+    pace = Pace(source.name, say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
         for batch in batches(source.samples(broken)):
+            seen += len(batch)
             encoded = encode_paragraphs(batch, tokeniser) if source.plain_text else encode_samples(batch, tokeniser, train_on, broken)
             if not broken.count and encoded:
                 tokens += append(writer, encoded, tokens)
                 samples += len(encoded)
-            if time.monotonic() - told > TOLD_EVERY_SECONDS:
-                told = time.monotonic()
-                say(f"Tokenising {source.name}: {samples:,} samples, {tokens:,} tokens")
+            pace.at(seen)
         broken.refuse()
         if not samples:
             raise ConfigError(f"the data {source.name} holds no samples")
@@ -93,6 +92,23 @@ def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place:
     except BaseException:
         writer.discard()
         raise
+
+
+class Pace:
+    """Says every now and then how many samples are done, and how fast they come."""
+
+    def __init__(self, name: str, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._say = say
+        self._clock = clock
+        self._told = (clock(), 0)
+
+    def at(self, samples: int) -> None:
+        """Called with each batch that is done, and never by the clock: what is said is taken for a sign of life."""
+        now, (then, before) = self._clock(), self._told
+        if now - then >= TOLD_EVERY_SECONDS:
+            self._told = (now, samples)
+            self._say(f"Tokenised {samples:,} samples of {self._name}, {(samples - before) / (now - then):,.0f}/s")
 
 
 def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:

@@ -10,7 +10,7 @@ MEDIANS = 3.0
 FIRST_STEP_SECONDS = 1800.0
 """Also of the evaluation before it: communicators are made, kernels are chosen and pages are read the first time."""
 LOAD_SECONDS = 4 * 3600.0
-"""Data and model, from a slow volume or from the hub."""
+"""Data and model, from a slow volume or from the hub. Begun anew whenever whoever prepares the data says how far it is."""
 SAVE_SECONDS = 1800.0
 EXPORT_SECONDS = 3600.0
 END_SECONDS = 300.0
