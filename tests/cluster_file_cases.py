@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
     "pod.volumes[].size": "2Gi", "pod.env[].name": "A", "pod.env[].value": "1", "notes": "a",
 }  # fmt: skip
 NEEDED = {
-    "network.rdma.rails[].network": {"network.rdma.enabled": True, "security.ipc_lock": True},
+    "network.rdma.rails[].network": {"network.rdma.enabled": True, "security.ipc_lock": True, "network.rdma.rails[].resource": "a/b"},
     "network.rdma.rails[].resource": {"network.rdma.enabled": True, "security.ipc_lock": True, "network.rdma.rails[].network": "a"},
     "network.rdma.enabled": {"security.ipc_lock": True},
     "nccl.env[].name": {"nccl.env[].value": "Ring"},
@@ -53,7 +53,7 @@ def written(values: dict[str, Any]) -> dict[str, Any]:
 
 # Without these an item of a list is no item, so the list goes with them.
 REQUIRED = {
-    "network.rdma.rails[].network", "nccl.env[].name", "nccl.env[].value", "pod.env[].name",
+    "nccl.env[].name", "nccl.env[].value", "pod.env[].name",
     "pod.volumes[].name", "pod.volumes[].claim", "pod.volumes[].mount_path",
 }  # fmt: skip
 

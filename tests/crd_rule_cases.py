@@ -241,6 +241,11 @@ PROFILE_CASES = {
     ("spec.network", "mode may not be RDMA when rdma.enabled is false"): Case(
         profile(network={"mode": "TCP"}), profile(network={"mode": "RDMA"}), "spec.network.mode"
     ),
+    ("spec.network.rdma.rails[]", "must have a network, a resource or both"): Case(
+        profile(**rdma(enabled=True, memlock="Unlimited", rails=[{"resource": "rdma/a"}, {"network": "a"}, {"network": "a"}])),
+        profile(**rdma(enabled=True, memlock="Unlimited", rails=[{"network": "a"}, {}])),
+        "spec.network.rdma.rails[1].network",
+    ),
     ("spec.network.rdma", "rails may not be set when enabled is false"): Case(
         profile(**rdma(enabled=True, memlock="Unlimited", rails=[{"network": "a"}])), profile(**rdma(rails=[{"network": "a"}])), "spec.network.rdma.rails"
     ),

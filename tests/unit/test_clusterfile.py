@@ -151,7 +151,7 @@ MISTAKES = {
     "nodes: {selector: [a]}": "nodes.selector: must be a mapping of labels to values",
     "network: {rdma: {rails: {network: a}}}": f"network.rdma.rails: must be a list of mappings with the keys {RAILS}",
     "network: {rdma: {rails: [a]}}": f"network.rdma.rails[0]: must be a mapping with the keys {RAILS}",
-    "network: {rdma: {rails: [{resource: a/b}]}}": "network.rdma.rails[0].network: is required",
+    "network: {rdma: {rails: [{resource: a/b}]}}": "network.rdma.rails: rails may not be set when enabled is false",
     "network: {rdma: {rails: [{network: a, resource: b}]}}": "network.rdma.rails[0].resource: 'b' is not valid: must be an extended resource such as openshift.io/eno5np0rdma",
     "network: {rdma: {rails: [{net: a}]}}": "network.rdma.rails[0].net: unknown key; did you mean network? (valid here: network, resource)",
     "nccl: {debug: info}": "nccl.debug: 'info' is not valid; did you mean INFO? (valid: INFO, TRACE, VERSION, WARN)",
@@ -166,6 +166,7 @@ MISTAKES = {
 }  # fmt: skip
 
 COMBINATIONS = {
+    "network: {rdma: {enabled: true, rails: [{}]}}\nsecurity: {ipc_lock: true}": "network.rdma.rails[0].network: must have a network, a resource or both",
     "network: {rdma: {rails: [{network: a}]}}": "network.rdma.rails: rails may not be set when enabled is false",
     "network: {rdma: {enabled: true}}": "security.ipc_lock: security.ipc_lock must be true when network.rdma.enabled is true and network.rdma.memlock is capability: a NIC can't use memory that a pod can't lock",
     "network: {rdma: {memlock: unlimited}}\nsecurity: {ipc_lock: true}": "security.ipc_lock: security.ipc_lock may not be true when network.rdma.memlock is unlimited: the capability would not be used",

@@ -30,7 +30,11 @@ def unique(items: st.SearchStrategy[dict[str, Any]], key: str) -> st.SearchStrat
     return st.lists(items, max_size=3, unique_by=lambda item: item[key])
 
 
-RAILS = unique(st.fixed_dictionaries({"network": NAMES}, optional={"resource": st.builds("{}/{}".format, NAMES, NAMES)}), "network")
+RESOURCES = st.builds("{}/{}".format, NAMES, NAMES)
+RAIL = st.one_of(
+    st.fixed_dictionaries({"network": NAMES}, optional={"resource": RESOURCES}), st.fixed_dictionaries({"resource": RESOURCES})
+)
+RAILS = st.lists(RAIL, max_size=3)
 RDMA = some(
     devices=st.lists(NAMES, max_size=4), interfaces=st.lists(NAMES, max_size=4), rate=numbers(1, 100_000), gidIndex=numbers(0, 255),
     gdrLevel=st.sampled_from(["SYS", "5"]), crossNic=numbers(0, 2), ibTimeout=numbers(1, 31), minNchannels=numbers(1, 64), dmabuf=SWITCHES,

@@ -127,7 +127,6 @@ def test_lists_of_named_things_are_maps_for_merging() -> None:
         ".spec.podTemplate.volumes": ["name"],
         ".status.conditions": ["type"],
         ".spec.nccl.env": ["name"],
-        ".spec.network.rdma.rails": ["network"],
         ".spec.pod.env": ["name"],
         ".spec.pod.volumes": ["name"],
     }

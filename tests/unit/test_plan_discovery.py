@@ -126,6 +126,20 @@ def test_different_mtus_are_told_and_none_is_chosen() -> None:
     assert "not the same for all rails: eno5np0-network 9000, eno6np0-network 1500" in text_of(facts)
 
 
+def test_shared_devices_that_need_no_network_are_shown_as_rails_to_take() -> None:
+    nodes = [node(name, rails=0) for name in ("a", "b")]
+    for one in nodes:
+        one["status"]["allocatable"]["rdma/hca_shared_devices_a"] = "63"
+    facts = rdma_cluster(NetworkAttachmentDefinition=(), Node=tuple(nodes))
+    assert file_of(facts).profile.spec.network.rdma.enabled is False
+    assert "- {resource: rdma/hca_shared_devices_a}" in text_of(facts)
+
+
+def test_a_network_with_several_devices_a_node_may_be_listed_for_each() -> None:
+    facts = rdma_cluster(NetworkAttachmentDefinition=(rail(5),), Node=(node("a", rails=8), node("b", rails=4)))
+    assert "nodes have 4 of it: one entry like this for each" in text_of(facts)
+
+
 def test_rails_with_routes_leave_cross_nic_to_nccl() -> None:
     routed = {"type": "whereabouts", "range": "10.0.1.0/24", "routes": [{"dst": "192.168.77.0/24"}]}
     assert file_of(rdma_cluster(NetworkAttachmentDefinition=(rail(5, ipam=routed), rail(6)))).profile.spec.network.rdma.cross_nic is None

@@ -176,6 +176,23 @@ def test_a_rail_that_another_namespace_has_is_copied_from_there(
     assert [finding.fix for finding in found if "rail1 is not in namespace ns" in finding.said] == [fix]
 
 
+def test_rails_of_one_network_are_looked_at_once_and_their_devices_counted() -> None:
+    rails = [{"network": "rail1", "resource": "x.com/rail1"}] * 2
+    found = cluster_file(network={"rdma": {"enabled": True, "rails": rails}})
+    few = [finding.said for finding in findings(found) if finding.subject == "fabric"]
+    assert few == ["nodes a, b have fewer than 2 of x.com/rail1"]
+    many = findings(found, nodes=(node("a", rails=2), node("b", rails=8)))
+    assert [finding.said for finding in many if finding.subject == "fabric"] == ["every node has 2 of x.com/rail1"]
+    assert [finding.said for finding in findings(found, networks=frozenset()) if finding.verdict is Verdict.FAILED] == [
+        "network rail1 is not in namespace ns"
+    ]
+
+
+def test_without_networks_multus_is_not_asked_for() -> None:
+    found = cluster_file(network={"rdma": {"enabled": True, "rails": [{"resource": "x.com/rail1"}]}})
+    assert [finding.said for finding in findings(found, networks=None) if finding.subject == "fabric"] == ["every node has x.com/rail1"]
+
+
 def test_rdma_without_rails_is_a_warning() -> None:
     found = cluster_file(network={"rdma": {"enabled": True}})
     assert any(finding.verdict is Verdict.WARNING and "RDMA without rails" in finding.said for finding in findings(found))

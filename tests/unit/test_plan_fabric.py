@@ -85,6 +85,31 @@ def test_two_rails_of_one_resource_are_counted() -> None:
     assert trainer_of(objects(job(), rdma_profile(rails=rails)))["resources"]["limits"]["x.io/nic"] == "2"
 
 
+def annotations_of(made: list[dict[str, Any]]) -> dict[str, str]:
+    (stateful_set,) = of_kind(made, "StatefulSet")
+    return dict(stateful_set["spec"]["template"]["metadata"]["annotations"])
+
+
+def test_one_network_may_attach_several_nics() -> None:
+    made = objects(job(), rdma_profile(rails=[{"network": "ib-net", "resource": "x.io/ib"}] * 3))
+    assert annotations_of(made)["k8s.v1.cni.cncf.io/networks"] == "ib-net,ib-net,ib-net"
+    assert trainer_of(made)["resources"]["limits"]["x.io/ib"] == "3"
+
+
+def test_a_device_plugin_without_networks_brings_the_resource_and_leaves_the_annotation_to_the_job() -> None:
+    rails = [{"resource": "rdma/hca_shared_devices_a"}]
+    own = job(podTemplate={"annotations": {"k8s.v1.cni.cncf.io/networks": "storage"}})
+    made = objects(own, rdma_profile(rails=rails))
+    assert trainer_of(made)["resources"]["limits"]["rdma/hca_shared_devices_a"] == "1"
+    assert annotations_of(made)["k8s.v1.cni.cncf.io/networks"] == "storage"
+    assert list(annotations_of(objects(job(), rdma_profile(rails=rails)))) == ["lockstep.dev/run-hash"]
+
+
+def test_rails_without_a_network_make_no_interface_for_others_to_be_counted_by() -> None:
+    rails = [{"resource": "rdma/a"}, {"network": "b"}, {"resource": "rdma/c"}, {"network": "ns/d"}]
+    assert annotations_of(objects(job(), rdma_profile(rails=rails)))["k8s.v1.cni.cncf.io/networks"] == "b,ns/d"
+
+
 def test_a_tcp_job_leaves_the_rails_to_others() -> None:
     made = objects(job(fabric={"mode": "TCP"}), cluster("barcelona"))
     (stateful_set,) = of_kind(made, "StatefulSet")

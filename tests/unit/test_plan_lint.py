@@ -74,6 +74,11 @@ ALONE: dict[str, tuple[dict[str, Any], str, str]] = {
         "network.rdma.rails[0]",
         "warning",
     ),
+    "an interface that no network makes": (
+        rdma(rails=[{"resource": "rdma/a"}], interfaces="net1"),
+        "network.rdma.interfaces",
+        "failed",
+    ),
     "the GID of RoCE v1": (rdma(gid_index=2), "network.rdma.gid_index", "warning"),
     "DMA-BUF switched off": (rdma(dmabuf=False), "network.rdma.dmabuf", "warning"),
     "GPUDirect switched off": (rdma(gdr_level="LOC"), "network.rdma.gdr_level", "warning"),
@@ -101,6 +106,28 @@ def test_the_file_alone_shows(case: str) -> None:
 def test_a_threshold_beyond_what_was_measured_is_told(minimum: str, findings: list[tuple[str, str]]) -> None:
     measured = [{"transport": "RDMA", "nodes": 2, "ranks": 8, "day": "2026-11-21", "sweep": [{"bytes": 2**28, "busbw": "181"}]}]
     assert bad(lint_alone(cluster_file(network={"minimum_busbw": minimum}, calibration=measured))) == findings
+
+
+def test_one_resource_without_a_network_may_stand_for_all_nics() -> None:
+    keys = rdma(rails=[{"resource": "rdma/a"}], interfaces="eth0", devices="mlx5_0,mlx5_1,mlx5_2,mlx5_3")
+    assert bad(lint_alone(cluster_file(**keys, gpus={"per_node": 6}))) == []
+
+
+def test_rails_of_one_network_are_neither_counted_by_networks_nor_told_twice() -> None:
+    rails = [{"network": "eno5np0-network", "resource": "openshift.io/eno5np0rdma"}] * 4
+    nodes = tuple(node(name, rails=4) for name in ("a", "b"))
+    found = cluster_file(**rdma(rails=rails, cross_nic=None))
+    assert bad([*lint_alone(found), *lint_against(found, seen(rdma_cluster(Node=nodes)))]) == []
+    keys = [one.key for one in lint_against(found, seen(rdma_cluster())) if one.key.startswith("network.rdma.rails")]
+    assert keys == ["network.rdma.rails[0].resource"]
+
+
+@pytest.mark.parametrize("sight", Sight)
+def test_rails_without_a_network_need_no_multus(sight: Sight) -> None:
+    found, facts = cluster_file(**rdma(rails=[{"resource": "openshift.io/eno5np0rdma"}], interfaces=None)), seen(rdma_cluster())
+    hidden = {**facts.lists, "NetworkAttachmentDefinition": Listing("NetworkAttachmentDefinition", sight=sight)}
+    findings = list(lint_against(found, dataclasses.replace(facts, lists=hidden)))
+    assert [one.verdict for one in findings if one.key.startswith("network.rdma.rails")] == [Verdict.OK]
 
 
 def routed(number: int) -> Any:

@@ -111,8 +111,8 @@ def test_pods_that_could_never_be_made_are_refused(pod_template: dict[str, Any],
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "requests.openshift.io/rail"])
 def test_a_rail_resource_that_counts_no_nics_is_refused(resource: str) -> None:
-    with pytest.raises(Refused) as refused:
-        resolve(job(), rdma_profile(rails=[{"network": "rail", "resource": resource}]))
+    with pytest.raises(Refused, match=r"network[.]rdma[.]rails\[1\][.]resource") as refused:
+        resolve(job(), rdma_profile(rails=[{"resource": "x.io/nic"}, {"resource": resource}]))
     assert reasons(refused.value) == ["RailResourceInvalid"]
 
 

@@ -29,12 +29,21 @@ class Memlock(StrEnum):
 
 
 class Rail(Model):
-    """One RDMA NIC of a node: the Multus network that attaches it and the resource that counts it."""
+    """One RDMA NIC of a node: the Multus network that attaches it, the resource that counts it, or both."""
 
-    network: NetworkName
-    """The NetworkAttachmentDefinition, for example eno5np0-network, or namespace/name."""
+    network: NetworkName | None = None
+    """The NetworkAttachmentDefinition, for example eno5np0-network, or namespace/name; it may stand in several rails. Left out: the resource alone brings the NIC."""
     resource: ResourceName | None = None
     """The extended resource that counts the NIC, for example openshift.io/eno5np0rdma. Left out: the network needs none."""
+
+    RULES = (
+        Rule(
+            "has(self.network) || has(self.resource)",
+            "must have a network, a resource or both",
+            lambda rail: rail.network is not None or rail.resource is not None,
+            field="network",
+        ),
+    )
 
 
 class Rdma(Model):
@@ -58,12 +67,17 @@ class Rdma(Model):
     """NCCL_IB_TIMEOUT: 4.096 µs × 2^timeout."""
     min_nchannels: Annotated[int | None, Field(ge=1, le=64)] = None
     """NCCL_MIN_NCHANNELS."""
-    rails: Annotated[list[Rail], Field(max_length=32, json_schema_extra=list_map("network"))] = []
+    rails: Annotated[list[Rail], Field(max_length=32)] = []
     """Networks and resources of every pod of an RDMA job."""
     memlock: Memlock = Memlock.CAPABILITY
     """How pods may lock memory for the NIC. Capability also needs security.ipcLock."""
     dmabuf: bool | None = None
     """NCCL_DMABUF_ENABLE."""
+
+    @property
+    def networks(self) -> list[str]:
+        """The rails' networks, in order: Multus makes an interface (net1, net2, …) for each. The same may be there several times."""
+        return [rail.network for rail in self.rails if rail.network is not None]
 
     RULES = (
         Rule(

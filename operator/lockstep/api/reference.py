@@ -139,7 +139,9 @@ def _all_rules(schema: Schema, path: str = "") -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", ()):
         yield f"`{path}`: {rule['message']}" if path else rule["message"]
     for name, field in schema.get("properties", {}).items():
-        yield from _all_rules(field, f"{path}.{name}" if path else name)
+        place = f"{path}.{name}" if path else name
+        yield from _all_rules(field, place)
+        yield from _all_rules(field.get("items", {}), f"{place}[]")
 
 
 def _code(value: object) -> str:

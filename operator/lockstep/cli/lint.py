@@ -69,7 +69,7 @@ async def _look(found: ClusterFile, namespace: str | None, context: str | None) 
     from lockstep.platforms.kubernetes.clusterfacts import may_use_sccs, read_facts
 
     spec = found.profile.spec
-    elsewhere = frozenset(rail.network.partition("/")[0] for rail in spec.network.rdma.rails if "/" in rail.network)
+    elsewhere = frozenset(name.partition("/")[0] for name in spec.network.rdma.networks if "/" in name)
     async with await Cluster.connect(context) as connection:
         if found.cluster.api and not is_same_host(found.cluster.api, connection.server):
             raise Failed(

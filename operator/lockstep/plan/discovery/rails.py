@@ -12,6 +12,8 @@ from lockstep.plan.nodes import allocatable
 from lockstep.plan.railnetworks import RailNetwork, are_isolated, natural, read_network, speaks_of_rdma, stem
 
 NOT_NICS = ("nvidia.com/", "amd.com/", "intel.com/qat", "devices.kubevirt.io/", "hugepages-")
+SHARED = "rdma/"
+"""How resources of the RDMA shared device plugin begin, unless it is told otherwise."""
 NOT_WITHOUT = "a job that asks for RDMA is refused, not given TCP"
 NFD_RDMA = ("feature.node.kubernetes.io/rdma.capable", "feature.node.kubernetes.io/rdma.available")
 
@@ -102,8 +104,9 @@ def _no_rails(facts: ClusterFacts, found: Sequence[FoundRail], nodes: Sequence[O
     why = networks.why_not or f"no Multus network with an RDMA device was seen in namespace {facts.namespace}"
     yield stated("network.rdma.enabled", False, f"{why}{more}; {NOT_WITHOUT}")
     make = unknown if networks.sight is Sight.FORBIDDEN else left_out
-    example = [Item({"resource": name}) for name in unused] or [Item({"network": "eno5np0-network", "resource": "openshift.io/eno5np0rdma"})]
-    alone = "; the resource alone is enough where its device plugin needs no network (InfiniBand)" if unused else ""
+    shared = [Item({"resource": name}) for name in unused if name.startswith(SHARED)]
+    example = shared or [Item({"network": "eno5np0-network", "resource": "openshift.io/eno5np0rdma"})]
+    alone = "; of the RDMA shared device plugin the resource alone, where NICs need no network of their own (InfiniBand)" if shared else ""
     yield make("network.rdma.rails", example, f"one entry a NIC: its Multus network, and the resource that counts it{alone}")
     yield stated("network.tcp.interface_exclude", "^lo,docker0", "every interface but these; the default")
 

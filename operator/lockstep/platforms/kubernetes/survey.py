@@ -40,7 +40,7 @@ async def survey_rails(cluster: Cluster, spec: ClusterProfileSpec, namespace: st
     if listed is None:
         return Seen(namespace=namespace)
     there = frozenset(str(item["metadata"]["name"]) for item in listed)
-    lacking = {rail.network for rail in spec.network.rdma.rails if "/" not in rail.network} - there
+    lacking = {name for name in spec.network.rdma.networks if "/" not in name} - there
     everywhere = await _listed(cluster, "NetworkAttachmentDefinition") if lacking else None
     elsewhere = {str(m["name"]): str(m["namespace"]) for m in (item["metadata"] for item in everywhere or ()) if m["name"] in lacking}
     return Seen(namespace=namespace, networks=there, networks_elsewhere=elsewhere)
