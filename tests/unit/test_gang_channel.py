@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.contract import ContractError, Run
-from lockstep_gang.contract.messages import Hello, Start, message_to_json
+from lockstep_gang.contract.messages import Hello, Ping, Start, message_to_json
 from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.coordinator.channel import Channel, accept, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
@@ -207,7 +208,8 @@ def test_an_agent_that_was_replaced_does_not_take_its_place_back(tmp_path: Path)
 SHORT_SILENCE = """
 import asyncio, sys
 from pathlib import Path
-from lockstep_gang.agent.agent import Agent, make_folder
+from lockstep_gang.agent.agent import Agent
+from lockstep_gang.agent.reports import make_folder
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.ranks import Node
 from lockstep_gang.contract import parse_run
@@ -253,3 +255,45 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
             agent.wait()
     assert said["exit"] == {"rank": 1, "exitCode": None, "signal": "SIGKILL", "ordered": True, "error": None, "lastLines": []}
     assert (again["attempt"], again["knownAttempt"]) == (0, 1)
+
+
+FROZEN = SHORT_SILENCE.replace("silence_seconds=0.5", "silence_seconds=1").replace(
+    "folder = ", "from lockstep_gang.agent import silence\nsilence.LOOK_SECONDS, silence.PAUSED_SECONDS = 0.1, 0.5\nfolder = "
+)
+
+
+def test_an_agent_that_was_frozen_waits_for_the_coordinator_anew_before_it_stops_its_healthy_ranks(tmp_path: Path) -> None:
+    async def scene(run: Run, agent: subprocess.Popen[bytes]) -> list[object]:
+        arrived: asyncio.Queue[tuple[Channel, dict[str, object]]] = asyncio.Queue()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            _, channel = await accept((reader, writer), KEY, run.job.uid, 2)
+            await arrived.put((channel, await channel.receive()))
+
+        async with await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port):
+            channel, _ = await arrived.get()
+            channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
+            said: list[object] = [(await channel.receive())["type"]]
+            agent.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(2)
+            agent.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.2)
+            channel.send(message_to_json(Ping()))
+            while len(said) < 3:
+                said.append((await channel.receive())["type"])
+            channel.close()
+            await channel.wait_closed()
+            return said
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets, gang(tmp_path) as agents:
+        run = agents.write("import signal\nsignal.pause()")
+        environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
+        agent = subprocess.Popen(
+            [sys.executable, "-S", "-c", FROZEN, str(agents.run_path), sockets], env=environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            said = asyncio.run(asyncio.wait_for(scene(run, agent), PATIENCE_SECONDS))
+        finally:
+            agent.kill()
+            agent.wait()
+    assert said == ["Started", "Pong", "Exited"]

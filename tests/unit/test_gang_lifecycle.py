@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import RestartPolicy, State
+from lockstep_gang.contract import Cause, RestartPolicy, State
 from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import (
     Activity,
@@ -235,6 +235,58 @@ def test_an_exit_that_was_not_heard_is_heard_with_the_next_connection() -> None:
     state = RankState(1, True, RankExit(1, 5, None, ordered=False))
     story = started().loses(1).hears(1, hello(1, known=1, ranks=(state,)))
     assert "rank 1 on node 1 exited with 5" in story.gang.stop_reason
+
+
+UNHEARD = "node 1 heard nothing from the coordinator for 30 s and stopped its ranks"
+
+
+def stopped_itself(code: int | None = None) -> RankState:
+    return RankState(1, True, RankExit(1, code, None if code is not None else "SIGKILL", ordered=True))
+
+
+def test_a_node_that_heard_nothing_and_stopped_its_ranks_is_lost_though_it_is_back_in_time() -> None:
+    story = started(restart=RestartPolicy(3, 10)).loses(1).waits(3).hears(1, hello(1, known=1, ranks=(stopped_itself(),)))
+    assert (story.gang.phase, story.gang.stop_reason) == (Phase.STOPPING, UNHEARD)
+    story.exits(**killed(0)).hears(0, Stopped(1))
+    failure = story.report.failure
+    assert (story.report.state, failure.message, failure.cause, failure.node) == (State.BACKING_OFF, UNHEARD, Cause.NODE_LOST, 1)
+    assert (story.report.restarts_counted, story.report.history[0].counts) == (1, True)
+    assert {order.attempt for _, order in story.waits(10).orders if isinstance(order, Start)} == {2}
+
+
+@pytest.mark.parametrize("away", [True, False], ids=["its hello first", "no connection closed"])
+def test_ranks_that_are_stopped_without_an_order_are_a_loss_whenever_that_is_heard(away: bool) -> None:
+    story = started(restart=RestartPolicy(3, 10))
+    if away:
+        story.loses(1).waits(3).hears(1, hello(1, attempt=1, ranks=(RankState(1, True),)))
+    story.exits(**killed(1)).hears(1, Stopped(1))
+    assert (story.gang.phase, story.gang.stop_reason) == (Phase.STOPPING, UNHEARD)
+
+
+def test_a_node_that_stopped_its_ranks_unheard_is_named_and_not_the_ranks_that_lost_them() -> None:
+    story = started(restart=RestartPolicy(3, 10)).loses(1).exits(0, 1, last_lines=LOST_PEER)
+    story.hears(1, hello(1, known=1, ranks=(stopped_itself(),))).hears(0, Stopped(1))
+    assert (story.report.failure.message, story.report.failure.rank) == (UNHEARD, None)
+
+
+def test_every_node_that_was_frozen_and_stopped_its_ranks_is_one_failure() -> None:
+    story = started(restart=RestartPolicy(3, 10))
+    for node in (0, 1):
+        story.exits(**killed(node)).hears(node, Stopped(1))
+    assert (story.report.state, story.report.restarts_counted) == (State.BACKING_OFF, 1)
+
+
+def test_a_node_that_was_told_to_go_while_it_was_away_saves_and_is_not_lost() -> None:
+    story = started().loses(1).waits(3)
+    story.hears(1, replace(hello(1, attempt=1, ranks=(stopped_itself(code=75),)), leaving=True))
+    assert (story.gang.stopping, story.gang.stop_reason) == (StopMode.SAVE, "a node was asked to stop")
+
+
+def test_a_node_all_of_whose_ranks_are_done_is_not_told_to_start_again() -> None:
+    story = started().exits(1).hears(1, Stopped(1)).loses(1)
+    assert story.hears(1, hello(1, known=1, ranks=(RankState(1, True, RankExit(1, 0, None, ordered=False)),))).orders == []
+    assert story.loses(1).hears(1, hello(1, instance="another")).orders == []
+    assert story.exits(0).report.state is State.COMPLETE
 
 
 def test_a_node_that_never_got_its_order_to_start_gets_it_again() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from lockstep_gang.agent.processes import become_subreaper, ended_children
 from lockstep_gang.agent.progress import ProgressServer
 from lockstep_gang.agent.ranks import Node, Ranks
 from lockstep_gang.agent.reports import ReportSocket
+from lockstep_gang.agent.silence import watch
 from lockstep_gang.agent.standby import Standby
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
@@ -83,7 +83,13 @@ class Agent:
         loop.add_reader(self._socket.fileno(), self._read_reports)
         if self._run.training is None:  # a script; rank 0 may be on any node
             self._node = replace(self._node, reporting=await self._progress.start())
-        own = (self.link.run(), self._watch_silence(), self._outbox.run(), self._watch_fabric(), self._done.wait())
+        own = (
+            self.link.run(),
+            watch(self.link, self._silence_seconds, self._unheard),
+            self._outbox.run(),
+            self._watch_fabric(),
+            self._done.wait(),
+        )
         tasks = [asyncio.ensure_future(task) for task in (*own, *await self._dev.start())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +122,8 @@ class Agent:
         self._gloo.forget_told()
         if self._ranks is not None:
             self._ranks.nccl.forget_told()
-        return Hello(self._node.index, self._instance, self._known_attempt, self._known_attempt if self._running else 0, states)
+        running = self._known_attempt if self._running else 0
+        return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving)
 
     def _connected(self) -> None:
         self._dev.connected()
@@ -286,23 +293,10 @@ class Agent:
             self._tell_fabric()
             await asyncio.sleep(FABRIC_SECONDS)
 
-    async def _watch_silence(self) -> None:
+    def _unheard(self) -> None:
         """Ranks without a coordinator are stopped after the silence: nobody could tell them to, and another attempt may start."""
-        while True:
-            left = self.link.last_heard + self._silence_seconds - time.monotonic()
-            if left > 0:
-                await asyncio.sleep(left)
-                continue
-            if self._running and not self._leaving:
-                self._console.say(
-                    f"nothing heard from the coordinator for {self._silence_seconds:.0f} s: stopping this node's ranks, then waiting for it"
-                )
-                self._kill()
-            await asyncio.sleep(1.0)
-
-
-def make_folder(parent: Path) -> Path:
-    """A folder of this agent's own, mode 0700. Raises OSError."""
-    folder = parent / f"lockstep-{os.getpid()}-{os.urandom(4).hex()}"
-    folder.mkdir(mode=0o700)
-    return folder
+        if self._running and not self._leaving:
+            self._console.say(
+                f"nothing heard from the coordinator for {self._silence_seconds:.0f} s: stopping this node's ranks, then waiting for it"
+            )
+            self._kill()

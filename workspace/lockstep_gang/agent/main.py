@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep_gang.agent import ask, probe, sweep
-from lockstep_gang.agent.agent import Agent, make_folder
+from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.journal import Journal
 from lockstep_gang.agent.ranks import Node
-from lockstep_gang.agent.reports import remove_folder
+from lockstep_gang.agent.reports import make_folder, remove_folder
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import CONFIGURATION
 from lockstep_gang.contract.proof import parse_key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -65,6 +66,13 @@ def read_error_file(path: Path, rank: int) -> Error | None:
     stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
     exception = name if name.isidentifier() else "Error"
     return Error(rank, exception, (message if name.isidentifier() else text)[:2000], tuple(stack.splitlines()[-20:]))
+
+
+def make_folder(parent: Path) -> Path:
+    """A folder of this agent's own, mode 0700. Raises OSError."""
+    folder = parent / f"lockstep-{os.getpid()}-{os.urandom(4).hex()}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def remove_folder(folder: Path) -> None:

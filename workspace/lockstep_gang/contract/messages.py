@@ -147,6 +147,8 @@ class Hello:
     attempt: int
     """The attempt whose ranks it has, 0 for none."""
     ranks: tuple[RankState, ...] = ()
+    leaving: bool = False
+    """As in `Leaving`, which may have been said while nobody heard it."""
 
 
 @dataclass(frozen=True)

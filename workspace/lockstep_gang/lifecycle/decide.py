@@ -17,7 +17,7 @@ from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged
 from lockstep_gang.lifecycle.fabric import begun, refusal, settled
 from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
 from lockstep_gang.lifecycle.failures import first_failure, is_final
-from lockstep_gang.lifecycle.gang import Ending, Gang, Node, Phase, Rank, has_failed, told_to_start
+from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import hang_failure, next_deadline, noticed
 from lockstep_gang.lifecycle.hang import overdue as overdue_rank
@@ -129,7 +129,7 @@ def _before_the_attempt(gang: Gang, run: Run) -> Decision:
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:
     gang = replace(gang, fabric=settled(gang.fabric, run, now))
-    overdue = [(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
+    overdue = [LostNode(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
     if overdue or gang.lost or has_failed(gang, run):
         gang = replace(gang, lost=(*gang.lost, *overdue))
         return _stop_failed(gang, run, now)
@@ -228,6 +228,8 @@ def _order(gang: Gang, run: Run, index: int) -> Order | None:
     if gang.phase is Phase.ENDED and gang.ending is not None:
         return Finish(gang.ending.state, gang.ending.message)
     if gang.phase is Phase.ACTIVE and not told_to_start(node, gang.attempt) and node.attempt != gang.attempt:
+        if all(gang.ranks[rank].exit is not None for rank in run.ranks_of(index)):
+            return None  # it has had this attempt already
         place = gang.placement.order.index(index) if gang.placement.order else None
         request = gang.session.request
         asked = request.asked if request is not None else None

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lockstep_gang.contract.exits import CONFIGURATION, MEANINGS
+from lockstep_gang.contract.exits import CONFIGURATION, MEANINGS, SILENCE_SECONDS
 from lockstep_gang.contract.fabric import FaultKind
 from lockstep_gang.contract.messages import Error, RankExit
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.fabric import explained, explained_hang, fault_kind, refusal
-from lockstep_gang.lifecycle.gang import Gang, Rank, failed_ranks, silent_success
+from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import hang_failure, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.start import late_ranks_failure
@@ -78,11 +78,13 @@ def _rank_failures(gang: Gang, run: Run) -> Iterator[tuple[int, int, Failure]]:
 
 
 def _node_failures(gang: Gang) -> Iterator[tuple[int, int, Failure]]:
-    lost = {node: sign for sign, node in gang.lost}
-    away = {index: node.closed_sign for index, node in enumerate(gang.nodes) if node.closed_at is not None}
-    for node, sign in {**away, **lost}.items():
+    lost = {lost.node: lost for lost in gang.lost}
+    away = {index: LostNode(node.closed_sign, index) for index, node in enumerate(gang.nodes) if node.closed_at is not None}
+    for node, how in {**away, **lost}.items():
         text = f"node {node} was lost: its agent ended or its connection closed, and its ranks with it"
-        yield 0, sign, Failure(message=text, node=node, cause=Cause.NODE_LOST)
+        if how.by_itself:
+            text = f"node {node} heard nothing from the coordinator for {SILENCE_SECONDS:.0f} s and stopped its ranks"
+        yield 0, how.sign, Failure(message=text, node=node, cause=Cause.NODE_LOST)
 
 
 def _blame(failure: Failure, gang: Gang) -> int:

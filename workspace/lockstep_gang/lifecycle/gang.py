@@ -53,6 +53,16 @@ class Node:
 
 
 @dataclass(frozen=True)
+class LostNode:
+    """A node whose ranks of this attempt are gone."""
+
+    sign: int
+    node: int
+    by_itself: bool = False
+    """Its agent is there, and has stopped them without an order: it had heard nothing for too long."""
+
+
+@dataclass(frozen=True)
 class Ending:
     """How the job ended."""
 
@@ -100,8 +110,8 @@ class Gang:
     """Why the attempt is stopped, when it is for this."""
     dumps: tuple[Dumped, ...] = ()
     """What was seen of its ranks before they were killed."""
-    lost: tuple[tuple[int, int], ...] = ()
-    """(sign, node) of nodes lost in this attempt."""
+    lost: tuple[LostNode, ...] = ()
+    """In this attempt, each once."""
     signs: int = 0
     final: bool = False
     """The last failure would come again in the same way."""
@@ -125,6 +135,12 @@ class Gang:
     def with_node(self, index: int, node: Node) -> Gang:
         return replace(self, nodes=(*self.nodes[:index], node, *self.nodes[index + 1 :]))
 
+    def with_lost(self, node: int, by_itself: bool = False) -> Gang:
+        """The gang without what this node had of the attempt; the first sign of it counts."""
+        if any(lost.node == node for lost in self.lost):
+            return self
+        return replace(self, lost=(*self.lost, LostNode(self.signs + 1, node, by_itself)), signs=self.signs + 1)
+
     def with_rank(self, index: int, rank: Rank) -> Gang:
         return replace(self, ranks=(*self.ranks[:index], rank, *self.ranks[index + 1 :]))
 
@@ -137,6 +153,11 @@ def new_gang(run: Run) -> Gang:
 def told_to_start(node: Node, attempt: int) -> bool:
     """Whether this attempt's start is the last thing it was told, on this connection."""
     return isinstance(node.told, Start) and node.told.attempt == attempt
+
+
+def was_stopped(exit_: RankExit) -> bool:
+    """Its agent ended the rank before it was done."""
+    return exit_.ordered and exit_.exit_code != 0
 
 
 def failed_ranks(gang: Gang, run: Run) -> Iterator[int]:

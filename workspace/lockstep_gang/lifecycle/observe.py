@@ -33,7 +33,7 @@ from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerRepor
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.fabric import seen, training
-from lockstep_gang.lifecycle.gang import Gang, Node, Phase, Rank, told_to_start
+from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted, stepped
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
@@ -84,19 +84,30 @@ def closed(gang: Gang, node: int, now: float) -> Gang:
 def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     before = gang.nodes[node]
     same = hello.instance == before.instance
-    here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, leaving=same and before.leaving)
+    leaving = hello.leaving or (same and before.leaving)
+    here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, leaving=leaving)
     gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
-    if gang.phase is not Phase.ACTIVE:
+    if gang.phase not in (Phase.ACTIVE, Phase.STOPPING):
         return gang
     if hello.known_attempt == gang.attempt:
         for state in hello.ranks:
             gang = _caught_up(gang, run, node, state, now)
-    unfinished = any(gang.ranks[rank].exit is None for rank in run.ranks_of(node))
+    exits = [gang.ranks[rank].exit for rank in run.ranks_of(node)]
+    if gang.phase is Phase.STOPPING:
+        return _stopped_unheard(gang, node, before, exits)
+    unfinished = any(exit_ is None or was_stopped(exit_) for exit_ in exits)
     forgot = not same and (before.attempt == gang.attempt or told_to_start(before, gang.attempt))
     stopped = hello.known_attempt >= gang.attempt and hello.attempt != gang.attempt
-    if unfinished and (forgot or stopped):
-        return replace(gang, lost=(*gang.lost, (gang.signs + 1, node)), signs=gang.signs + 1)
-    return gang
+    return gang.with_lost(node) if unfinished and (forgot or stopped) else gang
+
+
+def _stopped_unheard(gang: Gang, node: int, before: Node, exits: list[RankExit | None]) -> Gang:
+    """A node that was away when the others were stopped, and has stopped its ranks by itself, is why the others failed."""
+    was_away = before.closed_at is not None and before.closed_at <= gang.stop_began
+    if not was_away or not any(exit_ is not None and was_stopped(exit_) for exit_ in exits):
+        return gang
+    lost = tuple(lost for lost in gang.lost if lost.node != node)
+    return replace(gang, lost=(*lost, LostNode(before.closed_sign, node, by_itself=True)))
 
 
 def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) -> Gang:
@@ -124,6 +135,8 @@ def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:
         return gang
     gang, sign = _sign(gang, exit_.rank)
     rank = gang.ranks[exit_.rank]
+    if gang.phase is Phase.ACTIVE and was_stopped(exit_) and not gang.nodes[node].leaving:
+        gang = gang.with_lost(node, by_itself=True)  # nobody has ordered it: while an attempt is active, none of it is stopped
     return gang.with_rank(exit_.rank, replace(rank, exit=exit_, error=rank.error or exit_.error, sign=sign))
 
 
