@@ -115,6 +115,41 @@ def test_the_format_can_be_stated_where_the_name_says_nothing(tmp_path: Path) ->
     assert texts(dataset_of(tmp_path / "cache", path=str(path), format=DataFormat.TEXT).training) == ['{"text": "a"}']
 
 
+@pytest.mark.parametrize("name", ["train.JSONL", "train.Json", "train.NDJSON"])
+def test_the_case_of_a_name_does_not_matter(tmp_path: Path, name: str) -> None:
+    assert texts(dataset_of(tmp_path / "cache", path=str(write_jsonl(tmp_path / name, [{"text": "a"}]))).training) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["train", "train.jsonl.txt", "train.jsonl.bak"])
+@pytest.mark.parametrize("before", ["", "\n \r\n", "\ufeff"])
+def test_json_lines_under_another_name_are_never_taken_for_plain_text(tmp_path: Path, name: str, before: str) -> None:
+    (tmp_path / name).write_text(before + '{"text": "a"}\n', encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=rf"/{name} would be plain text by its name, but begins with a JSON object; set its format to JSONL"
+    ):
+        dataset_of(tmp_path / "cache", path=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("begin", ["{not json}", "[1]", '"a"', "plain", ""])
+def test_plain_text_that_only_looks_like_json_is_plain_text(tmp_path: Path, begin: str) -> None:
+    (tmp_path / "x.txt").write_text(f"{begin}\nmore")
+    assert texts(dataset_of(tmp_path / "cache", path=str(tmp_path / "x.txt")).training) == [f"{begin}\nmore".lstrip()]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *((f"x.jsonl.{suffix}", "is compressed") for suffix in ("gz", "GZ", "zst", "bz2", "xz")),
+        *((f"x.{suffix}", "is a table") for suffix in ("parquet", "arrow", "csv", "TSV")),
+    ],
+)
+def test_what_is_no_text_by_its_name_is_refused_by_its_name_unless_a_format_is_stated(tmp_path: Path, name: str, reason: str) -> None:
+    path = write_jsonl(tmp_path / name, [{"text": "a"}])
+    with pytest.raises(ConfigError, match=rf"the data .*{name} {reason} \(\.{name.lower().split('.')[-1]}\); "):
+        dataset_of(tmp_path / "cache", path=str(path))
+    assert texts(dataset_of(tmp_path / "cache", path=str(path), format=DataFormat.JSONL).training) == ["a"]
+
+
 def test_the_prompt_and_what_the_model_expects_before_it_are_masked(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "x.jsonl", [{"prompt": "ab", "completion": "CD"}]))
     example = dataset_of(tmp_path / "cache", path=path).training[0]

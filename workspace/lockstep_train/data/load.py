@@ -15,7 +15,7 @@ from lockstep_train.data.arrays import Damaged, open_arrays, remove
 from lockstep_train.data.cachefolder import content_digest
 from lockstep_train.data.divide import Rule, divide
 from lockstep_train.data.hub import hub_dataset
-from lockstep_train.data.read import is_jsonl
+from lockstep_train.data.read import is_plain_text
 from lockstep_train.data.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences import Sequences, write_sequences
 from lockstep_train.data.source import CONTENT, Say, Source, file_source, token_key, tokens_of
@@ -79,12 +79,12 @@ def sources_of(data: DataConfig) -> Sequence[SourceConfig]:
 
 
 def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> Source:
-    """Raises ConfigError when it isn't there."""
+    """Raises ConfigError when it isn't there, or no format is stated and its own is none that can be read."""
     if source.path is None:
         dataset = hub_dataset(source, cache, say)
         return Source(f"{dataset.name}[{dataset.split}]", dataset.digest, False, source.weight, dataset.samples)
     path = Path(source.path)
-    plain_text = not is_jsonl(path) if source.format is DataFormat.AUTO else source.format is DataFormat.TEXT
+    plain_text = is_plain_text(path) if source.format is DataFormat.AUTO else source.format is DataFormat.TEXT
     return file_source(path, plain_text, source.weight, digest(path, cache))
 
 

@@ -16,6 +16,8 @@ from lockstep_train.errors import ConfigError
 
 REPORTED_LINES = 5
 JSONL_SUFFIXES = {".jsonl", ".json", ".ndjson"}
+COMPRESSED_SUFFIXES = {".gz", ".zst", ".bz2", ".xz", ".zip"}
+TABLE_SUFFIXES = {".parquet", ".arrow", ".feather", ".csv", ".tsv"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,37 @@ class Broken:
             raise ConfigError(f"{self.count} broken lines in the data: " + "; ".join(self.first) + more)
 
 
-def is_jsonl(path: Path) -> bool:
-    return path.suffix in JSONL_SUFFIXES
+def is_plain_text(path: Path) -> bool:
+    """By its name, where no format is stated. Raises ConfigError for what is neither plain text nor JSON lines, though it may look so."""
+    suffix = path.suffix.casefold()
+    if suffix in COMPRESSED_SUFFIXES:
+        raise ConfigError(f"the data {path} is compressed ({suffix}); decompress it, since files are read as they are")
+    if suffix in TABLE_SUFFIXES:
+        raise ConfigError(
+            f"the data {path} is a table ({suffix}); write its rows as JSON lines into a .jsonl file (datasets' to_json does it), "
+            "or, if it is something else, state its format"
+        )
+    if suffix in JSONL_SUFFIXES:
+        return False
+    if _begins_with_object(path):
+        raise ConfigError(
+            f"the data {path} would be plain text by its name, but begins with a JSON object; set its format to JSONL or name it .jsonl, "
+            "or set its format to Text to learn the JSON itself"
+        )
+    return True
+
+
+def _begins_with_object(path: Path) -> bool:
+    """Whether the first line that is not blank is a JSON object."""
+    try:
+        with path.open("rb") as file:
+            first = next((line for line in file if line.strip()), b"")
+    except OSError as error:
+        raise ConfigError(f"the data {path} can't be read: {error.strerror}") from error
+    try:
+        return isinstance(json.loads(first.decode("utf-8-sig")), dict)
+    except ValueError:
+        return False
 
 
 def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
