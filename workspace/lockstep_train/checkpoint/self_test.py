@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,10 +12,15 @@ from lockstep_train.checkpoint import zero_access
 from lockstep_train.checkpoint.kinds import FULL, LITE, MASTER, WEIGHTS
 from lockstep_train.checkpoint.zero_access import UnknownDeepSpeed
 
+BLOCK_ELEMENTS = 1 << 22
+"""What is written or compared at once: beside one parameter, gathered by DeepSpeed, the test takes 36 MB of the device, however large a
+tensor is. Nothing of a step is in memory yet."""
+PATTERN_PERIOD = 65_521
+
 
 @torch.no_grad()
 def self_test(engine: Any) -> None:
-    """Write a pattern through our views, read it back through DeepSpeed's public functions, and put the values back.
+    """Write a pattern through our views, read it back through DeepSpeed's public functions, and put the values back: parameter by parameter.
 
     A collective. Raises UnknownDeepSpeed when they disagree, or when something that we read is not there.
     """
@@ -29,17 +36,39 @@ def self_test(engine: Any) -> None:
 
 def _check(engine: Any, kind: str) -> None:
     owned = {fragment.name: fragment for fragment in zero_access.fragments(engine)}
-    before = {name: fragment.tensors[kind].clone() for name, fragment in owned.items()}
-    for fragment in owned.values():
-        fragment.tensors[kind].copy_(_pattern(fragment.start, fragment.numel, fragment.tensors[kind].device))
-    try:
-        for name, parameter in zero_access.trainable(engine):
-            value = _public(parameter, kind)
-            if value is None or not torch.equal(value.flatten(), _pattern(0, value.numel(), value.device)):
+    for name, parameter in zero_access.trainable(engine):
+        with _patterned(owned[name].tensors[kind], owned[name].start) if name in owned else contextlib.nullcontext():
+            if not _reads_pattern(parameter, kind):
                 raise UnknownDeepSpeed(f"{kind} of {name} is not where this version of Lockstep expects it; install the pinned deepspeed")
+
+
+@contextlib.contextmanager
+def _patterned(tensor: torch.Tensor, start: int) -> Iterator[None]:
+    """The pattern from its element `start` on, in place of the values meanwhile. They wait in host memory, which has room: it will hold a
+    save's copy of everything. The moments of a new engine are all zero and need none."""
+    before = tensor.to("cpu", copy=True) if any(bool(block.any()) for _, block in _blocks(tensor)) else None
+    for first, block in _blocks(tensor):
+        block.copy_(_pattern(start + first, block.numel(), tensor.device))
+    try:
+        yield
     finally:
-        for name, value in before.items():
-            owned[name].tensors[kind].copy_(value)
+        if before is not None:
+            tensor.copy_(before)
+        else:
+            tensor.zero_()
+
+
+def _reads_pattern(parameter: torch.nn.Parameter, kind: str) -> bool:
+    value = _public(parameter, kind)
+    if value is None:
+        return False
+    return all(torch.equal(block, _pattern(first, block.numel(), value.device)) for first, block in _blocks(value.flatten()))
+
+
+def _blocks(flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Views of neighbouring elements, each with the place of its first."""
+    for first in range(0, flat.numel(), BLOCK_ELEMENTS):
+        yield first, flat[first : first + BLOCK_ELEMENTS]
 
 
 def _public(parameter: torch.nn.Parameter, kind: str) -> torch.Tensor | None:
@@ -61,12 +90,13 @@ def _check_weights(engine: Any) -> None:
             continue
         weights = fragment.tensors[WEIGHTS][start - fragment.start : end - fragment.start]
         master = other.tensors[MASTER][start - other.start : end - other.start]
-        if not torch.equal(weights, master.to(weights)):
+        if not all(torch.equal(block, master[first : first + block.numel()].to(block)) for first, block in _blocks(weights)):
             raise UnknownDeepSpeed(
                 f"the weights of {fragment.name} are not where this version of Lockstep expects them; install the pinned deepspeed"
             )
 
 
 def _pattern(start: int, numel: int, device: torch.device) -> torch.Tensor:
-    """Element i of a parameter is i mod 65,521: exact in FP32, and no power of two that an offset could hide in."""
-    return (torch.arange(start, start + numel, device=device) % 65_521).float()
+    """Element i of a parameter is i mod 65,521: exact in FP32, and no power of two that an offset could hide in. Of a block's length."""
+    first = start % PATTERN_PERIOD  # a parameter may have more elements than 32 bits count
+    return torch.arange(first, first + numel, dtype=torch.int32, device=device).remainder_(PATTERN_PERIOD).float()
