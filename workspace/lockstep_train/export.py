@@ -29,7 +29,7 @@ CONFIG_FILE = "adapter_config.json"
 
 
 def write_adapter(folder: Path, masters: Mapping[str, torch.Tensor], adapter: Mapping[str, Any], precision: str) -> None:
-    """Write adapter_model.safetensors and adapter_config.json, which peft loads. `masters`: parameter → FP32 values.
+    """Write adapter_model.safetensors and adapter_config.json, which peft loads. `masters`: parameter → values in FP32 or in that precision.
 
     The tensors get the dtype the model computed with, so that the loaded adapter gives the live model's logits.
     """

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from lockstep_sizes.choices import Method
 from lockstep_train.assemble import Run
 from lockstep_train.checkpoint import zero_access
 from lockstep_train.export import write_adapter
 from lockstep_train.export_model import write_model
+from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.watch import limits
 
 
@@ -32,9 +36,14 @@ def _writes(run: Run) -> bool:
 
 
 def _export_adapter(run: Run, folder: Path) -> None:
-    masters = {name: value.cpu() for name, value in zero_access.gather_masters(run.engine)}
+    """Whoever writes holds the whole adapter, in the run's precision; the other ranks one parameter at a time."""
+    precision = run.config.training.precision
+    masters = zero_access.gather_masters(run.engine)
     if _writes(run):
-        write_adapter(folder, masters, run.adapter, run.config.training.precision.value)
+        held = {name: value.to(DTYPES[precision]).cpu() for name, value in masters}
+        write_adapter(folder, held, run.adapter, precision.value)
+    else:
+        _take_part(masters)
 
 
 def _export_model(run: Run, folder: Path) -> None:
@@ -43,5 +52,10 @@ def _export_model(run: Run, folder: Path) -> None:
     if _writes(run):
         write_model(folder, Path(run.config.training.model.name), masters, run.config.training.precision.value)
     else:
-        for _ in masters:
-            pass
+        _take_part(masters)
+
+
+def _take_part(masters: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """In the gathering, and keep nothing."""
+    for _ in masters:
+        pass
