@@ -43,3 +43,14 @@ def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch
     assert [(list(values), {value.dtype for value in values.values()}) for values in written] == (
         [(list("abcd"), {torch.bfloat16})] if writes else []
     )
+
+
+def test_weights_in_another_librarys_files_do_not_get_into_a_trained_model(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from lockstep_train.export_model import untrained_tensors
+
+    save_file({"model.norm": torch.ones(2), "model.buffer": torch.zeros(2)}, tmp_path / "model.safetensors")
+    save_file({"norm": torch.ones(2)}, tmp_path / "consolidated.safetensors")
+    assert [name for name, _ in untrained_tensors(tmp_path, {"model.norm"})] == ["model.buffer"]

@@ -24,6 +24,7 @@ from lockstep_train.checkpoint.durable import make_directory, sync_directory, wr
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.folder import CONFIG, copy_others
+from lockstep_train.model.weight_files import weight_paths
 
 SHARD_BYTES = 5 * 10**9
 TEMPORARY = ".model.{}.tmp"
@@ -82,10 +83,11 @@ def stored_tensors(skeleton: Any, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def untrained_tensors(base: Path, written: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of the base that are not in `written`, as they are."""
+    """Tensors of the base that are not in `written`, as they are. Of the files that transformers reads: a folder may hold the same weights
+    once more in another library's files and names, such as Mistral's consolidated.safetensors."""
     from safetensors import safe_open
 
-    for path in sorted(base.glob("*.safetensors")):
+    for path in weight_paths(base):
         with safe_open(path, "pt") as file:
             for name in sorted(set(file.keys()) - written):
                 yield name, file.get_tensor(name)
