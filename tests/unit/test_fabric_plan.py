@@ -40,7 +40,7 @@ def asked(a_job: Any, a_profile: Any) -> FabricAsked:
 
 
 def test_barcelona_asks_for_its_four_devices_and_gpudirect() -> None:
-    expected = FabricAsked("RDMA", ("mlx5_6", "mlx5_7", "mlx5_10", "mlx5_11"), gpu_direct=True, nccl_debug="INFO")
+    expected = FabricAsked("RDMA", ("=mlx5_6", "=mlx5_7", "=mlx5_10", "=mlx5_11"), gpu_direct=True, nccl_debug="INFO")
     assert asked(job(), cluster("barcelona")) == expected
 
 
@@ -54,7 +54,8 @@ def test_tcp_asks_for_nothing_but_sockets() -> None:
     [
         ({}, {}, {}),  # nothing stated, nothing expected
         ({"rails": [{"network": "a"}, {"network": "b"}]}, {}, {"rails": 2}),
-        ({"rails": [{"network": "a"}, {"network": "b"}], "devices": ["mlx5_0"]}, {}, {"hcas": ("mlx5_0",)}),
+        ({"rails": [{"network": "a"}, {"network": "b"}], "devices": ["mlx5_0"]}, {}, {"hcas": ("=mlx5_0",)}),
+        ({"devices": ["mlx5"]}, {}, {"hcas": ("mlx5",)}),
         ({"devices": ["mlx5_0"]}, {"fabric": {"ncclEnv": [{"name": "NCCL_IB_HCA", "value": "=mlx5_1,mlx5_2"}]}}, {"hcas": ("=mlx5_1", "=mlx5_2")}),
         ({"devices": ["mlx5_0"]}, {"env": [{"name": "NCCL_IB_HCA", "value": "^mlx5_3"}]}, {"hcas": ()}),
         ({"gdrLevel": "SYS"}, {}, {"gpu_direct": True}),

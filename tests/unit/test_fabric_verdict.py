@@ -185,6 +185,21 @@ def test_names_are_compared_as_nccl_compares_them(asked: tuple[str, ...], has: s
     assert missing_hcas(replace(rank, hcas=(replace(rank.hcas[0], name=has),)), asked) == lacks
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("=mlx5_6", "=mlx5_7", "=mlx5_10", "=mlx5_11"), ""),
+        (("=mlx5_6", "=mlx5_7", "=mlx5_10"), ", though nobody asked for mlx5_11"),  # a script has set it anew
+        (("mlx5_6", "mlx5_7", "mlx5_1"), ", though nobody asked for mlx5_10, mlx5_11 (NCCL takes names for beginnings, unless = stands before the list)"),
+        (("mlx5",), ""),
+        ((), ""),
+    ],
+)  # fmt: skip
+def test_a_device_in_use_that_nobody_named_is_told(asked: tuple[str, ...], said: str) -> None:
+    found = judged(gpu_run(hcas=asked), "2.21-roce-dmabuf")
+    assert found.message == f"RDMA over mlx5_6, mlx5_7, mlx5_10, mlx5_11 (RoCE){said}, GPUDirect by DMA-BUF, verified on 8 of 8 ranks"
+
+
 def test_numbers_and_names_that_follow_each_other_are_one() -> None:
     assert number_runs([7, 4, 5, 6, 9]) == "4–7, 9"
     assert names_words(["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "bond0", "eth"]) == "eth, mlx5_0..3, bond0"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, CheckpointReport, Fact, FactType, RestartPolicy, State, Timeouts
+from lockstep_gang.contract import Cause, CheckpointReport, FabricAsked, Fact, FactType, RestartPolicy, State, Timeouts
 from lockstep_gang.contract.messages import Activity, Dumped, Finish, Leaving, Stop, StopMode
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
@@ -89,6 +89,12 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
         "  run: /workspace/runs/x, works in /workspace, log of what happens in /workspace/runs/x/logs",
         "  from: the newest commit is step 7, /c/step-7.a1; the script finds its own",
     ]
+
+
+def test_an_attempt_names_the_devices_that_were_asked_for_without_nccl_s_sign_for_exactly() -> None:
+    run = make_run(addresses=ADDRESSES, gpus_per_node=4, ranks_per_node=4, fabric=FabricAsked("RDMA", ("=mlx5_0", "=mlx5_1")))
+    before = new_gang(run)
+    assert "  fabric: asked for RDMA on mlx5_0, mlx5_1" in telling(before, replace(before, phase=Phase.ACTIVE, attempt=1), run)
 
 
 def test_node_0_says_again_and_again_whom_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,10 @@ def test_rdma_sets_nothing_that_the_profile_does_not_state() -> None:
 @pytest.mark.parametrize(
     ("knob", "value", "name", "expected"),
     [
-        ("devices", ["mlx5_6", "mlx5_7"], "NCCL_IB_HCA", "mlx5_6,mlx5_7"),
+        ("devices", ["mlx5_6", "mlx5_7"], "NCCL_IB_HCA", "=mlx5_6,mlx5_7"),  # exactly these: a bare mlx5_1 is mlx5_10, too
+        ("devices", ["mlx5_0:1", "mlx5_bond_0"], "NCCL_IB_HCA", "=mlx5_0:1,mlx5_bond_0"),
+        ("devices", ["mlx5"], "NCCL_IB_HCA", "mlx5"),  # a beginning stays one
+        ("devices", ["mlx5_1", "rocep:1"], "NCCL_IB_HCA", "mlx5_1,rocep:1"),
         ("interfaces", ["net1", "net2"], "NCCL_SOCKET_IFNAME", "net1,net2"),
         ("gidIndex", 0, "NCCL_IB_GID_INDEX", "0"),
         ("gdrLevel", "SYS", "NCCL_NET_GDR_LEVEL", "SYS"),

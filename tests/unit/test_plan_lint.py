@@ -96,6 +96,10 @@ ALONE: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+def test_beginnings_of_names_are_not_counted_against_rails() -> None:
+    assert bad(lint_alone(cluster_file(**rdma(devices="mlx5")))) == []
+
+
 @pytest.mark.parametrize("case", ALONE)
 def test_the_file_alone_shows(case: str) -> None:
     sections, key, verdict = ALONE[case]

@@ -76,6 +76,20 @@ def test_the_profile_says_what_nics_there_are_to_be() -> None:
     assert needed(profile=RDMA, gpusPerNode=4, fabric={"mode": "TCP"}).rdma is None
 
 
+@pytest.mark.parametrize(
+    ("devices", "names", "count"),
+    [(["mlx5_0:1", "mlx5_0:2"], ("mlx5_0",), 1), (["mlx5"], ("mlx5",), 3), (["mlx5_1", "rocep"], ("mlx5_1", "rocep"), 3)],
+)
+def test_two_ports_are_one_nic_and_a_beginning_stands_for_as_many_as_there_are_rails(
+    devices: list[str], names: tuple[str, ...], count: int
+) -> None:
+    rails = [{"network": name} for name in ("a", "b", "c")]
+    profile = {"network": {"rdma": {"enabled": True, "devices": devices, "rails": rails}}}
+    found = needed(profile=profile, gpusPerNode=4).rdma
+    assert found is not None
+    assert (found.devices, found.count) == (names, count)
+
+
 def test_preflight_can_be_switched_off() -> None:
     assert expects(preflight={"mode": "Off"}) is None
 

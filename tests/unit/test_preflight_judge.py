@@ -120,6 +120,28 @@ def test_a_port_below_the_profile_s_rate_is_told_once_also_where_all_nodes_agree
     assert odd.message == "port 1 of mlx5_0 on node 2 (x-2) is at 100 Gb/sec (4X EDR), the profile says 400"
 
 
+@pytest.mark.parametrize(
+    ("devices", "count", "slow", "says"),
+    [
+        (("mlx5_1",), 1, ["mlx5_1"], []),  # mlx5_10 is another device
+        (("mlx5",), 3, ["mlx5_0", "mlx5_1", "mlx5_10"], []),
+        (("mlx5_1", "mlx5"), 3, ["mlx5_0", "mlx5_1", "mlx5_10"], []),
+        (("mlx5",), 4, ["mlx5_0", "mlx5_1", "mlx5_10"], ["has 3 of 4 RDMA devices"]),
+        (("mlx5_1", "rocep"), 1, ["mlx5_1", "mlx5_10"], ["has no rocep; there are mlx5_0, mlx5_1, mlx5_10"]),
+    ],
+)
+def test_whole_names_are_held_against_devices_and_beginnings_against_all_that_begin_so(
+    devices: tuple[str, ...], count: int, slow: list[str], says: list[str]
+) -> None:
+    preflight = replace(EXPECTED, rdma=ExpectedRdma(devices, count, rate=800))
+    there = tuple(replace(HCA, device=f"mlx5_{number}") for number in (0, 1, 10))
+    findings = [f for f in found({"rdma": replace(RDMA, hcas=there)}, everywhere=True, preflight=preflight) if f.node == 2]
+    assert [f.message.split(" of ")[1].split(" on ")[0] for f in findings if f.check == "rates"] == slow
+    told = [f.message for f in findings if f.check == "hcas"]
+    assert len(told) == len(says)
+    assert all(said in message for said, message in zip(says, told, strict=True))
+
+
 def test_a_node_with_too_few_gpus_is_left_out_only_when_others_have_enough() -> None:
     few = {"gpus": GpuFacts(3, "580.65.06")}
     assert [f.excludes for f in found(few)] == [True]

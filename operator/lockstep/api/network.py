@@ -52,7 +52,7 @@ class Rdma(Model):
     enabled: bool = False
     """true: nodes have RDMA NICs, and fabric.mode Auto takes them."""
     devices: Annotated[list[InterfaceName], Field(max_length=32)] = []
-    """NCCL_IB_HCA; empty: NCCL uses every device it sees."""
+    """NCCL_IB_HCA. Whole names (mlx5_1) stand for themselves (`=mlx5_1`), beginnings (mlx5) for all that begin so. Empty: NCCL uses every device it sees."""
     interfaces: Annotated[list[InterfaceName], Field(max_length=32)] = []
     """NCCL_SOCKET_IFNAME while RDMA is used: the rails' interfaces in the pod."""
     rate: Annotated[int | None, Field(ge=1, le=100_000)] = None

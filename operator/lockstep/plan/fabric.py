@@ -10,7 +10,7 @@ from lockstep.api.job import Fabric, TrainingJobSpec
 from lockstep.api.profile import ClusterProfileSpec, Network, Rdma, Tcp
 from lockstep.api.shared import FabricMode, NcclVariable, Variable
 from lockstep.plan.layers import Layer, Layered, Notice, written
-from lockstep_gang.contract import DegradedPolicy, FabricAsked
+from lockstep_gang.contract import DegradedPolicy, FabricAsked, are_whole_names
 
 Variables = dict[str, Layered[str]]
 
@@ -109,7 +109,7 @@ def _tcp_knobs(tcp: Tcp, chosen_by: Layer) -> Variables:
 
 def _rdma_knobs(rdma: Rdma) -> Variables:
     stated = {
-        "NCCL_IB_HCA": ",".join(rdma.devices) or None,
+        "NCCL_IB_HCA": _hca_list(rdma.devices),
         "NCCL_SOCKET_IFNAME": ",".join(rdma.interfaces) or None,
         "NCCL_IB_GID_INDEX": rdma.gid_index,
         "NCCL_NET_GDR_LEVEL": rdma.gdr_level,
@@ -119,6 +119,11 @@ def _rdma_knobs(rdma: Rdma) -> Variables:
         "NCCL_DMABUF_ENABLE": None if rdma.dmabuf is None else int(rdma.dmabuf),
     }
     return {name: Layered(str(value), Layer.PROFILE) for name, value in stated.items() if value is not None}
+
+
+def _hca_list(devices: list[str]) -> str | None:
+    """NCCL takes a name for a beginning, mlx5_1 for mlx5_10 too, unless `=` stands before the list: so it does where all are whole names."""
+    return (("=" if are_whole_names(devices) else "") + ",".join(devices)) if devices else None
 
 
 def _gloo_rail(rdma: Rdma) -> Variables:

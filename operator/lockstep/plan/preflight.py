@@ -20,6 +20,7 @@ from lockstep_gang.contract import (
     Kind,
     PreflightReport,
     Run,
+    are_whole_names,
     from_json,
 )
 
@@ -95,9 +96,10 @@ def _data_paths(training: dict[str, Any]) -> Iterator[ExpectedPath]:
 def _rdma(resolved: Resolved) -> ExpectedRdma:
     network = resolved.profile.spec.network
     rdma = network.rdma
+    devices = tuple(dict.fromkeys(device.partition(":")[0] for device in rdma.devices))  # (two ports are one device)
     return ExpectedRdma(
-        devices=tuple(device.split(":")[0] for device in rdma.devices),
-        count=len(rdma.devices) or len(rdma.rails) or None,
+        devices=devices,
+        count=(len(devices) if are_whole_names(devices) else 0) or len(rdma.rails) or None,
         gid_index=rdma.gid_index,
         interfaces=tuple(rdma.interfaces),
         mtu=network.mtu,

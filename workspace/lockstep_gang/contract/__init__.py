@@ -1,7 +1,7 @@
 """What the control plane, the coordinator, agents and ranks say to each other. The only part of the gang that `lockstep` imports."""
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
-from lockstep_gang.contract.fabric import DegradedPolicy, DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified
+from lockstep_gang.contract.fabric import DegradedPolicy, DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified, are_whole_names
 from lockstep_gang.contract.goodput import Goodput, Loss, Spent
 from lockstep_gang.contract.interactive import Idleness, Interactive, InteractiveReport
 from lockstep_gang.contract.preflight import (
@@ -96,6 +96,7 @@ __all__ = [
     "TrainerReport",
     "Verified",
     "WhenDone",
+    "are_whole_names",
     "from_json",
     "is_report_signature",
     "parse_key",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,6 +12,16 @@ class DegradedPolicy(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents 
 
     FAIL = "Fail"
     WARN = "Warn"
+
+
+_NUMBERED_DRIVERS = frozenset({"mlx4", "mlx5", "hfi1", "cxgb3", "cxgb4"})
+"""Their devices have one more number: mlx5_0."""
+
+
+def are_whole_names(devices: Iterable[str]) -> bool:
+    """Whether all are names of single RDMA devices (mlx5_1, rocep25s0, or mlx5_1:2 with its port), not beginnings of several (mlx5, rocep)."""
+    names = [device.partition(":")[0] for device in devices]
+    return all(name[-1:].isdigit() and name not in _NUMBERED_DRIVERS for name in names)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep_gang.contract.fabric import RankFabric
+from lockstep_gang.contract.fabric import RankFabric, are_whole_names
 
 RDMA, TCP, NVLINK, PLUGIN = "RDMA", "TCP", "NVLink", "Plugin"
 _RDMA_NETWORKS = ("IB", "NCCL RDMA Plugin")
@@ -96,6 +96,12 @@ def missing_hcas(rank: RankFabric, asked: tuple[str, ...]) -> tuple[str, ...]:
     if not rank.hcas_whole or not rank.hcas:
         return ()
     return tuple(entry.removeprefix("=") for entry in asked if not any(_fits(entry, hca.name, hca.port) for hca in rank.hcas))
+
+
+def extra_hcas(rank: RankFabric, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Listed devices that nobody named. Without `=` NCCL takes mlx5_1 for a beginning and mlx5_10 with it, which no one who writes it means."""
+    meant = tuple(entry if entry.startswith("=") or not are_whole_names([entry]) else f"={entry}" for entry in asked)
+    return tuple(hca.name for hca in rank.hcas if meant and not any(_fits(entry, hca.name, hca.port) for entry in meant))
 
 
 def _fits(entry: str, name: str, port: int) -> bool:

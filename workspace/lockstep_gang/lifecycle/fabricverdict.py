@@ -18,6 +18,7 @@ from lockstep_gang.lifecycle.fabricranks import (
     RDMA,
     TCP,
     direct_by,
+    extra_hcas,
     has_spoken,
     has_traffic,
     missing_hcas,
@@ -199,7 +200,12 @@ def _not_known(run: Run, ranks: Ranks, steps_done: bool) -> FabricReport | None:
 
 def _verified(run: Run, ranks: Ranks) -> FabricReport:
     summary = _report(run, ranks, Verified.TRUE, FabricReason.VERIFIED, "")
-    words = [_carried(summary), *_direct_words(summary, ranks), f"verified on {summary.ranks_heard} of {run.world_size} ranks"]
+    words = [
+        _carried(summary),
+        *_extra_words(run, ranks),
+        *_direct_words(summary, ranks),
+        f"verified on {summary.ranks_heard} of {run.world_size} ranks",
+    ]
     return _report(run, ranks, Verified.TRUE, FabricReason.VERIFIED, ", ".join(words))
 
 
@@ -210,6 +216,14 @@ def _carried(summary: FabricReport) -> str:
         by = names_words(summary.hcas) if summary.hcas else summary.network
         return f"RDMA over {by}" + (f" ({summary.link})" if summary.link else "")
     return f"TCP over {names_words(summary.interfaces)}" if summary.interfaces else "TCP"
+
+
+def _extra_words(run: Run, ranks: Ranks) -> Iterator[str]:
+    asked = run.fabric.hcas if run.fabric is not None else ()
+    extra = [name for rank in ranks if rank is not None and transport_of(rank) == RDMA for name in extra_hcas(rank, asked)]
+    if extra:
+        why = "" if asked[0].startswith("=") else "NCCL takes names for beginnings, unless = stands before the list"
+        yield f"though nobody asked for {names_words(extra)}{_because(why)}"
 
 
 def _direct_words(summary: FabricReport, ranks: Ranks) -> Iterator[str]:

@@ -108,6 +108,6 @@ def banner(gang: Gang, run: Run) -> Iterator[str]:
 def _fabric(run: Run) -> str:
     if run.fabric is None:
         return "not stated, taken as it is"
-    hcas = f" on {', '.join(run.fabric.hcas)}" if run.fabric.hcas else ""
+    hcas = f" on {', '.join(entry.removeprefix('=') for entry in run.fabric.hcas)}" if run.fabric.hcas else ""
     gloo = "; ranks without GPUs talk over gloo" if not run.gpus_per_node else ""
     return f"asked for {run.fabric.transport}{hcas}{gloo}"

@@ -9,6 +9,7 @@ from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.model import quantity_value
 from lockstep.api.profile import ClusterProfileSpec, Platform
 from lockstep.plan.lint.finding import Finding, failed, warning
+from lockstep_gang.contract import are_whole_names
 
 LEAST_ROCE_MTU = 4200
 """RDMA's largest packet is 4096 bytes and its headers; below that a NIC halves it, and halves it again."""
@@ -57,7 +58,8 @@ def _rails(spec: ClusterProfileSpec) -> Iterator[Finding]:
             "RDMA without rails: nothing puts an RDMA NIC into the pods",
             "one entry a NIC, its Multus network, the resource that counts it, or both; lockstep cluster discover finds them",
         )
-    for key, names, there in (("devices", rdma.devices, counted), ("interfaces", rdma.interfaces, networks)):
+    devices = rdma.devices if are_whole_names(rdma.devices) else []  # beginnings don't say how many they take
+    for key, names, there in (("devices", devices, counted), ("interfaces", rdma.interfaces, networks)):
         if there and names and len(names) != there:
             said = f"{len(names)} {key} but {there} rails: NCCL uses those that it finds, and the others stand idle"
             yield failed(f"network.rdma.{key}", said, f"one of the {key} a rail; leave {key} out and NCCL takes all")

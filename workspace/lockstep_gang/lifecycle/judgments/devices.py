@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lockstep_gang.contract.preflight import Finding, Severity
+from lockstep_gang.contract.fabric import are_whole_names
+from lockstep_gang.contract.preflight import ExpectedRdma, Finding, Severity
 from lockstep_gang.lifecycle.judgments.findings import Nodes, error, odd, shown_bytes, warning, where
 
 _SLOW_FIX = "look at that NIC's cable and settings: the slowest one sets the speed of all"
@@ -46,9 +47,9 @@ def _hcas_of(nodes: Nodes, node: int) -> Iterator[Finding]:
     if rdma is None or expected is None:
         return
     name = where(nodes.run, node)
-    ports = [hca for hca in rdma.hcas if not expected.devices or hca.device in expected.devices]
+    ports = [hca for hca in rdma.hcas if _is_asked(hca.device, expected)]
     devices = {hca.device for hca in ports}
-    lacking = [device for device in expected.devices if device not in devices]
+    lacking = [stated for stated in expected.devices if not any(_fits(stated, device, expected) for device in devices)]
     here = ", ".join(sorted({hca.device for hca in rdma.hcas})) or "none"
     if lacking:
         fix = "correct network.rdma.devices in the cluster file, or look why the device plugin gave the pod others"
@@ -63,6 +64,15 @@ def _hcas_of(nodes: Nodes, node: int) -> Iterator[Finding]:
     for device in sorted(devices & set(rdma.unusable)):
         fix = "the pod needs the rail's resource (network.rdma.rails): without it NCCL leaves the NIC out"
         yield error("hcas", node, f"{device} is on {name}, but /dev/infiniband has no device for it", fix)
+
+
+def _is_asked(device: str, expected: ExpectedRdma) -> bool:
+    return not expected.devices or any(_fits(stated, device, expected) for stated in expected.devices)
+
+
+def _fits(stated: str, device: str, expected: ExpectedRdma) -> bool:
+    """As NCCL is told: whole names to the letter, or all of them as beginnings."""
+    return device == stated if are_whole_names(expected.devices) else device.startswith(stated)
 
 
 def rates(nodes: Nodes) -> Iterator[Finding]:
@@ -88,7 +98,7 @@ def _slow_ports(nodes: Nodes) -> Iterator[tuple[str, Finding]]:
         return
     for node, looked in nodes.looked.items():
         for hca in looked.rdma.hcas if looked.rdma is not None else ():
-            asked = not expected.devices or hca.device in expected.devices
+            asked = _is_asked(hca.device, expected)
             rate = _gigabits(hca.rate)
             if asked and hca.state == "ACTIVE" and rate is not None and rate < expected.rate:
                 message = f"port {hca.port} of {hca.device} on {where(nodes.run, node)} is at {hca.rate}, the profile says {expected.rate}"
@@ -109,7 +119,7 @@ def gids(nodes: Nodes) -> Iterator[Finding]:
         return
     for node, looked in nodes.looked.items():
         for hca in looked.rdma.hcas if looked.rdma is not None else ():
-            if (expected.devices and hca.device not in expected.devices) or hca.link_layer != "Ethernet":
+            if not _is_asked(hca.device, expected) or hca.link_layer != "Ethernet":
                 continue
             place = f"GID {expected.gid_index} of {hca.device} on {where(nodes.run, node)}"
             fix = "correct network.rdma.gid_index in the cluster file, or leave it out: newer NCCL finds it"
