@@ -10,6 +10,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.plan.admission import admission_lines
 from lockstep.plan.fitting import node_lines
 from lockstep.plan.forecast import Forecast
+from lockstep.plan.limitrange import as_admitted
 from lockstep.plan.live import Comparison
 from lockstep.plan.lookahead import Around, Line, Object, Outcome
 from lockstep.plan.needed_claims import claim_lines
@@ -92,7 +93,7 @@ def new_objects(resolved: Resolved, compared: Sequence[Comparison] | None) -> fr
 def cluster_lines(resolved: Resolved, pod: Object, around: Around) -> Iterator[Line]:
     """Everything that the cluster would say."""
     yield from _profile(resolved, around)
-    yield from node_lines(pod, resolved.nodes, around)
+    yield from node_lines(as_admitted(pod, around.ranges or ())[0], resolved.nodes, around)
     if resolved.job.spec.queue_name is not None:
         yield Line("nodes", Outcome.NOTE, f"Kueue's queue {resolved.job.spec.queue_name} decides when it starts, by a quota of its own")
     yield from quota_lines(pod, resolved.nodes, _others(resolved, around), around)

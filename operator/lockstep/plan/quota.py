@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
+from lockstep.api import names
 from lockstep.plan.diff import amount
 from lockstep.plan.fitting import effective, request
+from lockstep.plan.limitrange import Filled, Refusal, as_admitted, containers, refusals, rules
 from lockstep.plan.lookahead import Around, Line, Object, Outcome
 from lockstep.plan.nodes import shown_amount
 
@@ -17,10 +19,14 @@ COUNTED = {
     "Service": "services", "Secret": "secrets", "ConfigMap": "configmaps", "PersistentVolumeClaim": "persistentvolumeclaims",
     "StatefulSet": "statefulsets.apps", "NetworkPolicy": "networkpolicies.networking.k8s.io",
 }  # fmt: skip
+MUST_STATE = frozenset({"cpu", "memory", *(f"{which}.{name}" for which in ("requests", "limits") for name in ("cpu", "memory"))})
+"""Of these, a quota that counts them refuses a pod with a container that doesn't state its amount; init containers, too."""
+BEYOND = {"cpu": " (it is throttled there)", "memory": " (what takes more is killed, OOMKilled)"}
 
 
 def quota_lines(pod: Object, pods: int, others: Sequence[Object], around: Around) -> Iterator[Line]:
     """`others`: what else would be made, claims of every pod among them."""
+    pod, filled = as_admitted(pod, around.ranges or ())
     if around.quotas is None:
         yield Line(SECTION, Outcome.UNKNOWN, "whether a ResourceQuota leaves room: your account may not list them")
     else:
@@ -28,8 +34,7 @@ def quota_lines(pod: Object, pods: int, others: Sequence[Object], around: Around
         need, there = needed(pod, pods, others), needed(pod, running, ())
         found = [line for quota in around.quotas for line in _quota(quota, pod, need, there)]
         yield from found or [Line(SECTION, Outcome.OK, _no_obstacle(around.quotas))]
-    for limits in around.ranges or ():
-        yield from _range(limits, pod, others)
+    yield from _ranges(pod, filled, others, around.ranges or ())
 
 
 def _no_obstacle(quotas: Sequence[Object]) -> str:
@@ -39,7 +44,7 @@ def _no_obstacle(quotas: Sequence[Object]) -> str:
 def needed(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decimal]:
     """Everything that a quota may count, by the quota's own names."""
     need: Counter[str] = Counter()
-    for key, value in _of_pod(pod).items():
+    for key, value in of_pod(pod).items():
         need[key] += value * pods  # type: ignore[assignment]
     for item in others:
         plural = COUNTED.get(item["kind"])
@@ -52,11 +57,10 @@ def needed(pod: Object, pods: int, others: Iterable[Object]) -> dict[str, Decima
     return {key: Decimal(value) for key, value in need.items()}
 
 
-def _of_pod(pod: Object) -> dict[str, Decimal]:
-    containers = [*pod["spec"].get("containers", []), *(pod["spec"].get("initContainers") or [])]
+def of_pod(pod: Object) -> dict[str, Decimal]:
     need = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for which in ("requests", "limits"):
-        for resource in {name for c in containers for name in ((c.get("resources") or {}).get(which) or {})}:
+        for resource in {name for c in containers(pod) for name in ((c.get("resources") or {}).get(which) or {})}:
             value = request(pod, resource) if which == "requests" else effective(pod, resource, which)
             need[f"{which}.{resource}"] = value
             if which == "requests" and resource in ("cpu", "memory", "ephemeral-storage"):
@@ -77,7 +81,14 @@ def _quota(quota: Object, pod: Object, need: Amounts, there: Amounts) -> Iterato
     if not in_scope(quota, pod):
         return
     name, status = quota["metadata"]["name"], quota.get("status", {})
-    for resource, stated in (status.get("hard") or quota["spec"].get("hard") or {}).items():
+    counted = status.get("hard") or quota["spec"].get("hard") or {}
+    missing = unstated(counted, pod)
+    if missing:
+        said = f"quota {name} counts {', '.join(missing)}, so every container must state it"
+        quoted = "; ".join(f"{resource} for: {','.join(who)}" for resource, who in missing.items())
+        fix = "state it in the profile's resources, or have an administrator make a LimitRange with defaults"
+        yield Line(SECTION, Outcome.REFUSED, f'{said}: refused with "failed quota: {name}: must specify {quoted}"', fix)
+    for resource, stated in counted.items():
         if not need.get(resource):
             continue
         hard, used = amount(stated) or Decimal(0), amount((status.get("used") or {}).get(resource, "0")) or Decimal(0)
@@ -96,6 +107,17 @@ def _quota(quota: Object, pod: Object, need: Amounts, there: Amounts) -> Iterato
                 f"kubectl describe quota {name}",
                 awaited,
             )
+
+
+def unstated(counted: Iterable[str], pod: Object) -> dict[str, list[str]]:
+    """What the quota counts of CPU and memory and a container doesn't state → the names of such containers, both in the API server's order."""
+    found = {}
+    for resource in sorted(MUST_STATE.intersection(counted)):
+        which, _, name = resource.rpartition(".")
+        without = [c["name"] for c in containers(pod) if name not in ((c.get("resources") or {}).get(which or "requests") or {})]
+        if without:
+            found[resource] = sorted(without)
+    return found
 
 
 def _shown(value: Decimal, resource: str) -> str:
@@ -117,44 +139,35 @@ def _priority_fits(rule: Object, priority: str) -> bool:
     return {"In": listed, "NotIn": not listed, "Exists": bool(priority), "DoesNotExist": not priority}.get(str(rule["operator"]), True)
 
 
-def _range(limits: Object, pod: Object, others: Iterable[Object]) -> Iterator[Line]:
-    """Minima and maxima; defaults are what the API server fills in itself."""
-    name = limits["metadata"]["name"]
+def _ranges(pod: Object, filled: Sequence[Filled], others: Iterable[Object], ranges: Sequence[Object]) -> Iterator[Line]:
+    refused = refusals(pod, filled, ranges)
+    for one in refused:
+        yield Line(SECTION, Outcome.REFUSED, f'{one.said}: refused with "{one.quoted}"', _mended(one))
+    told = {(one.container, one.resource) for one in refused}
+    for name in dict.fromkeys(one.container for one in filled):
+        given = [one for one in filled if one.container == name and one.which == "limits" and (name, one.resource) not in told]
+        if given:
+            listed = ", ".join(f"{one.value} {one.resource}{BEYOND.get(one.resource, '')}" for one in given)
+            said = f"LimitRange {', '.join(dict.fromkeys(one.range for one in given))} limits container {name}, which states no limit, to {listed}"
+            yield Line(SECTION, Outcome.NOTE, said, "state resources.limits in the profile")
     claims = [item for item in others if item["kind"] == "PersistentVolumeClaim"]
-    for rule in limits["spec"].get("limits", []):
-        if rule["type"] == "Container":
-            for container in pod["spec"].get("containers", []):
-                stated = container.get("resources") or {}
-                yield from _bounds(name, rule, f"container {container['name']}", stated.get("requests") or {}, stated.get("limits") or {})
-        elif rule["type"] == "Pod":
-            need = _of_pod(pod)
-            sums = [
-                {key.removeprefix(which): str(value) for key, value in need.items() if key.startswith(which)}
-                for which in ("requests.", "limits.")
-            ]
-            yield from _bounds(name, rule, "a pod", *sums)
-        elif rule["type"] == "PersistentVolumeClaim":
+    for limit_range in ranges:
+        for rule in rules(limit_range, "PersistentVolumeClaim"):
             for claim in claims:
-                asks = claim["spec"]["resources"]["requests"]
-                yield from _bounds(name, rule, f"claim {claim['metadata']['name']}", asks, asks)
+                yield from _claim_bounds(limit_range["metadata"]["name"], rule, claim)
 
 
-def _bounds(name: str, rule: Object, who: str, requests: Mapping[str, str], limits: Mapping[str, str]) -> Iterator[Line]:
-    for resource, stated in (rule.get("max") or {}).items():
-        asks = limits.get(resource, requests.get(resource))
-        if asks is not None and (amount(asks) or 0) > (amount(stated) or 0):
-            yield Line(
-                SECTION,
-                Outcome.REFUSED,
-                f"LimitRange {name} allows at most {stated} {resource}, {who} has {asks}",
-                "change the profile's resources, or the range",
-            )
-    for resource, stated in (rule.get("min") or {}).items():
-        asks = requests.get(resource)
-        if asks is not None and (amount(asks) or 0) < (amount(stated) or 0):
-            yield Line(
-                SECTION,
-                Outcome.REFUSED,
-                f"LimitRange {name} wants at least {stated} {resource}, {who} has {asks}",
-                "change the profile's resources, or the range",
-            )
+def _mended(one: Refusal) -> str:
+    if one.container == names.AGENT_CONTAINER:
+        return "change the range: this container is Lockstep's own, and no profile says what it needs"
+    return f"change the profile's resources.{one.which}.{one.resource}, or the range"
+
+
+def _claim_bounds(name: str, rule: Object, claim: Object) -> Iterator[Line]:
+    asks, who = claim["spec"]["resources"]["requests"]["storage"], f"claim {claim['metadata']['name']}"
+    most, least = ((rule.get(bound) or {}).get("storage") for bound in ("max", "min"))
+    fix = "change the profile's storage sizes, or the range"
+    if most is not None and (amount(asks) or 0) > (amount(most) or 0):
+        yield Line(SECTION, Outcome.REFUSED, f"LimitRange {name} allows at most {most} storage, {who} has {asks}", fix)
+    if least is not None and (amount(asks) or 0) < (amount(least) or 0):
+        yield Line(SECTION, Outcome.REFUSED, f"LimitRange {name} wants at least {least} storage, {who} has {asks}", fix)

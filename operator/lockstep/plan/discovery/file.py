@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 from lockstep.plan.clusterfacts import ClusterFacts
 from lockstep.plan.discovery.draft import Entry, left_out, stated, write
-from lockstep.plan.discovery.nodes import gpu_entries, gpu_groups, node_entries, resource_entries
+from lockstep.plan.discovery.nodes import gpu_entries, gpu_groups, node_entries
 from lockstep.plan.discovery.rails import rdma_entries
+from lockstep.plan.discovery.resources import resource_entries
 from lockstep.plan.discovery.rights import limits_said, security_entries
 from lockstep.plan.discovery.storage import storage_entries
 

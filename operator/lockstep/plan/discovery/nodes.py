@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 
 from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.plan.clusterfacts import ClusterFacts, Object
 from lockstep.plan.diff import amount
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.fabric import GPU_RESOURCE
-from lockstep.plan.nodes import GIB, allocatable
+from lockstep.plan.nodes import allocatable
 from lockstep.plan.readstatus import is_true
 
 PRODUCT = "nvidia.com/gpu.product"
@@ -106,11 +105,11 @@ def gpu_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]
         else:
             yield unknown("gpus.per_node", 4, f"{seen.why_not}; 0 where ranks run on the CPU")
         yield unknown("gpus.type", "NVIDIA H100 80GB HBM3", seen.why_not)
-        yield _default_nodes(facts, probed, 2)
+        yield default_nodes(facts, probed, 2)
         return
     if not groups:
         yield stated("gpus.per_node", 0, f"no node has {GPU_RESOURCE}: ranks run on the CPU")
-        yield _default_nodes(facts, 0, len(seen.items))
+        yield default_nodes(facts, 0, len(seen.items))
         return
     best = groups[0]
     yield stated("gpus.per_node", best.gpus, f"allocatable {GPU_RESOURCE} of these nodes")
@@ -118,7 +117,7 @@ def gpu_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]
         yield stated("gpus.type", best.product.replace("-", " "), f"label {PRODUCT}{_gpu_memory(best)}")
     else:
         yield unknown("gpus.type", "NVIDIA H100 80GB HBM3", f"the nodes have no label {PRODUCT} (GPU feature discovery sets it)")
-    yield _default_nodes(facts, best.gpus, len(best.nodes))
+    yield default_nodes(facts, best.gpus, len(best.nodes))
 
 
 def _gpu_memory(group: Group) -> str:
@@ -126,7 +125,7 @@ def _gpu_memory(group: Group) -> str:
     return f", {int(memory) / 1024:.0f} GiB each by {GPU_MEMORY}" if memory.isdecimal() else ""
 
 
-def _default_nodes(facts: ClusterFacts, gpus: int, nodes: int) -> Entry:
+def default_nodes(facts: ClusterFacts, gpus: int, nodes: int) -> Entry:
     """Two, or as many as there are, or as the quota gives."""
     best = max(1, min(2, nodes))
     for quota in facts.list("ResourceQuota").items:
@@ -137,15 +136,3 @@ def _default_nodes(facts: ClusterFacts, gpus: int, nodes: int) -> Entry:
                 "gpus.default_nodes", fits, f"quota {quota['metadata']['name']} gives {hard:f} GPUs in namespace {facts.namespace}"
             )
     return stated("gpus.default_nodes", best, "nodes of a job that doesn't say; a choice, not a finding")
-
-
-def resource_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
-    """The section `resources`: half of what the smallest node has, which is enough for a model's loading and leaves room for others."""
-    if not groups:
-        why = "ranks on the CPU: say what your jobs need" if facts.list("Node").seen else f"unknown: {facts.list('Node').why_not}"
-        yield left_out("resources.requests", {"memory": "128Gi", "cpu": 32}, why)
-        return
-    cpu = min(allocatable(node, "cpu") for node in groups[0].nodes)
-    memory = min(allocatable(node, "memory") for node in groups[0].nodes)
-    said = f"half of what the smallest of these nodes has for pods ({cpu:f} CPUs, {memory / GIB:.0f}Gi); a choice, not a finding"
-    yield stated("resources.requests", {"memory": f"{max(1, int(memory / GIB / 2))}Gi", "cpu": max(1, int(cpu / Decimal(2)))}, said)

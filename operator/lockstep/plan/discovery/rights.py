@@ -57,7 +57,7 @@ def _values(item: dict[str, dict[str, object]]) -> str:
     told = [
         f"{limit.get('type')} {name} {', '.join(f'{key} {value}' for key, value in sorted(limit[name].items()))}"
         for limit in (limits if isinstance(limits, list) else [])
-        for name in ("min", "max")
+        for name in ("min", "max", "default", "defaultRequest", "maxLimitRequestRatio")
         if limit.get(name)
     ]
     return "; ".join(told) or "no limits"

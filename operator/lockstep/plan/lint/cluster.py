@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from lockstep.api.clusterfile import ClusterFile
 from lockstep.plan.clusterfacts import ClusterFacts
 from lockstep.plan.lint.finding import Finding, failed, warning
-from lockstep.plan.lint.place import lint_namespace, lint_nodes, lint_quota, lint_rights, lint_storage
+from lockstep.plan.lint.place import lint_namespace, lint_nodes, lint_rights, lint_storage
+from lockstep.plan.lint.quota import lint_quota
 from lockstep.plan.lint.rails import lint_policies, lint_rails
 
 

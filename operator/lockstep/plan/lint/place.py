@@ -1,15 +1,13 @@
-"""Nodes, storage, rights and quota against the cluster."""
+"""Nodes, storage and rights against the cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from decimal import Decimal
+from collections.abc import Iterator
 
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.shared import StorageMode
 from lockstep.plan.clusterfacts import ClusterFacts, Object
-from lockstep.plan.diff import amount
-from lockstep.plan.discovery.nodes import PRODUCT, QUOTA_GPUS, host, labels
+from lockstep.plan.discovery.nodes import PRODUCT, host, labels
 from lockstep.plan.discovery.rights import allows_ipc_lock
 from lockstep.plan.doctorsite import usable_nodes
 from lockstep.plan.fabric import GPU_RESOURCE
@@ -116,69 +114,3 @@ def lint_rights(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findi
 
 def _lets_in(scc: Object) -> bool:
     return allows_ipc_lock(scc) and (scc.get("runAsUser") or {}).get("type") == "RunAsAny"
-
-
-def lint_quota(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    """Quotas and limit ranges against a job of the default size."""
-    for kind in ("ResourceQuota", "LimitRange"):
-        if not facts.list(kind).seen:
-            yield unknown("gpus.default_nodes", f"what the namespace may use: {facts.list(kind).why_not}")
-    pod = _of_a_pod(spec)
-    for quota in facts.list("ResourceQuota").items:
-        yield from _quota(quota, pod, spec)
-    for limits in facts.list("LimitRange").items:
-        yield from _limit_range(limits, pod)
-
-
-def _of_a_pod(spec: ClusterProfileSpec) -> dict[str, tuple[str, Decimal | None]]:
-    """What a quota counts of one pod: the key of the file that says so, and the amount. None: the pod doesn't state it."""
-    requests, limits = spec.resources.requests, spec.resources.limits
-    found = {
-        "requests.cpu": ("resources.requests.cpu", requests.cpu or limits.cpu),
-        "requests.memory": ("resources.requests.memory", requests.memory or limits.memory),
-        "limits.cpu": ("resources.limits.cpu", limits.cpu),
-        "limits.memory": ("resources.limits.memory", limits.memory),
-        "pods": ("gpus.default_nodes", "1"),
-        QUOTA_GPUS: ("gpus.default_nodes", str(spec.gpus.per_node)),
-    }
-    found |= {"cpu": found["requests.cpu"], "memory": found["requests.memory"]}
-    return {name: (key, None if value is None else amount(value)) for name, (key, value) in found.items()}
-
-
-def _quota(quota: Object, pod: Mapping[str, tuple[str, Decimal | None]], spec: ClusterProfileSpec) -> Iterator[Finding]:
-    name, nodes = quota["metadata"]["name"], spec.gpus.default_nodes
-    used_by = (quota.get("status") or {}).get("used") or {}
-    for resource, text in ((quota.get("spec") or {}).get("hard") or {}).items():
-        hard, (key, each) = amount(text), pod.get(resource, ("", Decimal(0)))
-        if not key or hard is None:
-            continue
-        if each is None:
-            yield failed(key, f"quota {name} counts {resource}, so every pod must state it, and the profile doesn't", f"set {key}")
-        elif each * nodes > hard:
-            said = f"a job of {nodes} nodes needs {_short(each * nodes)} {resource}, quota {name} gives {text}"
-            yield failed(key, said, "smaller jobs, or a larger quota")
-        elif each * nodes + (amount(used_by.get(resource, "0")) or 0) > hard:
-            said = (
-                f"quota {name}: {used_by[resource]} of {text} {resource} are used, a job of {nodes} nodes needs {_short(each * nodes)} more"
-            )
-            yield warning(key, said, "it waits until others end")
-
-
-def _short(value: Decimal) -> str:
-    gib = Decimal(2**30)
-    return f"{value / gib:.4g}Gi" if value >= gib else f"{value.normalize():f}"
-
-
-def _limit_range(limits: Object, pod: Mapping[str, tuple[str, Decimal | None]]) -> Iterator[Finding]:
-    for limit in (limits.get("spec") or {}).get("limits") or []:
-        if limit.get("type") not in ("Container", "Pod"):
-            continue
-        for resource, text in (limit.get("max") or {}).items():
-            for kind in ("requests", "limits"):
-                key, value = pod.get(f"{kind}.{resource}", ("", None))
-                most = amount(text)
-                if value is not None and most is not None and value > most:
-                    said = (
-                        f"{_short(value)} {resource}, but limit range {limits['metadata']['name']} allows a {limit['type'].lower()} {text}"
-                    )
-                    yield failed(key, said, "less, or a larger limit range")

@@ -1,0 +1,99 @@
+"""What every pod asks for, and may have at most: half a node, as far as the namespace's quotas and limit ranges go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+
+from lockstep.plan.clusterfacts import ClusterFacts
+from lockstep.plan.diff import amount
+from lockstep.plan.discovery.draft import Entry, left_out, stated, unknown
+from lockstep.plan.discovery.nodes import Group, default_nodes
+from lockstep.plan.limitrange import default_requests_and_limits, rules
+from lockstep.plan.nodes import GIB, allocatable
+
+AMOUNTS = ("memory", "cpu")
+EXAMPLES = {"requests": {"memory": "128Gi", "cpu": 32}, "limits": {"memory": "256Gi", "cpu": 64}}
+CHOICE = "a choice, not a finding"
+
+
+def resource_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
+    """The section `resources`. Half of what the smallest node has is enough for a model's loading and leaves room for others.
+
+    Limits stand there only where a pod without them would be refused, or be given others.
+    """
+    needed = limits_needed(facts)
+    if not groups:
+        yield from _not_known(facts, needed)
+        return
+    nodes = groups[0].nodes
+    has = {resource: min(allocatable(node, resource) for node in nodes) for resource in AMOUNTS}
+    bounds = {resource: _bounds(facts, groups[0], resource) for resource in AMOUNTS}
+    asked = {resource: min([has[resource] / 2, *bounds[resource].values()]) for resource in AMOUNTS}
+    said = f"half of what the smallest of these nodes has for pods ({has['cpu']:f} CPUs, {has['memory'] / GIB:.0f}Gi)"
+    less = dict.fromkeys(who for resource in AMOUNTS for who, most in bounds[resource].items() if most == asked[resource])
+    said += f", or as much as {' and '.join(less)} {'allows' if len(less) == 1 else 'allow'} a pod" if less else ""
+    yield stated("resources.requests", {resource: _spelled(resource, asked[resource]) for resource in AMOUNTS}, f"{said}; {CHOICE}")
+    if needed:
+        why = "; ".join(dict.fromkeys(why for reasons in needed.values() for why in reasons))
+        limits = {resource: _spelled(resource, asked[resource]) for resource in AMOUNTS if resource in needed}
+        yield stated("resources.limits", limits, f"{why}. As much as is requested is {CHOICE}")
+
+
+def _not_known(facts: ClusterFacts, needed: dict[str, list[str]]) -> Iterator[Entry]:
+    """Nobody knows what such jobs need; but not what becomes of a pod that doesn't say it, either."""
+    seen = facts.list("Node")
+    why = "ranks on the CPU: say what your jobs need" if seen.seen else f"unknown: {seen.why_not}"
+    yield left_out("resources.requests", EXAMPLES["requests"], why)
+    if needed:
+        reasons = "; ".join(dict.fromkeys(why for reasons in needed.values() for why in reasons))
+        yield unknown("resources.limits", EXAMPLES["limits"], f"what your jobs need, and it must be said: {reasons}")
+
+
+def limits_needed(facts: ClusterFacts) -> dict[str, list[str]]:
+    """Of CPU and memory, what a pod must state limits of, and why."""
+    found: dict[str, list[str]] = {}
+    for limit_range in facts.list("LimitRange").items:
+        _, limits = default_requests_and_limits(limit_range)
+        given = ", ".join(f"{resource} {limits[resource]}" for resource in sorted(limits) if resource in AMOUNTS)
+        for resource in AMOUNTS:
+            if resource in limits:
+                why = f"limit range {limit_range['metadata']['name']} limits pods that state none to {given}"
+                found.setdefault(resource, []).append(why)
+    for quota in facts.list("ResourceQuota").items:
+        for resource in AMOUNTS:
+            if f"limits.{resource}" in (quota["spec"].get("hard") or {}):
+                why = f"quota {quota['metadata']['name']} counts limits.{resource} and refuses pods that state none"
+                found.setdefault(resource, []).append(why)
+    return found
+
+
+def _bounds(facts: ClusterFacts, group: Group, resource: str) -> dict[str, Decimal]:
+    """Who keeps a pod from more, and how much that is; of a quota, each pod of a job of the default size has its part."""
+    found: dict[str, Decimal] = {}
+    for limit_range in facts.list("LimitRange").items:
+        most = [_number(rule, resource) for kind in ("Container", "Pod") for rule in rules(limit_range, kind) if _has(rule, resource)]
+        if most:
+            found[f"limit range {limit_range['metadata']['name']}"] = min(most)
+    pods = default_nodes(facts, group.gpus, len(group.nodes)).value
+    for quota in facts.list("ResourceQuota").items:
+        hard = quota["spec"].get("hard") or {}
+        counted = [hard[key] for key in (resource, f"requests.{resource}", f"limits.{resource}") if key in hard]
+        if counted:
+            found[f"quota {quota['metadata']['name']}"] = min(amount(text) or Decimal(0) for text in counted) / pods
+    return found
+
+
+def _has(rule: dict[str, dict[str, object]], resource: str) -> bool:
+    return resource in (rule.get("max") or {})
+
+
+def _number(rule: dict[str, dict[str, object]], resource: str) -> Decimal:
+    return amount(rule["max"][resource]) or Decimal(0)
+
+
+def _spelled(resource: str, value: Decimal) -> str | int:
+    """Rounded down; at least the smallest amount that means something."""
+    if resource == "cpu":
+        return int(value) if value >= 1 else f"{max(1, int(value * 1000))}m"
+    return f"{int(value / GIB)}Gi" if value >= GIB else f"{max(1, int(value / 2**20))}Mi"
