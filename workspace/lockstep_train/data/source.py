@@ -19,10 +19,10 @@ import numpy
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays, remove
 from lockstep_train.data.read import AnySample, Broken, read_jsonl, read_text
-from lockstep_train.data.tokenize import PARAGRAPH_BREAK, Encoded, Tokeniser, encode_paragraphs, encode_samples
+from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples, paragraph_break
 from lockstep_train.errors import ConfigError
 
-VERSION = 1
+VERSION = 2
 """Raised when the same text would give other tokens."""
 BATCH = 2000
 TOLD_EVERY_SECONDS = 30.0
@@ -88,7 +88,7 @@ def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place:
         broken.refuse()
         if not samples:
             raise ConfigError(f"the data {source.name} holds no samples")
-        writer.commit({"source": source.name, "samples": samples, "tokens": tokens, "separator": len(tokeniser.encode(PARAGRAPH_BREAK))})
+        writer.commit({"source": source.name, "samples": samples, "tokens": tokens, "separator": len(paragraph_break(tokeniser))})
     except BaseException:
         writer.discard()
         raise

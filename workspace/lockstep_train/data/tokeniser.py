@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +40,35 @@ def load_tokeniser(folder: Path) -> Tokeniser:
         pad=pad,
         chat=chat_template(tokenizer),
         encode_many=lambda texts: encode_many(tokenizer, texts),
+        places=(lambda texts: place_many(tokenizer, texts)) if tokenizer.is_fast else None,
         decode=lambda ids: str(tokenizer.decode(ids)),
         digest=tokeniser_digest(folder),
     )
 
 
 def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """On all cores: only the process that builds the token cache comes here, and it starts no others meanwhile. Fast tokenizers are
-    asked directly, since what transformers lays around their answers costs as much as tokenising on many cores."""
+    """Fast tokenizers are asked directly, since what transformers lays around their answers costs as much as tokenising on many cores."""
     if not tokenizer.is_fast:
         return [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    with on_all_cores(tokenizer) as backend:
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def place_many(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
+    with on_all_cores(tokenizer) as backend:
+        return [(encoding.ids, encoding.offsets) for encoding in backend.encode_batch(texts, add_special_tokens=False)]
+
+
+@contextlib.contextmanager
+def on_all_cores(tokenizer: Any) -> Iterator[Any]:
+    """The library's own tokenizer: only the process that builds the token cache comes here, and it starts no others meanwhile."""
     before = os.environ.get("TOKENIZERS_PARALLELISM", "false")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     try:
-        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        yield backend
     finally:
         os.environ["TOKENIZERS_PARALLELISM"] = before
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.chat import ChatTemplate, encode_conversation
+from lockstep_train.data.chat import ChatTemplate, Span, encode_conversation
 from lockstep_train.data.read import AnySample, Broken, Conversation, Sample
 
 IGNORED = -100
@@ -30,6 +32,8 @@ class Tokeniser:
     chat: ChatTemplate | None = None
     encode_many: Callable[[list[str]], list[list[int]]] | None = None
     """The same for many texts at once, which fast tokenizers do on several cores."""
+    places: Callable[[list[str]], list[tuple[list[int], list[Span]]]] | None = None
+    """Of each text its ids, without special tokens, and where in it each token stands; None: the tokenizer doesn't know."""
     decode: Callable[[list[int]], str] = str
     digest: str = ""
     """Tells one tokenizer from another."""
@@ -76,15 +80,18 @@ class Encoded:
 def encode_samples(samples: Sequence[AnySample], tokeniser: Tokeniser, train_on: TrainOn, broken: Broken) -> list[Encoded]:
     """Every sample with its end token; those in which nothing is learned are broken."""
     plain = [sample for sample in samples if isinstance(sample, Sample)]
-    texts = iter(tokeniser.encode_all([part for sample in plain for part in (sample.prompt or "", sample.text)]))
+    prompts = iter(tokeniser.encode_all([sample.prompt for sample in plain if sample.prompt is not None]))
+    answers = iter(encode_continued([sample.text for sample in plain if sample.prompt is not None], tokeniser))
+    texts = iter(tokeniser.encode_all([sample.text for sample in plain if sample.prompt is None]))
     found: list[Encoded] = []
     for sample in samples:
         try:
-            encoded = (
-                _conversation(sample, tokeniser, train_on)
-                if isinstance(sample, Conversation)
-                else _plain(sample, next(texts), next(texts), tokeniser, train_on)
-            )
+            if isinstance(sample, Conversation):
+                encoded = _conversation(sample, tokeniser, train_on)
+            elif sample.prompt is not None:
+                encoded = _plain(sample, next(prompts), next(answers), tokeniser, train_on)
+            else:
+                encoded = _plain(sample, [], next(texts), tokeniser, train_on)
         except ValueError as error:
             broken.add(sample.line, str(error))
             continue
@@ -111,10 +118,38 @@ def _conversation(conversation: Conversation, tokeniser: Tokeniser, train_on: Tr
 def encode_paragraphs(samples: Sequence[AnySample], tokeniser: Tokeniser) -> list[Encoded]:
     """Plain text: every paragraph with the break after it, so that neighbours can simply be put together."""
     paragraphs = [sample for sample in samples if isinstance(sample, Sample)]
-    tail = tokeniser.encode(PARAGRAPH_BREAK)
-    encoded = tokeniser.encode_all([paragraph.text for paragraph in paragraphs])
+    tail = paragraph_break(tokeniser)
     return [
         Encoded([*ids, *tail], b"\1" * (len(ids) + len(tail)), paragraph.line)
-        for ids, paragraph in zip(encoded, paragraphs, strict=True)
+        for ids, paragraph in zip(encode_continued([paragraph.text for paragraph in paragraphs], tokeniser), paragraphs, strict=True)
         if ids
     ]
+
+
+def paragraph_break(tokeniser: Tokeniser) -> list[int]:
+    """The break's tokens as they are after a text, and not at the beginning of one."""
+    return _within("a", PARAGRAPH_BREAK, tokeniser) or tokeniser.encode(PARAGRAPH_BREAK)
+
+
+def encode_continued(texts: list[str], tokeniser: Tokeniser) -> list[list[int]]:
+    """The ids of texts that others stand before: answers after their prompts, paragraphs after paragraphs.
+
+    Most tokenizers give the same ids as without. Those of Llama 2 and Mistral put the mark of a word's beginning before every text:
+    the model would learn a space that isn't there. With them each text is encoded after a break and cut there.
+    """
+    after = _within(PARAGRAPH_BREAK, "a", tokeniser)
+    if tokeniser.places is None or not after or after == tokeniser.encode("a"):
+        return tokeniser.encode_all(texts)
+    cut = [_after(len(PARAGRAPH_BREAK), *placed) for placed in tokeniser.places([PARAGRAPH_BREAK + text for text in texts])]
+    return [tokeniser.encode(text) if ids is None else ids for ids, text in zip(cut, texts, strict=True)]
+
+
+def _within(before: str, text: str, tokeniser: Tokeniser) -> list[int] | None:
+    """The text's own tokens when something stands before it; None where the tokenizer can't tell."""
+    return _after(len(before), *tokeniser.places([before + text])[0]) if tokeniser.places is not None else None
+
+
+def _after(border: int, ids: list[int], spans: list[Span]) -> list[int] | None:
+    """The ids from this character on; None where one lies across it."""
+    first = bisect_left(spans, border, key=itemgetter(0))
+    return ids[first:] if all(end <= border for _, end in spans[:first]) else None
