@@ -20,6 +20,8 @@ VALUES: dict[str, Any] = {
     "nccl.debug": "INFO", "nccl.env[].name": "NCCL_ALGO", "nccl.env[].value": "Ring", "image": "a:1", "shm_size": "1Gi",
     "pod.volumes[].name": "a", "pod.volumes[].claim": "a", "pod.volumes[].mount_path": "/a", "pod.volumes[].class": "a",
     "pod.volumes[].size": "2Gi", "pod.env[].name": "A", "pod.env[].value": "1", "notes": "a",
+    "pod.tolerations[].key": "a", "pod.tolerations[].operator": "Exists", "pod.tolerations[].value": "a", "pod.tolerations[].effect": "NoSchedule",
+    "pod.tolerations[].toleration_seconds": 60, "pod.image_pull_secrets": ["a"], "pod.runtime_class": "nvidia",
 }  # fmt: skip
 NEEDED = {
     "network.rdma.rails[].network": {"network.rdma.enabled": True, "security.ipc_lock": True, "network.rdma.rails[].resource": "a/b"},
@@ -28,6 +30,11 @@ NEEDED = {
     "nccl.env[].name": {"nccl.env[].value": "Ring"},
     "nccl.env[].value": {"nccl.env[].name": "NCCL_ALGO"},
     "pod.env[].value": {"pod.env[].name": "A"},
+    "pod.tolerations[].key": {"pod.tolerations[].operator": "Exists"},
+    "pod.tolerations[].operator": {"pod.tolerations[].key": "a"},
+    "pod.tolerations[].value": {"pod.tolerations[].key": "a"},
+    "pod.tolerations[].effect": {"pod.tolerations[].key": "a"},
+    "pod.tolerations[].toleration_seconds": {"pod.tolerations[].key": "a", "pod.tolerations[].effect": "NoExecute"},
 } | {
     key: {
         other: "/z" if other.endswith("path") else "z"

@@ -80,6 +80,22 @@ KEY_PREFIX = "the part of a label key before / must have at most 253 characters"
 LONGEST_PREFIX = ".".join(["a" * 63] * 3 + ["a" * 61])
 TOO_LONG_PREFIX = f"b.{LONGEST_PREFIX}"
 
+TOLERATIONS = (
+    ("key must be set unless operator is Exists", {"operator": "Exists"}, {"operator": "Equal", "value": "b"}, "key"),
+    (
+        "value may not be set when operator is Exists",
+        {"key": "a", "operator": "Exists", "value": ""},
+        {"key": "a", "operator": "Exists", "value": "b"},
+        "value",
+    ),
+    (
+        "tolerationSeconds may only be set when effect is NoExecute",
+        {"key": "a", "effect": "NoExecute", "tolerationSeconds": 0},
+        {"key": "a", "effect": "NoSchedule", "tolerationSeconds": 3},
+        "tolerationSeconds",
+    ),
+)
+
 JOB_CASES = {
     ("", "metadata.name must be at most 52 characters: lower-case letters, digits and '-', starting with a letter (pods, Services and labels are named after it)"): Case(
         job("a" + "b" * 51), job("a" * 53), ""
@@ -188,6 +204,12 @@ JOB_CASES = {
     ("spec.podTemplate.nodeSelector", LABEL_KEYS): Case(
         job(podTemplate={"nodeSelector": {"rack": "1"}}), job(podTemplate={"nodeSelector": {"rack-": "1"}}), "spec.podTemplate.nodeSelector"
     ),
+    **{
+        ("spec.podTemplate.tolerations[]", message): Case(
+            job(podTemplate={"tolerations": [accepted]}), job(podTemplate={"tolerations": [refused]}), f"spec.podTemplate.tolerations[0].{field}"
+        )
+        for message, accepted, refused, field in TOLERATIONS
+    },
     ("spec.podTemplate.tolerations[].key", KEY_PREFIX): Case(
         job(podTemplate={"tolerations": [{"key": f"{LONGEST_PREFIX}/a", "operator": "Exists"}]}),
         job(podTemplate={"tolerations": [{"key": f"{TOO_LONG_PREFIX}/a", "operator": "Exists"}]}),
@@ -232,6 +254,17 @@ PROFILE_CASES = {
         profile(nodes={"rackLabel": f"{LONGEST_PREFIX}/rack"}),
         profile(nodes={"rackLabel": f"{TOO_LONG_PREFIX}/rack"}),
         "spec.nodes.rackLabel",
+    ),
+    **{
+        ("spec.pod.tolerations[]", message): Case(
+            profile(pod={"tolerations": [accepted]}), profile(pod={"tolerations": [refused]}), f"spec.pod.tolerations[0].{field}"
+        )
+        for message, accepted, refused, field in TOLERATIONS
+    },
+    ("spec.pod.tolerations[].key", KEY_PREFIX): Case(
+        profile(pod={"tolerations": [{"key": f"{LONGEST_PREFIX}/a", "operator": "Exists"}]}),
+        profile(pod={"tolerations": [{"key": f"{TOO_LONG_PREFIX}/a", "operator": "Exists"}]}),
+        "spec.pod.tolerations[0].key",
     ),
     ("spec.storage", "workspaceClaim and datasetsClaim may not be set when mode is PerPod: every pod has claims of its own"): Case(
         profile(storage={"mode": "Shared", "workspaceClaim": "w"}),

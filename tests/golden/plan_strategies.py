@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -16,7 +17,7 @@ from pydantic.fields import FieldInfo
 from golden.plan_cases import HOSTILE
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.model import Model
-from lockstep.api.podtemplate import ExtraVolume
+from lockstep.api.podtemplate import ExtraVolume, Toleration
 from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import VariableSet, VariableSource
 
@@ -30,6 +31,17 @@ ONE_OF: dict[type[Model], tuple[str, ...]] = {
     ExtraVolume: ("config_map", "secret", "persistent_volume_claim", "empty_dir"),
     TrainingJobSpec: ("training", "script"),
 }
+
+
+def _of_a_pod(toleration: Document) -> Document:
+    """A toleration as the API server takes it: most that are drawn field by field are not."""
+    exists = "key" not in toleration or toleration.get("operator") == "Exists"
+    dropped = {"value"} if exists else set()
+    dropped |= {"toleration_seconds"} if toleration.get("effect") != "NoExecute" else set()
+    return {name: value for name, value in toleration.items() if name not in dropped} | ({"operator": "Exists"} if exists else {})
+
+
+MENDED: dict[type[Model], Callable[[Document], Document]] = {Toleration: _of_a_pod}
 
 
 def jobs() -> SearchStrategy[TrainingJob]:
@@ -61,7 +73,7 @@ def _document(draw: st.DrawFn, kind: type[Model]) -> Document:
             continue
         if required or name == chosen or draw(st.booleans()):
             document[name] = draw(values)
-    return document
+    return MENDED.get(kind, dict)(document)
 
 
 @cache

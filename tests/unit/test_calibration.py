@@ -62,6 +62,14 @@ def test_the_job_runs_the_agents_own_sweep_on_the_profiles_nodes(mode: FabricMod
     assert (resolved.nodes, resolved.gpus_per_node, resolved.transport.value) == (2, 4, transport)
 
 
+def test_its_pods_get_onto_tainted_nodes_with_private_images_and_the_gpus_runtime() -> None:
+    said = 'pod: {tolerations: [{key: team, operator: Exists}], image_pull_secrets: "login", runtime_class: nvidia}\n'
+    profile = parse_cluster_file(RDMA_FILE + said, "c").profile
+    pod = json.loads(prepare(sweep_job(profile.spec, 2, FabricMode.AUTO), profile, "n").frozen.template)["pod"]["spec"]
+    assert pod["tolerations"][0] == {"key": "team", "operator": "Exists"}
+    assert (pod["imagePullSecrets"], pod["runtimeClassName"]) == ([{"name": "login"}], "nvidia")
+
+
 def test_it_leaves_no_claim_behind() -> None:
     profile = parse_cluster_file(RDMA_FILE, "c").profile
     run = without_claims(prepare(sweep_job(profile.spec, 2, FabricMode.AUTO), profile, "n"))

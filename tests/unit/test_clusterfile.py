@@ -158,6 +158,9 @@ MISTAKES = {
     "pod: {volumes: [{name: v, claim: c, mount_path: opt}]}": "pod.volumes[0].mount_path: 'opt' is not valid: must be an absolute path, beginning with /",
     "pod: {volumes: [{name: v, claim: c, mount_path: /o, class: A}]}": "pod.volumes[0].class: 'A' is not valid: must be lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
     "pod: {env: [{name: 1A}]}": "pod.env[0].name: '1A' is not valid: must be the name of a variable: letters, digits and '_', not beginning with a digit",
+    "pod: {tolerations: [{key: a, operator: exists}]}": "pod.tolerations[0].operator: 'exists' is not valid; did you mean Exists? (valid: Equal, Exists)",
+    "pod: {tolerations: [{key: a, value: true}]}": "pod.tolerations[0].value: must be text, but YAML reads true as a truth value: write it in quotes",
+    "pod: {image_pull_secrets: [a, a]}": "pod.image_pull_secrets: image_pull_secrets holds 'a' twice",
     "notes: {<<: {a: b}}": "notes: must be text",
     "1: 2": "1: YAML does not read this key as text: write it in quotes",
     "on: 2": "on: YAML does not read this key as text: write it in quotes",
@@ -166,6 +169,9 @@ MISTAKES = {
 }  # fmt: skip
 
 COMBINATIONS = {
+    "pod: {tolerations: [{key: a}, {value: b}]}": "pod.tolerations[1].key: key must be set unless operator is Exists",
+    "pod: {tolerations: [{key: a, operator: Exists, value: b}]}": "pod.tolerations[0].value: value may not be set when operator is Exists",
+    "pod: {tolerations: [{key: a, effect: NoSchedule, toleration_seconds: 3}]}": "pod.tolerations[0].toleration_seconds: toleration_seconds may only be set when effect is NoExecute",
     "network: {rdma: {enabled: true, rails: [{}]}}\nsecurity: {ipc_lock: true}": "network.rdma.rails[0].network: must have a network, a resource or both",
     "network: {rdma: {rails: [{network: a}]}}": "network.rdma.rails: rails may not be set when enabled is false",
     "network: {rdma: {enabled: true}}": "security.ipc_lock: security.ipc_lock must be true when network.rdma.enabled is true and network.rdma.memlock is capability: a NIC can't use memory that a pod can't lock",

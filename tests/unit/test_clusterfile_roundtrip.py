@@ -48,6 +48,14 @@ STORAGE = some(classRwx=NAMES, classRwo=NAMES, workspaceSize=QUANTITIES, dataset
 VOLUMES = st.fixed_dictionaries(
     {"name": NAMES, "claim": NAMES, "mountPath": st.builds("/{}".format, NAMES)}, optional={"storageClass": NAMES, "size": QUANTITIES}
 )
+KEYED = {"key": NAMES}
+TOLERATIONS = st.one_of(
+    st.fixed_dictionaries(
+        {"operator": st.just("Exists")}, optional={**KEYED, "effect": st.sampled_from(["NoSchedule", "PreferNoSchedule"])}
+    ),
+    st.fixed_dictionaries({**KEYED, "effect": st.just("NoExecute")}, optional={"value": NAMES, "tolerationSeconds": numbers(0, 9999)}),
+    st.fixed_dictionaries({**KEYED, "operator": st.just("Equal"), "value": NAMES}),
+)
 PROFILES = st.builds(
     lambda rest, fabric, storage, nodes: (
         rest
@@ -69,6 +77,9 @@ PROFILES = st.builds(
         pod=some(
             volumes=unique(VOLUMES, "name"),
             env=unique(st.fixed_dictionaries({"name": st.from_regex(r"[A-Z_]{1,6}", fullmatch=True)}, optional={"value": TEXTS}), "name"),
+            tolerations=st.lists(TOLERATIONS, max_size=3),
+            imagePullSecrets=st.lists(NAMES, max_size=3, unique=True),
+            runtimeClassName=NAMES,
         ),
         notes=TEXTS,
     ),

@@ -11,13 +11,16 @@ import pytest
 import yaml
 
 from api_stub import kubeconfig
+from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.plan.events import Note
 from lockstep.plan.observed import Observed
+from lockstep.plan.resolve import resolve
 from lockstep.platforms.kubernetes import operator, patience
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Unreachable
 from lockstep.platforms.kubernetes.execute import Executor
+from lockstep.platforms.kubernetes.files import files_pod
 from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
@@ -402,6 +405,25 @@ def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
     bound = [i for i in objects if i["kind"] == "RoleBinding" and i["metadata"]["namespace"] == "jobs"]
     assert [i["roleRef"]["name"] for i in bound] == (["lockstep-rdma"] if platform == "OpenShift" else [])
     assert ("SecurityContextConstraints" in kinds) == (platform == "OpenShift")
+
+
+def test_the_operators_pods_get_the_registry_logins_and_stay_off_gpu_nodes() -> None:
+    pod = {"imagePullSecrets": ["login"], "tolerations": [{"operator": "Exists"}], "runtimeClassName": "nvidia"}
+    for said in (pod, {}):
+        profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"pod": said}})
+        objects = operator_objects(profile, "operator:1", namespace="jobs", manifests=MANIFESTS)
+        found = next(item for item in objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]
+        assert found.get("imagePullSecrets") == ([{"name": "login"}] if said else None)
+        assert "tolerations" not in found and "runtimeClassName" not in found
+
+
+def test_a_pod_for_files_is_scheduled_and_pulled_as_the_jobs_pods_but_asks_for_no_runtime() -> None:
+    pod = {"imagePullSecrets": ["login"], "tolerations": [{"operator": "Exists"}], "runtimeClassName": "nvidia"}
+    job = TrainingJob.model_validate({"metadata": {"name": "x"}, "spec": {"script": {"path": "a.py"}}})
+    profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"image": "i", "pod": pod, "gpus": {"perNode": 4}}})
+    found = files_pod("files", resolve(job, profile))["spec"]
+    assert found["tolerations"][0] == {"operator": "Exists"} and found["imagePullSecrets"] == [{"name": "login"}]
+    assert "runtimeClassName" not in found
 
 
 def test_paths_are_those_of_the_api() -> None:

@@ -50,7 +50,8 @@ def test_every_node_is_told_with_its_first_obstacle_and_alike_ones_together() ->
     )  # fmt: skip
     assert told(stuck(0), stuck(1), nodes=nodes) == (
         f"nodes a, b lack {GPU}; node c has only 7 of the 8 {GPU} that a pod asks for; node d is cordoned; "
-        "node e has the taint dedicated=infra:NoSchedule, which nothing in podTemplate.tolerations tolerates; node f is not ready"
+        "node e has the taint dedicated=infra:NoSchedule, which neither podTemplate.tolerations nor the profile's pod.tolerations tolerates; "
+        "node f is not ready"
     )
 
 
@@ -162,11 +163,15 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
         ('violates PodSecurity "baseline:v1.30": host namespaces (hostNetwork=true)', "Pod Security level baseline of namespace ns forbids the pod: host namespaces"),
         ('unable to validate against any security context constraint: [provider "restricted-v2": .containers[0].capabilities.add: Invalid value: "IPC_LOCK": capability may not be added]', "oc create rolebinding lockstep-rdma"),
         ('error looking up service account ns/sa: serviceaccount "sa" not found', "service account sa does not exist: kubectl create serviceaccount sa -n ns"),
+        (
+            'pods "x-0" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
+            "the profile's pod.runtime_class is nvidia, which the cluster doesn't have",
+        ),
         ("no PriorityClass with name high was found", "podTemplate.priorityClassName is high"),
         ('failed calling webhook "w.example.com": connection refused', "the admission webhook w.example.com doesn't answer"),
         ("a rule nobody here knows", 'pods "x-1" is forbidden: a rule nobody here knows'),
     ],
-    ids=["quota", "quota states", "pod security of RDMA", "pod security", "SCC", "account", "priority", "webhook", "unknown"],
+    ids=["quota", "quota states", "pod security of RDMA", "pod security", "SCC", "account", "runtime class", "priority", "webhook", "unknown"],
 )  # fmt: skip
 def test_a_refusal_says_what_helps(message: str, says: str) -> None:
     assert says in explained(REFUSAL + message, "ns")

@@ -69,7 +69,7 @@ def test_with_rights_in_one_namespace_what_may_not_be_seen_is_unknown() -> None:
     facts = with_namespace_rights(rdma_cluster())
     text, entries = discovered("mine", facts)
     unseen = {entry.key: entry.source for entry in entries if entry.unseen}
-    assert {"nodes.gpu_nodes", "gpus.per_node", "gpus.type", "storage.mode", "storage.class_rwx"} <= unseen.keys()
+    assert {"nodes.gpu_nodes", "gpus.per_node", "gpus.type", "storage.mode", "storage.class_rwx", "pod.tolerations"} <= unseen.keys()
     assert unseen["gpus.type"] == "unknown: you may not list Node objects (403)"
     assert "which SCC allows it is unknown: you may not list SecurityContextConstraints objects (403)" in text_of(facts)
     found = parse_cluster_file(text, "mine.yaml").profile.spec
@@ -88,6 +88,25 @@ def test_nodes_that_differ_are_left_out_and_named() -> None:
     )
     assert file_of(facts).profile.spec.nodes.gpu_nodes == ["a", "b", "sick"]
     assert "old (8 × Tesla-V100)" in text_of(facts) and "sick not Ready, cordoned" in text_of(facts)
+
+
+def taint(key: str, effect: str = "NoSchedule", value: str = "") -> dict[str, str]:
+    return {"key": key, "effect": effect} | ({"value": value} if value else {})
+
+
+def test_taints_of_all_gpu_nodes_are_tolerated_by_the_file() -> None:
+    both = [taint("dedicated", value="true"), taint("team", "NoExecute"), taint("nvidia.com/gpu"), taint("slow", "PreferNoSchedule")]
+    passing = taint("node.kubernetes.io/disk-pressure")
+    facts = rdma_cluster(Node=(node("a", taints=[*both, taint("repair"), passing]), node("b", taints=[*both, passing]), node("c", gpus=0)))
+    assert [one.to_dict() for one in file_of(facts).profile.spec.pod.tolerations] == [
+        {"key": "dedicated", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+        {"key": "team", "operator": "Exists", "effect": "NoExecute"},
+    ]
+    assert "taints of all of nodes.gpu_nodes, besides nvidia.com/gpu's" in text_of(facts) and "tainted repair:NoSchedule" in text_of(facts)
+
+
+def test_without_taints_the_file_has_no_tolerations() -> None:
+    assert "tolerations" not in text_of(rdma_cluster(Node=(node("a", taints=[taint("nvidia.com/gpu")]), node("b"))))
 
 
 def test_all_nodes_are_listed_not_the_first_ten() -> None:

@@ -82,6 +82,14 @@ OLD_CRDS = {name: {"spec": {"versions": [{"schema": {"openAPIV3Schema": {"proper
 DOWN = {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "status": {}}
 
 
+TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
+
+
+def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:
+    found = cluster_file(pod={"tolerations": [{"key": "dedicated", "operator": "Exists"}]})
+    assert {one.verdict for one in findings(found, nodes=(node("a", taints=[TAINT]), node("b", taints=[TAINT])))} == {Verdict.OK}
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict", "said"),
     [
@@ -101,6 +109,12 @@ DOWN = {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "sta
         ({"nodes": None}, "unknown", "you may not list nodes"),
         ({"nodes": (node("a"), node("b", ready="Unknown"))}, "warning", "node b is not Ready"),
         ({"nodes": (node("a"), node("b", unschedulable=True))}, "warning", "node b is cordoned"),
+        (
+            {"nodes": (node("a"), node("b", taints=[TAINT]))},
+            "warning",
+            "node b has the taint dedicated=infra:NoSchedule, which the profile's",
+        ),
+        ({"nodes": (node("a"), node("b", taints=[TAINT]))}, "failed", "1 of 2 nodes that the profile allows can take pods"),
         ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of 2 nodes that the profile allows can take pods"),
         ({"nodes": (node("a"), node("b", gpus=3))}, "warning", "node b has 3 of 4 GPUs"),
         ({"nodes": (node("a"),)}, "warning", "node b of nodes.gpu_nodes is not in the cluster"),

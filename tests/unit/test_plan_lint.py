@@ -183,6 +183,39 @@ def test_rails_with_routes_between_them_are_not_isolated() -> None:
     assert bad(lint_against(cluster_file(**rdma(cross_nic=None)), seen(rdma_cluster(NetworkAttachmentDefinition=networks)))) == []
 
 
+def tainted(name: str, key: str, **changes: Any) -> Any:
+    return node(name, taints=[{"key": key, "effect": "NoSchedule"}], **changes)
+
+
+TOLERANT = {"pod": {"tolerations": [{"key": "dedicated", "operator": "Exists"}]}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sections", "expected"),
+    [
+        ((tainted("a", "dedicated"), tainted("b", "dedicated")), TOLERANT, []),
+        ((tainted("a", "nvidia.com/gpu"), tainted("b", "nvidia.com/gpu")), {}, []),
+        ((tainted("a", "node.kubernetes.io/disk-pressure"), node("b")), {}, []),
+        ((node("a"), tainted("b", "dedicated")), {}, [("pod.tolerations", "warning"), ("gpus.default_nodes", "failed")]),
+        ((node("a"), node("b"), tainted("c", "dedicated")), {"nodes": {"gpu_nodes": None}}, []),  # others' nodes
+        (
+            (node("a"), tainted("b", "dedicated"), node("c", gpus=0)),
+            {"nodes": {"gpu_nodes": None}},
+            [("pod.tolerations", "warning"), ("gpus.default_nodes", "failed")],
+        ),
+        (
+            (node("a"), node("b"), tainted("m", "node-role.kubernetes.io/control-plane", gpus=0, rails=0)),
+            {"nodes": {"gpu_nodes": None}},
+            [],
+        ),
+    ],
+)
+def test_a_taint_that_the_profile_does_not_tolerate_keeps_jobs_off(nodes: Any, sections: Any, expected: list[tuple[str, str]]) -> None:
+    findings = list(lint_against(cluster_file(**sections), seen(rdma_cluster(Node=nodes))))
+    assert bad(findings) == expected
+    assert ("node b has the taint dedicated:NoSchedule" in said(findings)) == bool(expected)
+
+
 def test_used_quota_is_a_warning_that_it_waits() -> None:
     held = quota(requests_nvidia_com__gpu="8") | {"status": {"used": {"requests.nvidia.com/gpu": "4"}}}
     findings = list(lint_against(cluster_file(), seen(rdma_cluster(ResourceQuota=(held,)))))

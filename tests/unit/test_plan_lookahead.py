@@ -295,6 +295,22 @@ def test_on_openshift_the_service_accounts_sccs_are_asked_for(answer: Try | None
     assert said in told(lines(around(tries=tries), resolved({"platform": "OpenShift"})), outcome)
 
 
+TAINT = {"key": "team", "value": "x", "effect": "NoSchedule"}
+
+
+def test_a_taint_that_the_profile_tolerates_is_no_obstacle() -> None:
+    tolerant = resolved({"pod": {"tolerations": [{"key": "team", "operator": "Exists"}]}})
+    seen = around(nodes=(node("a", taints=[TAINT]), node("b", taints=[TAINT])))
+    assert sentence(lines(seen, tolerant)) == "fits now" and sentence(lines(seen)) != "fits now"
+
+
+def test_a_registry_login_of_the_profile_that_is_missing_is_noted() -> None:
+    seen = around(present={("Secret", "pull"): False, ("ServiceAccount", "ml-dev-sa"): True, ("ClusterProfile", "test"): True})
+    found = lines(seen, resolved({"pod": {"imagePullSecrets": ["pull"]}}))
+    assert "Secret pull (the profile's pod.image_pull_secrets) is not in namespace team" in told(found, Outcome.NOTE)
+    assert "or take it out of the cluster file" in told(found, Outcome.NOTE)
+
+
 NEEDS: Object = {
     "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}, {"name": "O", "valueFrom": {"configMapKeyRef": {"name": "o", "key": "k", "optional": True}}}],
     "envFrom": [{"secretRef": {"name": "all"}}],

@@ -120,6 +120,27 @@ def test_every_mount_has_its_volume_and_every_volume_its_mount() -> None:
         assert sorted(mounted) == sorted([volume["name"] for volume in pod["volumes"]] + claims)
 
 
+INFRA = {"key": "dedicated", "operator": "Equal", "value": "training", "effect": "NoSchedule"}
+GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def test_pods_tolerate_what_the_job_says_then_what_the_profile_does_each_once() -> None:
+    own = {"key": "spot", "operator": "Exists"}
+    some_profile = profile(pod={"tolerations": [INFRA, GPU_TAINT, own]}, gpus={"perNode": 1})
+    assert pod_of(objects(job(podTemplate={"tolerations": [own]}), some_profile))["tolerations"] == [own, INFRA, GPU_TAINT]
+    assert pod_of(objects(job(gpusPerNode=0), profile(pod={"tolerations": [INFRA]})))["tolerations"] == [INFRA]
+
+
+def test_the_jobs_registry_logins_come_before_the_profiles_each_once() -> None:
+    pod = pod_of(objects(job(imagePullSecrets=[{"name": "own"}, {"name": "both"}]), profile(pod={"imagePullSecrets": ["both", "all"]})))
+    assert pod["imagePullSecrets"] == [{"name": "own"}, {"name": "both"}, {"name": "all"}]
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(1, "nvidia"), (0, None)])
+def test_the_runtime_class_is_that_of_pods_with_gpus(gpus: int, expected: str | None) -> None:
+    assert pod_of(objects(job(gpusPerNode=gpus), profile(pod={"runtimeClassName": "nvidia"}))).get("runtimeClassName") == expected
+
+
 def test_gpu_pods_tolerate_the_gpu_taint_and_cpu_pods_do_not() -> None:
     taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     assert pod_of(objects(job(gpusPerNode=1), profile()))["tolerations"] == [taint]

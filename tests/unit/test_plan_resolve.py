@@ -90,9 +90,6 @@ def test_all_reasons_are_told_at_once() -> None:
     ("pod_template", "reason"),
     [
         ({"nodeSelector": {"zone": "b"}}, "NodeSelectorConflict"),
-        ({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "yes"}]}, "TolerationInvalid"),
-        ({"tolerations": [{"operator": "Equal", "value": "yes"}]}, "TolerationInvalid"),
-        ({"tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 3}]}, "TolerationInvalid"),
         ({"annotations": {"lockstep.dev/run-hash": "mine"}}, "AnnotationReserved"),
         ({"annotations": {f"note-{i}": "é" * 4096 for i in range(31)}}, "AnnotationsTooLarge"),
         ({"volumes": [{"name": "workspace", "mountPath": "/x", "emptyDir": {}}]}, "VolumeConflict"),

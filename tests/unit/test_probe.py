@@ -43,6 +43,15 @@ def test_a_pod_asks_for_no_gpu_and_no_right(facts: ClusterFacts) -> None:
         assert pod["spec"]["activeDeadlineSeconds"] > 0 and container["image"] == "image:1"
 
 
+def test_pods_tolerate_what_the_file_will_say_of_the_nodes_with_gpus() -> None:
+    taints = [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]
+    facts = rdma_cluster(Node=(node("a", taints=taints), node("b", taints=[*taints, {"key": "repair", "effect": "NoExecute"}])))
+    gpus = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    own = {"key": "dedicated", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}
+    assert [pod["spec"]["tolerations"] for pod in probe_pods(facts, "t", "i")] == [[gpus, own], [gpus, own]]
+    assert [pod["spec"]["tolerations"] for pod in probe_pods(with_namespace_rights(facts), "t", "i")] == [[gpus], [gpus]]
+
+
 def test_without_names_of_nodes_pods_keep_apart_from_each_other() -> None:
     pods = list(probe_pods(with_namespace_rights(rdma_cluster()), "t", "i"))
     assert [list(pod["spec"]["affinity"]) for pod in pods] == [["podAntiAffinity"], ["podAntiAffinity"]]

@@ -26,6 +26,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "network.tcp.interface_exclude": {"gpus.per_node": 4},
     "network.tcp.p2p_level": {"gpus.per_node": 4},
     "nccl.debug": {"gpus.per_node": 4},
+    "pod.runtime_class": {"gpus.per_node": 4},
     "nccl.env[].name": {"gpus.per_node": 4},
     "nccl.env[].value": {"gpus.per_node": 4},
 } | {key.file: RDMA for key in PROFILE_KEYS if key.file.startswith("network.rdma.") and key.file != "network.rdma.memlock"}

@@ -34,6 +34,8 @@ API_PATTERN = r"^(https?://)?[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]{1,5}
 STORAGE_MODES = {"rwx": "Shared", "volumeClaimTemplates": "PerPod"}
 PLATFORMS = {"openshift": "OpenShift", "kubernetes": "Kubernetes"}
 MEMLOCK = {"capability": "Capability", "unlimited": "Unlimited"}
+OPERATORS = {word: word for word in ("Exists", "Equal")}
+EFFECTS = {word: word for word in ("NoSchedule", "PreferNoSchedule", "NoExecute")}
 DEBUG = {level: level for level in ("WARN", "INFO", "TRACE", "VERSION")}
 
 # What the command line reads; not part of the profile.
@@ -95,6 +97,13 @@ PROFILE_KEYS = (
     Key("pod.volumes[].size", "pod.volumes[].size"),
     Key("pod.env[].name", "pod.env[].name"),
     Key("pod.env[].value", "pod.env[].value"),
+    Key("pod.tolerations[].key", "pod.tolerations[].key"),
+    Key("pod.tolerations[].operator", "pod.tolerations[].operator", Kind.CHOICE, OPERATORS),
+    Key("pod.tolerations[].value", "pod.tolerations[].value"),
+    Key("pod.tolerations[].effect", "pod.tolerations[].effect", Kind.CHOICE, EFFECTS),
+    Key("pod.tolerations[].toleration_seconds", "pod.tolerations[].tolerationSeconds", Kind.INTEGER),
+    Key("pod.image_pull_secrets", "pod.imagePullSecrets", Kind.NAMES),
+    Key("pod.runtime_class", "pod.runtimeClassName"),
     Key("notes", "notes"),
 )
 

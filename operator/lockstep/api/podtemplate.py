@@ -40,6 +40,27 @@ class Toleration(Model):
     toleration_seconds: Annotated[int, Field(ge=0)] | None = None
     """How long a NoExecute taint is tolerated; left out: for ever."""
 
+    RULES = (  # what the API server would refuse in a pod
+        Rule(
+            cel="has(self.key) || (has(self.operator) && self.operator == 'Exists')",
+            message="key must be set unless operator is Exists",
+            holds=lambda t: t.key is not None or t.operator is TolerationOperator.EXISTS,
+            field="key",
+        ),
+        Rule(
+            cel="!has(self.value) || self.value == '' || !has(self.operator) || self.operator != 'Exists'",
+            message="value may not be set when operator is Exists",
+            holds=lambda t: not (t.value and t.operator is TolerationOperator.EXISTS),
+            field="value",
+        ),
+        Rule(
+            cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            message="tolerationSeconds may only be set when effect is NoExecute",
+            holds=lambda t: t.toleration_seconds is None or t.effect is TaintEffect.NO_EXECUTE,
+            field="tolerationSeconds",
+        ),
+    )
+
 
 class WhenUnsatisfiable(StrEnum):
     """What the scheduler does with a pod that would break a spread."""

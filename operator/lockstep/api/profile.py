@@ -10,6 +10,7 @@ from pydantic import Field
 from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, LabelKey, Model, Quantity, Rule, list_map, list_set, quantity_value
 from lockstep.api.names import API_VERSION, DATASETS_CLAIM, WORKSPACE_CLAIM
 from lockstep.api.network import Memlock, Nccl, Network, Rail, Rdma, Tcp
+from lockstep.api.podtemplate import Toleration
 from lockstep.api.shared import Labels, NodeNames, PlainVariable, StorageMode
 
 
@@ -144,6 +145,12 @@ class ProfilePod(Model):
     """Claims mounted read-only."""
     env: Annotated[list[PlainVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """Variables. A job's own win."""
+    tolerations: Annotated[list[Toleration], Field(max_length=16)] = []
+    """Taints that the pods tolerate, besides a job's own and nvidia.com/gpu's."""
+    image_pull_secrets: Annotated[list[DnsName], Field(max_length=8, json_schema_extra=list_set())] = []
+    """Secrets with registry logins, besides a job's own: in each namespace with jobs, and in lockstep-system for the operator's image."""
+    runtime_class_name: DnsName | None = None
+    """The RuntimeClass of pods that ask for GPUs, for example nvidia. Left out: the node's own default."""
 
 
 def _enough_nodes(spec: ClusterProfileSpec) -> bool:

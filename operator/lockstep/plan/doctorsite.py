@@ -12,8 +12,11 @@ from lockstep.plan.fabric import GPU_RESOURCE, rail_resources
 from lockstep.plan.nodes import allocatable
 from lockstep.plan.railnetworks import copy_command, is_out_of_reach, moved_here, out_of_reach
 from lockstep.plan.readstatus import is_true
+from lockstep.plan.scheduling import usual_tolerations
+from lockstep.plan.taints import lasting_taints, shown_taint
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+ROLE = "node-role.kubernetes.io/"
 NAMED = 3
 """Nodes named in one sentence."""
 
@@ -48,8 +51,20 @@ def _dns(seen: Seen) -> Finding:
 
 
 def usable_nodes(nodes: Iterable[Object], spec: ClusterProfileSpec) -> list[Object]:
-    """Nodes that the profile's names and labels allow."""
-    return [node for node in nodes if _is_named(node, spec) and _has_labels(node, spec)]
+    """Nodes that the profile's names and labels allow, tainted ones too; control planes whose taint it doesn't tolerate only if named, or alone."""
+    found = [node for node in nodes if _is_named(node, spec) and _has_labels(node, spec)]
+    workers = [node for node in found if not any(taint["key"].startswith(ROLE) for taint in taints_of(node, spec))]
+    return found if spec.nodes.gpu_nodes else workers or found
+
+
+def taints_of(node: Object, spec: ClusterProfileSpec) -> list[Object]:
+    """What keeps off pods that tolerate what the profile says, and will tomorrow."""
+    return lasting_taints(node, usual_tolerations(spec))
+
+
+def taints_matter(spec: ClusterProfileSpec, good: int) -> bool:
+    """Whether they are worth a word: of nodes that the profile names, or where too few are left. Else such nodes are simply others'."""
+    return bool(spec.nodes.gpu_nodes) or good < spec.gpus.default_nodes
 
 
 def _is_named(node: Object, spec: ClusterProfileSpec) -> bool:
@@ -76,9 +91,13 @@ def _nodes(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
         )
     usable = usable_nodes(seen.nodes, spec)
     troubled = {_host(node): why for node in usable if (why := _trouble(node, spec))}
+    tainted = {_host(node): taints[0] for node in usable if _host(node) not in troubled and (taints := taints_of(node, spec))}
+    good = len(usable) - len(troubled) - len(tainted)
     for host, why in troubled.items():
         yield Finding("nodes", Verdict.WARNING, f"node {host} {why}", f"kubectl describe node {host}")
-    good = len(usable) - len(troubled)
+    for host, taint in tainted.items() if taints_matter(spec, good) else ():
+        said = f"node {host} has the taint {shown_taint(taint)}, which the profile's pod.tolerations doesn't tolerate"
+        yield Finding("nodes", Verdict.WARNING, said, "tolerate it there, if the node is meant for jobs")
     said = (
         f"{good} of {len(usable)} nodes that the profile allows can take pods; a job has {spec.gpus.default_nodes} unless it says otherwise"
     )

@@ -11,6 +11,7 @@ from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.plan.blocked import requested, who_holds
 from lockstep.plan.diff import amount
 from lockstep.plan.observed import Object
+from lockstep.plan.taints import barring_taints, shown_taint
 
 NAMED_NODES = 4
 GIB = Decimal(2**30)
@@ -100,27 +101,15 @@ def _obstacle(pod: Object, node: Object) -> Obstacle | None:
 
 def _taint_obstacle(pod: Object, node: Object) -> Obstacle | None:
     spec = node.get("spec", {})
-    taints = [taint for taint in spec.get("taints") or [] if taint["effect"] in ("NoSchedule", "NoExecute")]
-    barring = [taint for taint in taints if not any(_tolerates(t, taint) for t in pod["spec"].get("tolerations") or [])]
+    barring = barring_taints(node, pod["spec"].get("tolerations") or [])
     if any(taint["key"] in _NOT_READY for taint in barring):
         return "is not ready", "are not ready"
     if spec.get("unschedulable") or any(taint["key"] == _UNSCHEDULABLE for taint in barring):
         return "is cordoned", "are cordoned"
     if not barring:
         return None
-    taint = barring[0]
-    text = f"{taint['key']}{'=' + taint['value'] if taint.get('value') else ''}:{taint['effect']}"
-    said = f"the taint {text}, which nothing in podTemplate.tolerations tolerates"
+    said = f"the taint {shown_taint(barring[0])}, which neither podTemplate.tolerations nor the profile's pod.tolerations tolerates"
     return f"has {said}", f"have {said}"
-
-
-def _tolerates(toleration: Object, taint: Object) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
-        return False
-    if not toleration.get("key"):
-        return toleration.get("operator") == "Exists"
-    same_value = toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")
-    return bool(toleration["key"] == taint["key"]) and same_value
 
 
 def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:

@@ -7,6 +7,8 @@ from posixpath import join
 from typing import Any
 
 from lockstep.api import names
+from lockstep.api.job import TrainingJobSpec
+from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.fabric import GPU_RESOURCE, Transport, rail_resources
 from lockstep.plan.metadata import pod_annotations, pod_labels
 from lockstep.plan.resolve import Resolved
@@ -33,12 +35,13 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
         grace_seconds=extra.grace_seconds,
         pod_security=pod_security_context(profile),
         affinity=affinity(resolved.name, profile.nodes, resolved.platform.excluded_nodes),
-        tolerations=tolerations(extra, resolved.gpus_per_node),
+        tolerations=tolerations(extra, profile.pod, resolved.gpus_per_node),
         node_selector=dict(ChainMap(extra.node_selector, profile.nodes.selector)),
         priority_class=extra.priority_class_name,
         scheduler=extra.scheduler_name,
         spread=topology_spread(resolved.name, extra),
-        image_pull_secrets=[secret.to_dict() for secret in spec.image_pull_secrets],
+        runtime_class=profile.pod.runtime_class_name if resolved.gpus_per_node else None,
+        image_pull_secrets=[{"name": name} for name in pull_secrets(spec, profile)],
         agent_name=names.AGENT_CONTAINER,
         agent_image=agent_image,
         agent_command=AGENT_COMMAND,
@@ -58,6 +61,11 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
         mounts=mounts(resolved, reports=reports),
         volumes=pod_volumes(resolved, reports=reports),
     )
+
+
+def pull_secrets(spec: TrainingJobSpec, profile: ClusterProfileSpec) -> list[str]:
+    """Names of the job's Secrets with registry logins, then of the profile's; each once."""
+    return list(dict.fromkeys([*(secret.name for secret in spec.image_pull_secrets), *profile.pod.image_pull_secrets]))
 
 
 def _resources(resolved: Resolved) -> dict[str, dict[str, str]]:

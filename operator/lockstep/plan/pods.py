@@ -21,7 +21,7 @@ _HINTS = (
     ("ContainerNotStarted", _MISSING, "make it in the job's namespace, or take it out of spec.env or envFrom"),
     ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
     ("VolumeNotMounted", _MISSING, "make it in the job's namespace, or take it out of podTemplate.volumes"),
-    ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "spec.imagePullSecrets takes the registry's login"),
+    ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "spec.imagePullSecrets, or the profile's pod.image_pull_secrets, takes the registry's login"),
     ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE), "correct spec.image, or the profile's image"),
     ("ContainerFailed", re.compile(r"OOMKilled"), "raise resources.limits.memory of the profile"),
 )  # fmt: skip

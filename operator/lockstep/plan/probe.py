@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from lockstep.api import names
 from lockstep.api.profile import ClusterProfileSpec, Platform
 from lockstep.plan.clusterfacts import ClusterFacts, Object, ProbeFacts
-from lockstep.plan.discovery.nodes import gpu_groups
+from lockstep.plan.discovery.nodes import common_tolerations, gpu_groups
+from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.security import container_security_context
 from lockstep_gang.contract import PROBE, PROBED
 
@@ -41,6 +42,8 @@ def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
         "resources": RESOURCES,
         "volumeMounts": [{"name": "agent", "mountPath": names.AGENT_FOLDER}],
     }
+    groups = gpu_groups(facts)
+    tolerated = common_tolerations(groups[0].nodes) if groups else []  # as the file will say it
     for number, node in enumerate(probed_nodes(facts)):
         spec: Object = {
             "containers": [container],
@@ -51,7 +54,7 @@ def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}, *tolerated],
             "affinity": _on(node) if node is not None else _apart(token),
         }
         metadata = {"name": f"{probe_name(token)}-{number}", "namespace": facts.namespace, "labels": {PROBE_LABEL: token}}

@@ -38,6 +38,8 @@ def _references(resolved: Resolved) -> Iterator[Reference]:
     yield Reference("ServiceAccount", resolved.profile.spec.security.service_account, "the profile's security.service_account")
     for secret in spec.image_pull_secrets:  # a missing one is passed over, and the image is asked for without it
         yield Reference("Secret", secret.name, "imagePullSecrets", Outcome.NOTE)
+    for name in resolved.profile.spec.pod.image_pull_secrets:
+        yield Reference("Secret", name, "the profile's pod.image_pull_secrets", Outcome.NOTE)
     for variable in spec.env:
         source = variable.value_from
         for kind, key in (("Secret", source and source.secret_key_ref), ("ConfigMap", source and source.config_map_key_ref)):
@@ -76,7 +78,8 @@ def _how(reference: Reference, namespace: str) -> str:
     if reference.kind == "ServiceAccount":
         return f"kubectl create serviceaccount {reference.name} -n {namespace}"
     kind = "secret generic" if reference.kind == "Secret" else "configmap"
-    return f"kubectl create {kind} {reference.name} -n {namespace} …, or take it out of the job"
+    place = "cluster file" if reference.field.startswith("the profile's") else "job"
+    return f"kubectl create {kind} {reference.name} -n {namespace} …, or take it out of the {place}"
 
 
 def _networks(resolved: Resolved, around: Around) -> Iterator[Line]:

@@ -13,6 +13,7 @@ _POD_SECURITY = re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)')
 _SCC = "unable to validate against any security context constraint"
 _ACCOUNT = re.compile(r'serviceaccount "([^"]+)" not found')
 _PRIORITY = re.compile(r"no PriorityClass with name (\S+) was found")
+_RUNTIME = re.compile(r'RuntimeClass "([^"]+)" not found')
 _WEBHOOK_DOWN = re.compile(r'failed calling webhook "([^"]+)"')
 
 
@@ -44,6 +45,10 @@ def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of
     if found := _PRIORITY.search(said):
         return (
             f"podTemplate.priorityClassName is {found[1]}, which the cluster doesn't have: kubectl get priorityclass lists those there are"
+        )
+    if found := _RUNTIME.search(said):
+        return (
+            f"the profile's pod.runtime_class is {found[1]}, which the cluster doesn't have: kubectl get runtimeclass lists those there are"
         )
     if found := _WEBHOOK_DOWN.search(said):
         return f"the admission webhook {found[1]} doesn't answer, so that no pod gets in: {said}"

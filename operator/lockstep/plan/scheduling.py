@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
-from lockstep.api.podtemplate import PodTemplate, TaintEffect, Toleration, TolerationOperator
-from lockstep.api.profile import ClusterProfileSpec, Nodes
+from lockstep.api.podtemplate import PodTemplate
+from lockstep.api.profile import ClusterProfileSpec, Nodes, ProfilePod
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.layers import Notice
 
 RACK_WEIGHT = 100  # the highest there is: nothing else is preferred
+GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 
 
 def scheduling_refusals(template: PodTemplate, profile: ClusterProfileSpec, profile_name: str, nodes: int) -> list[Notice]:
@@ -19,7 +20,6 @@ def scheduling_refusals(template: PodTemplate, profile: ClusterProfileSpec, prof
     return [
         *_node_count_refusals(profile.nodes, profile_name, nodes),
         *_selector_refusals(template, profile.nodes, profile_name),
-        *_toleration_refusals(template.tolerations),
     ]
 
 
@@ -45,31 +45,16 @@ def _selector_refusals(template: PodTemplate, allowed: Nodes, profile_name: str)
     ]
 
 
-def _toleration_refusals(tolerations: list[Toleration]) -> list[Notice]:
-    return [
-        Notice("TolerationInvalid", f"podTemplate.tolerations[{index}] {problem}")
-        for index, toleration in enumerate(tolerations)
-        if (problem := _toleration_problem(toleration))
-    ]
+def tolerations(template: PodTemplate, cluster: ProfilePod, gpus_per_node: int) -> list[dict[str, Any]]:
+    """The job's, the profile's, and the taint that GPU nodes usually have when GPUs are asked; each once."""
+    stated = [toleration.to_dict() for toleration in (*template.tolerations, *cluster.tolerations)]
+    stated += [GPU_TOLERATION] if gpus_per_node else []
+    return [toleration for number, toleration in enumerate(stated) if toleration not in stated[:number]]
 
 
-def _toleration_problem(toleration: Toleration) -> str | None:
-    """The rules that the API server has for a pod's tolerations, told before there is a pod."""
-    exists = toleration.operator is TolerationOperator.EXISTS
-    if exists and toleration.value:
-        return "has a value with operator Exists, which takes none: remove the value or use Equal"
-    if not toleration.key and not exists:
-        return "has no key: name the taint's key or use operator Exists"
-    if toleration.toleration_seconds is not None and toleration.effect is not TaintEffect.NO_EXECUTE:
-        return "has tolerationSeconds, which only effect NoExecute takes: set that effect or remove tolerationSeconds"
-    return None
-
-
-def tolerations(template: PodTemplate, gpus_per_node: int) -> list[dict[str, Any]]:
-    """The job's, and the taint that GPU nodes usually have when GPUs are asked."""
-    own = [toleration.to_dict() for toleration in template.tolerations]
-    gpu = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
-    return [*own, gpu] if gpus_per_node and gpu not in own else own
+def usual_tolerations(profile: ClusterProfileSpec) -> list[dict[str, Any]]:
+    """Those of a job that says nothing of its own."""
+    return tolerations(PodTemplate(), profile.pod, profile.gpus.per_node)
 
 
 def topology_spread(job: str, template: PodTemplate) -> list[dict[str, Any]]:

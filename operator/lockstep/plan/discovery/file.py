@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from lockstep.plan.clusterfacts import ClusterFacts
 from lockstep.plan.discovery.draft import Entry, left_out, stated, write
-from lockstep.plan.discovery.nodes import gpu_entries, gpu_groups, node_entries
+from lockstep.plan.discovery.nodes import gpu_entries, gpu_groups, node_entries, pod_entries
 from lockstep.plan.discovery.rails import rdma_entries
 from lockstep.plan.discovery.resources import resource_entries
 from lockstep.plan.discovery.rights import limits_said, security_entries
@@ -52,6 +52,7 @@ def _entries(name: str, facts: ClusterFacts) -> Iterator[Entry]:
     yield from security_entries(facts, rdma=rdma)
     yield from gpu_entries(facts, groups)
     yield from resource_entries(facts, groups)
+    yield from pod_entries(facts, groups)
     yield left_out("image", "registry.example.com/team/image:tag", "unknown: any image with Python 3.10 or newer; or every job names one")
 
 

@@ -13,6 +13,8 @@ from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.nodes import allocatable
 from lockstep.plan.readstatus import is_true
+from lockstep.plan.scheduling import GPU_TOLERATION
+from lockstep.plan.taints import lasting_taints
 
 PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY = "nvidia.com/gpu.memory"
@@ -94,6 +96,30 @@ def _rack(nodes: Sequence[Object]) -> Iterator[Entry]:
         yield stated("nodes.rack_label", named, f"a label of all of them; racks: {', '.join(racks)}")
     else:
         yield left_out("nodes.rack_label", RACKS[0], "no node label that names a rack was seen")
+
+
+def common_tolerations(nodes: Sequence[Object]) -> list[Object]:
+    """What tolerates the taints that keep pods with GPUs off every one of these nodes; a node's own is its own affair."""
+    each = [{(taint["key"], taint.get("value", ""), taint["effect"]) for taint in lasting_taints(node, [GPU_TOLERATION])} for node in nodes]
+    return [_tolerating(*taint) for taint in sorted(set.intersection(*each))] if each else []
+
+
+def _tolerating(key: str, value: str, effect: str) -> Object:
+    return {"key": key, **({"operator": "Equal", "value": value} if value else {"operator": "Exists"}), "effect": effect}
+
+
+def pod_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:
+    """The section `pod`, where the nodes with GPUs have taints."""
+    seen = facts.list("Node")
+    if not seen.seen:
+        yield unknown("pod.tolerations", [Item({"key": "dedicated", "operator": "Exists"})], f"which taints nodes have: {seen.why_not}")
+        return
+    found = common_tolerations(groups[0].nodes) if groups else []
+    if found:
+        said = (
+            f"taints of all of nodes.gpu_nodes, besides {GPU_RESOURCE}'s, which is tolerated anyhow. Remove those that aren't meant for you"
+        )
+        yield stated("pod.tolerations", [Item(toleration) for toleration in found], said)
 
 
 def gpu_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[Entry]:

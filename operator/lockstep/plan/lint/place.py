@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.shared import StorageMode
 from lockstep.plan.clusterfacts import ClusterFacts, Object
 from lockstep.plan.discovery.nodes import PRODUCT, host, labels
 from lockstep.plan.discovery.rights import allows_ipc_lock
-from lockstep.plan.doctorsite import usable_nodes
+from lockstep.plan.doctorsite import taints_matter, taints_of, usable_nodes
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.lint.finding import Finding, failed, fine, unknown, warning
 from lockstep.plan.nodes import allocatable, named
 from lockstep.plan.storageclasses import Shareable, judge_class
+from lockstep.plan.taints import shown_taint
 
 
 def lint_namespace(facts: ClusterFacts) -> Iterator[Finding]:
@@ -33,22 +35,36 @@ def lint_nodes(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findin
     if absent:
         said = f"{named(absent)} {'is' if len(absent) == 1 else 'are'} not in the cluster"
         yield failed("nodes.gpu_nodes", said, "kubectl get nodes; then edit the list")
-    usable = usable_nodes(seen.items, spec)
-    enough = [node for node in usable if allocatable(node, GPU_RESOURCE) >= spec.gpus.per_node]
+    usable = [node for node in usable_nodes(seen.items, spec) if allocatable(node, GPU_RESOURCE) >= spec.gpus.per_node]
+    enough = [node for node in usable if not taints_of(node, spec)]
+    if taints_matter(spec, len(enough)):
+        yield from _tainted(usable, spec)
     if len(enough) < spec.gpus.default_nodes:
         has = (
             f"{len(enough)} of them {'has' if len(enough) == 1 else 'have'} {spec.gpus.per_node} GPUs"
             if spec.gpus.per_node
             else f"{len(enough)} are there"
         )
+        has += " and no taint that keeps jobs off" if len(enough) < len(usable) else ""
         said = f"a job has {spec.gpus.default_nodes} nodes unless it says otherwise; of those that the profile allows, {has}"
         yield failed("gpus.default_nodes", said, "fewer nodes, fewer gpus.per_node, or more nodes in nodes.gpu_nodes")
-    elif usable:
+    else:
         yield fine("nodes.gpu_nodes", f"{len(enough)} nodes have what a job's pods ask for")
     products = {str(labels(node).get(PRODUCT)) for node in enough if PRODUCT in labels(node)}
     if len(products) > 1:
         said = f"the nodes have different GPUs ({', '.join(sorted(products))}): the slowest sets the pace, the smallest the memory"
         yield warning("nodes.gpu_nodes", said, f"list nodes that are alike, or nodes.selector {PRODUCT}")
+
+
+def _tainted(nodes: Sequence[Object], spec: ClusterProfileSpec) -> Iterator[Finding]:
+    """By taint, the nodes that take no pod of a job which says nothing of its own."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for taint in taints_of(node, spec):
+            found[shown_taint(taint)].append(host(node))
+    for shown, hosts in found.items():
+        said = f"{named(hosts)} {'has' if len(hosts) == 1 else 'have'} the taint {shown}, which is not tolerated: jobs never land there"
+        yield warning("pod.tolerations", said, "tolerate it there, if the nodes are meant for jobs; else leave them out of nodes.gpu_nodes")
 
 
 def lint_storage(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:

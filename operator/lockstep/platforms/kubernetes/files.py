@@ -71,7 +71,8 @@ def files_pod(name: str, resolved: Resolved) -> dict[str, Any]:
             "enableServiceLinks": False,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
-        },
+        }
+        | {key: spec[key] for key in ("tolerations", "imagePullSecrets") if key in spec},
     }
 
 

@@ -155,7 +155,10 @@ def _claim(volume: ProfileVolume, namespace: str) -> Object:
 
 
 def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -> Object:
-    """The Deployment with the profile's image, volumes and variables; every other object as its file has it."""
+    """The Deployment with the profile's image, pull secrets, volumes and variables; every other object as its file has it.
+
+    Not with its tolerations: they let jobs onto GPU nodes, where the operator has nothing to do.
+    """
     if item["kind"] != "Deployment":
         return item
     if revision:
@@ -170,6 +173,8 @@ def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -
     ]
     container["volumeMounts"] += [{"name": v.name, "mountPath": v.mount_path, "readOnly": True} for v in volumes]
     pod["volumes"] += [{"name": v.name, "persistentVolumeClaim": {"claimName": v.claim, "readOnly": True}} for v in volumes]
+    if profile.spec.pod.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in profile.spec.pod.image_pull_secrets]
     if profile.spec.platform is Platform.KUBERNETES:
         pod["securityContext"] |= {"runAsUser": USER_ID, "runAsGroup": USER_ID}
     return item
