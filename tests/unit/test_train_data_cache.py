@@ -15,11 +15,12 @@ from lockstep_sizes.choices import Overlong, TrainOn
 from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.config import DataConfig, EvaluationConfig, SourceConfig
 from lockstep_train.data import arrays, cachefolder
+from lockstep_train.data import source as source_module
 from lockstep_train.data.arrays import ArrayWriter, Damaged, open_arrays
 from lockstep_train.data.cachefolder import cache_folder, content_digest
 from lockstep_train.data.hub import HubDataset, hub_dataset
 from lockstep_train.data.load import Dataset, settings_of
-from lockstep_train.data.read import Broken, Sample
+from lockstep_train.data.read import Broken, Conversation, Sample
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
 from unit.data_cases import BYTES, dataset_of, text_of, write_jsonl
@@ -135,6 +136,18 @@ def test_broken_data_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
 
 
+def test_a_batch_ends_at_so_many_characters_too_so_that_long_documents_need_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "BATCH", 3)
+    monkeypatch.setattr(source_module, "BATCH_CHARACTERS", 100)
+    said = Conversation(({"role": "user", "content": "x" * 90},), 0, (), 7)
+    samples = [
+        Sample("x" * length, prompt, 1) for length, prompt in ((40, None), (40, "y" * 20), (1, None), (2, None), (3, None), (300, None))
+    ]
+    found = list(source_module.batches(iter([*samples, said, samples[2]])))
+    assert found == [samples[:2], samples[2:5], samples[5:6], [said], samples[2:3]]
+    assert list(source_module.batches(iter([]))) == []
+
+
 def test_a_file_is_hashed_once_while_it_doesnt_change(tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
     real = arrays.file_digest
@@ -222,6 +235,24 @@ def test_a_hub_dataset_is_fetched_once_and_its_revision_kept(tmp_path: Path) -> 
     assert found[0].revision == "0123abcd"
     assert list(found[0].samples(Broken("x"))) == [Sample("one", None, 1), Sample("two", None, 2)]
     assert told[0].startswith("Downloading the dataset org/set") and told[2].endswith("revision 0123abcd")
+
+
+def test_keys_that_a_table_gives_to_every_object_are_not_rendered_as_nulls(tmp_path: Path) -> None:
+    def fetch(name: str, split: str, revision: str | None, folder: Path) -> str:
+        import datasets
+
+        calls = [{"function": {"name": name, "arguments": {key: 1}}} for name, key in (("f", "x"), ("g", "y"))]
+        turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls}]
+        tools = [{"name": name, "parameters": {key: {"type": "number"}}} for name, key in (("f", "x"), ("g", "y"))]
+        datasets.Dataset.from_list([{"messages": turns, "tools": tools}]).save_to_disk(str(folder / "rows"))
+        return "0123abcd"
+
+    found = hub_dataset(SourceConfig(name="org/set"), tmp_path, print, fetch)
+    sample = next(iter(found.samples(Broken("x"))))
+    assert isinstance(sample, Conversation)
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "g", "arguments": {"y": 1}}}]
+    assert sample.messages == ({"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls})
+    assert [tool["parameters"] for tool in sample.tools] == [{"x": {"type": "number"}}, {"y": {"type": "number"}}]
 
 
 def test_a_hub_dataset_that_cant_be_fetched_says_what_to_do_and_leaves_nothing(tmp_path: Path) -> None:

@@ -44,9 +44,17 @@ class HubDataset:
 
         for number, row in enumerate(datasets.load_from_disk(str(self.folder / ROWS)), start=1):
             try:
-                yield sample_of(row, number)
+                yield sample_of({key: without_nulls(value) for key, value in row.items()}, number)
             except ValueError as error:
                 broken.add(number, str(error))
+
+
+def without_nulls(value: Any) -> Any:
+    """Of an object all keys that have a value. Tables give each object of a column the keys of all of them, and a template would render those
+    as if somebody had written null. What stands in a list keeps its place."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def download(name: str, split: str, revision: str | None, folder: Path) -> str:

@@ -29,6 +29,10 @@ class Sample:
     line: int
     """Number of its first line in the file, from 1."""
 
+    @property
+    def characters(self) -> int:
+        return len(self.text) + len(self.prompt or "")
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -39,6 +43,11 @@ class Conversation:
     """So many of them are the prompt: never learned, whoever speaks."""
     tools: tuple[Any, ...]
     line: int
+
+    @property
+    def characters(self) -> int:
+        """About, for nothing is rendered yet."""
+        return len(str(self.messages)) + len(str(self.tools))
 
 
 AnySample = Sample | Conversation

@@ -25,6 +25,9 @@ from lockstep_train.errors import ConfigError
 VERSION = 2
 """Raised when the same text would give other tokens."""
 BATCH = 2000
+"""Samples that are tokenised at once, unless they have more characters:"""
+BATCH_CHARACTERS = 4_000_000
+"""150 bytes of memory a token; one sample may have more."""
 TOLD_EVERY_SECONDS = 30.0
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
 CONTENT = ("ids", "learned", "offsets")
@@ -112,7 +115,16 @@ class Pace:
 
 
 def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
-    while batch := list(itertools.islice(samples, BATCH)):
+    """At most so many samples each, and no more once they have so many characters."""
+    batch: list[AnySample] = []
+    characters = 0
+    for sample in samples:
+        batch.append(sample)
+        characters += sample.characters
+        if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
         yield batch
 
 
