@@ -55,6 +55,7 @@ class Gang:
     def __init__(self, folder: Path, python_options: tuple[str, ...]) -> None:
         self.folder = folder
         self.python_options = python_options
+        self.program: tuple[str, ...] = ("-m", "lockstep_gang.agent.main")
         self.run_path = folder / "run.json"
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self._lines: dict[int, list[str]] = {}
@@ -84,7 +85,7 @@ class Gang:
             if node in self.processes:
                 self.processes[node].wait(10)  # the agent before this one
             environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": str(self.folder)}
-            command = [sys.executable, *self.python_options, "-m", "lockstep_gang.agent.main", "--run", str(run_path or self.run_path)]
+            command = [sys.executable, *self.python_options, *self.program, "--run", str(run_path or self.run_path)]
             process = subprocess.Popen(
                 command,
                 env=environment,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.agent.console import Console
-from lockstep_gang.agent.gloo import GlooInterface
+from lockstep_gang.agent.fabric_news import FabricNews
 from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import Handlers, Link
 from lockstep_gang.agent.outbox import Outbox
@@ -20,12 +20,12 @@ from lockstep_gang.agent.ranks import Node, Ranks
 from lockstep_gang.agent.reports import ReportSocket
 from lockstep_gang.agent.silence import watch
 from lockstep_gang.agent.standby import Standby
+from lockstep_gang.agent.survivors import Survivors
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.messages import (
     Error,
     Exited,
-    FabricSeen,
     Finish,
     Hello,
     Leaving,
@@ -44,8 +44,6 @@ from lockstep_gang.contract.run import Run, WhenDone
 
 KEEP_SECONDS = 3.0
 """How long the agent's end waits until the logs of NCCL are on the job's volume."""
-FABRIC_SECONDS = 1.0
-"""NCCL's logs are read so often."""
 DUMP_SECONDS = 3.0
 """How long ranks may take to write down their stacks."""
 
@@ -61,6 +59,7 @@ class Agent:
         self.link = Link(run, key, node.index, Handlers(self._hello, self._connected, self._take, console.say))
         self._dev = DevNode(node, self.link, console.say)
         self._preflight = NodePreflight(run, key, node.index, self.link.send)
+        self._survivors = Survivors(self.link.send)
         self._outbox = Outbox(node.index, run.nodes, self.link.send)
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
@@ -71,7 +70,7 @@ class Agent:
         self._finish: Finish | None = None
         self._done = asyncio.Event()
         self._malformed_said = False
-        self._gloo = GlooInterface(run)
+        self._fabric = FabricNews(run, self.link.send)
 
     async def run(self) -> int:
         """Serve until the end of the job (when told to exit then) or until SIGTERM; returns the exit code."""
@@ -87,7 +86,7 @@ class Agent:
             self.link.run(),
             watch(self.link, self._silence_seconds, self._unheard),
             self._outbox.run(),
-            self._watch_fabric(),
+            self._fabric.watch(lambda: self._ranks),
             self._done.wait(),
         )
         tasks = [asyncio.ensure_future(task) for task in (*own, *await self._dev.start())]
@@ -119,9 +118,7 @@ class Agent:
 
     def _hello(self) -> Hello:
         states = self._ranks.states() if self._ranks is not None else ()
-        self._gloo.forget_told()
-        if self._ranks is not None:
-            self._ranks.nccl.forget_told()
+        self._fabric.forget_told(self._ranks)
         running = self._known_attempt if self._running else 0
         return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving)
 
@@ -143,8 +140,8 @@ class Agent:
             self._end(order)
 
     def _start(self, order: Start) -> None:
-        if order.attempt <= self._known_attempt or self._leaving or self._finish is not None:
-            return  # of the past
+        if order.attempt <= self._known_attempt or self._running or self._leaving or self._finish is not None:
+            return  # of the past, or ranks of before are here yet
         self._known_attempt = order.attempt
         self._console.begin_attempt(order.attempt)
         self._outbox.begin_attempt(order.attempt)
@@ -215,10 +212,11 @@ class Agent:
     def _kill(self) -> None:
         if self._ranks is not None:
             self._ranks.kill()
+            self._survivors.killed(self._ranks)
 
     def _reap(self) -> None:
         self._read_reports()  # what a rank said before its end comes before its end
-        self._tell_fabric()
+        self._fabric.tell(self._ranks)
         ranks = self._ranks.leaders if self._ranks is not None else {}
         for ended in ended_children({**ranks, **self._standby.leaders}):
             self._standby.ended(ended.pid)
@@ -279,19 +277,6 @@ class Agent:
         if isinstance(report, Error):
             rank.error = report
         self._outbox.put(report, at_once=first)
-
-    def _tell_fabric(self) -> None:
-        """What is new in NCCL's logs; of gloo, which interface it takes."""
-        if self._ranks is None or not self._running:
-            return
-        ranks = (*self._ranks.nccl.news(), *self._gloo.news(self._known_attempt, self._ranks.group_rank))
-        if ranks:
-            self.link.send(FabricSeen(self._known_attempt, ranks))
-
-    async def _watch_fabric(self) -> None:
-        while True:
-            self._tell_fabric()
-            await asyncio.sleep(FABRIC_SECONDS)
 
     def _unheard(self) -> None:
         """Ranks without a coordinator are stopped after the silence: nobody could tell them to, and another attempt may start."""

@@ -17,7 +17,17 @@ from lockstep_gang.agent.progress import offered
 from lockstep_gang.agent.relay import Relay, drain
 from lockstep_gang.agent.reports import read_error_file
 from lockstep_gang.agent.script import argv
-from lockstep_gang.agent.stacks import STOPPED, ProcessState, ask_for_stacks, dumped, head_line, process_state, stack_path, write_stacks
+from lockstep_gang.agent.stacks import (
+    STOPPED,
+    ProcessState,
+    ask_for_stacks,
+    dumped,
+    head_line,
+    process_state,
+    stack_path,
+    state_after_kill,
+    write_stacks,
+)
 from lockstep_gang.agent.standby import Standby
 from lockstep_gang.contract.exits import DONE, SAVED
 from lockstep_gang.contract.messages import Dumped, Error, RankExit, RankState, Start
@@ -111,6 +121,11 @@ class RankProcess:
             state = process_state(self.pid)
             self._seen = state if state.letter in STOPPED else None
 
+    def survived(self) -> Dumped:
+        """What is left of it after it was killed."""
+        state = state_after_kill(self.pid)
+        return Dumped(self._attempt, self.rank, state.letter, state.kernel_function)
+
     def dumped(self, node: Node) -> Dumped | None:
         """What was seen of it, once; None: nothing was looked for, or nothing found."""
         seen, self._seen = self._seen, None
@@ -190,6 +205,10 @@ class Ranks:
     def dumps(self) -> list[Dumped]:
         """What was seen of ranks that still run, each once."""
         return [dump for rank in self._by_pid.values() if (dump := rank.dumped(self._node)) is not None]
+
+    def survivors(self) -> list[Dumped]:
+        """What is left of ranks that were killed."""
+        return [rank.survived() for rank in self._by_pid.values()]
 
     def dumped(self, rank: int) -> Dumped | None:
         found = self.find(rank)

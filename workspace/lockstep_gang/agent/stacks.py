@@ -20,6 +20,7 @@ from lockstep_gang.contract.messages import Dumped
 
 WRITE_SECONDS = 1.0
 """How long a volume may take to write one file; what hangs may be the volume."""
+PROC = Path("/proc")
 STOPPED = frozenset({"T", "t"})
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _COLLECTIVE = re.compile(r"torch/distributed/|deepspeed/comm/|torch/nn/parallel/distributed|mpi4py|horovod")
@@ -42,8 +43,18 @@ class ProcessState:
 
 def process_state(pid: int) -> ProcessState:
     """Empty where there is no /proc, or no such process."""
-    fields = dict(line.partition(":")[::2] for line in _read(f"/proc/{pid}/status").splitlines())
-    function = _read(f"/proc/{pid}/wchan").strip()
+    return _state(PROC / str(pid))
+
+
+def state_after_kill(leader: int) -> ProcessState:
+    """Of what is left of a rank: its thread that can't be interrupted, if there is one, else its process."""
+    threads = (_state(thread) for pid in _group(leader) for thread in (PROC / str(pid) / "task").glob("[0-9]*"))
+    return next((state for state in threads if state.letter == "D"), None) or process_state(leader)
+
+
+def _state(folder: Path) -> ProcessState:
+    fields = dict(line.partition(":")[::2] for line in _read(f"{folder}/status").splitlines())
+    function = _read(f"{folder}/wchan").strip()
     return ProcessState(
         fields.get("State", "").strip()[:1], "" if function == "0" else function, int(fields.get("SigCgt", "0").strip() or "0", 16)
     )
@@ -60,7 +71,7 @@ def python_process(leader: int) -> int:
 
 def _group(leader: int) -> list[int]:
     found = [leader]
-    for folder in Path("/proc").glob("[0-9]*"):
+    for folder in PROC.glob("[0-9]*"):
         fields = _read(f"{folder}/stat").rpartition(")")[2].split()
         if len(fields) > 2 and fields[2] == str(leader) and folder.name != str(leader):
             found.append(int(folder.name))

@@ -12,7 +12,7 @@ from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle import preflight, session
+from lockstep_gang.lifecycle import preflight, session, unended
 from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
 from lockstep_gang.lifecycle.fabric import begun, refusal, settled
 from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
@@ -62,15 +62,15 @@ def _next_step(gang: Gang, run: Run, now: float) -> Decision:
         return _waiting(gang, run, now) if run.interactive is None else _for_a_request(gang, run, now)
     if gang.phase is Phase.ACTIVE:
         return _active(gang, run, now)
-    if gang.phase is Phase.STOPPING and not any(node.connected and node.attempt for node in gang.nodes):
-        return _stopped(gang, run, now)
-    return Decision(_hastened(gang) if gang.phase is Phase.STOPPING else gang)
+    if unended.is_over(gang, run, now):
+        return _stopped(unended.given_up(gang), run, now)
+    return Decision(_hastened(gang, now) if gang.phase is Phase.STOPPING else gang)
 
 
-def _hastened(gang: Gang) -> Gang:
+def _hastened(gang: Gang, now: float) -> Gang:
     """Ranks that save, because somebody interrupted their run, are killed once it is interrupted again."""
     again = gang.stopping is StopMode.SAVE and session.interrupting(gang) is StopMode.KILL
-    return replace(gang, stopping=StopMode.KILL) if again else gang
+    return replace(gang, stopping=StopMode.KILL, stop_began=now) if again else gang
 
 
 def _for_a_request(gang: Gang, run: Run, now: float) -> Decision:
@@ -188,7 +188,8 @@ def _stop_hung(gang: Gang, run: Run, hang: Hang, now: float) -> Decision:
 
 
 def _stopped(gang: Gang, run: Run, now: float) -> Decision:
-    """No rank is left on any node that can be reached; one that can't stops its own after its silence, and is fenced by its number."""
+    """No rank is left on any node that can be reached, but for those that can't be ended; a node that can't be reached stops its
+    own after its silence, and is fenced by its number."""
     if run.interactive is not None:
         leaving = any(node.leaving for node in gang.nodes)
         gang = replace(gang, stopped=stop_report(gang, run, now)) if leaving and gang.stopping is StopMode.SAVE else gang
@@ -200,6 +201,7 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
         return Decision(told_to_go(waiting, asked_to_go(gang, now)), close="Stopped")
     failure = first_failure(gang, run)
     final = is_final(gang, run) or is_repeated(gang, failure)
+    failure = replace(failure, message=unended.noted(failure.message, gang, run))
     failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
     if final or (is_spent(failed.budget, run) and not is_doubted(failed, run, now)):
         return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
@@ -249,7 +251,7 @@ def _question(gang: Gang, run: Run, node: int) -> Order | None:
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
-    waits = (next_deadline(gang, run) if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run))
+    waits = (next_deadline(gang, run) if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run), unended.stop_deadline(gang, run))
     times += [deadline for deadline in waits if deadline is not None]
     if gang.phase is Phase.WAITING:
         times += [at for at in (gang.not_before - preflight.BEFORE_SECONDS, gang.not_before) if at > now]

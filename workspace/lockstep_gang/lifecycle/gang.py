@@ -47,6 +47,8 @@ class Node:
     closed_sign: int = 0
     attempt: int = 0
     """The attempt whose processes it has, or has been told to start; 0: none."""
+    stuck: bool = False
+    """A stop's time was over, and it had ranks of the attempt yet."""
     leaving: bool = False
     told: Order | None = None
     """The last order on this connection."""

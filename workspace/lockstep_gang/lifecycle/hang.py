@@ -44,7 +44,8 @@ def next_deadline(gang: Gang, run: Run) -> float | None:
 
 def excused(gang: Gang, seconds: float) -> Gang:
     """The gang after this process itself didn't run for so long: what ranks said in that time is still to be read."""
-    return replace(gang, ranks=tuple(replace(rank, progress=later(rank.progress, seconds)) for rank in gang.ranks))
+    ranks = tuple(replace(rank, progress=later(rank.progress, seconds)) for rank in gang.ranks)
+    return replace(gang, ranks=ranks, stop_began=gang.stop_began + seconds)
 
 
 def suspects(gang: Gang, now: float) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.fabric import seen, training
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted, stepped
+from lockstep_gang.lifecycle.hang import STOPPED
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
 from lockstep_gang.lifecycle.session import wished
@@ -53,7 +54,7 @@ def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) 
     if isinstance(message, Leaving):
         return gang.with_node(node, replace(gang.nodes[node], leaving=True))
     if isinstance(message, Stopped) and message.attempt == gang.nodes[node].attempt:
-        return gang.with_node(node, replace(gang.nodes[node], attempt=0))
+        return gang.with_node(node, replace(gang.nodes[node], attempt=0, stuck=False))
     if isinstance(message, (Started, Reported, Progressed, FabricSeen, Dumped, Exited)) and message.attempt == gang.attempt:
         return _of_the_attempt(gang, run, node, message, now)
     return gang
@@ -65,7 +66,7 @@ def _of_the_attempt(
     if isinstance(message, Started):
         return _started(gang, run, node)
     if isinstance(message, Dumped):
-        return replace(gang, dumps=(*gang.dumps, message)) if message.rank in run.ranks_of(node) else gang
+        return _dumped(gang, message) if message.rank in run.ranks_of(node) else gang
     if isinstance(message, Progressed):
         return _progressed(gang, run, node, [rank_report_from_json(value) for value in message.reports], now)
     if isinstance(message, Exited):
@@ -85,7 +86,7 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     before = gang.nodes[node]
     same = hello.instance == before.instance
     leaving = hello.leaving or (same and before.leaving)
-    here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, leaving=leaving)
+    here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, stuck=same and before.stuck, leaving=leaving)
     gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
     if gang.phase not in (Phase.ACTIVE, Phase.STOPPING):
         return gang
@@ -128,6 +129,17 @@ def _started(gang: Gang, run: Run, node: int) -> Gang:
     for rank in run.ranks_of(node):
         gang = gang.with_rank(rank, replace(gang.ranks[rank], ready=True))
     return gang
+
+
+def _dumped(gang: Gang, dump: Dumped) -> Gang:
+    """What is left of a rank after SIGKILL is told after its stacks were, again and again: its state, unless it was a stopped process."""
+    known = next((index for index, other in enumerate(gang.dumps) if other.rank == dump.rank), None)
+    if known is None:
+        return replace(gang, dumps=(*gang.dumps, dump))
+    before = gang.dumps[known]
+    if before.state not in STOPPED:
+        before = replace(before, state=dump.state, kernel_function=dump.kernel_function)
+    return replace(gang, dumps=(*gang.dumps[:known], before, *gang.dumps[known + 1 :]))
 
 
 def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:

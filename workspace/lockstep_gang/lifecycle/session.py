@@ -19,6 +19,7 @@ from lockstep_gang.lifecycle.failures import first_failure
 from lockstep_gang.lifecycle.gang import Gang, Phase, has_failed
 from lockstep_gang.lifecycle.preflight_state import Preflight
 from lockstep_gang.lifecycle.session_state import Request
+from lockstep_gang.lifecycle.unended import noted
 
 LOOK_SECONDS = 15.0
 """For every node to say whether it has the script; a volume may hang."""
@@ -192,10 +193,9 @@ def stopped(gang: Gang, run: Run, now: float) -> tuple[Gang, str]:
     if gang.stopping in (None, StopMode.KILL, StopMode.DUMP) and (has_failed(gang, run) or not request.interrupts):
         failure = first_failure(gang, run)
         code = failure.exit_code or 128 + SIGNALS.get(failure.signal or "", 0) if failure.exit_code or failure.signal else FAILED
-        return ended(gang, code, f"{request.asked.text} failed: {failure.message}", now), "Failed"
-    if request.interrupts:
-        return ended(gang, INTERRUPTED, f"{request.asked.text} was stopped: {request.why}", now), "Stopped"
-    return ended(gang, SAVED, f"{request.asked.text} was stopped: {gang.stop_reason}", now), "Stopped"
+        return ended(gang, code, noted(f"{request.asked.text} failed: {failure.message}", gang, run), now), "Failed"
+    code, why = (INTERRUPTED, request.why) if request.interrupts else (SAVED, gang.stop_reason)
+    return ended(gang, code, noted(f"{request.asked.text} was stopped: {why}", gang, run), now), "Stopped"
 
 
 def completed(gang: Gang, now: float) -> Gang:

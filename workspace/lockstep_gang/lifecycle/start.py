@@ -10,11 +10,17 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import seen
 from lockstep_gang.lifecycle.progress import Wait
+from lockstep_gang.lifecycle.unended import busy_nodes, noted
 
 SHOWN = 5
 
 
 def missing_nodes(gang: Gang) -> list[int]:
+    """Nodes that an attempt can't start on: they are not here, or are busy with ranks of an earlier one."""
+    return [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving or node.attempt]
+
+
+def absent_nodes(gang: Gang) -> list[int]:
     return [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving]
 
 
@@ -49,13 +55,12 @@ def is_late(gang: Gang, run: Run, now: float) -> bool:
 
 
 def late_nodes_failure(gang: Gang, run: Run) -> Failure:
-    missing = missing_nodes(gang)
+    absent, busy = absent_nodes(gang), busy_nodes(gang)
+    what = [f"{listed_nodes(gang, run, absent)} did not come"] if absent else []
+    what += [f"{listed_nodes(gang, run, busy)} did not get rid of earlier ranks"] if busy else []
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
-    return Failure(
-        message=f"{listed_nodes(gang, run, missing)} did not come within the {_allowed(run)}{after}"[:1000],
-        node=missing[0],
-        cause=Cause.SETUP,
-    )
+    text = noted(f"{' and '.join(what)} within the {_allowed(run)}{after}", gang, run)
+    return Failure(message=text[:1000], node=missing_nodes(gang)[0], cause=Cause.SETUP)
 
 
 def late_ranks_failure(gang: Gang, run: Run) -> Failure:

@@ -10,6 +10,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.unended import busy_nodes, unended
 
 LISTED = 5
 SAME_MOMENT_SECONDS = 1.0
@@ -58,6 +59,9 @@ def _by_the_script_alone(gang: Gang, done: int | None, now: float) -> StopReport
 def _why_not_saved(gang: Gang, run: Run, now: float) -> str:
     """The first reason that applies, the most telling one first."""
     exits = {index: rank.exit for index, rank in enumerate(gang.ranks) if rank.exit is not None}
+    stuck = [index for index in busy_nodes(gang) if gang.nodes[index].stuck]
+    if stuck:
+        return unended(gang, run, stuck)
     killed = [index for index, exit_ in exits.items() if exit_.signal == "SIGKILL"]
     if killed and now - gang.stop_began >= run.save_grace_seconds - SAME_MOMENT_SECONDS:
         return f"{_ranks(killed)} still ran after the {run.save_grace_seconds} s that a save may take, and were killed"

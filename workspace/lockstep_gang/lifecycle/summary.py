@@ -8,7 +8,8 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.idle import interactive_report
-from lockstep_gang.lifecycle.start import listed_nodes, listed_ranks, missing_nodes, missing_ranks
+from lockstep_gang.lifecycle.start import absent_nodes, listed_nodes, listed_ranks, missing_ranks
+from lockstep_gang.lifecycle.unended import busy_nodes, noted
 
 
 def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:
@@ -70,10 +71,10 @@ def message_of(gang: Gang, run: Run) -> str:
 def _waiting_for(gang: Gang, run: Run) -> str:
     if gang.trouble is not None:
         return gang.trouble
-    missing = missing_nodes(gang)
+    missing = absent_nodes(gang) or [index for index, node in enumerate(gang.nodes) if node.connected and node.stuck]
     after = f", after {gang.failure.message}" if gang.failure is not None else ""
     if missing:
-        return f"waiting for {listed_nodes(gang, run, missing)}{after}"
+        return noted(f"waiting for {listed_nodes(gang, run, missing)}{after}", gang, run)
     checking = preflight.message_of(gang.preflight)
     if checking and (gang.failure is None or not preflight.is_looking(gang.preflight)):  # within a backoff it is too short to be told
         return checking + after
@@ -82,7 +83,7 @@ def _waiting_for(gang: Gang, run: Run) -> str:
         return f"looking for {request.asked.command[0]} on every node"
     if run.interactive is not None and request is None:
         return "ready: nothing runs"
-    busy = [index for index, node in enumerate(gang.nodes) if node.attempt]
+    busy = busy_nodes(gang)
     return (
         f"waiting for ranks of an earlier attempt to stop on {_listed(busy)}" if busy else f"attempt {gang.attempt + 1} starts soon{after}"
     )
