@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,12 +90,14 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def served(stub: ApiStub, folder: Path) -> Iterator[Path]:
-    """The stub on a port of this machine, and a kubeconfig for it."""
+def served(stub: ApiStub, folder: Path, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Path]:
+    """The stub on a port of this machine, and a kubeconfig that reaches it by `host`."""
     server = _Server(("127.0.0.1", 0), _handler(stub))
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    stub.url = f"http{'s' if tls is not None else ''}://{host}:{server.server_address[1]}"
     try:
         yield kubeconfig(folder, stub.url)
     finally:

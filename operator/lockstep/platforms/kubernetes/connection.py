@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import Any
 
 from lockstep.api.errors import ConfigError
+from lockstep.plan.proxy import proxy_of
 from lockstep.platforms.kubernetes import kubeconfig
 from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kubeconfig_path, no_cluster
 from lockstep.platforms.kubernetes.kubeconfig import Server
@@ -32,7 +33,8 @@ class Connection:
             from aiohttp import ClientSession, TCPConnector
 
             connector = TCPConnector(ssl=True if self.server.tls is None else self.server.tls)
-            self._session = ClientSession(connector=connector, trust_env=True, read_bufsize=READ_BYTES)
+            # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
+            self._session = ClientSession(connector=connector, read_bufsize=READ_BYTES)
         return self._session
 
     async def _asked_as(self) -> dict[str, Any]:
@@ -69,17 +71,21 @@ async def server_of(context: str | None) -> Server:
 
 
 async def _by_the_library(context: str | None) -> Server:
-    """A service account, whose token's file is read again now and then, and logins that only the library knows."""
+    """A service account, whose token's file is read again now and then, and logins that only the library knows.
+
+    From a pod the API server is near: a proxy that its environment names is for what lies outside of the cluster.
+    """
     import ssl
 
     from kubernetes.aio import client, config
 
     configuration = client.Configuration()
-    namespace = None
+    namespace = proxy = None
     try:
         if has_kubeconfig() or IN_CLUSTER not in os.environ:
             loader = await config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
             namespace = loader.current_context.get("context", {}).get("namespace")
+            proxy = configuration.proxy or proxy_of(configuration.host, os.environ)
         else:
             config.load_incluster_config(client_configuration=configuration)
     except config.ConfigException as error:
@@ -93,4 +99,4 @@ async def _by_the_library(context: str | None) -> Server:
         tls.load_cert_chain(configuration.cert_file, configuration.key_file)
     if not configuration.verify_ssl:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    return Server(configuration.host, namespace, tls, authorization, configuration.tls_server_name, configuration.proxy)
+    return Server(configuration.host, namespace, tls, authorization, configuration.tls_server_name, proxy)

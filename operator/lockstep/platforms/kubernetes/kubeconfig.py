@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from lockstep.api.errors import ConfigError
+from lockstep.plan.proxy import proxy_of
 
 Values = dict[str, Any]
 RENEWED_SECONDS = 60.0
@@ -53,6 +54,7 @@ class Server:
     tls_name: str | None = None
     """The name in the server's certificate, where it isn't the URL's."""
     proxy: str | None = None
+    """None: directly, whatever the environment says."""
 
 
 def read(paths: str, context: str | None = None) -> Server | None:
@@ -76,7 +78,7 @@ def read(paths: str, context: str | None = None) -> Server | None:
         tls=_tls(cluster, user, proved) if str(cluster["server"]).startswith("https") else None,
         authorization=plugin.authorization if plugin is not None and "token" in proved else _stated(user),
         tls_name=cluster.get("tls-server-name"),
-        proxy=cluster.get("proxy-url"),
+        proxy=cluster.get("proxy-url") or proxy_of(str(cluster["server"]), os.environ),
     )
 
 
