@@ -87,7 +87,7 @@ ALONE: dict[str, tuple[dict[str, Any], str, str]] = {
     "a list that excludes": (env("NCCL_IB_HCA", "^mlx5_"), "nccl.env[0]", "failed"),
     "a variable that hides a key": (env("NCCL_SOCKET_IFNAME", "eth0"), "nccl.env[0]", "warning"),
     "shared memory beyond the limit": ({"resources": {"limits": {"memory": "500Gi"}}, "shm_size": "500Gi"}, "shm_size", "failed"),
-    "an SCC where there is none": (
+    "a key without effect": (
         {"cluster": {"platform": "kubernetes"}, "security": {"requires_privileged_scc": True}},
         "security.requires_privileged_scc",
         "warning",

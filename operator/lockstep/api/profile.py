@@ -71,7 +71,7 @@ class Security(Model):
     service_account: DnsName = "ml-dev-sa"
     """The pods' ServiceAccount. It is made by deploy-cluster; jobs never make one."""
     requires_privileged_scc: bool = False
-    """true: deploy-cluster prints the administrator's command that grants the SCC."""
+    """Has no effect; old files have it. No pod is privileged: those of RDMA jobs have an SCC that allows IPC_LOCK and nothing else."""
     ipc_lock: bool = False
     """Add CAP_IPC_LOCK to RDMA pods, so that they can lock memory for the NIC."""
 

@@ -63,12 +63,10 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
 
 
 def tell_end(plan: Deployment, *, dev: bool, complete: bool) -> None:
-    """The administrator's grants and the profile's notes, what is ready, and the next commands."""
+    """The profile's notes, what is ready, and the next commands."""
     cluster, namespace = plan.cluster.cluster.name, plan.namespace
     if plan.profile.spec.security.requires_privileged_scc:
-        account = plan.profile.spec.security.service_account
-        print("\nThe profile says that pods need the privileged SCC. An administrator grants it:")
-        print(f"  oc adm policy add-scc-to-user privileged -z {account} -n {namespace}")
+        print("\nsecurity.requires_privileged_scc has no effect, and can be taken out of the cluster file: no pod is privileged.")
     if plan.profile.spec.notes:
         print(f"\nNotes of {plan.profile.metadata.name}:\n{plan.profile.spec.notes.rstrip()}")
     if not complete:

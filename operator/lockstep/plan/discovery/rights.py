@@ -18,8 +18,6 @@ def security_entries(facts: ClusterFacts, *, rdma: bool) -> Iterator[Entry]:
         )
     elif rdma:
         yield left_out("security.ipc_lock", False, "not needed: network.rdma.memlock is unlimited")
-    if facts.is_openshift:
-        yield left_out("security.requires_privileged_scc", False, "an SCC with IPC_LOCK is enough; `privileged` isn't needed")
 
 
 def _scc(facts: ClusterFacts) -> str:

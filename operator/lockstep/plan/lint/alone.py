@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.model import quantity_value
-from lockstep.api.profile import ClusterProfileSpec, Platform
+from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.lint.finding import Finding, failed, warning
 from lockstep_gang.contract import are_whole_names
 
@@ -126,8 +126,8 @@ def _pods(spec: ClusterProfileSpec) -> Iterator[Finding]:
     if memory is not None and quantity_value(spec.shm_size) >= quantity_value(memory):
         said = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
         yield failed("shm_size", said, "less than resources.limits.memory")
-    if spec.security.requires_privileged_scc and spec.platform is Platform.KUBERNETES:
-        yield warning("security.requires_privileged_scc", "plain Kubernetes has no SCCs", "take it out, or cluster.platform: openshift")
+    if spec.security.requires_privileged_scc:
+        yield warning("security.requires_privileged_scc", "it has no effect: no pod that Lockstep makes is privileged", "take it out")
 
 
 def _threshold(found: ClusterFile) -> Iterator[Finding]:

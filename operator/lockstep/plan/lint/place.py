@@ -17,6 +17,8 @@ from lockstep.plan.nodes import allocatable, named
 from lockstep.plan.storageclasses import Shareable, judge_class
 from lockstep.plan.taints import shown_taint
 
+OWN_SCC = "an administrator: lockstep deploy brings one that allows nothing else"
+
 
 def lint_namespace(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.namespace_there is False:
@@ -113,17 +115,14 @@ def lint_rights(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findi
     if not seen.seen:
         yield unknown("security.ipc_lock", f"which SCC allows it: {seen.why_not}")
     elif not allowing:
-        yield failed(
-            "security.ipc_lock", "no SCC allows IPC_LOCK to UID 0", "an administrator: lockstep deploy brings one that allows nothing else"
-        )
+        yield failed("security.ipc_lock", "no SCC allows IPC_LOCK to UID 0", OWN_SCC)
     elif facts.may_use_scc is None:
         yield unknown("security.ipc_lock", f"whether {account} may use one of {', '.join(sorted(allowing))}: you may not ask for it")
     elif not any(facts.may_use_scc.get(name) for name in allowing):
-        best = min(allowing, key=lambda name: (name == "privileged", name))
+        narrow = sorted(str(item["metadata"]["name"]) for item in seen.items if _lets_in(item) and "*" not in item["allowedCapabilities"])
+        fix = f"an administrator: oc adm policy add-scc-to-user {narrow[0]} -z {account} -n {facts.namespace}" if narrow else OWN_SCC
         said = f"service account {account} may use none of the SCCs that allow IPC_LOCK ({', '.join(sorted(allowing))})"
-        yield failed(
-            "security.service_account", said, f"an administrator: oc adm policy add-scc-to-user {best} -z {account} -n {facts.namespace}"
-        )
+        yield failed("security.service_account", said, fix)
     else:
         yield fine("security.ipc_lock", f"{account} may use {', '.join(sorted(name for name in allowing if facts.may_use_scc.get(name)))}")
 
