@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
-_PORTS = {"http": 80, "https": 443}
+_PORTS = {"http": "80", "https": "443"}
 
 
 def proxy_of(url: str, variables: Mapping[str, str]) -> str | None:
     """The proxy's URL, or None: `url` is reached directly."""
     parts = urlsplit(url)
     proxy = _stated(f"{parts.scheme}_proxy", variables)
-    host, port = (parts.hostname or "").lower(), str(parts.port or _PORTS.get(parts.scheme, ""))
+    host, port = parts.hostname or "", str(parts.port) if parts.port else _PORTS.get(parts.scheme, "")
     if not proxy or _is_this_machine(host) or any(_leaves_out(entry, host, port) for entry in _entries(variables)):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
