@@ -59,6 +59,16 @@ def chat_masks(model: str, folder: str) -> None:
     assert len(by_marks) == 1
 
 
+def rows_of_the_embedding(model: str, folder: str) -> int:
+    """Train with a model whose config.json tells of fewer rows than the tokenizer has tokens."""
+    tokeniser = load_tokeniser(Path(model))
+    assert tokeniser.vocabulary == 258
+    shutil.copytree(model, folder)
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 60}))
+    return trainer.main([])
+
+
 def draw(lengths: list[int], seed: int) -> list[Example]:
     """Documents of random tokens, a third of them masked."""
     generator = numpy.random.default_rng(seed)

@@ -22,6 +22,16 @@ def test_a_real_chat_template_gives_the_masks_of_the_assistants_turns(ranks: For
     assert ended.codes == [0], ended.output
 
 
+def test_a_tokenizer_larger_than_the_model_is_refused_before_the_model_is_loaded(
+    ranks: ForkServer, run_file: RunFile, model: Path, tmp_path: Path
+) -> None:
+    smaller = tmp_path / "smaller"
+    path = run_file("smaller-model", model={"name": str(smaller)})
+    ended = ranks.run("rows_of_the_embedding", [path], arguments={"model": str(model), "folder": str(smaller)})
+    assert ended.codes == [78], ended.output
+    assert "but the model has only those below 60 (vocab_size of its config.json)" in ended.output
+
+
 def test_packed_rows_have_the_losses_and_gradients_of_their_documents_alone(ranks: ForkServer, model: Path) -> None:
     ended = ranks.run("packed_like_unpacked", [None], arguments={"model": str(model)})
     assert ended.codes == [0], ended.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from lockstep_sizes.choices import DataFormat, Overlong, TrainOn
 from lockstep_train.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
+from lockstep_train.data.load import refuse_unknown_tokens
 from lockstep_train.data.read import AnySample, Broken, Conversation, Sample, read_jsonl, read_text
-from lockstep_train.data.tokenize import IGNORED
+from lockstep_train.data.tokeniser import padding
+from lockstep_train.data.tokenize import IGNORED, Tokeniser
 from lockstep_train.errors import ConfigError
 from unit.data_cases import BYTES, PLAIN_BYTES, dataset_of, text_of, write_jsonl
 
@@ -159,6 +162,35 @@ def test_the_prompt_and_what_the_model_expects_before_it_are_masked(tmp_path: Pa
     everything = dataset_of(tmp_path / "cache", path=path, train_on=TrainOn.ALL).training
     assert everything[0].labels.tolist() == [IGNORED, 97, 98, 67, 68, 301]
     assert everything.learned_tokens([0]) == everything[0].learned_tokens == 5
+
+
+def test_a_token_that_the_model_has_no_row_for_is_refused_by_its_text(tmp_path: Path) -> None:
+    def refused(records: list[dict[str, str]], tokeniser: Tokeniser, rows: int | None) -> bool:
+        found = dataclasses.replace(tokeniser, vocabulary=rows, decode=text_of)
+        dataset = dataset_of(tmp_path / "cache", found, path=str(write_jsonl(tmp_path / "x.jsonl", records)))
+        try:
+            refuse_unknown_tokens(dataset, found)
+        except ConfigError as error:
+            assert str(error).startswith(
+                f"the tokenizer gives the token {rows} ({text_of([rows])!r}), but the model has only those below {rows} "
+            )
+            return True
+        return False
+
+    letters = [{"prompt": "a", "completion": "z"}, {"text": "bc"}]
+    assert [refused(letters, PLAIN_BYTES, rows) for rows in (None, ord("z") + 1, ord("z"))] == [False, False, True]
+    prompted = [{"prompt": "z", "completion": "a"}, {"text": "bc"}]
+    assert [refused(prompted, PLAIN_BYTES, rows) for rows in (ord("z") + 1, ord("z"))] == [False, True]
+    beginning = dataclasses.replace(PLAIN_BYTES, begin=(300,), digest="begins")
+    assert [refused(letters, beginning, rows) for rows in (301, 300)] == [False, True]
+    assert [refused(letters, BYTES, rows) for rows in (302, 301)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("pad", "end", "rows", "used"), [(5, 2, 6, 5), (5, 2, 5, 2), (None, 2, 5, 2), (5, 5, 5, 0), (5, None, None, 5), (None, None, 5, 0)]
+)
+def test_rows_are_filled_up_with_a_token_that_the_model_has(pad: int | None, end: int | None, rows: int | None, used: int) -> None:
+    assert padding(pad, end, rows) == used
 
 
 LONG = [{"text": "abcdefghij"}, {"text": "short"}, {"prompt": "0123456", "completion": "xyz"}]

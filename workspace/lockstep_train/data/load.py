@@ -50,6 +50,8 @@ class Dataset:
     no meaning."""
     notes: tuple[str, ...]
     """What to tell at the start, a line each."""
+    largest_id: int = 0
+    """Of all tokens, those before every text among them."""
 
 
 def data_settings(training: TrainingConfig) -> dict[str, Any]:
@@ -166,7 +168,18 @@ def open_dataset(prepared: Prepared, tokeniser: Tokeniser) -> Dataset:
     training, evaluation = (
         Sequences(open_arrays(plan / part, verify=False), tokens, prepared.names, tokeniser.begin) for part in (TRAINING, EVALUATION)
     )
-    return Dataset(training, evaluation, prepared.digest, prepared.notes)
+    largest = max(*(found.facts["largest"] for found in tokens), *tokeniser.begin, 0)
+    return Dataset(training, evaluation, prepared.digest, prepared.notes, largest)
+
+
+def refuse_unknown_tokens(dataset: Dataset, tokeniser: Tokeniser) -> None:
+    """Raises ConfigError where the model's embedding has no row for a token: that would end a rank inside a kernel, with no word of why."""
+    largest, size = dataset.largest_id, tokeniser.vocabulary
+    if size is not None and largest >= size:
+        raise ConfigError(
+            f"the tokenizer gives the token {largest} ({tokeniser.decode([largest])!r}), but the model has only those below {size} (vocab_size of its "
+            "config.json); take the tokenizer that belongs to the model, or save the model with its embeddings resized for this one"
+        )
 
 
 def to_json(prepared: Prepared) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.distributed import DistStoreError
 from lockstep_train.checkpoint.durable import make_directory
 from lockstep_train.config import RunConfig
 from lockstep_train.data.cachefolder import cache_folder
-from lockstep_train.data.load import Dataset, from_json, open_dataset, prepare, to_json
+from lockstep_train.data.load import Dataset, from_json, open_dataset, prepare, refuse_unknown_tokens, to_json
 from lockstep_train.data.progress import Progress
 from lockstep_train.data.source import Say
 from lockstep_train.data.tokenize import Tokeniser
@@ -46,7 +46,9 @@ def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say
     problem = first_problem(made)
     if problem is not None:
         raise ConfigError(problem)
-    return open_dataset(from_json(made[builders[ranks.node]]["prepared"]), tokeniser)
+    dataset = open_dataset(from_json(made[builders[ranks.node]]["prepared"]), tokeniser)
+    refuse_unknown_tokens(dataset, tokeniser)
+    return dataset
 
 
 def attempt(config: RunConfig, tokeniser: Tokeniser, cache: Path, say: Say) -> dict[str, Any]:

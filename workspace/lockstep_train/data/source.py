@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays, remove
+from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, Damaged, open_arrays, remove
 from lockstep_train.data.read import AnySample, Broken, read_jsonl, read_text
 from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples, paragraph_break
 from lockstep_train.errors import ConfigError
 
-VERSION = 2
-"""Raised when the same text would give other tokens."""
+VERSION = 3
+"""Raised when the same text would give other tokens, or other facts about them."""
 BATCH = 2000
 """Samples that are tokenised at once, unless they have more characters:"""
 BATCH_CHARACTERS = 4_000_000
@@ -77,7 +77,7 @@ def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place:
     """Read, tokenise and write the source in batches, so that memory doesn't grow with it."""
     broken = Broken(source.name)
     writer = ArrayWriter(place, TYPES)
-    tokens = samples = seen = 0
+    tokens = samples = seen = largest = 0
     pace = Pace(source.name, say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
@@ -85,13 +85,16 @@ def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place:
             seen += len(batch)
             encoded = encode_paragraphs(batch, tokeniser) if source.plain_text else encode_samples(batch, tokeniser, train_on, broken)
             if not broken.count and encoded:
-                tokens += append(writer, encoded, tokens)
+                ids = append(writer, encoded, tokens)
+                tokens += len(ids)
+                largest = max(largest, int(ids.max()))
                 samples += len(encoded)
             pace.at(seen)
         broken.refuse()
         if not samples:
             raise ConfigError(f"the data {source.name} holds no samples")
-        writer.commit({"source": source.name, "samples": samples, "tokens": tokens, "separator": len(paragraph_break(tokeniser))})
+        facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest}
+        writer.commit({**facts, "separator": len(paragraph_break(tokeniser))})
     except BaseException:
         writer.discard()
         raise
@@ -128,8 +131,8 @@ def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
         yield batch
 
 
-def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> int:
-    """Add these samples after `before` tokens; how many tokens they have."""
+def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
+    """Add these samples after `before` tokens; the ids of them all."""
     lengths = numpy.array([len(item.ids) for item in encoded])
     ids = numpy.fromiter(itertools.chain.from_iterable(item.ids for item in encoded), numpy.int32, int(lengths.sum()))
     learned = numpy.frombuffer(b"".join(item.learned for item in encoded), numpy.uint8)
@@ -147,7 +150,7 @@ def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> int:
     writer.append("counts", numpy.add.reduceat(predicted, starts[:-1], dtype=numpy.int32))
     positions = numpy.where(predicted, numpy.arange(len(ids)), numpy.iinfo(numpy.int64).max)
     writer.append("first", numpy.minimum(numpy.minimum.reduceat(positions, starts[:-1]) - starts[:-1], numpy.iinfo(numpy.int32).max))
-    return len(ids)
+    return ids
 
 
 def content_key(ids: bytes) -> int:

@@ -32,18 +32,36 @@ def load_tokeniser(folder: Path) -> Tokeniser:
     tokenizer.model_max_length = int(1e30)  # a sample longer than the model's context is counted and told by us, not warned of
     end = tokenizer.eos_token_id
     begin = [token for token in tokenizer.encode("") if token != end]
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end if end is not None else 0)
+    vocabulary = vocabulary_size(folder)
     return Tokeniser(
         encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
         begin=tuple(begin),
         end=end,
-        pad=pad,
+        pad=padding(tokenizer.pad_token_id, end, vocabulary),
         chat=chat_template(tokenizer),
         encode_many=lambda texts: encode_many(tokenizer, texts),
         places=(lambda texts: place_many(tokenizer, texts)) if tokenizer.is_fast else None,
         decode=lambda ids: str(tokenizer.decode(ids)),
         digest=tokeniser_digest(folder),
+        vocabulary=vocabulary,
     )
+
+
+def vocabulary_size(folder: Path) -> int | None:
+    """Rows of the embedding, as the model's config.json has them; None where that can't be told."""
+    from transformers import AutoConfig
+
+    try:
+        size = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config().vocab_size
+    except Exception:  # whatever a model's own code raises; loading it will say what is wrong
+        return None
+    return size if isinstance(size, int) else None
+
+
+def padding(pad: int | None, end: int | None, vocabulary: int | None) -> int:
+    """What fills rows up. No token sees it, so any does that the model has: pad tokens are often added to a tokenizer alone."""
+    known = (token for token in (pad, end) if token is not None and (vocabulary is None or token < vocabulary))
+    return next(known, 0)
 
 
 def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -37,6 +37,8 @@ class Tokeniser:
     decode: Callable[[list[int]], str] = str
     digest: str = ""
     """Tells one tokenizer from another."""
+    vocabulary: int | None = None
+    """Rows of the model's embedding; None: it can't be told before the model is loaded."""
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         return self.encode_many(texts) if self.encode_many is not None else [self.encode(text) for text in texts]
