@@ -268,6 +268,23 @@ def in_little_memory() -> int:
     return trainer.main([])
 
 
+def without_room_for_saves(how: str) -> int:
+    """Train where one rank's node is said to have little host memory, or where a rank gets none of it."""
+    from lockstep_train import __main__ as trainer
+    from lockstep_train.checkpoint import snapshot
+    from lockstep_train.memory import host
+
+    def refused(size: int, pinned: bool) -> Any:
+        raise MemoryError("CUDA can't pin it (error 2)")
+
+    if os.environ["RANK"] == "1":
+        if how == "limit":
+            host.host_bytes = lambda: 1 << 20
+        else:
+            snapshot.HostBuffer = refused  # type: ignore[assignment,misc]
+    return trainer.main([])
+
+
 def keep_nothing_resident() -> None:
     """DeepSpeed keeps small parameters whole on every rank: all of these models' would be, and no shard ever be read."""
     from lockstep_train.engine import build

@@ -84,3 +84,19 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_loaded(ranks: ForkS
     ended = ranks.run("in_little_memory", [run_file(), run_file()])
     assert ended.codes == [78, 78], ended.output
     assert "what would fit: " in ended.output
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("limit", "node 1 has 1.0 MB of host memory, of which its 1 ranks hold "),
+        ("pages", "MB of host memory for the copy that saves are written from: CUDA can't pin it (error 2); raise "),
+    ],
+)
+def test_a_node_without_room_for_saves_is_told_before_the_first_step(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, how: str, said: str
+) -> None:
+    ended = ranks.run("without_room_for_saves", [run_file("small"), run_file("small")], nodes=2, arguments={"how": how})
+    assert ended.codes == [78, 78], ended.output
+    assert said in ended.output
+    assert not (tmp_path / "small/logs/train_log.jsonl").exists()

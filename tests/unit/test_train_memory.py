@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from lockstep_sizes.choices import HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
-from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory
+from lockstep_sizes.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory, relief
 from lockstep_sizes.memory import Place, activation_bytes, base_bytes, estimate, trained_elements
 from lockstep_sizes.shape import ModelShape, Weight, shape_of
 from lockstep_train.config import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
-from lockstep_train.memory.capacity import host_bytes
+from lockstep_train.memory.capacity import host_bytes, own_bytes
+from lockstep_train.memory.host import Need, shortage
 from lockstep_train.memory.settings import settings_of
 
 GB = 1_000_000_000
@@ -111,6 +112,55 @@ def test_the_second_copy_of_a_node_is_shared_by_its_ranks() -> None:
 
 def test_offloading_takes_masters_and_moments_from_the_device() -> None:
     assert "FP32 masters and moments" not in sizes(changed(optimization={"offload": Offload.CPU}))
+
+
+def test_a_saves_copy_takes_memory_of_a_rank_on_cpus_and_none_of_a_gpus() -> None:
+    cpu, trained = replace(GPU, gpu=False), trained_elements(llama_8b(), settings_of(TRAINING))
+    assert sizes(TRAINING, cpu)["a save's copy"] == trained * 12 // 16
+    assert sizes(changed(checkpoint={"content": Content.LITE}), cpu)["a save's copy"] == trained * 2 // 16
+    assert "a save's copy" not in sizes(TRAINING)
+
+
+def test_a_smaller_copy_is_advised_where_it_saves_memory() -> None:
+    full = changed(method=Method.FULL)
+    told = {gpu: [line for line in relief(plan(80.0, replace(GPU, gpu=gpu), training=full)) if "Lite" in line] for gpu in (False, True)}
+    assert told == {False: ["checkpoint.content: Lite (saves about 5.0 GB)"], True: []}  # 8.03 billion × (12 - 2) bytes / 16 ranks
+
+
+@pytest.mark.parametrize(
+    ("needs", "expected"),
+    [
+        ([Need(0, 10 * GB, 4 * GB, GB), Need(0, 10 * GB, 4 * GB, GB)], None),
+        ([Need(0, 99 * GB, 4 * GB, GB), Need(1, 10 * GB, 6 * GB, 3 * GB), Need(1, 9 * GB, GB, 2 * GB)], "node 1 has 9.0 GB of host memory, of which its 2 ranks hold 7.0 GB, and the copies that saves are written from need 5.0 GB more; raise "),
+        ([Need(0, None, 4 * GB, GB)], None),
+    ],
+)  # fmt: skip
+def test_copies_that_have_no_room_beside_what_a_node_holds_are_told_in_numbers(needs: list[Need], expected: str | None) -> None:
+    said = shortage(needs)
+    assert said is None if expected is None else said is not None and said.startswith(expected)
+
+
+def test_the_memory_of_a_process_is_what_no_file_can_give_back(tmp_path: Path) -> None:
+    rollup = write(tmp_path, {"rollup": "Rss:  9000 kB\nPss_Anon:  1000 kB\nPss_File:  500 kB\n"}) / "rollup"
+    assert (own_bytes(rollup), own_bytes(tmp_path / "none")) == (1_024_000, 0)
+    assert own_bytes() > 0
+
+
+def test_the_memory_of_saves_is_taken_whole_and_once() -> None:
+    import torch
+
+    from lockstep_train.checkpoint.snapshot import HostMemory, lay_out
+    from lockstep_train.checkpoint.zero_access import Fragment
+
+    def taken() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem:"))
+
+    image = lay_out([Fragment("w", (1 << 23,), 0, 1 << 23, {"fp32": torch.zeros(1 << 23)})])
+    memory, before = HostMemory(), taken()
+    buffer = memory.reserve(image)
+    assert taken() - before >= image.size, "pages that nobody touched are no memory"
+    assert memory.begin(image).buffer is buffer
 
 
 def test_quantising_spares_what_is_no_linear_layer_and_the_head() -> None:

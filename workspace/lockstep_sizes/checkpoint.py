@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_sizes.memory import trained_elements
+from lockstep_sizes.memory import STATE_BYTES, trained_elements
 from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape
-
-FULL_BYTES = 12
-"""An element's FP32 master and both moments."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ def commit_bytes(shape: ModelShape, settings: Settings, *, full: bool, adapter: 
     """One commit's shards; `full`: masters and moments, else the trained weights alone. `adapter`: a PEFT folder is written beside it."""
     trained = trained_elements(shape, settings)
     weights = trained * settings.element_bytes
-    return copies * (trained * FULL_BYTES if full else weights) + (weights if adapter else 0)
+    return copies * (trained * STATE_BYTES if full else weights) + (weights if adapter else 0)
 
 
 def saves(steps: int, every: int, keep: int, bytes_each: int, *, evaluates: bool) -> Saves:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep_sizes.choices import HierarchicalPartition, Method, Offload, Quantization, ZeroStage
+from lockstep_sizes.choices import Content, HierarchicalPartition, Method, Offload, Quantization, ZeroStage
 from lockstep_sizes.memory import Item, Place, estimate
 from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape
@@ -165,6 +165,7 @@ def _changes(plan: MemoryPlan) -> Iterator[Change]:
     yield "zeroStage: Stage2", lambda setting: _staged(setting, ZeroStage.STAGE2)
     yield "zeroStage: Stage3", lambda setting: _staged(setting, ZeroStage.STAGE3)
     yield "optimization.offload: CPU", _offloaded
+    yield "checkpoint.content: Lite", _light
     length = plan.settings.max_length // 2
     while length >= SHORTEST:
         yield f"data.maxLength: {length}", _shortened(length)
@@ -194,6 +195,12 @@ def _staged(setting: Setting, stage: ZeroStage) -> Setting | None:
 
 def _offloaded(setting: Setting) -> Setting | None:
     return _optimized(setting, offload=Offload.CPU) if setting[1].gpu else None
+
+
+def _light(setting: Setting) -> Setting | None:
+    """On a GPU the copy is no matter of its memory."""
+    settings, place = setting
+    return (replace(settings, content=Content.LITE), place) if settings.content is Content.FULL and not place.gpu else None
 
 
 def _shortened(length: int) -> Callable[[Setting], Setting | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_sizes.choices import Method, Offload, Quantization, ZeroStage
+from lockstep_sizes.choices import Content, Method, Offload, Quantization, ZeroStage
 from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape, Weight
 
@@ -13,6 +13,8 @@ QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
 """Bytes an element of a quantised weight: 4 bits and a doubly quantised scale for 64 of them (QLoRA, arXiv 2305.14314), or 8 bits."""
 TILE_ELEMENTS = 1 << 26
 """Logits of a tile (engine/tiles.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
+STATE_BYTES = 12
+"""An element's FP32 master and both moments."""
 RUNTIME_BYTES = {True: 1 * GIB, False: 9 * GIB // 10}
 """A GPU's context, kernels and NCCL's buffers; on CPUs a process that has torch, DeepSpeed and transformers imported."""
 
@@ -59,8 +61,15 @@ def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
         Item(f"second copy / {place.partition} ranks of a node", weights // place.partition if place.partition > 1 else 0, True),
         Item("adapter", 0 if full else trained * element // (ranks if stage3 else 1), True),
         Item(f"gradients{'' if stage is ZeroStage.STAGE1 else of_ranks}", gradients, True),
-        Item(f"FP32 masters and moments{of_ranks}", 0 if offloaded else 12 * trained // ranks, True),
+        Item(f"FP32 masters and moments{of_ranks}", 0 if offloaded else STATE_BYTES * trained // ranks, True),
+        Item(f"a save's copy{of_ranks}", 0 if place.gpu else snapshot_bytes(shape, settings, ranks), True),
     ]
+
+
+def snapshot_bytes(shape: ModelShape, settings: Settings, world_size: int) -> int:
+    """Of host memory that a rank keeps for the copy of its state that a save is written from."""
+    element = STATE_BYTES if settings.content is Content.FULL else settings.element_bytes
+    return element * trained_elements(shape, settings) // world_size
 
 
 def _working_set(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep_sizes.choices import HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_sizes.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Settings:
     offload: Offload = Offload.NONE
     gradient_checkpointing: bool = False
     hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
+    content: Content = Content.FULL
 
     @property
     def element_bytes(self) -> int:
@@ -58,4 +59,5 @@ def read_settings(training: Mapping[str, Any]) -> Settings:
         offload=Offload(optimization["offload"]),
         gradient_checkpointing=optimization["gradientCheckpointing"],
         hierarchical_partition=HierarchicalPartition(training["hierarchicalPartition"]),
+        content=Content(training["checkpoint"]["content"]),
     )

@@ -28,6 +28,7 @@ from lockstep_train.engine.ranks import Ranks
 from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
 from lockstep_train.memory.agree import agree_on_memory
+from lockstep_train.memory.host import reserve_copy
 from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
@@ -90,6 +91,8 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     master = (environment.master_address, environment.master_port)
     upkeep = start_upkeep(config, ranks, start.attempt, master, folder, shared=shared, say=reporter.say)
     saver = Saver(ranks, checkpoints, start.attempt, upkeep, describe, kinds_of(training.checkpoint.content.value), report)
+    reserve_copy(saver, engine, ranks)
+    reporter.startup.done("saveMemory")
     manifest = start.source.manifest if start.source else None
     before = manifest.eval_loss_before if manifest else None
     reporter.open_run(config, plan.done.steps, start.attempt)

@@ -105,6 +105,14 @@ class Saver:
         """Whether a save is under way. It differs from rank to rank: ranks that act on it must agree first."""
         return self._ending is not None and not self._ending.done()
 
+    def copy_bytes(self, engine: Any) -> int:
+        """Of this rank's state as a save writes it."""
+        return self._source.image(engine).size
+
+    def reserve(self, engine: Any) -> None:
+        """Take the host memory of all saves. Raises MemoryError or OSError."""
+        self._memory.reserve(self._source.image(engine))
+
     def start(self, engine: Any, step: int, wait: bool = False) -> Future[Saved]:
         """Begin to save `step`. Waits for an earlier save: ask `busy` first. Raises what the background thread did not expect."""
         started = time.monotonic()

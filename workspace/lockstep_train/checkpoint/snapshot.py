@@ -112,6 +112,7 @@ class HostBuffer:
     """Whole pages of host memory, so that a file can be written from it past the page cache; pinned where a GPU copies into it."""
 
     def __init__(self, size: int, pinned: bool) -> None:
+        """Raises MemoryError or OSError when there is none."""
         self.size = -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES
         self.memory = mmap.mmap(-1, self.size)
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
@@ -119,7 +120,9 @@ class HostBuffer:
         if pinned:
             code = int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), self.size, 0))  # type: ignore[no-untyped-call]
             if code != 0:
-                raise MemoryError(f"CUDA can't pin {self.size} bytes of host memory for a snapshot (error {code})")
+                raise MemoryError(f"CUDA can't pin it (error {code})")
+        else:
+            self.bytes.zero_()  # an untouched page is no memory yet; pinning touches them all
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,14 @@ class HostMemory:
         self._buffer: HostBuffer | None = None
         self._last: Snapshot | None = None
 
+    def reserve(self, image: FileImage) -> HostBuffer:
+        """Take what the saves will need. Raises MemoryError or OSError."""
+        cuda = any(piece.source.is_cuda for piece in image.pieces)
+        if self._buffer is None or self._buffer.size < image.size or self._buffer.pinned != cuda:
+            self._buffer = None  # never two of them
+            self._buffer = HostBuffer(image.size, cuda)
+        return self._buffer
+
     def begin(self, image: FileImage) -> Snapshot:
         """Fix what is copied: the state as it is at this moment in the training thread's stream."""
         last = self._last
@@ -171,13 +182,11 @@ class HostMemory:
         return self._last
 
     def _begin(self, image: FileImage) -> Snapshot:
-        cuda = any(piece.source.is_cuda for piece in image.pieces)
-        if self._buffer is None or self._buffer.size < image.size or self._buffer.pinned != cuda:
-            self._buffer = HostBuffer(image.size, cuda)
-        begun = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+        buffer = self.reserve(image)
+        begun = torch.cuda.Event() if buffer.pinned else None  # type: ignore[no-untyped-call]
         if begun is not None:
             begun.record()
-        return Snapshot(image, self._buffer, begun)
+        return Snapshot(image, buffer, begun)
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

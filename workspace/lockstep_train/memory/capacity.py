@@ -25,6 +25,14 @@ def host_bytes(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
+def own_bytes(rollup: Path = Path("/proc/self/smaps_rollup")) -> int:
+    """Memory that this process alone has and no file can give back, its part of what it shares; 0 when nothing says it."""
+    for line in _read(rollup).splitlines():
+        if line.startswith("Pss_Anon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def _machine(root: Path) -> int | None:
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):

@@ -19,4 +19,5 @@ def settings_of(training: TrainingConfig) -> Settings:
         offload=optimization.offload,
         gradient_checkpointing=optimization.gradient_checkpointing,
         hierarchical_partition=training.hierarchical_partition,
+        content=training.checkpoint.content,
     )

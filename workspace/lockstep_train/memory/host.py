@@ -1,0 +1,65 @@
+"""Host memory for the copy that saves are written from, taken before the first step.
+
+Where a node has too little, the kernel would end a rank at its first save, before anything is committed, and so in every attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep_sizes.fit import gigabytes
+from lockstep_train.checkpoint.save import Saver
+from lockstep_train.checkpoint.together import refused_together
+from lockstep_train.engine.ranks import Ranks
+from lockstep_train.errors import ConfigError
+from lockstep_train.memory.capacity import host_bytes, own_bytes
+
+REMEDY = "raise the pods' resources.limits.memory, put fewer ranks on a node, or set training.checkpoint.content to Lite"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Of one rank."""
+
+    node: int
+    limit_bytes: int | None
+    """Of its node's ranks together; None: not known."""
+    held_bytes: int
+    copy_bytes: int
+
+
+def reserve_copy(saver: Saver, engine: Any, ranks: Ranks) -> None:
+    """Take it, on every rank. A collective through the store. Raises ConfigError, on every rank, when a node has too little."""
+    told = ranks.gather("save-memory/needs", [ranks.node, host_bytes(), own_bytes(), saver.copy_bytes(engine)])
+    problem = ranks.publish("save-memory/shortage", shortage([Need(*one) for one in told]) if told is not None else None)
+    if problem is None:
+        failures = ranks.gather("save-memory/taken", _take(saver, engine, ranks))
+        problem = ranks.publish("save-memory/failure", next((failure for failure in failures or [] if failure is not None), None))
+    if problem is not None:
+        with refused_together(ranks, "save-memory"):
+            raise ConfigError(problem)
+
+
+def shortage(needs: Sequence[Need]) -> str | None:
+    """Why the copies have no room beside what the ranks of a node hold now, of the first node of which that is certain."""
+    for node in sorted({need.node for need in needs}):
+        mine = [need for need in needs if need.node == node]
+        limits = [need.limit_bytes for need in mine if need.limit_bytes is not None]
+        held, copies = sum(need.held_bytes for need in mine), sum(need.copy_bytes for need in mine)
+        if limits and held + copies > min(limits):
+            return (
+                f"node {node} has {gigabytes(min(limits))} of host memory, of which its {len(mine)} ranks hold {gigabytes(held)}, and the copies that "
+                f"saves are written from need {gigabytes(copies)} more; {REMEDY}"
+            )
+    return None
+
+
+def _take(saver: Saver, engine: Any, ranks: Ranks) -> str | None:
+    try:
+        saver.reserve(engine)
+    except (MemoryError, OSError) as error:
+        size = gigabytes(saver.copy_bytes(engine))
+        return f"rank {ranks.rank} on node {ranks.node} gets no {size} of host memory for the copy that saves are written from: {error}; {REMEDY}"
+    return None
