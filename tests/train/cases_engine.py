@@ -21,6 +21,7 @@ from lockstep_train.data.tokenize import IGNORED
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine import tiles
 from lockstep_train.engine.loss import TokenLoss, tile_head, whole_loss
+from lockstep_train.engine.start import prepare_deepspeed
 from lockstep_train.environment import rank_environment
 from lockstep_train.errors import TrainerError
 from lockstep_train.evaluate import evaluate
@@ -138,6 +139,18 @@ def models_that_change_their_logits() -> None:
         head, note = tile_head(model)
         assert head is None
         assert note == "it does more to the logits after its last layer"
+
+
+def timeouts_of_groups(timeout_seconds: int) -> None:
+    """The world's, and that of the group which DeepSpeed makes of it."""
+    engine_ranks.join(rank_environment(), timeout_seconds)
+    prepare_deepspeed()
+    from deepspeed.utils.groups import _clone_world_group
+
+    for group in (dist.group.WORLD, _clone_world_group()):
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+        assert timeout.total_seconds() == timeout_seconds, timeout
+    engine_ranks.leave()
 
 
 def train_each(runs: dict[str, str], poison: dict[str, str], output: str) -> None:

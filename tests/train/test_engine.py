@@ -26,6 +26,11 @@ def test_the_loss_is_computed_without_whole_logits_and_gathers_the_last_layer_on
     assert ended.codes == [0, 0], ended.output
 
 
+def test_groups_that_deepspeed_makes_wait_as_long_as_the_setting_says(ranks: ForkServer) -> None:
+    ended = ranks.run("timeouts_of_groups", [None], arguments={"timeout_seconds": 123})
+    assert ended.codes == [0], ended.output
+
+
 def test_the_tiled_loss_and_its_gradients_are_the_plain_ones(ranks: ForkServer) -> None:
     ended = ranks.run("tiled_loss_beside_plain_one", [None])
     assert ended.codes == [0], ended.output

@@ -25,6 +25,8 @@ class RankEnvironment:
     attempt: int | None
     """The attempt's number, or None when nobody counts (run by hand): the next free one is taken."""
     report_socket: str | None
+    gpus_per_node: int
+    """GPUs that each node holds for the run; 0: it trains on CPUs, or nobody says."""
 
 
 def ignored_variables(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -58,4 +60,5 @@ def rank_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         master_port=number("MASTER_PORT", "0"),
         attempt=number("LOCKSTEP_ATTEMPT", "1") if "LOCKSTEP_ATTEMPT" in values else None,
         report_socket=values.get("LOCKSTEP_REPORT_SOCKET"),
+        gpus_per_node=number("GPUS_PER_NODE", "0"),
     )

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from lockstep_train.environment import RankEnvironment
+from lockstep_train.errors import ConfigError, first_line
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
 
@@ -70,15 +71,21 @@ class Ranks:
 
 
 def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT_SECONDS) -> Ranks:
-    """Meet the other ranks at MASTER_ADDR:MASTER_PORT. `timeout_seconds`: how long a collective waits for the others."""
+    """Meet the other ranks at MASTER_ADDR:MASTER_PORT. `timeout_seconds`: how long a collective waits for the others.
+
+    Raises ConfigError where the node holds GPUs that torch can't use.
+    """
     timeout = timedelta(seconds=timeout_seconds)
     cuda = torch.cuda.is_available()
+    if environment.gpus_per_node > 0 and not cuda:
+        raise ConfigError(_unusable_gpus(environment.gpus_per_node))
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if cuda else "cpu")
     for name, value in (("RANK", environment.rank), ("WORLD_SIZE", environment.world_size), ("LOCAL_RANK", environment.local_rank)):
         os.environ.setdefault(name, str(value))  # DeepSpeed reads them even for a lone process
     device = torch.device("cuda", environment.local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    _set_default_timeout(timeout)
     store = TCPStore(
         environment.master_address,
         environment.master_port,
@@ -103,6 +110,26 @@ def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT
         device=device,
         store=PrefixStore("lockstep", store),
     )
+
+
+def _set_default_timeout(timeout: timedelta) -> None:
+    """Of groups that are made without one, as DeepSpeed makes all of its own: torch reads these names whenever it makes a group."""
+    distributed_c10d.default_pg_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
+
+
+def _unusable_gpus(gpus: int) -> str:
+    """Training on CPUs would hold the GPUs for nothing, and say so nowhere."""
+    held = f"this node holds {gpus} GPUs (GPUS_PER_NODE), but torch {torch.__version__}"
+    if torch.version.cuda is None:
+        return f"{held} of this image is built without CUDA; use an image whose torch is built with it, or set gpusPerNode to 0"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        said = "torch.cuda.is_available() is False"
+    except Exception as error:  # whatever torch raises: it is told
+        said = first_line(error)
+    needs = f"CUDA {torch.version.cuda} needs a driver that is new enough (nvidia-smi on the node), and the GPUs must be visible in the pod"
+    return f"{held} can't use them: {said}; {needs}; or use an image with an older CUDA, or set gpusPerNode to 0"
 
 
 def vote(asked: bool, ranks: Ranks) -> bool:
