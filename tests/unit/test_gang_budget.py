@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from lockstep_gang.contract import Cause, RestartPolicy, State
+from lockstep_gang.contract import Cause, CheckpointReport, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, Start, Started, Step, Stopped
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.history import begun_records, closed_records, resumed
@@ -137,3 +139,41 @@ def test_each_end_of_a_coordinator_without_a_word_counts_though_nobody_could_rec
         story = Story(run, resumed(run, records, None, 1000.0)).hears(0, hello(0)).hears(1, hello(1))
         records = begun_records(records, story.gang, run, "2026-01-01T00:00:00Z")
     assert Story(run, resumed(run, records, None, 1000.0)).decide().report.state is State.FAILED
+
+
+def died(story: Story, records: list[Any]) -> tuple[Story, list[Any]]:
+    """Node 0 with its coordinator is killed in the middle of the attempt; the next one has the records, and the commit beside them."""
+    commit = story.gang.checkpoint
+    again = Story(story.run, resumed(story.run, records, None, story.now, commit))
+    again.now = story.now + 60
+    again.hears(0, hello(0)).hears(1, hello(1)).waits(10)
+    return again, begun_records(records, again.gang, story.run, "2026-01-01T00:00:00Z") if again.gang.ending is None else records
+
+
+def test_commits_fill_the_budget_though_each_attempt_ends_with_its_coordinator() -> None:
+    story = started(restart=RestartPolicy(3, 0))
+    records = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
+    for attempt in range(1, 8):
+        assert (story.gang.attempt, story.report.state) == (attempt, State.STARTING if attempt > 1 else State.RUNNING)
+        story.waits(100).reports(0, Step(0, 1000 * attempt), Checkpoint(0, 1000 * attempt, f"/c/{attempt}"))
+        story, records = died(story, records)
+        assert (story.report.restarts, story.report.restarts_counted) == (attempt, 1)
+    failing(started_again(story).reports(0, Step(0, 7047)))
+    assert story.report.history[-1].lost_steps == 47
+
+
+def test_without_new_commits_a_coordinator_that_dies_spends_the_budget() -> None:
+    story = started(restart=RestartPolicy(3, 0)).reports(0, Checkpoint(0, 1000, "/c"))
+    records = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
+    for _ in range(4):
+        story, records = died(story, records)
+    assert (story.report.state, story.report.restarts_counted) == (State.FAILED, 4)
+
+
+def test_the_newer_of_two_commits_counts_wherever_it_was_written_down() -> None:
+    story = started(restart=RestartPolicy(3, 0)).reports(0, Checkpoint(0, 40, "/c/40"))
+    records = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
+    older = CheckpointReport(90, "/c/90", "1970-01-01T00:00:01Z")  # an attempt went back behind it
+    assert resumed(story.run, records, None, 2000.0, older).checkpoint == story.gang.checkpoint
+    newer = CheckpointReport(20, "/c/20", "1970-01-01T01:00:00Z")
+    assert resumed(story.run, records, None, 2000.0, newer).checkpoint == newer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep_gang.contract import Cause, Expected, Failure, Goodput, Loss, RestartPolicy, Run, Spent
-from lockstep_gang.contract.messages import Activity, Leaving, Started, Step
-from lockstep_gang.coordinator.account import Account
-from lockstep_gang.coordinator.records import Records
+from lockstep_gang.contract import Cause, CheckpointReport, Expected, Failure, Goodput, Loss, RestartPolicy, Run, Spent
+from lockstep_gang.contract.messages import Activity, Checkpoint, Leaving, Reported, Started, Step, rank_report_to_json
+from lockstep_gang.coordinator import coordinator
+from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.goodput import absent, accounted
-from unit.gang_cases import make_run
+from lockstep_gang.lifecycle.history import begun_records
+from unit.gang_cases import KEY, make_run
 from unit.gang_story import Story, all_stopped, hello, started
 
 TRAINER = {"training": {}, "restart": RestartPolicy(3, 10), "gpus_per_node": 4}
@@ -201,7 +206,7 @@ def test_a_preflight_on_its_own_leaves_the_job_s_account_alone(tmp_path: Path) -
     Account(Records(run.run_dir), run, print).keep(kept)
     alone = replace(run, job=replace(run.job, uid="another"), preflight=Expected(only=True))
     Account(Records(run.run_dir), alone, print).keep(replace(kept, goodput=Goodput(5, 6, {"preflight": 1})))
-    assert Records(run.run_dir).goodput(run.job.uid) == kept.goodput
+    assert Records(run.run_dir).goodput(run.job.uid).goodput == kept.goodput
 
 
 def test_a_volume_that_hangs_holds_up_one_writer_and_nobody_else(tmp_path: Path) -> None:
@@ -209,10 +214,10 @@ def test_a_volume_that_hangs_holds_up_one_writer_and_nobody_else(tmp_path: Path)
     reached, goes_on = threading.Event(), threading.Event()
 
     class Hanging(Records):
-        def write_goodput(self, job_uid: str, goodput: Goodput) -> None:
+        def write_goodput(self, record: GoodputRecord) -> None:
             reached.set()
             assert goes_on.wait(10)
-            super().write_goodput(job_uid, goodput)
+            super().write_goodput(record)
 
     account = Account(Hanging(run.run_dir), run, print)
     first = replace(new_gang(run), goodput=Goodput(1, 2, {"train": 1}))
@@ -222,4 +227,58 @@ def test_a_volume_that_hangs_holds_up_one_writer_and_nobody_else(tmp_path: Path)
     account.keep(replace(first, goodput=Goodput(1, 3, {"train": 2})))  # returns at once
     goes_on.set()
     writer.join(10)
-    assert Records(run.run_dir).goodput(run.job.uid) == first.goodput
+    assert Records(run.run_dir).goodput(run.job.uid).goodput == first.goodput
+
+
+def test_a_replaced_coordinator_writes_nothing_over_its_successor_s_account(tmp_path: Path) -> None:
+    story, said = started(**TRAINER, run_dir=str(tmp_path)), list[str]()
+    old, new = Records(str(tmp_path)), Records(str(tmp_path))
+    begun = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
+    old.write_attempts(begun)
+    new.write_attempts(begun_records(new.attempts(), replace(story.gang, attempt=2), story.run, "2026-01-01T00:01:00Z"))
+    theirs = replace(story.gang, goodput=Goodput(1, 9, {"train": 8}))
+    Account(new, story.run, said.append).keep(theirs)
+    Account(old, story.run, said.append).keep(replace(story.gang, goodput=Goodput(1, 5, {"train": 4})))
+    assert Records(str(tmp_path)).goodput("uid-1").goodput == theirs.goodput
+    assert len(said) == 1
+    assert "attempt 2 of another coordinator is there" in said[0]
+
+
+def test_two_coordinators_that_write_at_once_have_a_draft_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts: list[Path] = []
+    monkeypatch.setattr(Path, "replace", lambda draft, path: drafts.append(draft))
+    for _ in range(2):
+        Records(str(tmp_path)).write_goodput(GoodputRecord("uid-1"))
+    assert len(set(drafts)) == 2
+
+
+# The newest commit, beside the account
+
+
+def test_the_newest_commit_is_kept_and_an_account_without_one_is_read_as_before(tmp_path: Path) -> None:
+    story = started(**TRAINER, run_dir=str(tmp_path)).reports(0, Checkpoint(0, 40, "/c"))
+    Account(Records(str(tmp_path)), story.run, print).keep(story.gang)
+    assert Account(Records(str(tmp_path)), story.run, print).found().checkpoint == story.gang.checkpoint
+    (tmp_path / "gang" / "goodput.json").write_text('{"jobUid": "uid-1", "goodput": {"began": 1, "until": 2}}')
+    assert Account(Records(str(tmp_path)), story.run, print).found() == GoodputRecord("uid-1", Goodput(1, 2))
+
+
+def test_a_coordinator_keeps_a_commit_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "COMMIT_SECONDS", 0.01)
+    story = started(run_dir=str(tmp_path))
+
+    async def kept() -> CheckpointReport | None:
+        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
+        hosted.gang = story.gang
+        hosting = asyncio.ensure_future(hosted._keep_account())
+        await asyncio.sleep(0)
+        hosted.heard(0, Reported(1, rank_report_to_json(Checkpoint(0, 40, "/c"))))
+        deadline = time.monotonic() + ACCOUNT_SECONDS - 5
+        while (found := Records(str(tmp_path)).goodput("uid-1").checkpoint) is None and time.monotonic() < deadline:  # noqa: ASYNC110 (a file)
+            await asyncio.sleep(0.01)
+        hosting.cancel()
+        return found
+
+    found = asyncio.run(kept())
+    assert found is not None
+    assert (found.step, found.path) == (40, "/c")

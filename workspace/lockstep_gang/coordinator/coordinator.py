@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lockstep_gang.contract.exits import PING_SECONDS
 from lockstep_gang.contract.interactive import Printed
@@ -20,6 +21,7 @@ from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.coordinator.showing import Showing
 from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.coordinator.waiting import either, in_thread
 from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
@@ -35,6 +37,8 @@ from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
 
 WAITING_LINE_SECONDS = 10.0
 STORAGE_RETRY_SECONDS = 10.0
+COMMIT_SECONDS = 1.0
+"""Least time between two writes of the newest commit."""
 PAUSED_SECONDS = 2.0
 """A wake-up so late means that this process itself did not run."""
 SETTLE_SECONDS = 5.0
@@ -66,7 +70,8 @@ class Coordinator:
         self._attempts = self._records.attempts()
         self._clock = time.time() - time.monotonic()
         self._account = Account(self._records, run, output.say)
-        self.gang = self._account.opened(resumed(run, self._attempts, self._records.end(), self._now()), self._now())
+        gang = resumed(run, self._attempts, self._records.end(), self._now(), self._account.found().checkpoint)
+        self.gang = self._account.opened(gang, self._now())
         self._channels: dict[int, Channel] = {}
         self._showing = Showing(self._channels)
         self._replaced: set[str] = set()
@@ -75,6 +80,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._wake_at: float | None = None
         self._changed = asyncio.Event()
+        self._committed = asyncio.Event()
         self._reporter = Reporter(run.report, key, self._replied, output.say) if run.report is not None else None
         if self._reporter is not None:
             self._reporter.transition(summarise(self.gang, run, log=output.tail()))
@@ -226,6 +232,8 @@ class Coordinator:
         for line in telling(before, self.gang, self._run):
             self._say(line)
         self._changed.set()
+        if self.gang.checkpoint != before.checkpoint:
+            self._committed.set()
         if self._reporter is None or before == self.gang:
             return
         report = summarise(self.gang, self._run)
@@ -270,13 +278,15 @@ class Coordinator:
                 self._say(message_of(self.gang, self._run))
 
     async def _keep_account(self) -> None:
-        """Also when nothing happens for long: what the time was spent on stays true in reports and on the volume."""
+        """Also when nothing happens for long: what the time was spent on stays true in reports and on the volume. A commit is kept soon."""
         while True:
-            await asyncio.sleep(ACCOUNT_SECONDS)
+            await asyncio.sleep(COMMIT_SECONDS)
+            await either(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)
+            self._committed.clear()
             self.gang = accounted(self.gang, self._run, self._now())
             if self._reporter is not None:
                 self._reporter.refresh(summarise(self.gang, self._run))
-            await asyncio.to_thread(self._account.keep, self.gang)
+            in_thread(partial(self._account.keep, self.gang))
 
     def _now(self) -> float:
         """Unix time that never jumps: read once, then counted on."""

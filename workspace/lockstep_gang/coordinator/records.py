@@ -9,12 +9,13 @@ import errno
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.goodput import Goodput
+from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 
 T = TypeVar("T")
@@ -25,7 +26,9 @@ class GoodputRecord:
     """The account of one job; another job of the same name begins its own."""
 
     job_uid: str
-    goodput: Goodput
+    goodput: Goodput = field(default_factory=Goodput)
+    checkpoint: CheckpointReport | None = None
+    """The newest commit: the records of attempts have that of their begin or end, and a coordinator that is killed writes no end."""
 
 
 class Replaced(OSError):
@@ -40,6 +43,8 @@ class Records:
         self._attempts_path = self._folder / "attempts.jsonl"
         self._end_path = self._folder / "end.json"
         self._goodput_path = self._folder / "goodput.json"
+        self._own = os.urandom(4).hex()
+        """In the names of drafts: on a shared volume a coordinator that was replaced may yet write."""
         self._newest = 0
         """The highest attempt that this process has read or written."""
 
@@ -68,16 +73,17 @@ class Records:
         self._refuse_newer()
         self._replace(self._end_path, json.dumps(to_json(end), indent=1) + "\n")
 
-    def goodput(self, job_uid: str) -> Goodput:
+    def goodput(self, job_uid: str) -> GoodputRecord:
         """What this job's time was spent on, as far as an earlier coordinator wrote it down."""
         if not self._goodput_path.exists():
-            return Goodput()
+            return GoodputRecord(job_uid)
         found = _parsed(GoodputRecord, self._goodput_path.read_text(encoding="utf-8"), str(self._goodput_path))
-        return found.goodput if found.job_uid == job_uid else Goodput()
+        return found if found.job_uid == job_uid else GoodputRecord(job_uid)
 
-    def write_goodput(self, job_uid: str, goodput: Goodput) -> None:
+    def write_goodput(self, record: GoodputRecord) -> None:
         """Durable when it returns."""
-        self._replace(self._goodput_path, json.dumps(to_json(GoodputRecord(job_uid, goodput))) + "\n")
+        self._refuse_newer()
+        self._replace(self._goodput_path, json.dumps(to_json(record)) + "\n")
 
     def _refuse_newer(self) -> None:
         """Raises Replaced. A coordinator that wrote between this look and the write is not seen: its attempt begins again under the next number."""
@@ -90,7 +96,7 @@ class Records:
 
     def _replace(self, path: Path, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.draft")
+        draft = path.with_name(f"{path.name}.{self._own}.draft")
         with draft.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

@@ -14,6 +14,7 @@ from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.reply import Reply, parse_reply
 from lockstep_gang.contract.report import Report, report_body
 from lockstep_gang.contract.run import ReportTarget
+from lockstep_gang.coordinator.waiting import either
 
 if TYPE_CHECKING:
     from lockstep_gang.coordinator.post import Answer
@@ -79,7 +80,7 @@ class Reporter:
 
     async def run(self) -> None:
         while True:
-            await _either(self._wake, max(0.0, self._due() - time.monotonic()))
+            await either(self._wake, max(0.0, self._due() - time.monotonic()))
             self._wake.clear()
             while self._transitions:
                 await self._deliver(self._transitions[0])
@@ -137,10 +138,3 @@ class Reporter:
         if trouble != self._trouble:
             self._trouble = trouble
             self._say(f"the operator did not take the report ({trouble}); the job goes on, reports are repeated")
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    """Until the event, or for so long. Not wait_for: that raises in two ways depending on Python's version."""
-    waiting = asyncio.ensure_future(event.wait())
-    await asyncio.wait([waiting], timeout=seconds)
-    waiting.cancel()

@@ -95,8 +95,11 @@ def end_record(gang: Gang, run: Run, ended: str) -> EndRecord:
     )
 
 
-def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, now: float) -> Gang:
-    """The gang as a new coordinator finds it. An attempt without an outcome was lost with its coordinator, and counts as a failure."""
+def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, now: float, commit: CheckpointReport | None = None) -> Gang:
+    """The gang as a new coordinator finds it. An attempt without an outcome was lost with its coordinator, and counts as a failure.
+
+    `commit`: the newest of this job, as far as it was written down beside the attempts.
+    """
     gang = replace(new_gang(run), known_attempt=max((record.attempt for record in attempts), default=0))
     own = [record for record in attempts if record.job_uid == run.job.uid]
     if own:
@@ -105,7 +108,7 @@ def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, 
             attempt=own[-1].attempt,
             restarts=own[-1].restarts,
             budget=own[-1].budget,
-            checkpoint=next((record.checkpoint for record in reversed(own) if record.checkpoint is not None), None),
+            checkpoint=_newest_commit(own, commit),
             history=tuple(record.restart for record in own if record.restart is not None)[-HISTORY:],
         )
     if run.interactive is not None:  # an environment has no end, and nobody waits for the runs of an earlier coordinator
@@ -121,6 +124,13 @@ def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, 
     text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
     gang = charged(gang, Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
     return replace(gang, not_before=now + backoff_seconds(run, gang.budget.counted))
+
+
+def _newest_commit(own: Sequence[AttemptRecord], commit: CheckpointReport | None) -> CheckpointReport | None:
+    """By the time at which it was heard: an attempt that goes back to an older one commits smaller steps again."""
+    recorded = next((record.checkpoint for record in reversed(own) if record.checkpoint is not None), None)
+    known = [found for found in (commit, recorded) if found is not None]
+    return max(known, key=lambda found: found.time, default=None)
 
 
 def _is_retried(end: EndRecord, run: Run) -> bool:
