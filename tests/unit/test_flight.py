@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep_train.watch.flight import switch_on, write_record
+from lockstep_train.watch.flight import _records, switch_on, write_record
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
-RECORD = b'{"entries": []}'
+RECORD = b'{"entries":[{"profiling_name":"nccl2:all_reduce"}],"version":"2.10"}'
+EMPTY = b'{"pg_config":{},"version":"2.10"}'
 
 
 def torch_with(gpu: bool = True, **functions: object) -> SimpleNamespace:
@@ -37,10 +39,27 @@ def test_the_recorder_is_switched_on_and_what_the_user_set_stays(
     assert tuple(os.environ[name] for name in NAMES) == expected
 
 
-def test_a_rank_on_a_gpu_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", torch_with(_dump_nccl_trace_json=lambda: RECORD))  # type: ignore[arg-type]  # stands for it
+@pytest.mark.parametrize(
+    "functions",
+    [
+        {"_dump_nccl_trace_json": lambda: RECORD},
+        {"_dump_nccl_trace_json": lambda: EMPTY, "_dump_fr_trace_json": lambda backend: RECORD if backend == "nccl2" else EMPTY},
+        {"_dump_nccl_trace_json": lambda: RECORD, "_dump_fr_trace_json": lambda backend: EMPTY},
+    ],
+    ids=["older torch", "nccl2", "TORCH_DIST_USE_NCCL2=0"],
+)
+def test_a_rank_on_a_gpu_writes_the_record_of_the_backend_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: dict[str, object]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with(**functions))  # type: ignore[arg-type]  # stands for it
     write_record(tmp_path / "nccl.json")
     assert (tmp_path / "nccl.json").read_bytes() == RECORD
+
+
+def test_the_installed_torch_has_the_functions_that_are_called() -> None:
+    from torch._C import _distributed_c10d  # type: ignore[attr-defined]
+
+    assert ["version" in json.loads(record) for record in _records(_distributed_c10d)] == [True, True]
 
 
 @pytest.mark.parametrize("torch", [None, torch_with(gpu=False, _dump_nccl_trace_json=lambda: RECORD), torch_with()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 DEFAULTS = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
@@ -20,6 +21,17 @@ def write_record(path: Path) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return
-    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
-    if dump is not None:
-        path.write_bytes(dump())
+    records = _records(torch._C._distributed_c10d)
+    if records:
+        path.write_bytes(next((record for record in records if b'"entries"' in record), records[0]))
+
+
+def _records(c10d: Any) -> list[bytes]:
+    """One for each of torch's two NCCL backends, of which ranks use one: in torch 2.15 `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0,
+    and records where the older one's function doesn't look."""
+    found = []
+    if hasattr(c10d, "_dump_fr_trace_json"):
+        found.append(c10d._dump_fr_trace_json(backend="nccl2"))
+    if hasattr(c10d, "_dump_nccl_trace_json"):
+        found.append(c10d._dump_nccl_trace_json())
+    return found
