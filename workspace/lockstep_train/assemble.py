@@ -73,7 +73,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     dataset = load_dataset(config, tokeniser, ranks, reporter.say, watch)
     watch.begin("Load of the model", limits.LOAD_SECONDS)
     claim = Claim(environment.attempt, config.job_uid)
-    start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say)
+    start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say, shared=shared)
     plan = plan_run(training, dataset, ranks, start.source)
     reporter.startup.done("data")
     engine, loss, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)

@@ -22,6 +22,7 @@ from lockstep_train.checkpoint.volume import (
     read_records,
     read_view,
     shard_problem,
+    size_problem,
     sweep,
     write_record,
 )
@@ -38,7 +39,7 @@ class Source:
     folder: Path
     manifest: Manifest
     holders: list[list[int]]
-    """For each shard the ranks that found it undamaged, one a node whose volume has it."""
+    """For each shard the ranks that found it undamaged, one a node whose volume has it. On one volume another rank may have read it."""
     nodes: list[int]
     """Each rank's node."""
 
@@ -58,16 +59,16 @@ class Start:
     """What was on any of the volumes."""
 
 
-def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say) -> Start:
-    """Agree on the start. A damaged commit is named through `say` and the one before it is tried.
+def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say, *, shared: bool = False) -> Start:
+    """Agree on the start. A damaged commit is named through `say` and the one before it is tried. `shared`: all nodes see these checkpoints.
 
     Raises ConfigError, on every rank, when the attempt is stale or the path in `resumeFrom` can't be used.
     """
     with refused_together(ranks, "start"):
-        return _choose_start(ranks, checkpoints, resume_from, claim, say)
+        return _choose_start(ranks, checkpoints, resume_from, claim, say, shared=shared)
 
 
-def _choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say) -> Start:
+def _choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say, *, shared: bool) -> Start:
     view = _merged_view(ranks, checkpoints, say)
     names, records = view.commits, view.records
     attempt = next_attempt(records, claim, used=[*view.damaged, *(name.attempt for name in names)])
@@ -76,7 +77,7 @@ def _choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Clai
     explicit = resume_from not in {"Auto", "None"}
     if explicit and not folders:
         folders = _named(ranks, Path(resume_from))
-    source = _first_whole(ranks, folders, say)
+    source = _first_whole(ranks, folders, say, checkpoints if shared else None)
     if source is None and explicit:
         raise ConfigError(
             f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM or checkpoint-N folder, or a checkpoints folder"
@@ -160,20 +161,31 @@ def _explicit(path: Path) -> Iterator[Path]:
             yield folder / str(name)
 
 
-def _first_whole(ranks: Ranks, folders: list[Path], say: Say) -> Source | None:
+def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | None) -> Source | None:
+    """`shared`: a folder that all nodes see. Of one that somebody named elsewhere nobody knows that."""
     for number, folder in enumerate(folders):
-        source, problem = _verified(ranks, folder, f"start/{number}")
+        source, problem = _verified(ranks, folder, f"start/{number}", shared=folder.parent == shared)
         if source is not None:
             return source
         say(f"{folder.name} can't be used ({problem}); trying the commit before it")
     return None
 
 
-def _verified(ranks: Ranks, folder: Path, key: str) -> tuple[Source | None, str | None]:
-    """Check manifest and shards; the ranks of a node share the reading. The same answer on every rank."""
+def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[Source | None, str | None]:
+    """Check manifest and shards. The same answer on every rank.
+
+    The ranks of a node share the reading, or all ranks do where all nodes see the same files. If one of them then meets anything wrong,
+    each node reads for itself after all: it may be that node's, and what it can't read others send.
+    """
     manifest, problem = _agreed_manifest(ranks, folder, key)
     if manifest is None:
         return None, problem
+    if shared and ranks.nodes > 1:
+        answers = ranks.gather(f"{key}/read-once", _read_once(ranks, folder, manifest))
+        found = _verdict_of_all(answers, len(manifest.shards)) if answers is not None else None
+        found = ranks.publish(f"{key}/verdict-once", found)
+        if found["problem"] is None:
+            return Source(folder, manifest, found["holders"], found["nodes"]), None
     share = range(ranks.local_rank, len(manifest.shards), ranks.local_world_size)
     mine = {str(index): shard_problem(folder, manifest.shards[index]) for index in share}
     answers = ranks.gather(f"{key}/verified", {"node": ranks.node, "shards": mine})
@@ -182,6 +194,25 @@ def _verified(ranks: Ranks, folder: Path, key: str) -> tuple[Source | None, str 
     if verdict["problem"] is not None:
         return None, verdict["problem"]
     return Source(folder, manifest, verdict["holders"], verdict["nodes"]), None
+
+
+def _read_once(ranks: Ranks, folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Each node looks at the names and sizes of all shards (`shards`), and each shard is read by one rank (`read`)."""
+    count = len(manifest.shards)
+    seen = {str(index): size_problem(folder, manifest.shards[index]) for index in range(ranks.local_rank, count, ranks.local_world_size)}
+    read = {str(index): shard_problem(folder, manifest.shards[index]) for index in range(ranks.rank, count, ranks.world_size)}
+    return {"node": ranks.node, "shards": seen, "read": read}
+
+
+def _verdict_of_all(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:
+    """As `_verdict`, but one problem of one rank is enough for a problem, and so is a shard that nobody has read."""
+    read = {index: problem for answer in answers for index, problem in answer["read"].items()}
+    seen = [problem for answer in answers for problem in answer["shards"].values()]
+    problem = next((problem for problem in [*read.values(), *seen] if problem is not None), None)
+    unread = [index for index in range(shards) if str(index) not in read]
+    if problem is not None or unread:
+        return {"problem": problem or f"nobody has read shard {unread[0]}"}
+    return _verdict(answers, shards)
 
 
 def _verdict(answers: list[dict[str, Any]], shards: int) -> dict[str, Any]:

@@ -90,13 +90,25 @@ def write_record(checkpoints: Path, record: Record) -> None:
     write_durably(checkpoints / CHAIN / record_file(record.attempt), seal(record.to_json()))
 
 
-def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
-    """Why the shard can't be used, or None: its size and checksum are what the manifest says."""
+def size_problem(folder: Path, shard: ShardRecord) -> str | None:
+    """As `shard_problem`, by the file's name and size alone."""
     path = folder / shard.file
     try:
         size = path.stat().st_size
-        if size != shard.bytes:
-            return f"{path} has {size} bytes, not {shard.bytes}"
+    except FileNotFoundError:
+        return f"{path} {MISSING}"
+    except OSError as error:
+        return f"{path} can't be read: {error.strerror}"
+    return None if size == shard.bytes else f"{path} has {size} bytes, not {shard.bytes}"
+
+
+def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
+    """Why the shard can't be used, or None: its size and checksum are what the manifest says."""
+    path = folder / shard.file
+    problem = size_problem(folder, shard)
+    if problem is not None:
+        return problem
+    try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
