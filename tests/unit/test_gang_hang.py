@@ -177,6 +177,12 @@ def test_a_rank_that_others_lost_because_it_was_stopped_is_the_failure() -> None
     assert (found.cause, found.rank) == (Cause.HANG, 0)
 
 
+def test_a_stopped_rank_is_the_failure_of_one_that_nccl_s_watchdog_aborted() -> None:
+    said = ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",)
+    found = failure(dumped(trained().exits(1, None, signal="SIGABRT", last_lines=said), 0, state="T"))
+    assert (found.cause, found.rank) == (Cause.HANG, 0)
+
+
 def test_an_error_of_the_user_s_code_counts_more_than_a_stopped_rank() -> None:
     story = scripted().reports(1, Error(1, "ValueError", "boom")).exits(1, 1)
     assert failure(dumped(story, 0, state="T")).cause is Cause.USER_CODE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_gang.agent.console import LINES_WAITING_MAX, Console
-from lockstep_gang.agent.relay import LAST_LINE_CHARACTERS, Relay, printable
+from lockstep_gang.agent.relay import LAST_LINE_CHARACTERS, LAST_LINES, Relay, printable
 from lockstep_gang.agent.reports import read_error_file
 
 
@@ -41,6 +41,23 @@ def test_the_last_twenty_lines_are_kept_and_cut() -> None:
     relay = Relay(0, lambda line: None)
     relay.feed(b"".join(b"%d\n" % n for n in range(100)) + b"x" * 5000 + b"\n")
     assert list(relay.last_lines) == [*(str(n) for n in range(81, 100)), "x" * LAST_LINE_CHARACTERS]
+
+
+TIMED_OUT = b"[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"
+STACKS = b"Fatal Python error: Aborted\n" + b'  File "train.py", line 1 in step\n' * 100
+
+
+def test_what_told_of_a_timeout_is_kept_before_the_stacks_of_the_crash_that_follows() -> None:
+    relay = Relay(1, lambda line: None)
+    relay.feed(TIMED_OUT + b"\n" + b"frame #1\n" * 30 + STACKS)
+    assert len(relay.last_lines) == LAST_LINES
+    assert relay.last_lines[0] == TIMED_OUT.decode()
+
+
+def test_a_timeout_that_the_rank_survived_is_forgotten() -> None:
+    relay = Relay(1, lambda line: None)
+    relay.feed(TIMED_OUT + b"\n" + b"goes on\n" * 30)
+    assert set(relay.last_lines) == {"goes on"}
 
 
 def test_a_log_that_nobody_reads_holds_nothing_up_and_says_what_is_missing() -> None:

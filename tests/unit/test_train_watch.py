@@ -73,6 +73,7 @@ def test_nccl_timeout_gets_a_line_that_names_the_setting() -> None:
 
 def test_a_collective_that_timed_out_counts_as_a_hang() -> None:
     assert exit_code_of(RuntimeError("[…/pair.cc:150] Timed out waiting 10000ms for recv operation to complete")) == 76
+    assert exit_code_of(RuntimeError("NCCL operation timed out")) == 76
     assert exit_code_of(RuntimeError("shape mismatch")) == 1
 
 

@@ -7,6 +7,9 @@ import sys
 
 from lockstep_train.errors import EXIT_FAILED, EXIT_HANG, EXIT_OUT_OF_MEMORY, TrainerError
 
+_NOT_JOINED = ("Timed out waiting", "NCCL operation timed out", "collective operation timed out", "collective operation timeout")
+"""Words of gloo and of both NCCL backends for a collective that some rank didn't join."""
+
 
 def exit_code_of(error: BaseException) -> int:
     """What the agent reads. torch's errors are recognised by their names and words, since torch may not even be imported."""
@@ -14,7 +17,7 @@ def exit_code_of(error: BaseException) -> int:
         return error.exit_code
     if type(error).__name__ == "OutOfMemoryError":
         return EXIT_OUT_OF_MEMORY
-    return EXIT_HANG if "Timed out waiting" in str(error) else EXIT_FAILED  # gloo's words for a collective that some rank didn't join
+    return EXIT_HANG if any(words in str(error) for words in _NOT_JOINED) else EXIT_FAILED
 
 
 def leave_process(code: int) -> None:

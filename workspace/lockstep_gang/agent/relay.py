@@ -7,12 +7,16 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from lockstep_gang.lifecycle.causes import TIMED_OUT
+
 LINE_BYTES_MAX = 8192
 LAST_LINES = 20
 LAST_LINE_CHARACTERS = 1000
 CAPTURED_LINES = 20_000  # stacks of 100 threads, 100 frames each, and what else is written meanwhile
 _READ_BYTES = 65536
 _READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
+_CRASH = "Fatal Python error: "
+"""faulthandler's first word of a signal."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -29,9 +33,19 @@ class Relay:
         self._prefix = f"[rank {rank}] "
         self._write = write
         self._rest = b""
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._timed_out: str | None = None
+        self._crashed = False
         self.captured: list[str] | None = None
         """Set to a list: lines go there and nowhere else, as long as there is room."""
+
+    @property
+    def last_lines(self) -> list[str]:
+        """After a crash also the line that told of a collective's timeout: faulthandler's stacks come after it, and are longer."""
+        lines = list(self._last)
+        if self._crashed and self._timed_out is not None and self._timed_out not in lines:
+            return [self._timed_out, *lines[1:]]
+        return lines
 
     def feed(self, data: bytes) -> None:
         *lines, self._rest = re.split(rb"\r\n|\n|\r", self._rest + data)
@@ -50,8 +64,14 @@ class Relay:
     def note(self, text: str, *, remember: bool) -> None:
         """A line from elsewhere than the stream, printable; `remember`: it belongs to the rank's last lines."""
         if remember:
-            self.last_lines.append(text[:LAST_LINE_CHARACTERS])
+            self._remember(text)
         self._write(self._prefix + text)
+
+    def _remember(self, text: str) -> None:
+        self._last.append(text[:LAST_LINE_CHARACTERS])
+        if TIMED_OUT.search(text):
+            self._timed_out = text[:LAST_LINE_CHARACTERS]
+        self._crashed |= text.startswith(_CRASH)
 
     def _line(self, raw: bytes) -> None:
         if not raw.strip():
@@ -62,7 +82,7 @@ class Relay:
                 if len(self.captured) < CAPTURED_LINES:
                     self.captured.append(text)
                 continue
-            self.last_lines.append(text[:LAST_LINE_CHARACTERS])
+            self._remember(text)
             self._write(self._prefix + text)
 
 

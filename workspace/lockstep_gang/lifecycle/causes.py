@@ -25,10 +25,15 @@ _EXCEPTIONS = {
     "ModuleNotFoundError": Cause.SETUP,
     "ImportError": Cause.SETUP,
 }
+TIMED_OUT = re.compile(
+    r"collective operation (timeout|timed out)|watchdog detected operation timeout|NCCL operation timed out", re.IGNORECASE
+)
+"""torch's words, of either NCCL backend, for a collective that some rank didn't join in time; then it aborts the process."""
 _WORDS = (
     (Cause.OUT_OF_MEMORY, re.compile(r"CUDA out of memory|out of memory\b|can't allocate memory|cannot allocate memory", re.IGNORECASE)),
     (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota exceeded", re.IGNORECASE)),
-    (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN)|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connection|timeout|closed)|Timed out waiting .* (recv|send) operation", re.IGNORECASE)),
+    (Cause.HANG, TIMED_OUT),
+    (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN|Last Error)|watchdog detected operation error|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connection|timeout|closed)|Timed out waiting .* (recv|send) operation", re.IGNORECASE)),
     (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|CUDA driver version is insufficient|Found no NVIDIA driver", re.IGNORECASE)),
 )  # fmt: skip
 _MEMORY_SIGNALS = frozenset({"SIGBUS"})

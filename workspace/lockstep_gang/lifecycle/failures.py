@@ -24,7 +24,7 @@ _LOST_PEER = re.compile(
     r"|unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes|peer .*(closed|gone)",
     re.IGNORECASE,
 )
-_BY_A_STOPPED_RANK = frozenset({Cause.FABRIC, Cause.INTERNAL})
+_BY_A_STOPPED_RANK = frozenset({Cause.FABRIC, Cause.INTERNAL, Cause.HANG})
 """What the other ranks fail with when one doesn't answer any more."""
 # torch puts "[rank1]: " before every line of a traceback once a process group exists.
 _EXCEPTION_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$")
