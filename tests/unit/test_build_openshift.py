@@ -103,7 +103,7 @@ def test_the_objects_and_then_only_what_an_image_is_made_from_are_sent_and_the_l
     assert uploads == [("POST", f"{BUILDS}/buildconfigs/lockstep-operator/instantiatebinary")]
     assert ("GET", f"{BUILDS}/builds/lockstep-operator-1/log", {"follow": "true"}) in openshift.asked
     assert "\nSTEP 1\n" in out
-    assert out.endswith("Ready: pods of namespace team may use the image lockstep-operator:0.1.0 (sha256:12ab)\n")
+    assert "\nReady: pods of namespace team may use the image lockstep-operator:0.1.0 (sha256:12ab)\nNext: make deploy-cluster " in out
 
 
 def test_the_archive_has_the_containerfile_and_the_code_of_nobody_and_nothing_compiled(openshift: OpenShift, typed: Typed) -> None:

@@ -19,6 +19,7 @@ from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.install import monitoring_objects, with_one_default, without_unknown_kinds
 from lockstep.platforms.kubernetes.kinds import path_of
 
+BESIDE_OPERATOR = "image-registry.openshift-image-registry.svc:5000/lockstep-system"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -102,6 +103,8 @@ def deployed(image: str, mode: str) -> ApiStub:
         (deployed("registry/ours:1", "RDMA"), None, None, "MODE=rdma OPERATOR_IMAGE=registry/ours:1"),
         (deployed("registry/ours:1", "RDMA"), Mode.TCP, "registry/ours:2", "MODE=tcp OPERATOR_IMAGE=registry/ours:2"),
         (deployed("lockstep-operator:0.0.9", "Auto"), None, None, "MODE=auto"),
+        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator:0.0.9", "Auto"), None, None, "MODE=auto"),
+        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator@sha256:12ab", "Auto"), None, None, "MODE=auto"),
         (ApiStub(), None, None, "MODE=auto"),
         (ApiStub(forbidden={"*"}), None, None, "MODE=auto"),
     ],
@@ -114,7 +117,7 @@ def test_a_second_deploy_keeps_the_image_and_the_mode_where_no_other_is_said(
         plan = _checked("barcelona", mode, None, image, force=True, monitoring=False)
     assert plan.choices == expected
     (container,) = next(item for item in plan.objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == (expected.partition("OPERATOR_IMAGE=")[2] or OPERATOR_IMAGE)
+    assert container["image"] == (expected.partition("OPERATOR_IMAGE=")[2] or f"{BESIDE_OPERATOR}/{OPERATOR_IMAGE}")
 
 
 def test_monitoring_is_sent_only_when_asked_for() -> None:

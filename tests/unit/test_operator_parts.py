@@ -387,7 +387,7 @@ def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
         "pod": {"volumes": [{"name": "python", "claim": "env", "mountPath": "/opt/x", "storageClass": "c"}], "env": [{"name": "A", "value": "$b"}]},
     }  # fmt: skip
     profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": spec})
-    objects = operator_objects(profile, "operator:1", namespace="jobs", manifests=MANIFESTS, revision="r1")
+    objects = operator_objects(profile, "registry/operator:1", namespace="jobs", manifests=MANIFESTS, revision="r1")
     kinds = [item["kind"] for item in objects]
     assert kinds[:2] == ["CustomResourceDefinition"] * 2
     deployment = objects[kinds.index("Deployment")]
@@ -398,7 +398,7 @@ def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
     pod = deployment["spec"]["template"]
     container = pod["spec"]["containers"][0]
     values = {variable["name"]: variable.get("value") for variable in container["env"]}
-    assert values == {"LOCKSTEP_AGENT_IMAGE": "operator:1", "LOCKSTEP_POD": None, "LOCKSTEP_POD_IP": None, "A": "$$b"}
+    assert values == {"LOCKSTEP_AGENT_IMAGE": "registry/operator:1", "LOCKSTEP_POD": None, "LOCKSTEP_POD_IP": None, "A": "$$b"}
     assert {"name": "python", "mountPath": "/opt/x", "readOnly": True} in container["volumeMounts"]
     assert pod["metadata"]["annotations"] == {"lockstep.dev/revision": "r1"}
     assert ("runAsUser" in pod["spec"]["securityContext"]) == (platform == "Kubernetes")

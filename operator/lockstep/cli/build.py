@@ -139,7 +139,7 @@ def _run(command: list[str], root: Path) -> None:
 def _by_openshift(wanted: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
     from lockstep.api.yamltext import dump_all_yaml
     from lockstep.plan.imagebuild import CONTEXT
-    from lockstep.plan.openshift_build import objects
+    from lockstep.plan.openshift_build import next_step, objects
     from lockstep.platforms.kubernetes.imagebuild import build, packed
 
     made = objects(wanted)
@@ -158,3 +158,4 @@ def _by_openshift(wanted: Build, root: Path, namespace: str, context: str | None
 
     done = asyncio.run(built())
     print(f"Ready: pods of namespace {namespace} may use the image {wanted.stream_tag}{f' ({done.digest})' if done.digest else ''}")
+    print(f"Next: {next_step(wanted, namespace)}")

@@ -24,7 +24,8 @@ ContextOption = Annotated[str | None, typer.Option(help="The context of your kub
 ImageOption = Annotated[
     str | None,
     typer.Option(
-        help=f"The operator's image. Default: the profile's, where it mounts Lockstep's code into pods; else the one that is deployed, at first {OPERATOR_IMAGE}."
+        help=f"The operator's image. Default: the profile's, where it mounts Lockstep's code into pods; else the one that is deployed, at first {OPERATOR_IMAGE}. "
+        "On OpenShift a name without a registry is that of an ImageStream in lockstep-system."
     ),
 ]
 
@@ -49,7 +50,7 @@ class Deployment:
     objects: list[dict[str, Any]]
     mode: Mode
     image: str
-    """The operator's."""
+    """The operator's, as people name it."""
 
     @property
     def namespace(self) -> str:
@@ -59,6 +60,13 @@ class Deployment:
     def choices(self) -> str:
         """What was chosen, as make is told it."""
         return f"MODE={self.mode.value}" + ("" if self.image == default_image(self.profile) else f" OPERATOR_IMAGE={self.image}")
+
+    @property
+    def sent_image(self) -> str:
+        """The operator's image as it is sent."""
+        from lockstep.plan.openshift_images import operator_reference
+
+        return operator_reference(self.image, self.profile.spec.platform)
 
     @property
     def said(self) -> str:
@@ -123,11 +131,12 @@ def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = 
     """
     from lockstep.cli.paths import checkout
     from lockstep.cli.target import load
+    from lockstep.plan.openshift_images import short_name
     from lockstep.platforms.kubernetes.install import monitoring_objects, operator_objects
 
     found = load(cluster)
     profile = _with_mode(found, mode)
-    chosen = image or default_image(profile)
+    chosen = short_name(image or default_image(profile))
     objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=checkout() / "manifests", revision=revision)
     more = monitoring_objects(checkout() / "manifests") if monitoring else []
     return Deployment(found, profile, [*objects, *more], mode, chosen)
@@ -173,11 +182,12 @@ def _checked(cluster: str, mode: Mode | None, context: str | None, image: str | 
 
 def _as_deployed(profile: ClusterProfile, context: str | None) -> tuple[Mode | None, str | None]:
     """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
+    from lockstep.plan.openshift_images import repository, short_name
     from lockstep.platforms.kubernetes.client import connect
     from lockstep.platforms.kubernetes.survey import deployed_mode_and_image
 
     mode, image = connect(context).run(lambda cluster: deployed_mode_and_image(cluster, profile.metadata.name))
-    own = profile.spec.pod.volumes or (image or "").partition(":")[0] == OPERATOR_IMAGE.partition(":")[0]
+    own = profile.spec.pod.volumes or repository(short_name(image or "")) == repository(OPERATOR_IMAGE)
     return Mode(mode.lower()) if mode else None, None if own else image
 
 

@@ -33,7 +33,7 @@ def tell_left(plan: Deployment, sent: Sent) -> None:
         print(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
     print("An administrator of the cluster types, in a checkout:")
     print(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
-    print(f"or, with the files that were just written, in which the operator's image is {plan.image} (OPERATOR_IMAGE= names another):")
+    print(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
     for command in admin_commands(cluster, *for_an_administrator(left)):
         print(f"  {command}")
     if sure:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.plan.imagebuild import Build
+from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.plan.imagebuild import Build, Image
+from lockstep.plan.openshift_images import in_registry, pull_command
 
 DONE = "Complete"
 ENDED = (DONE, "Failed", "Error", "Cancelled")
@@ -37,6 +39,24 @@ def objects(build: Build) -> list[dict[str, Any]]:
             },
         },
     ]
+
+
+def next_step(build: Build, namespace: str) -> str:
+    """What to type so that jobs use the image, whose pods may be of other namespaces than this one."""
+    everywhere, beside_operator = in_registry(build.stream_tag, namespace), namespace == OPERATOR_NAMESPACE
+    if build.image is Image.OPERATOR:
+        named = build.stream_tag if beside_operator else everywhere
+        default = beside_operator and build.stream_tag == f"{build.name}:{build.version}"
+        deploy = f"make deploy-cluster CLUSTER=NAME{'' if default else f' OPERATOR_IMAGE={named}'}"
+        if beside_operator:
+            return f"{deploy}; it lets pods of the cluster file's namespace pull {everywhere}"
+        return f"{deploy}; its own pods and those of jobs must be let to pull it: " + "; ".join(
+            pull_command(theirs, namespace) for theirs in (OPERATOR_NAMESPACE, "JOBS_NAMESPACE")
+        )
+    if beside_operator:
+        return f"image: {everywhere} in the cluster file; make deploy-cluster lets pods of its namespace pull it"
+    here = f"image: {build.stream_tag} in the cluster file, where jobs run in namespace {namespace}"
+    return f"{here}; where they run in another one, image: {everywhere} and: {pull_command('JOBS_NAMESPACE', namespace)}"
 
 
 @dataclass(frozen=True)

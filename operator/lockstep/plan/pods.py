@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.openshift_images import REGISTRY, pull_command
 from lockstep.plan.running import is_running
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
@@ -16,11 +17,15 @@ _MOUNT_REASONS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX_REASON = "FailedCreatePodSandBox"
 _VAGUE = "Unable to attach or mount volumes"
 NAMED_PODS = 4
+FROM_ANOTHER_NAMESPACE = (
+    f"whoever administers the image's namespace lets the job's namespace pull from it: {pull_command('JOBS_NAMESPACE', 'IMAGE_NAMESPACE')}"
+)
 _MISSING = re.compile(r'(secret|configmap) "[^"]+" not found', re.IGNORECASE)
 _HINTS = (
     ("ContainerNotStarted", _MISSING, "make it in the job's namespace, or take it out of spec.env or envFrom"),
     ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
     ("VolumeNotMounted", _MISSING, "make it in the job's namespace, or take it out of podTemplate.volumes"),
+    ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL), FROM_ANOTHER_NAMESPACE),
     ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "spec.imagePullSecrets, or the profile's pod.image_pull_secrets, takes the registry's login"),
     ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE), "correct spec.image, or the profile's image"),
     ("ContainerFailed", re.compile(r"OOMKilled"), "raise resources.limits.memory of the profile"),

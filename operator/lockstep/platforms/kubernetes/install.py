@@ -18,6 +18,7 @@ from lockstep.api.names import (
 )
 from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
+from lockstep.plan.openshift_images import operator_reference, puller
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
 from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
@@ -61,13 +62,16 @@ def operator_objects(
     A new `revision` starts the operator again: its code may come from a volume that changes under the same image.
     Claims are to be created when missing and never changed (`install` does so); everything else is applied.
     """
-    overlay = "openshift" if profile.spec.platform is Platform.OPENSHIFT else "kubernetes"
-    operator = [_adapted(item, profile, image, revision) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
+    on_openshift = profile.spec.platform is Platform.OPENSHIFT
+    overlay = "openshift" if on_openshift else "kubernetes"
+    named = operator_reference(image, profile.spec.platform)
+    operator = [_adapted(item, profile, named, revision) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
     crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in _read(path)]
     first = [item for item in operator if item["kind"] == "Namespace"]
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
     claims = [_claim(volume, place["metadata"]["name"]) for place in spaces for volume in profile.spec.pod.volumes if volume.storage_class]
     rest = [item for item in operator if item["kind"] != "Namespace"]
+    rest += [puller(namespace)] if on_openshift and namespace != OPERATOR_NAMESPACE else []
     return [*crds, *spaces, *claims, _profile_object(profile, default_profile), *objects_for_jobs(profile, namespace), *rest]
 
 
