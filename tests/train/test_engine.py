@@ -69,6 +69,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"optimization": SHORT, "lora": {"dropout": "0.5"}},
     "fp16-2": {"optimization": SHORT, "precision": "FP16", "deepspeed": {"fp16": {"initial_scale_power": 30, "hysteresis": 1}}},
     "fp16-3": {"optimization": SHORT, "precision": "FP16", "zeroStage": "Stage3", "deepspeed": {"fp16": {"initial_scale_power": 4}}},
+    "fixed-fp16-2": {"optimization": SHORT, "precision": "FP16", "deepspeed": {"fp16": {"loss_scale": 1 << 30}}},
     "skip-loss-2": {"optimization": SKIP},
     "skip-loss-3": {"optimization": SKIP, "zeroStage": "Stage3"},
     "skip-gradient-1": {"optimization": SKIP, "zeroStage": "Stage1", "precision": "BF16"},
@@ -135,6 +136,14 @@ def test_fp16_trains_and_a_step_whose_gradients_overflow_is_left_out_and_counted
     assert variants["ends"][name]["error"] is None
     assert losses(variants["folder"] / name)[0] == pytest.approx(losses(variants["folder"] / "reference")[0], rel=1e-2)
     assert all("overflow FP16; the loss scale is lowered to" in event["reason"] for event in skipped)
+
+
+def test_an_overflow_at_a_loss_scale_that_is_fixed_ends_the_run_as_any_step_that_is_not_finite(variants: dict[str, Any]) -> None:
+    """It would be left out for ever."""
+    error = variants["ends"]["fixed-fp16-2"]["error"]
+    assert error.startswith(
+        "NonFinite: the gradients of step 1 are not finite in FP16 at the loss scale 1073741824, which training.deepspeed"
+    ), error
 
 
 @pytest.mark.parametrize("name", ["skip-loss-2", "skip-loss-3", "skip-gradient-1", "skip-gradient-2"])

@@ -160,12 +160,14 @@ def optimizer_step(engine: Any) -> int:
     return max((int(state["step"]) for state in states if "step" in state), default=0)
 
 
+def seeks_loss_scale(engine: Any) -> bool:
+    """Whether an overflow lowers the loss scale: in FP16, unless the raw settings fix one."""
+    return bool(getattr(getattr(engine.optimizer, "loss_scaler", None), "dynamic", False))
+
+
 def loss_scaler_state(engine: Any) -> dict[str, Any] | None:
     """What the dynamic loss scaler of FP16 has learned; None without one."""
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    if not getattr(scaler, "dynamic", False):
-        return None
-    return {name: getattr(scaler, name) for name in _LOSS_SCALER}
+    return {name: getattr(engine.optimizer.loss_scaler, name) for name in _LOSS_SCALER} if seeks_loss_scale(engine) else None
 
 
 def restore_loss_scaler(engine: Any, state: Mapping[str, Any] | None) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep_sizes.choices import NonFinitePolicy
+from lockstep_train.checkpoint import zero_access
 from lockstep_train.data.collate import Batch
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.loss import TokenLoss, targets
@@ -161,8 +162,11 @@ class Stepper:
         return float(norm) if norm is not None else 0.0
 
     def _left_out(self, step: int) -> str:
-        if self._engine.fp16_enabled():  # the loss scale seeks its height: a part of training in FP16, whatever the policy
+        if zero_access.seeks_loss_scale(self._engine):  # a part of training in FP16, whatever the policy
             return f"the gradients of step {step} overflow FP16; the loss scale is lowered to {self._engine.optimizer.loss_scale:.0f}"
+        if self._engine.fp16_enabled():
+            fixed = f"{self._engine.optimizer.loss_scale:.0f}, which training.deepspeed.fp16.loss_scale fixes"
+            return self._skip(f"the gradients of step {step} are not finite in FP16 at the loss scale {fixed}")
         return self._skip(f"the gradient norm of step {step} is not finite")
 
     def _skip(self, wrong: str) -> str:
@@ -172,7 +176,7 @@ class Stepper:
 
     def _count(self, step: int, skipped: str | None) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-        if self._skipped_in_a_row >= MOST_SKIPPED and not self._engine.fp16_enabled():
+        if self._skipped_in_a_row >= MOST_SKIPPED and not zero_access.seeks_loss_scale(self._engine):
             raise NonFinite(
                 f"{MOST_SKIPPED} steps in a row were left out, the last because {skipped}; lower the learning rate (step {step})"
             )
