@@ -187,6 +187,8 @@ def train_one(path: str, environment: Any, ranks: Any, poison: str | None) -> di
         "layer": len(layer),
         "moved": any(not torch.equal(before[name], after[name]) for name in before),
         "finite": all(bool(value.isfinite().all()) for value in after.values()),
+        "bucket": run.engine.optimizer.reduce_bucket_size,
+        "trained": sum(value.numel() for value in after.values()),
         "updates": zero_access.optimizer_step(run.engine),
         "device": {str(fragment.tensors["exp_avg"].device) for fragment in zero_access.fragments(run.engine)} == {"cpu"}
         if not error

@@ -65,6 +65,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "offload-3": {"optimization": {**SHORT, "offload": "CPU"}, "zeroStage": "Stage3"},
     "recompute-2": {"optimization": {**SHORT, "gradientCheckpointing": True}},
     "recompute-3": {"optimization": {**SHORT, "gradientCheckpointing": True}, "zeroStage": "Stage3"},
+    "bucket-2": {"optimization": SHORT, "deepspeed": {"zero_optimization": {"reduce_bucket_size": 1_000_000}}},
+    "bucket-3": {"optimization": SHORT, "zeroStage": "Stage3", "deepspeed": {"zero_optimization": {"reduce_bucket_size": 1_000_000}}},
     "clipped": {"optimization": {**SHORT, "maxGradientNorm": "1e-12"}},
     "dropout": {"optimization": SHORT, "lora": {"dropout": "0.5"}},
     "fp16-2": {"optimization": SHORT, "precision": "FP16", "deepspeed": {"fp16": {"initial_scale_power": 30, "hysteresis": 1}}},
@@ -96,7 +98,7 @@ def variants(ranks: ForkServer, run_file: RunFile, tmp_path_factory: pytest.Temp
     return ends(ranks, run_file, tmp_path_factory, trained)
 
 
-@pytest.mark.parametrize("name", ["adam", "offload-2", "offload-3", "recompute-2", "recompute-3"])
+@pytest.mark.parametrize("name", ["adam", "offload-2", "offload-3", "recompute-2", "recompute-3", "bucket-2", "bucket-3"])
 def test_what_changes_only_memory_or_nothing_gives_the_same_losses(variants: dict[str, Any], name: str) -> None:
     """Adam, too, is AdamW when no weight decays."""
     expected = losses(variants["folder"] / "reference")
@@ -108,6 +110,12 @@ def test_what_changes_only_memory_or_nothing_gives_the_same_losses(variants: dic
 @pytest.mark.parametrize(("name", "forwards"), [("reference", 1), ("recompute-2", 2), ("recompute-3", 2)])
 def test_a_layer_computes_a_second_time_only_where_activations_are_recomputed(variants: dict[str, Any], name: str, forwards: int) -> None:
     assert variants["ends"][name]["layer"] == 3 * forwards
+
+
+@pytest.mark.parametrize("name", ["reference", "offload-3"])
+def test_the_bucket_of_gradients_has_room_for_all_that_is_trained_and_no_more(variants: dict[str, Any], name: str) -> None:
+    assert variants["ends"][name]["bucket"] == variants["ends"][name]["trained"]
+    assert variants["ends"]["bucket-2"]["bucket"] == 1_000_000
 
 
 def test_gradients_are_clipped_before_the_update(variants: dict[str, Any]) -> None:

@@ -105,6 +105,12 @@ def test_each_stage_shards_one_thing_more(stage: ZeroStage, weights: int, gradie
     assert found["FP32 masters and moments"] == trained * 12 // optimizer
 
 
+@pytest.mark.parametrize(("method", "elements"), [(Method.LORA, None), (Method.FULL, 500_000_000)])
+def test_gradients_are_reduced_in_a_bucket_of_their_size_and_of_deepspeeds_default_at_most(method: Method, elements: int | None) -> None:
+    trained = trained_elements(llama_8b(), settings_of(TRAINING))
+    assert sizes(changed(method=method))["bucket of gradients that are reduced"] == 2 * (elements or trained)
+
+
 def test_the_second_copy_of_a_node_is_shared_by_its_ranks() -> None:
     found = sizes(changed(zero_stage=ZeroStage.STAGE3), replace(GPU, partition=8))
     assert found["second copy"] == 2 * found["weights"]

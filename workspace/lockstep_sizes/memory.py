@@ -15,6 +15,8 @@ TILE_ELEMENTS = 1 << 26
 """Logits of a tile (engine/tiles.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
 STATE_BYTES = 12
 """An element's FP32 master and both moments."""
+BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default."""
 RUNTIME_BYTES = {True: 1 * GIB, False: 9 * GIB // 10}
 """A GPU's context, kernels and NCCL's buffers; on CPUs a process that has torch, DeepSpeed and transformers imported."""
 
@@ -72,6 +74,11 @@ def snapshot_bytes(shape: ModelShape, settings: Settings, world_size: int) -> in
     return element * trained_elements(shape, settings) // world_size
 
 
+def bucket_elements(trained: int) -> int:
+    """Of the buffer in which DeepSpeed reduces gradients. It is allocated whole, so that its default would be 1 GB beside an adapter's 20 MB."""
+    return max(1, min(BUCKET_ELEMENTS, trained))
+
+
 def _working_set(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     """What exists only while a step runs."""
     element = settings.element_bytes
@@ -84,6 +91,7 @@ def _working_set(shape: ModelShape, settings: Settings, place: Place) -> list[It
         Item(
             f"activations of {tokens} tokens, {note} gradient checkpointing", activation_bytes(shape, tokens, element, checkpointed), False
         ),
+        Item("bucket of gradients that are reduced", bucket_elements(trained_elements(shape, settings)) * element, False),
         Item("tile of logits", 12 * min(tokens * shape.vocabulary, TILE_ELEMENTS), False),
         Item("gathered weights of the largest layer, twice", gathered, False),
         Item("experts folded with their adapter", 2 * max((weight.numel for weight in folded), default=0) * element, False),

@@ -11,6 +11,7 @@ import torch
 
 from lockstep_sizes.choices import Offload, Precision
 from lockstep_sizes.choices import Optimizer as OptimizerName
+from lockstep_sizes.memory import bucket_elements
 from lockstep_train.config import OptimizationConfig
 from lockstep_train.errors import ConfigError
 from lockstep_train.imports import import_engine
@@ -71,5 +72,7 @@ def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, setti
     deepspeed = prepare_deepspeed()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch_optimizer(trainable, optimization)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=settings)
+    bucket = {"reduce_bucket_size": bucket_elements(sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainable))}
+    config = {**settings, "zero_optimization": {**bucket, **settings["zero_optimization"]}}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
     return engine
