@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore
 
 from lockstep_sizes.choices import Precision, TrainOn
 from lockstep_train import __main__ as trainer
-from lockstep_train.data import isolation, share, source
+from lockstep_train.data import isolation, pool, share, source
 from lockstep_train.data.attention import choose_attention
 from lockstep_train.data.collate import collate
 from lockstep_train.data.load import Dataset
@@ -57,6 +57,43 @@ def chat_masks(model: str, folder: str) -> None:
     by_marks = encode_samples([Conversation(messages, 0, (), 1)], dataclasses.replace(tokeniser, chat=counting), TrainOn.ASSISTANT, broken)
     assert broken.count == 0, broken.first
     assert len(by_marks) == 1
+
+
+def several_processes(model: str, folder: str) -> None:
+    """Real processes give the tokens of one; also when they are killed meanwhile, and none of them is left."""
+    shutil.copytree(model, f"{folder}/model")
+    (Path(folder) / "model/chat_template.jinja").write_text(TEMPLATE)
+    tokeniser = load_tokeniser(Path(folder) / "model")
+    records = [
+        {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"{number} {turn}"} for turn in range(4)]}
+        for number in range(200)
+    ]
+    path = Path(folder) / "chat.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    source.BATCH, pool.AFTER_SECONDS, pool.usable_cores = 20, 0.0, lambda: 3
+    started: list[pool.Process] = []
+
+    class Noted(pool.Process):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+
+        def encode(self, batch: Any) -> Any:
+            if killing and batch[0].line > 100:
+                self._process.kill()
+            return super().encode(batch)
+
+    pool.Process = Noted
+    found = []
+    for case, killing, processes in (("alone", False, 1), ("together", False, 2), ("killed", True, 2)):
+        pool.PROCESSES = processes
+        told: list[str] = []
+        asked = source.file_source(path, False, 1.0, "digest")
+        found.append(source.tokens_of(asked, tokeniser, TrainOn.ASSISTANT, Path(folder) / case, told.append).digest(*source.TYPES))
+        assert ("goes on alone" in " ".join(told)) == killing, told
+        assert len(started) == {"alone": 0, "together": 2, "killed": 4}[case]
+        assert all(process._process.returncode is not None for process in started)
+    assert len(set(found)) == 1, found
 
 
 def rows_of_the_embedding(model: str, folder: str) -> int:

@@ -22,6 +22,11 @@ def test_a_real_chat_template_gives_the_masks_of_the_assistants_turns(ranks: For
     assert ended.codes == [0], ended.output
 
 
+def test_several_processes_tokenise_what_one_does_also_when_they_are_killed(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
+    ended = ranks.run("several_processes", [None], arguments={"model": str(model), "folder": str(tmp_path)})
+    assert ended.codes == [0], ended.output
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused_before_the_model_is_loaded(
     ranks: ForkServer, run_file: RunFile, model: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ in one go; nothing is dropped silently.
 from __future__ import annotations
 
 import json
+from bisect import insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,13 +59,23 @@ class Broken:
     """The lines of one source that can't be used."""
 
     name: str
-    first: list[str] = field(default_factory=list)
+    reasons: list[tuple[int, str]] = field(default_factory=list)
+    """The first lines of them, in the order of the file, however they were found."""
     count: int = 0
 
     def add(self, line: int, reason: str) -> None:
         self.count += 1
-        if len(self.first) < REPORTED_LINES:
-            self.first.append(f"{self.name}:{line}: {reason}")
+        insort(self.reasons, (line, reason))
+        del self.reasons[REPORTED_LINES:]
+
+    def include(self, other: Broken) -> None:
+        """Those that were found elsewhere."""
+        self.count += other.count
+        self.reasons = sorted([*self.reasons, *other.reasons])[:REPORTED_LINES]
+
+    @property
+    def first(self) -> list[str]:
+        return [f"{self.name}:{line}: {reason}" for line, reason in self.reasons]
 
     def refuse(self) -> None:
         """Raises ConfigError when there are any."""

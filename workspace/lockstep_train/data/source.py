@@ -6,6 +6,7 @@ can be changed without tokenising again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -18,8 +19,9 @@ import numpy
 
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, Damaged, open_arrays, remove
+from lockstep_train.data.pool import Answer, Batch, Encoder, encode_batch, start_pool
 from lockstep_train.data.read import AnySample, Broken, read_jsonl, read_text
-from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples, paragraph_break
+from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, paragraph_break
 from lockstep_train.errors import ConfigError
 
 VERSION = 3
@@ -74,22 +76,30 @@ def tokens_of(source: Source, tokeniser: Tokeniser, train_on: TrainOn, folder: P
 
 
 def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place: Path, say: Say) -> None:
-    """Read, tokenise and write the source in batches, so that memory doesn't grow with it."""
+    """Read, tokenise and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
     broken = Broken(source.name)
     writer = ArrayWriter(place, TYPES)
     tokens = samples = seen = largest = 0
     pace = Pace(source.name, say)
+
+    def here(batch: Batch) -> Answer:
+        if source.plain_text:
+            return encode_paragraphs(batch, tokeniser), Broken(source.name)
+        return encode_batch(batch, tokeniser, train_on, source.name)
+
+    encoder = Encoder(here, lambda: start_pool(tokeniser, train_on, source.name, say), say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
-        for batch in batches(source.samples(broken)):
-            seen += len(batch)
-            encoded = encode_paragraphs(batch, tokeniser) if source.plain_text else encode_samples(batch, tokeniser, train_on, broken)
-            if not broken.count and encoded:
-                ids = append(writer, encoded, tokens)
-                tokens += len(ids)
-                largest = max(largest, int(ids.max()))
-                samples += len(encoded)
-            pace.at(seen)
+        with contextlib.closing(encoder.run(batches(source.samples(broken)))) as answers:
+            for count, (encoded, found) in answers:
+                seen += count
+                broken.include(found)
+                if not broken.count and encoded:
+                    ids = append(writer, encoded, tokens)
+                    tokens += len(ids)
+                    largest = max(largest, int(ids.max()))
+                    samples += len(encoded)
+                pace.at(seen)
         broken.refuse()
         if not samples:
             raise ConfigError(f"the data {source.name} holds no samples")

@@ -43,6 +43,7 @@ def load_tokeniser(folder: Path) -> Tokeniser:
         places=(lambda texts: place_many(tokenizer, texts)) if tokenizer.is_fast else None,
         decode=lambda ids: str(tokenizer.decode(ids)),
         digest=tokeniser_digest(folder),
+        folder=folder,
         vocabulary=vocabulary,
     )
 

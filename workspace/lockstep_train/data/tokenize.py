@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -37,6 +38,8 @@ class Tokeniser:
     decode: Callable[[list[int]], str] = str
     digest: str = ""
     """Tells one tokenizer from another."""
+    folder: Path | None = None
+    """Where it was loaded from, and can be loaded again."""
     vocabulary: int | None = None
     """Rows of the model's embedding; None: it can't be told before the model is loaded."""
 

@@ -1,0 +1,42 @@
+"""A process that tokenises for a rank: python -m lockstep_train.data.worker TOKENIZER-FOLDER TRAIN-ON SOURCE
+
+Batches of samples come on its standard input, answers go to its standard output, until the input ends: with the rank, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from lockstep_sizes.choices import TrainOn
+from lockstep_train.data.pool import encode_batch
+from lockstep_train.data.tokeniser import load_tokeniser
+from lockstep_train.data.tokenize import Tokeniser
+
+
+def serve(tokeniser: Tokeniser, train_on: TrainOn, name: str, batches: BinaryIO, answers: BinaryIO) -> None:
+    while True:
+        try:
+            batch = pickle.load(batches)  # noqa: S301 (what the rank that started us wrote)
+        except EOFError:
+            return
+        pickle.dump(encode_batch(batch, tokeniser, train_on, name), answers)
+        answers.flush()
+
+
+def main(folder: str, train_on: str, name: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the rank is asked to stop, too, and decides
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
+    with contextlib.suppress(BrokenPipeError):
+        serve(load_tokeniser(Path(folder)), TrainOn(train_on), name, sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
