@@ -159,7 +159,7 @@ def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Pat
 
     async def settle() -> str:
         hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
-        hosted._begin_record(story.gang)
+        hosted._ledger.begin(story.gang, story.run, hosted._now())
         hosted.gang = replace(story.gang, stop_began=hosted._now())
         settling = asyncio.ensure_future(hosted.settle())
         await asyncio.sleep(0.1)
@@ -180,7 +180,7 @@ def test_a_node_that_does_not_answer_in_time_is_not_waited_for_any_longer(tmp_pa
 
     async def settle() -> StopReport | None:
         hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
-        hosted._begin_record(story.gang)
+        hosted._ledger.begin(story.gang, story.run, hosted._now())
         hosted.gang = replace(story.gang, stop_began=hosted._now())
         await hosted.settle()
         return hosted.gang.stopped

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lockstep_gang.contract.exits import PING_SECONDS
+from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.interactive import Printed
-from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Start, StopMode, message_to_json
+from lockstep_gang.contract.messages import AgentMessage, Hello, StopMode
 from lockstep_gang.contract.reply import Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.channel import Channel
-from lockstep_gang.coordinator.ports import free_port
-from lockstep_gang.coordinator.records import Records, Replaced
+from lockstep_gang.coordinator.channels import Channels
+from lockstep_gang.coordinator.ledger import Ledger
+from lockstep_gang.coordinator.news import report_change
+from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.coordinator.showing import Showing
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.coordinator.waiting import either, in_thread
-from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import excused
-from lockstep_gang.lifecycle.history import begun_records, closed_records, corrected_records, end_record, resumed
 from lockstep_gang.lifecycle.losses import heard, is_asking
 from lockstep_gang.lifecycle.observe import closed, observe
 from lockstep_gang.lifecycle.placement import with_racks
@@ -41,13 +42,13 @@ COMMIT_SECONDS = 1.0
 """Least time between two writes of the newest commit."""
 PAUSED_SECONDS = 2.0
 """A wake-up so late means that this process itself did not run."""
+SLOW_SECONDS = 5.0
+"""A record that takes longer to write is told of: it is the volume that everything waits for."""
 SETTLE_SECONDS = 5.0
 """How long the end of node 0's agent waits, after a save's grace is over, for the other agents and for the operator to take the last report."""
 
 
-def _turns(gang: Gang) -> tuple[object, ...]:
-    """What the operator hears of at once."""
-    return state_of(gang), gang.attempt, gang.stopped, gang.session.idleness
+Change = Callable[[Gang], Gang]
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,21 @@ class Coordinator:
     def __init__(self, run: Run, key: bytes, output: Output) -> None:
         self._run = run
         self._output = output
-        self._records = Records(run.run_dir)
-        self._attempts = self._records.attempts()
         self._clock = time.time() - time.monotonic()
-        self._account = Account(self._records, run, output.say)
-        gang = resumed(run, self._attempts, self._records.end(), self._now(), self._account.found().checkpoint)
-        self.gang = self._account.opened(gang, self._now())
-        self._channels: dict[int, Channel] = {}
-        self._showing = Showing(self._channels)
-        self._replaced: set[str] = set()
-        """Agents, by instance, in whose place another one has come: their pod was taken for lost, and may yet run."""
-        self._ports: dict[int, int] = {}
+        records = Records(run.run_dir)
+        self._account = Account(records, run, output.say)
+        self._ledger = Ledger(records, run, self._account)
+        self.gang = self._ledger.opened(run, self._now())
+        self._changes: deque[Change] = deque()
+        """Heard while a record was being written."""
+        self._recording: asyncio.Future[None] | None = None
+        self._corrects = False
+        self._retry_at = 0.0
+        self._channels = Channels(run, output.say)
+        self._showing = Showing(self._channels.of_node)
         self._wake = asyncio.Event()
         self._wake_at: float | None = None
+        self._broken: BaseException | None = None
         self._changed = asyncio.Event()
         self._committed = asyncio.Event()
         self._reporter = Reporter(run.report, key, self._replied, output.say) if run.report is not None else None
@@ -87,31 +90,31 @@ class Coordinator:
 
     async def run(self) -> None:
         """Until cancelled: wake-ups, pings, the waiting line and the reports."""
-        tasks = [self._decide_in_time(), self._ping(), self._say_what_is_missing(), self._keep_account()]
+        tasks = [self._decide_in_time(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
         if self._reporter is not None:
             tasks.append(self._reporter.run())
         await asyncio.gather(*tasks)
 
     def connected(self, node: int, channel: Channel, hello: Hello) -> bool:
         """A proved connection; it takes the place of an older one of the same node. False: of an agent that was replaced and knows it not."""
-        before = self.gang.nodes[node].instance
-        if hello.instance in self._replaced:
-            self._output.say(f"node {node} was replaced, and an agent of before is back: it is left alone until it ends")
+        if not self._channels.take(node, channel, hello.instance):
             return False
-        if before not in ("", hello.instance):
-            self._replaced.add(before)
-        older = self._channels.get(node)
-        if older is not None:
-            older.close()
-        self._channels[node] = channel
-        self.heard(node, hello)
+        self._become(partial(self._greeted, node, channel, hello, self._now()))
         return True
 
+    def _greeted(self, node: int, channel: Channel, hello: Hello, now: float, gang: Gang) -> Gang:
+        self._channels.know(node, channel)
+        return observe(gang, self._run, node, hello, now)
+
     def heard(self, node: int, message: AgentMessage) -> None:
+        """Raises ContractError for a malformed report."""
         if isinstance(message, Printed):
             self._printed(node, message)
-        else:
-            self._become(observe(self.gang, self._run, node, message, self._now()))
+            return
+        now = self._now()
+        if self._recording is not None:
+            observe(self.gang, self._run, node, message, now)  # taken in later, and refused now
+        self._become(lambda gang: observe(gang, self._run, node, message, now))
 
     def _printed(self, node: int, message: Printed) -> None:
         """Output of a dev environment's ranks: all of it is in node 0's log, and seen by whoever asked. Node 0's agent has logged its own."""
@@ -126,9 +129,9 @@ class Coordinator:
         self._showing.show(self.gang.session.request, (f"[lockstep] {line}",))
 
     def disconnected(self, node: int, channel: Channel) -> None:
-        if self._channels.get(node) is channel:
-            del self._channels[node]
-            self._become(closed(self.gang, node, self._now()))
+        if self._channels.drop(node, channel):
+            now = self._now()
+            self._become(lambda gang: closed(gang, node, now))
 
     async def settle(self) -> None:
         """Before node 0's agent ends: let the other nodes save or hear the end, and the operator take the last report.
@@ -143,89 +146,105 @@ class Coordinator:
         if self.gang.phase is Phase.STOPPING and self.gang.stopping is StopMode.SAVE:
             before, self.gang = self.gang, replace(self.gang, stopped=stop_report(self.gang, self._run, self._now()))
             self._tell(before)
-            self._close_record("Stopped", self.gang)  # asked for, so it is no failure, though a node did not answer in time
+            if self._recording is None:  # asked for, so it is no failure, though a node did not answer in time
+                self._write(partial(self._ledger.close, "Stopped", self.gang), None)
+            if self._recording is not None:
+                await asyncio.wait([self._recording], timeout=SETTLE_SECONDS)
         if self._reporter is not None:
             await self._reporter.flush(SETTLE_SECONDS)
 
     def _settled(self) -> bool:
+        if self._recording is not None:
+            return False
         if self.gang.phase is Phase.ENDED:
             others = range(1, self._run.nodes)
-            return not any(node in self._channels or not self.gang.nodes[node].instance for node in others)
+            return not any(node in self._channels.of_node or not self.gang.nodes[node].instance for node in others)
         return self.gang.phase is Phase.WAITING
 
     def _replied(self, reply: Reply) -> None:
-        before = (self.gang.history, self.gang.budget)
-        self._become(replace(heard(self.gang, reply.facts, self._now()), placement=with_racks(self.gang.placement, reply.racks)))
-        if (self.gang.history, self.gang.budget) != before:
-            self._correct_records()
+        now = self._now()
 
-    def _become(self, gang: Gang) -> None:
-        """Take in a new state, then decide until nothing follows from it any more."""
-        before, self.gang = self.gang, gang
-        self._tell(before)
+        def change(gang: Gang) -> Gang:
+            after = replace(heard(gang, reply.facts, now), placement=with_racks(gang.placement, reply.racks))
+            self._corrects |= (gang.history, gang.budget) != (after.history, after.budget)
+            return after
+
+        self._become(change)
+
+    def _become(self, change: Change) -> None:
+        """Take in a change: at once, or when the record that is being written is there."""
+        self._changes.append(change)
+        if self._recording is None:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Take in what was heard, then decide until nothing follows from it any more, or something must be durable first."""
         while True:
-            decision = decide(self.gang, self._run, self._now())
-            phase = self.gang.phase
-            if not self._recorded(decision):
-                return
-            before, self.gang = self.gang, decision.gang
-            self._run = replace(self._run, order=self.gang.placement.order)
-            self._tell(before)
-            for node, order in decision.orders:
-                self._send(node, order)
-            if decision.gang.phase is phase:
+            while self._changes:
+                self._be(self._changes.popleft()(self.gang))
+            if self._corrects:
+                self._corrects = False
+                return self._write(partial(self._ledger.correct, self.gang), None)
+            phase, decision = self.gang.phase, decide(self.gang, self._run, self._now())
+            if decision.begin or decision.end or decision.close is not None:
+                if self._now() >= self._retry_at:
+                    return self._write(partial(self._ledger.write, decision, self._run, self._now()), decision)
+                return self._wake_up(self._retry_at)
+            self._carry_out(decision)
+            if self.gang.phase is phase:
                 break
-        self._wake_at = decision.wake_at
-        self._wake.set()
+        self._wake_up(decision.wake_at)
         if self._reporter is not None:
             self._reporter.ask(is_asking(self.gang))
 
-    def _recorded(self, decision: Decision) -> bool:
-        """Whether all that must be durable before the orders is."""
+    def _be(self, gang: Gang) -> None:
+        before, self.gang = self.gang, gang
+        self._tell(before)
+
+    def _carry_out(self, decision: Decision) -> None:
+        self._run = replace(self._run, order=decision.gang.placement.order)
+        self._be(decision.gang)
+        for node, order in decision.orders:
+            self._channels.send(node, order)
+
+    def _wake_up(self, at: float | None) -> None:
+        self._wake_at = at
+        self._wake.set()
+
+    def _write(self, work: Callable[[], None], decision: Decision | None) -> None:
+        """In a thread: meanwhile agents are pinged, the operator is told, and SIGTERM is heard."""
+        self._wake_up(None)
+        self._recording = asyncio.ensure_future(self._written(in_thread(work), decision))
+        self._recording.add_done_callback(self._end_with)
+
+    async def _written(self, writing: asyncio.Future[None], decision: Decision | None) -> None:
+        """Carry the decision out when it is durable. Without one nothing is tried again: a coordinator after this one hears the facts as well."""
         try:
-            if decision.begin:
-                self._begin_record(decision.gang)
-            if decision.end:
-                self._records.write_end(end_record(decision.gang, self._run, stamp(self._now())))
-            if decision.close is not None:
-                self._close_record(decision.close, decision.gang)
-            if decision.begin or decision.end or decision.close is not None:
-                self._account.keep(decision.gang)
-        except OSError as error:
-            hint = "" if isinstance(error, Replaced) else ": is the volume full or read-only?"
-            trouble = f"cannot write the job's record under {self._run.run_dir}/gang ({error.strerror}){hint}"
-            if trouble != self.gang.trouble:
-                self._say(trouble)
-            self.gang = replace(self.gang, trouble=trouble)
-            self._wake_at = self._now() + STORAGE_RETRY_SECONDS
+            await asyncio.wait([writing], timeout=SLOW_SECONDS)
+            if not writing.done():
+                self._have_trouble(self._ledger.silence(SLOW_SECONDS))
+            await writing
+        except (ContractError, OSError) as error:
+            self._retry_at = self._now() + STORAGE_RETRY_SECONDS
+            self._have_trouble(self._ledger.trouble(error))
+        else:
+            if decision is not None:
+                self._carry_out(replace(decision, gang=replace(decision.gang, trouble=None)))
+        if decision is None:
+            self._be(replace(self.gang, trouble=None))
+        self._recording = None
+        self._advance()
+
+    def _have_trouble(self, trouble: str) -> None:
+        if trouble != self.gang.trouble:
+            self._say(trouble)
+            self._be(replace(self.gang, trouble=trouble))
+
+    def _end_with(self, recording: asyncio.Future[None]) -> None:
+        """What must not happen there ends the coordinator, as it does elsewhere."""
+        if not recording.cancelled() and recording.exception() is not None:
+            self._broken = recording.exception()
             self._wake.set()
-            return False
-        return True
-
-    def _begin_record(self, gang: Gang) -> None:
-        attempts = begun_records(self._attempts, gang, self._run, stamp(self._now()))
-        self._records.write_attempts(attempts)
-        self._attempts = attempts
-
-    def _close_record(self, outcome: str, gang: Gang) -> None:
-        attempts = closed_records(self._attempts, outcome, gang)
-        self._records.write_attempts(attempts)
-        self._attempts = attempts
-
-    def _correct_records(self) -> None:
-        """Not worth stopping for: a coordinator after this one hears the facts as well."""
-        try:
-            attempts = corrected_records(self._attempts, self.gang)
-            self._records.write_attempts(attempts)
-            self._attempts = attempts
-        except OSError as error:
-            self._output.say(f"cannot correct the job's record under {self._run.run_dir}/gang: {error.strerror}")
-
-    def _send(self, node: int, order: Order) -> None:
-        if isinstance(order, Start):
-            port = self._ports.setdefault(order.attempt, free_port(self._run.addresses[0], order.master_port))
-            order = replace(order, master_port=port)
-        self._channels[node].send(message_to_json(order))
 
     def _tell(self, before: Gang) -> None:
         """Into the log and to the operator, as far as something changed."""
@@ -234,20 +253,8 @@ class Coordinator:
         self._changed.set()
         if self.gang.checkpoint != before.checkpoint:
             self._committed.set()
-        if self._reporter is None or before == self.gang:
-            return
-        report = summarise(self.gang, self._run)
-        if _turns(before) != _turns(self.gang):
-            self._reporter.transition(replace(report, log=self._output.tail()))
-        elif (before.checkpoint, before.fabric.verdict, before.stragglers, message_of(before, self._run)) != (
-            report.checkpoint,
-            report.fabric,
-            self.gang.stragglers,
-            report.message,
-        ):
-            self._reporter.news(report)
-        else:
-            self._reporter.refresh(report)
+        if self._reporter is not None and before != self.gang:
+            report_change(self._reporter, before, self.gang, self._run, self._output.tail)
 
     async def _decide_in_time(self) -> None:
         while True:
@@ -256,19 +263,16 @@ class Coordinator:
             done, _ = await asyncio.wait([waiting], timeout=timeout)
             if done:
                 self._wake.clear()
+                if self._broken is not None:
+                    raise self._broken
             else:
                 waiting.cancel()
                 late = self._now() - (self._wake_at or self._now())
                 if late > PAUSED_SECONDS:  # stopped, or starved: what agents said meanwhile is still to be read
                     self._output.say(f"the coordinator did not run for {late:.0f} s; no rank is judged by that time")
-                    self.gang = excused(self.gang, late)
-                self._become(self.gang)
-
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(PING_SECONDS)
-            for channel in self._channels.values():
-                channel.send(message_to_json(Ping()))
+                    self._become(partial(excused, seconds=late))
+                else:
+                    self._become(lambda gang: gang)
 
     async def _say_what_is_missing(self) -> None:
         while True:

@@ -57,6 +57,11 @@ def message_of(gang: Gang, run: Run) -> str:
     """One sentence a person can act on."""
     if gang.ending is not None:
         return gang.ending.message
+    trouble = f"; {gang.trouble}" if gang.trouble is not None and gang.phase is not Phase.WAITING else ""
+    return _message(gang, run) + trouble
+
+
+def _message(gang: Gang, run: Run) -> str:
     if gang.phase is Phase.STOPPING:
         how = "saving and stopping" if gang.stopping is StopMode.SAVE else "stopping all ranks"
         return f"{how}: {gang.stop_reason}"

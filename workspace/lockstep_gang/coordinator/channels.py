@@ -1,0 +1,70 @@
+"""The connections of a job's agents: the newest of each node, and who may not come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from lockstep_gang.contract.exits import PING_SECONDS
+from lockstep_gang.contract.messages import Order, Ping, Start, message_to_json
+from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.channel import Channel
+from lockstep_gang.coordinator.ports import free_port
+
+
+class Channels:
+    """By node. The gang learns of a connection a little later while a record is written: until then it is sent nothing but pings."""
+
+    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
+        self._run = run
+        self._say = say
+        self.of_node: dict[int, Channel] = {}
+        self._known: dict[int, Channel] = {}
+        self._instances: dict[int, str] = {}
+        self._replaced: set[str] = set()
+        """Agents, by instance, in whose place another one has come: their pod was taken for lost, and may yet run."""
+        self._ports: dict[int, int] = {}
+
+    def take(self, node: int, channel: Channel, instance: str) -> bool:
+        """It takes the place of an older one of the same node. False: it is of an agent that was replaced and knows it not."""
+        if instance in self._replaced:
+            self._say(f"node {node} was replaced, and an agent of before is back: it is left alone until it ends")
+            return False
+        before = self._instances.get(node, instance)
+        if before != instance:
+            self._replaced.add(before)
+        self._instances[node] = instance
+        older = self.of_node.get(node)
+        if older is not None:
+            older.close()
+        self.of_node[node] = channel
+        return True
+
+    def know(self, node: int, channel: Channel) -> None:
+        """The gang has heard this connection's Hello."""
+        self._known[node] = channel
+
+    def drop(self, node: int, channel: Channel) -> bool:
+        """It was closed. False: another one has its place already."""
+        if self.of_node.get(node) is not channel:
+            return False
+        del self.of_node[node]
+        return True
+
+    def send(self, node: int, order: Order) -> None:
+        """To the connection that the gang means; where that is gone, its end is heard next, and the order decided anew."""
+        channel = self.of_node.get(node)
+        if channel is None or channel is not self._known.get(node):
+            return
+        if isinstance(order, Start):
+            port = self._ports.setdefault(order.attempt, free_port(self._run.addresses[0], order.master_port))
+            order = replace(order, master_port=port)
+        channel.send(message_to_json(order))
+
+    async def ping(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            for channel in self.of_node.values():
+                channel.send(message_to_json(Ping()))
