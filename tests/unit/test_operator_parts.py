@@ -13,6 +13,7 @@ import yaml
 from api_stub import kubeconfig
 from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
+from lockstep.cli.deploy import OPERATOR_IMAGE, default_image
 from lockstep.plan.events import Note
 from lockstep.plan.observed import Observed
 from lockstep.plan.resolve import resolve
@@ -379,12 +380,22 @@ def test_the_operator_may_list_and_watch_every_kind_that_it_watches() -> None:
     assert not any("*" in right for right in rights)
 
 
+CODE = {"name": "python", "claim": "env", "mountPath": "/opt/lockstep", "storageClass": "c"}
+MODELS = {"name": "models", "claim": "shared", "mountPath": "/models", "storageClass": "c"}
+
+
+@pytest.mark.parametrize(("volumes", "image"), [([CODE, MODELS], "trainer:1"), ([MODELS], OPERATOR_IMAGE), ([], OPERATOR_IMAGE)])
+def test_the_operator_runs_from_a_jobs_image_only_where_a_volume_has_its_code(volumes: list[dict[str, str]], image: str) -> None:
+    spec = {"image": "trainer:1", "pod": {"volumes": volumes}}
+    assert default_image(ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": spec})) == image
+
+
 @pytest.mark.parametrize("platform", ["OpenShift", "Kubernetes"])
 def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
     rdma = {"enabled": True}
     spec = {
         "platform": platform, "network": {"rdma": rdma}, "security": {"ipcLock": True},
-        "pod": {"volumes": [{"name": "python", "claim": "env", "mountPath": "/opt/x", "storageClass": "c"}], "env": [{"name": "A", "value": "$b"}]},
+        "pod": {"volumes": [CODE, MODELS], "env": [{"name": "A", "value": "$b"}]},
     }  # fmt: skip
     profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": spec})
     objects = operator_objects(profile, "registry/operator:1", namespace="jobs", manifests=MANIFESTS, revision="r1")
@@ -394,12 +405,16 @@ def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
     before = ("ServiceAccount", "Role", "RoleBinding", "Service", "ClusterProfile", "Lease", "PodDisruptionBudget")
     assert kinds.index("Deployment") > max(kinds.index(kind) for kind in before)
     claims = [(i["metadata"]["namespace"], i["metadata"]["name"]) for i in objects if i["kind"] == "PersistentVolumeClaim"]
-    assert claims == [("lockstep-system", "env"), ("jobs", "env")]
+    assert claims == [("lockstep-system", "env"), ("jobs", "env"), ("jobs", "shared")]
     pod = deployment["spec"]["template"]
     container = pod["spec"]["containers"][0]
     values = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert values == {"LOCKSTEP_AGENT_IMAGE": "registry/operator:1", "LOCKSTEP_POD": None, "LOCKSTEP_POD_IP": None, "A": "$$b"}
-    assert {"name": "python", "mountPath": "/opt/x", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "python", "mountPath": "/opt/lockstep", "readOnly": True} in container["volumeMounts"]
+    assert not any(
+        "models" in (item["name"], item.get("persistentVolumeClaim", {}).get("claimName"))
+        for item in (*container["volumeMounts"], *pod["spec"]["volumes"])
+    )
     assert pod["metadata"]["annotations"] == {"lockstep.dev/revision": "r1"}
     assert ("runAsUser" in pod["spec"]["securityContext"]) == (platform == "Kubernetes")
     bound = [i for i in objects if i["kind"] == "RoleBinding" and i["metadata"]["namespace"] == "jobs"]

@@ -45,6 +45,8 @@ TOKEN_FOLDER = "/var/run/secrets/lockstep"  # noqa: S105 (a path)
 TOKEN_KEY = "token"  # noqa: S105 (a file name)
 WORKSPACE = "/workspace"
 DATASETS = "/datasets"
+CODE_MOUNT = "/opt/lockstep"
+"""A profile's volume that is mounted here has Lockstep's own packages, and the operator runs from it, too: the embedded cluster's."""
 COORDINATOR_PORT = 29400
 MASTER_PORT = 29500
 

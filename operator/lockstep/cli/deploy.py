@@ -143,8 +143,10 @@ def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = 
 
 
 def default_image(profile: ClusterProfile) -> str:
-    """The operator's, where neither a person nor an earlier deployment names another."""
-    return (profile.spec.image if profile.spec.pod.volumes else None) or OPERATOR_IMAGE
+    """The operator's, where neither a person nor an earlier deployment names another: with its code on a volume, that of jobs will do."""
+    from lockstep.platforms.kubernetes.install import code_volumes
+
+    return (profile.spec.image if code_volumes(profile) else None) or OPERATOR_IMAGE
 
 
 def _with_mode(found: ClusterFile, mode: Mode) -> ClusterProfile:
@@ -184,10 +186,11 @@ def _as_deployed(profile: ClusterProfile, context: str | None) -> tuple[Mode | N
     """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.plan.openshift_images import repository, short_name
     from lockstep.platforms.kubernetes.client import connect
+    from lockstep.platforms.kubernetes.install import code_volumes
     from lockstep.platforms.kubernetes.survey import deployed_mode_and_image
 
     mode, image = connect(context).run(lambda cluster: deployed_mode_and_image(cluster, profile.metadata.name))
-    own = profile.spec.pod.volumes or repository(short_name(image or "")) == repository(OPERATOR_IMAGE)
+    own = bool(code_volumes(profile)) or repository(short_name(image or "")) == repository(OPERATOR_IMAGE)
     return Mode(mode.lower()) if mode else None, None if own else image
 
 

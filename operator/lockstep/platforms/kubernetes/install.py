@@ -12,6 +12,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import (
     ANNOTATION_DEFAULT_PROFILE,
     APP,
+    CODE_MOUNT,
     LABEL_MANAGED_BY,
     LABEL_NAME,
     OPERATOR_NAMESPACE,
@@ -69,7 +70,8 @@ def operator_objects(
     crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in _read(path)]
     first = [item for item in operator if item["kind"] == "Namespace"]
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
-    claims = [_claim(volume, place["metadata"]["name"]) for place in spaces for volume in profile.spec.pod.volumes if volume.storage_class]
+    mounted = {OPERATOR_NAMESPACE: code_volumes(profile), namespace: profile.spec.pod.volumes}
+    claims = [_claim(volume, name) for name, volumes in mounted.items() for volume in volumes if volume.storage_class]
     rest = [item for item in operator if item["kind"] != "Namespace"]
     rest += [puller(namespace)] if on_openshift and namespace != OPERATOR_NAMESPACE else []
     return [*crds, *spaces, *claims, _profile_object(profile, default_profile), *objects_for_jobs(profile, namespace), *rest]
@@ -153,15 +155,21 @@ def objects_for_jobs(profile: ClusterProfile, namespace: str) -> list[Object]:
     return found
 
 
+def code_volumes(profile: ClusterProfile) -> list[ProfileVolume]:
+    """Those that the operator has, too; at most one."""
+    return [volume for volume in profile.spec.pod.volumes if volume.mount_path == CODE_MOUNT]
+
+
 def _claim(volume: ProfileVolume, namespace: str) -> Object:
     metadata = {"name": volume.claim, "namespace": namespace, "labels": _labels()}
     return fill("claim", metadata=metadata, access_mode="ReadOnlyMany", storage_class=volume.storage_class, size=volume.size)
 
 
 def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -> Object:
-    """The Deployment with the profile's image, pull secrets, volumes and variables; every other object as its file has it.
+    """The Deployment with its image, and the profile's pull secrets, variables and volume of code; every other object as its file has it.
 
-    Not with its tolerations: they let jobs onto GPU nodes, where the operator has nothing to do.
+    Not with other volumes, which hold models and the like, nor with tolerations: they let jobs onto GPU nodes, where the operator has
+    nothing to do.
     """
     if item["kind"] != "Deployment":
         return item
@@ -169,7 +177,7 @@ def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -
         item["spec"]["template"]["metadata"]["annotations"] = {ANNOTATION_REVISION: revision}
     pod = item["spec"]["template"]["spec"]
     container = pod["containers"][0]
-    volumes = profile.spec.pod.volumes
+    volumes = code_volumes(profile)
     container["image"] = image
     container["env"] = [
         *({**variable, "value": image} if variable["name"] == "LOCKSTEP_AGENT_IMAGE" else variable for variable in container["env"]),
