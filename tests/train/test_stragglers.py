@@ -55,3 +55,8 @@ def test_a_slow_rank_is_known_by_its_own_time(ranks: ForkServer, run_file: RunFi
         pace = Pace(event["rank"], event["step"], event["steps"], event["microseconds"])
         gang = gang.with_rank(pace.rank, with_pace(gang.ranks[pace.rank], pace))
     assert [straggler.rank for straggler in judged(gang, RUN).stragglers] == [1]
+
+
+def test_on_gpus_waits_are_found_whether_an_operation_is_asynchronous_or_not(ranks: ForkServer) -> None:
+    ended = ranks.run("count_waits", [None])
+    assert ended.codes == [0], ended.output

@@ -101,7 +101,7 @@ class Stepper:
         `tokens`: the learned tokens of the whole global batch, over all ranks. `told`: what the other ranks shall know of this one. Raises NonFinite, on every rank alike, before
         an update that would not be finite, unless the policy is to leave such updates out.
         """
-        self._waits.taken()
+        self._waits.begin()
         loss = self._gradients(step, batches, tokens, clock)
         waited = self._waits.taken()
         self._progress.at("waiting for the other ranks' losses")

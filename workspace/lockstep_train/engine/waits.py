@@ -1,18 +1,27 @@
 """How long this rank has waited inside collective operations, so that its own time is known: a step takes all ranks equally long.
 
 Every wait of a c10d operation ends in `Work.wait`. On CPUs the host waits there. On a GPU it only makes the stream wait, so the stream's
-own times before and after are taken.
+own times before and after are taken. An operation that isn't asynchronous runs on that stream itself: there the wait lies between the times
+before and after it is issued, and `Work.wait` finds nothing left to wait for.
 """
 
 from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.distributed import Work
+from torch.distributed import ProcessGroup, Work
 
+COLLECTIVES = (
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base",
+    "broadcast", "gather", "gather_single", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter",
+)  # fmt: skip
+"""Methods of torch's ProcessGroup, of several versions."""
 _counting: Waits | None = None
 """Whose waits are counted: one of a process."""
 
@@ -24,13 +33,29 @@ class Waits:
         self._on_gpu = device.type == "cuda"
         self._seconds = 0.0
         self._events: list[tuple[Any, Any]] = []
+        self._begun = False
 
     def install(self) -> None:
-        """Count from now on; what counted before doesn't any more."""
+        """Count from the next `begin` on; what counted before doesn't any more."""
         global _counting  # noqa: PLW0603 (as Work.wait itself, there is one a process)
         if _counting is None:
-            _wrap(Work)
+            _count_within(Work, "wait", _always)
+            for name in COLLECTIVES:
+                if hasattr(ProcessGroup, name):
+                    _count_within(ProcessGroup, name, _on_the_stream)
         _counting = self
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._on_gpu
+
+    @property
+    def begun(self) -> bool:
+        return self._begun
+
+    def begin(self) -> None:
+        """Only from here to `taken` is anything kept: an evaluation of thousands of batches must not pile up events."""
+        self._seconds, self._events, self._begun = 0.0, [], True
 
     def now(self) -> Any:
         if not self._on_gpu:
@@ -46,10 +71,9 @@ class Waits:
             self._seconds += time.perf_counter() - before
 
     def taken(self) -> Taken:
-        """What was waited since the last time."""
-        found = Taken(self._seconds, self._events)
-        self._seconds, self._events = 0.0, []
-        return found
+        """What was waited since `begin`."""
+        self._begun = False
+        return Taken(self._seconds, self._events)
 
 
 class Taken:
@@ -65,13 +89,22 @@ class Taken:
         return self._seconds + on_gpu / 1000
 
 
-def _wrap(work: Any) -> None:
-    real = work.wait
+def _always(waits: Waits, given: Iterable[Any]) -> bool:
+    return True
+
+
+def _on_the_stream(waits: Waits, given: Iterable[Any]) -> bool:
+    """Issued to run on the current stream: torch has that in the operation's options."""
+    return waits.on_gpu and any(getattr(value, "asyncOp", True) is False for value in given)
+
+
+def _count_within(owner: Any, name: str, counts: Callable[[Waits, Iterable[Any]], bool]) -> None:
+    real = getattr(owner, name)
 
     @functools.wraps(real)
-    def wait(*arguments: Any, **options: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         waits = _counting
-        if waits is None:
+        if waits is None or not waits.begun or not counts(waits, (*arguments, *options.values())):
             return real(*arguments, **options)
         before = waits.now()
         try:
@@ -79,4 +112,4 @@ def _wrap(work: Any) -> None:
         finally:
             waits.add(before)
 
-    work.wait = wait
+    setattr(owner, name, counted)
