@@ -156,6 +156,17 @@ def test_a_rank_learns_its_place_and_its_pod_s_number() -> None:
     assert {name: found[name] for name in wanted} == wanted
 
 
+@pytest.mark.parametrize(
+    ("ranks", "inherited", "threads", "ours"), [(2, {}, "1", True), (2, {"OMP_NUM_THREADS": "7"}, "7", False), (1, {}, None, False)]
+)
+def test_ranks_that_share_a_node_have_one_thread_each_and_know_whether_the_user_said_so(
+    ranks: int, inherited: dict[str, str], threads: str | None, ours: bool
+) -> None:
+    run = make_run(nodes=2, ranks_per_node=ranks)
+    found = rank_environment(run, Start(1, 0, "x-0", 29500), Place(0, 0, 0, "/run.json", "/socket", "/error"), inherited)
+    assert (found.get("OMP_NUM_THREADS"), "LOCKSTEP_DEFAULT_THREADS" in found) == (threads, ours)
+
+
 def test_racks_travel_in_the_reply_and_an_older_operator_s_has_none() -> None:
     reply = Reply(racks=("a", "", "b"))
     assert parse_reply(json.dumps(reply_json(reply)).encode()) == reply

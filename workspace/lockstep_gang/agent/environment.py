@@ -26,7 +26,9 @@ class Place:
 def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
     """The pod's own variables, over them the run's, over them torchrun's and ours."""
     rank = place.group_rank * run.ranks_per_node + place.local_rank
-    threads = {"OMP_NUM_THREADS": "1"} if run.ranks_per_node > 1 else {}  # as torchrun: ranks share the cores
+    stated = {**inherited, **run.environment}
+    shared = run.ranks_per_node > 1 and "OMP_NUM_THREADS" not in stated
+    threads = {"OMP_NUM_THREADS": "1", "LOCKSTEP_DEFAULT_THREADS": "1"} if shared else {}  # as torchrun: ranks share the cores
     torchrun = {
         "RANK": rank,
         "LOCAL_RANK": place.local_rank,
@@ -56,4 +58,4 @@ def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[st
         "PYTHONUNBUFFERED": 1,
     }
     stacks = {"PYTHONFAULTHANDLER": "1"}  # a rank that hangs can be asked where it is, and one that crashes says so
-    return {**threads, **stacks, **inherited, **run.environment, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
+    return {**threads, **stacks, **stated, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}

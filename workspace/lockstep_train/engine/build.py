@@ -13,7 +13,7 @@ from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
-from lockstep_train.engine.start import precision_note, prepare_deepspeed, recompute_activations, refuse_invalid, start_engine
+from lockstep_train.engine.start import precision_note, prepare_deepspeed, recompute_activations, refuse_invalid, share_cores, start_engine
 from lockstep_train.imports import import_method
 from lockstep_train.model.load import load_base
 from lockstep_train.model.quantize import check_quantization
@@ -34,6 +34,7 @@ def start_model(
     import_method(training)
     reporter.startup.done("imports")
     refuse_invalid(settings)
+    share_cores(training.optimization, ranks.local_world_size)
     base = load_base(folder, training.precision, settings, ranks.device, reporter.say, training.model.quantization)
     choose_attention(base, training, ranks.device, reporter.say)
     reporter.startup.done("load")

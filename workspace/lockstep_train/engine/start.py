@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from lockstep_sizes.choices import Offload, Precision
 from lockstep_sizes.choices import Optimizer as OptimizerName
 from lockstep_sizes.memory import bucket_elements
 from lockstep_train.config import OptimizationConfig
+from lockstep_train.data.pool import usable_cores
 from lockstep_train.errors import ConfigError
 from lockstep_train.imports import import_engine
 
@@ -35,6 +37,14 @@ def torch_optimizer(parameters: Sequence[torch.nn.Parameter], optimization: Opti
     kind = torch.optim.AdamW if optimization.optimizer is OptimizerName.ADAMW else torch.optim.Adam
     fused = True if optimization.offload is Offload.CPU else None
     return kind(parameters, lr=optimization.learning_rate, weight_decay=optimization.weight_decay, fused=fused)
+
+
+def share_cores(optimization: OptimizationConfig, ranks_per_node: int) -> None:
+    """With offload the update runs on CPUs: by this rank's part of the cores, unless the user has set OMP_NUM_THREADS. What the agent sets,
+    one thread a rank, is for ranks that compute on GPUs, or on as many cores as there are ranks."""
+    ours = (None, os.environ.get("LOCKSTEP_DEFAULT_THREADS"))
+    if optimization.offload is Offload.CPU and os.environ.get("OMP_NUM_THREADS") in ours:
+        torch.set_num_threads(max(1, usable_cores() // ranks_per_node))
 
 
 def precision_note(precision: Precision, device: torch.device) -> str | None:
