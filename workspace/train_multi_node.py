@@ -128,7 +128,10 @@ def save(engine: Any, path: Path, step: int) -> None:
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
+        draft.touch()
+        usual = draft.stat().st_mode
         save_file(weights, draft, metadata={"step": str(step)})
+        draft.chmod(usual)  # safetensors writes for its own user only, and the pods of another run may have another one
         with draft.open("rb+") as file:
             os.fsync(file.fileno())
         draft.replace(path)

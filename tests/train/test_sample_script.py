@@ -17,6 +17,8 @@ def test_the_sample_script_saves_when_one_rank_is_told_to_stop_and_goes_on_from_
     stopped = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4, "stop_at": 5})
     assert stopped.codes == [75, 75], stopped.output
     assert f"CHECKPOINT step 5 | {checkpoint}" in stopped.outputs[0]
+    (beside := tmp_path / "any").touch()
+    assert Path(checkpoint).stat().st_mode == beside.stat().st_mode, "pods of another run may have another user"
     ended = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4})
     assert ended.codes == [0, 0], ended.output
     assert "2 ranks over gloo, 16 steps, from step 5" in ended.outputs[0]

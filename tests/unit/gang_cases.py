@@ -80,12 +80,13 @@ class Gang:
         self.run_path.write_text(run_text(run))
         return run
 
-    def start(self, *nodes: int, run_path: Path | None = None) -> None:
+    def start(self, *nodes: int, run_path: Path | None = None, arguments: tuple[str, ...] = (), umask: int = -1) -> None:
         for node in nodes:
             if node in self.processes:
                 self.processes[node].wait(10)  # the agent before this one
             environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": str(self.folder)}
             command = [sys.executable, *self.python_options, *self.program, "--run", str(run_path or self.run_path)]
+            command += arguments
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -94,6 +95,7 @@ class Gang:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
+                umask=umask,
             )
             self.processes[node] = process
             self._lines[node] = []

@@ -37,7 +37,13 @@ def asked(folder: Path, kind: str, *command: str) -> Iterator[subprocess.Popen[s
     """The program of the pod, with what it was asked for on its standard input."""
     environment = {**os.environ, "PYTHONPATH": str(folder / "modules")}
     process = subprocess.Popen(
-        [sys.executable, "-c", SOURCE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", SOURCE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        umask=0o022,
     )
     try:
         request = {"kind": kind, "folder": str(folder), "command": command, "cwd": str(folder), "token": TOKEN, "source": SOURCE}
@@ -126,6 +132,15 @@ def test_a_script_under_the_debugger_is_heard_to_its_end(tmp_path: Path) -> None
         assert process.stderr is not None
         said = process.stderr.readline()
         assert "'--wait-for-client', 'train.py', '--epochs', '3'" in said and "127.0.0.1:" in said
+
+
+def test_what_a_debugged_script_or_a_notebook_writes_is_the_group_s(tmp_path: Path) -> None:
+    """Pods of another transport have another user."""
+    put_module(tmp_path, "debugpy", "import pathlib; pathlib.Path('made').touch()")
+    with asked(tmp_path, "debug", "train.py") as process:
+        while "ended" not in heard(process):
+            pass
+    assert oct((tmp_path / "made").stat().st_mode & 0o777) == "0o664"
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_last_words_and_without_the_token(tmp_path: Path) -> None:

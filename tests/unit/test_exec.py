@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -179,3 +180,9 @@ def test_a_refusal_says_what_to_do(status: int, said: str) -> None:
 )
 def test_a_terminal_s_name_can_not_become_anything_else(term: str | None, given: str) -> None:
     assert shell_command(term)[:2] == ["env", f"TERM={given}"]
+
+
+def test_what_is_made_in_a_shell_is_the_group_s_as_what_ranks_make_is() -> None:
+    """Pods of another transport have another user."""
+    ended = subprocess.run(shell_command(None), input="umask\n", text=True, capture_output=True, umask=0o022, check=True)
+    assert int(ended.stdout, 8) == 0o002

@@ -31,7 +31,7 @@ def sync(source: Path, target: Path, force: bool = False) -> dict[str, list[str]
     """One sync, both ends. The receiver is a process of its own that has only its text."""
     files = scan(source)
     command = [sys.executable, "-I", "-c", Path(receiver.__file__).read_text()]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o022) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps({"target": str(target), "files": files, "force": force}).encode() + b"\n")
         process.stdin.flush()
@@ -139,6 +139,15 @@ def test_programs_stay_programs_and_links_stay_links(tmp_path: Path, target: Pat
     (source / "run").chmod(0o644)
     assert sync(source, target)["wanted"] == ["run"]
     assert not os.access(target / "run", os.X_OK)
+
+
+def test_what_was_sent_is_the_group_s_with_all_folders_and_records(tmp_path: Path) -> None:
+    """The next sync may go to pods of another transport, which have another user."""
+    sync(write(tmp_path / "here", src__a_py="a"), tmp_path / "pod" / "code")
+    found = [tmp_path / "pod", *(tmp_path / "pod").rglob("*")]
+    assert {"code", ".lockstep", "sync.json", "src", "a.py"} <= {path.name for path in found}
+    wanted = {True: "0o775", False: "0o664"}
+    assert [(path, oct(path.stat().st_mode & 0o777)) for path in found] == [(path, wanted[path.is_dir()]) for path in found]
 
 
 def test_ignored_files_stay_here(tmp_path: Path) -> None:

@@ -100,6 +100,17 @@ def test_a_commit_is_not_rotated_away_while_its_adapter_is_exported(tmp_path: Pa
     assert [str(name) for name in rotation.rotate()] == ["step-1.a1"]
 
 
+def test_a_later_run_with_another_user_may_remove_what_a_killed_export_had_fetched(tmp_path: Path, exports: Exports) -> None:
+    exporter = Exporter(replicas(1), print)
+    begin(exporter, tmp_path, 1)
+    assert exports.begun.acquire(timeout=30)
+    (fetched,) = tmp_path.glob(".trash-fetched-*")
+    mode = fetched.stat().st_mode
+    exports.turns.release()
+    exporter.close()
+    assert mode & 0o070 == 0o070
+
+
 def test_an_export_that_never_ends_does_not_keep_the_run_from_ending(tmp_path: Path, exports: Exports) -> None:
     told: list[str] = []
     exporter = Exporter(replicas(1), told.append, patience_seconds=0.01)

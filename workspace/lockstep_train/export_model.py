@@ -124,7 +124,10 @@ class WeightFiles:
         from safetensors.torch import save_file
 
         path = self._folder / TEMPORARY.format(secrets.token_hex(8))
+        path.touch()
+        usual = path.stat().st_mode
         save_file(self._pending, path, metadata={"format": "pt"})
+        path.chmod(usual)  # safetensors writes for its own user only
         with path.open("rb") as file:
             os.fsync(file.fileno())
         self._files.append((path, list(self._pending)))

@@ -167,9 +167,8 @@ def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
 
 def send_demo(client: Client, pod: Place, demo: Path) -> None:
     """The model and the texts, onto the volumes that the pod mounts."""
-    from lockstep.platforms.kubernetes.files import run_in_pod, send_folder
+    from lockstep.platforms.kubernetes.files import send_folder
 
-    run_in_pod(client, pod, ["mkdir", "-p", "/workspace/models"])
     send_folder(client, pod, demo / "models", "/workspace/models")
     send_folder(client, pod, demo / "datasets", "/datasets")
 

@@ -24,6 +24,8 @@ from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.preflight import ends_with_it
 
+POD_UMASK = 0o002
+"""Pods over RDMA are UID 0 without the right to pass over modes, others a user of their own: their group is what they share on a volume."""
 SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
 
 
@@ -37,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == [PROBE]:
         return probe.main()
     options = _parse(given)
+    if options.parent is None:  # the first process of a pod; on somebody's own machine their umask counts
+        os.umask(POD_UMASK)
     try:
         run = parse_run(Path(options.run).read_text(encoding="utf-8"))
         key = parse_key(Path(run.key_file).read_text(encoding="ascii"))

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CHUNK_BYTES = 8 << 20
+SHARED = 0o664
+"""For the group, too, as far as the umask allows: on a cluster another pod that goes on here may have another user."""
 
 
 def sync_directory(folder: Path) -> None:
@@ -64,7 +66,7 @@ def write_pages_durably(path: Path, pages: memoryview, size: int) -> None:
 
 
 def _write(path: Path, pages: memoryview, size: int, flags: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, SHARED)
     try:
         done = 0
         while done < size:

@@ -128,6 +128,7 @@ class Exporter:
             reading(folder, f"job {manifest.job}, exporting"),
             tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{TRASH}fetched-") as fetched,
         ):
+            Path(fetched).chmod(Path(fetched).stat().st_mode | 0o070)  # left behind by a kill, a later run may remove it as another user
             paths = [self._here(folder, shard, Path(fetched)) for shard in manifest.shards]
             export_shards(folder, manifest, paths)
 

@@ -206,6 +206,7 @@ def main() -> None:
     if sys.argv[1:2] == ["tensorboard-server"]:
         serve_tensorboard(sys.argv[2])
         return
+    os.umask(0o002)  # what is written by a notebook is the group's, as what ranks write is
     request = json.loads(first_line())
     kind = request["kind"]
     module = module_of(kind)

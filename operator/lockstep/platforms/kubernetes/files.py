@@ -27,15 +27,24 @@ PROGRAM_SECONDS = 600.0
 POLL_SECONDS = 0.2
 FILES = "files"
 
-# Run in the pod by its own Python: takes exactly `size` bytes of tar from standard input, checks them, then unpacks.
+# Run in the pod by its own Python: takes exactly `size` bytes of tar from standard input, checks them, then unpacks. What it makes is the group's, too.
 RECEIVE = """
-import hashlib, io, sys, tarfile
+import hashlib, io, os, stat, sys, tarfile
 size, digest, target = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 data = sys.stdin.buffer.read(size)
 if hashlib.sha256(data).hexdigest() != digest:
     sys.exit(f"received {len(data)} of {size} bytes, or they were changed on the way")
+os.umask(0o002)
+os.makedirs(target, exist_ok=True)
 with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+    names = archive.getnames()
     archive.extractall(target, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+for name in names:
+    path = os.path.join(target, name)
+    mode = os.lstat(path).st_mode
+    shared = 0o070 if stat.S_ISDIR(mode) else 0o060
+    if not stat.S_ISLNK(mode) and mode & shared != shared:
+        os.chmod(path, stat.S_IMODE(mode) | shared)
 """
 
 

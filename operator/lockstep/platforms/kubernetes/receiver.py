@@ -167,6 +167,7 @@ def tell(say: BinaryIO, value: object) -> None:
 
 
 if __name__ == "__main__":
+    os.umask(0o002)  # pods of another transport have another user, and the same group
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except (OSError, ValueError, EOFError) as error:

@@ -18,7 +18,7 @@ from lockstep.api.names import CONTAINER
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, program
 
-SHELL = "if command -v bash >/dev/null; then exec bash; else exec sh; fi"
+SHELL = "umask 002; if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 PLAIN_TERMINAL = "xterm"
 _TERM = re.compile(r"[A-Za-z0-9][-+.A-Za-z0-9]*")
 
