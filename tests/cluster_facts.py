@@ -60,7 +60,12 @@ def quota(**hard: str) -> Object:
 
 SCCS = (
     {"metadata": {"name": "restricted-v2"}, "allowedCapabilities": ["NET_BIND_SERVICE"], "runAsUser": {"type": "MustRunAsRange"}},
-    {"metadata": {"name": "nccl-scc"}, "allowedCapabilities": ["IPC_LOCK"], "runAsUser": {"type": "RunAsAny"}},
+    {
+        "metadata": {"name": "nccl-scc"},
+        "allowedCapabilities": ["IPC_LOCK"],
+        "runAsUser": {"type": "RunAsAny"},
+        "fsGroup": {"type": "MustRunAs"},
+    },
 )
 
 

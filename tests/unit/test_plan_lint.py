@@ -232,6 +232,24 @@ def test_whether_the_service_account_may_use_the_scc(may: Any, key: str, verdict
     assert (key, verdict) in [(one.key, one.verdict.value) for one in lint_against(cluster_file(), facts)]
 
 
+@pytest.mark.parametrize(
+    ("groups", "warned"),
+    [
+        ({"nccl-scc": "MustRunAs"}, False),
+        ({"nccl-scc": "RunAsAny"}, True),
+        ({"nccl-scc": "RunAsAny", "lockstep-rdma": "MustRunAs"}, False),  # the more restrictive one counts
+        ({"nccl-scc": "RunAsAny", "not-ours": "MustRunAs"}, True),
+    ],
+)
+def test_an_scc_that_gives_rdma_pods_no_group_of_the_volumes_is_told(groups: dict[str, str], warned: bool) -> None:
+    rights = {"allowedCapabilities": ["IPC_LOCK"], "runAsUser": {"type": "RunAsAny"}}
+    sccs = tuple({"metadata": {"name": name}, **rights, "fsGroup": {"type": kind}} for name, kind in groups.items())
+    facts = dataclasses.replace(rdma_cluster(SecurityContextConstraints=sccs), may_use_scc={name: name != "not-ours" for name in groups})
+    findings = list(lint_against(cluster_file(), facts))
+    assert bad(findings) == ([("security.ipc_lock", "warning")] if warned else [])
+    assert ("nccl-scc gives RDMA pods no fsGroup" in said(findings)) == warned
+
+
 def test_pod_security_that_refuses_ipc_lock_is_told_with_the_command() -> None:
     findings = list(lint_against(cluster_file(), dataclasses.replace(seen(rdma_cluster()), pod_security="restricted")))
     assert bad(findings) == [("security.ipc_lock", "failed")]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from golden.plan_cases import (
     CONTEXT,
@@ -95,6 +97,24 @@ def test_user_ids_are_stated_on_kubernetes_and_left_to_openshift() -> None:
     assert kubernetes["containers"][0]["securityContext"]["runAsUser"] == kubernetes["securityContext"]["fsGroup"] == 1000
     assert "runAsUser" not in openshift["containers"][0]["securityContext"]
     assert "fsGroup" not in openshift["securityContext"]
+
+
+@pytest.mark.parametrize("a_profile", [cluster("local"), cluster("barcelona")], ids=["kubernetes", "openshift"])
+def test_no_pod_start_walks_a_whole_volume_whoever_states_the_group(a_profile: ClusterProfile) -> None:
+    assert pod_of(objects(job(), a_profile))["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+def test_root_of_rdma_pods_has_the_group_of_all_other_pods() -> None:
+    rdma = rdma_profile(spec={"platform": "Kubernetes", "security": {"ipcLock": True}})
+    root, other = (pod_of(objects(job(fabric={"mode": mode}), rdma))["containers"][0]["securityContext"] for mode in ("RDMA", "TCP"))
+    assert (root["runAsUser"], other["runAsUser"]) == (0, 1000)
+    assert root["runAsGroup"] == other["runAsGroup"]
+
+
+def test_the_scc_of_rdma_pods_gives_them_the_namespace_s_group_as_restricted_v2_does() -> None:
+    """Without it they had none, and could write nothing that other pods had written."""
+    path = Path(__file__).resolve().parents[2] / "manifests/operator/overlays/openshift/scc.yaml"
+    assert yaml.safe_load(path.read_text())["fsGroup"] == {"type": "MustRunAs"}
 
 
 def test_pods_get_no_token_of_the_api_server() -> None:

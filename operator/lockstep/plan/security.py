@@ -20,12 +20,13 @@ def locks_memory_as_root(profile: ClusterProfileSpec, transport: Transport) -> b
 
 
 def pod_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
-    """Of the whole pod: the default seccomp profile, and on plain Kubernetes the group that may read its volumes."""
-    context: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-    if profile.platform is Platform.KUBERNETES:
-        # OnRootMismatch: else every pod start walks the whole volume, however many checkpoints lie there.
-        context |= {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
-    return context
+    """Of the whole pod: the default seccomp profile, and the group that reads and writes its volumes, whatever user the pod has.
+
+    On OpenShift the SCC states the group, the namespace's, for pods of either transport alike.
+    """
+    # OnRootMismatch: else every pod start walks the whole volume, however many checkpoints lie there.
+    context: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}, "fsGroupChangePolicy": "OnRootMismatch"}
+    return context | ({"fsGroup": USER_ID} if profile.platform is Platform.KUBERNETES else {})
 
 
 def container_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
@@ -37,12 +38,18 @@ def container_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
 
 
 def trainer_security_context(profile: ClusterProfileSpec, transport: Transport) -> dict[str, Any]:
-    """`restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory."""
+    """`restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory.
+
+    Such a root may write no file of another user's but by its group, so its own group is that of all other pods: volumes that pass no
+    group on, such as NFS, then have the files of both alike. On OpenShift it is the image's, 0, for both.
+    """
     if not locks_memory_as_root(profile, transport):
         return container_security_context(profile)
+    group = {"runAsGroup": USER_ID} if profile.platform is Platform.KUBERNETES else {}
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
         "runAsNonRoot": False,
         "runAsUser": 0,
+        **group,
     }

@@ -124,7 +124,17 @@ def lint_rights(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findi
         said = f"service account {account} may use none of the SCCs that allow IPC_LOCK ({', '.join(sorted(allowing))})"
         yield failed("security.service_account", said, fix)
     else:
-        yield fine("security.ipc_lock", f"{account} may use {', '.join(sorted(name for name in allowing if facts.may_use_scc.get(name)))}")
+        usable = [item for item in seen.items if _lets_in(item) and facts.may_use_scc.get(item["metadata"]["name"])]
+        shown = ", ".join(sorted(str(item["metadata"]["name"]) for item in usable))
+        yield fine("security.ipc_lock", f"{account} may use {shown}")
+        yield from _ungrouped(usable, shown)
+
+
+def _ungrouped(sccs: Sequence[Object], shown: str) -> Iterator[Finding]:
+    """The most restrictive one counts, so one with a group is enough."""
+    if not any((scc.get("fsGroup") or {}).get("type") == "MustRunAs" for scc in sccs):
+        said = f"{shown} gives RDMA pods no fsGroup: on a shared volume they and TCP pods can't write what the other kind has made"
+        yield warning("security.ipc_lock", said, "an administrator: fsGroup: {type: MustRunAs} in it, as lockstep-rdma has it")
 
 
 def _lets_in(scc: Object) -> bool:
