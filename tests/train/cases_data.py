@@ -194,7 +194,22 @@ def isolation_of(model: str) -> None:
         assert "changing one document moved the logits of the next one" in str(error), error
     else:
         raise AssertionError("a leak was not seen")
+    for problem, kind in (("FlashAttention only supports Ampere GPUs or newer.", ConfigError), ("Connection closed by peer", RuntimeError)):
+        try:
+            isolation.check_isolation(Engine(failing(module, problem)), [example], 1, torch.device("cpu"))
+        except Exception as error:
+            assert type(error) is kind and problem in str(error), error
+        else:
+            raise AssertionError("the error was lost")
     engine_ranks.leave()
+
+
+def failing(module: Any, problem: str) -> Any:
+    def forward(**inputs: Any) -> None:
+        raise RuntimeError(problem)
+
+    module.forward = forward
+    return module
 
 
 def forgetting_positions(module: Any) -> Any:
@@ -269,7 +284,10 @@ def attention_choice() -> None:
 
     training = read_run(Path(os.environ["LOCKSTEP_RUN"])).training
 
-    def chosen(device: str, precision: Precision, installed: set[int], packing: bool = True) -> tuple[str, str]:
+    def chosen(
+        device: str, precision: Precision, installed: set[int], packing: bool = True, capability: tuple[int, int] = (9, 0)
+    ) -> tuple[str, str]:
+        torch.cuda.get_device_capability = lambda device: capability  # type: ignore[assignment]
         for version in (2, 3):
             setattr(transformers.utils, f"is_flash_attn_{version}_available", lambda version=version: version in installed)
         model, told = Settable(), [""]
@@ -282,6 +300,8 @@ def attention_choice() -> None:
         "Packing: documents are kept apart by the varlen kernel of flash_attention_3",
     )
     assert chosen("cuda", Precision.FP16, {2})[0] == "flash_attention_2"
+    assert chosen("cuda", Precision.FP16, {2}, capability=(8, 0))[0] == "flash_attention_2"
+    assert chosen("cuda", Precision.FP16, {2}, capability=(7, 5))[0] == "sdpa"  # Turing, which its kernels don't run on
     assert chosen("cuda", Precision.FP32, {2, 3})[0] == "sdpa"
     name, told = chosen("cuda", Precision.BF16, set())
     assert name == "sdpa"

@@ -2,7 +2,7 @@
 
 | attention | how it tells documents apart | cost |
 |---|---|---|
-| flash attention 2 or 3 (CUDA, BF16 or FP16, installed) | boundaries given to its varlen kernel; documents of all rows in one list | grows with each document's own length |
+| flash attention 2 or 3 (CUDA, Ampere or newer, BF16 or FP16, installed) | boundaries given to its varlen kernel; documents of all rows in one list | grows with each document's own length |
 | SDPA, elsewhere | a block mask that transformers derives from the positions of each row | a mask of batch × maxLength², and no flash kernel |
 """
 
@@ -16,6 +16,8 @@ import torch
 from lockstep_sizes.choices import Precision
 from lockstep_train.config import TrainingConfig
 
+AMPERE = (8, 0)
+"""The oldest GPUs that flash attention's kernels run on, as a compute capability."""
 HALF = {Precision.BF16, Precision.FP16}
 
 
@@ -29,13 +31,17 @@ def choose_attention(model: Any, training: TrainingConfig, device: torch.device,
         say(f"Packing: documents are kept apart by the varlen kernel of {chosen}")
         return
     missing = (
-        "" if device.type == "cpu" else "; flash attention, which needs no mask, is not installed or does not fit this model and precision"
+        ""
+        if device.type == "cpu"
+        else "; flash attention, which needs no mask, is not installed or does not fit this model, GPU and precision"
     )
     say(f"Packing: documents are kept apart by a block mask for {model.config._attn_implementation} attention{missing}")
 
 
 def flash_possible(model: Any, precision: Precision, device: torch.device) -> bool:
-    return device.type == "cuda" and precision in HALF and bool(getattr(model, "_supports_flash_attn", False))
+    if device.type != "cuda" or precision not in HALF or not getattr(model, "_supports_flash_attn", False):
+        return False
+    return torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def varlen_attention() -> str | None:

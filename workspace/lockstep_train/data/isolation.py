@@ -6,6 +6,7 @@ documents that saw their neighbours' tokens moved logits by 0.3 and more, silent
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ LARGEST_SHARE, LARGEST_SHARE_HALF = 1e-3, 2e-2
 """Of what a leak would do; the second one in BF16 and FP16. Attention gives a masked token the weight 0 exactly, so the difference
 is 0 to the bit in dense models. Kernels that group tokens by expert may round differently when other tokens change: 5e-7 of 5
 was seen in FP32; in half precision one such step is 8e-3 of a logit."""
+
+_KERNEL = re.compile(r"flash.?att|no kernel image|not implemented for", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device)
                 for documents in (halves, (2 * DOCUMENT_TOKENS,))
                 for tokens in (ids, changed)
             ]
-    except (ValueError, NotImplementedError) as error:  # what transformers raises for layers that can't do it
+    except (ValueError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _lacks_kernel(error):
+            raise
         raise ConfigError(
             f"training.data.packing can't be used with this model: {str(error).splitlines()[0]}; set packing to false"
         ) from error
@@ -66,6 +71,11 @@ def check_isolation(engine: Any, examples: Any, rows: int, device: torch.device)
     isolation = Isolation(float(moved[0]), float(moved[1]), LARGEST_SHARE_HALF if half else LARGEST_SHARE)
     refuse_leak(isolation)
     return isolation
+
+
+def _lacks_kernel(error: RuntimeError) -> bool:
+    """The attention chosen doesn't run here. Other errors, of memory or a connection, say nothing of packing: another attempt may succeed."""
+    return isinstance(error, NotImplementedError) or _KERNEL.search(str(error)) is not None
 
 
 def _second_half(engine: Any, ids: Any, documents: tuple[int, ...], rows: int, device: torch.device) -> torch.Tensor:
