@@ -105,10 +105,11 @@ def test_the_thread_that_cannot_be_interrupted_is_what_is_told_of_a_process(tmp_
 
 UNKILLABLE = """
 import sys
-from lockstep_gang.agent import main, ranks, survivors
+from lockstep_gang.agent import main, processes, ranks, survivors
 from lockstep_gang.lifecycle import unended
 survivors.SURVIVED_SECONDS, unended.END_SECONDS = 0.1, 1.0
-ranks.send_to_group = lambda leader, number: None
+processes.send_to_group = ranks.send_to_group = lambda leader, number: None
+ranks.kill_strays = lambda variable: None
 raise SystemExit(main.main(sys.argv[1:]))
 """
 RANK = """
@@ -136,3 +137,16 @@ def test_real_agents_go_on_once_the_rank_that_outlived_sigkill_has_ended(tmp_pat
         os.kill(pid, signal.SIGKILL)
         assert agents.codes() == [0, 0]
         assert [line["outcome"] for line in agents.record("attempts.jsonl")] == ["Failed", "Complete"]
+
+
+def test_a_child_that_outlives_its_rank_is_waited_for_as_well(tmp_path: Path) -> None:
+    child = 'import subprocess\nif A == "1": print("child", subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"]).pid, flush=True)\n'
+    with gang(tmp_path) as agents:
+        agents.program = ("-c", UNKILLABLE)
+        agents.write(RANK.split("while", maxsplit=1)[0] + child + 'sys.exit(A == "1")', nodes=1, restart=RestartPolicy(1, 0))
+        agents.start(0)
+        pid = int(agents.until("] child").split()[-1])
+        agents.until("exited with 1; node 0 could not end all processes of attempt 1; its node needs a look")
+        assert "attempt 2" not in agents.log()
+        os.kill(pid, signal.SIGKILL)
+        assert agents.codes() == [0]

@@ -44,6 +44,8 @@ from lockstep_gang.contract.run import Run, WhenDone
 
 KEEP_SECONDS = 3.0
 """How long the agent's end waits until the logs of NCCL are on the job's volume."""
+LEFT_SECONDS = 1.0
+"""When what is left of ranks' children is looked for again; mostly their end is heard before."""
 DUMP_SECONDS = 3.0
 """How long ranks may take to write down their stacks."""
 
@@ -238,10 +240,16 @@ class Agent:
         self.link.send(Exited(self._known_attempt, exit_))
 
     def _finish_attempt(self) -> None:
-        """When the last rank of the attempt has ended."""
-        if self._ranks is None or not self._running or self._ranks.leaders:
+        """When the last rank of the attempt has ended, and its children with it: another attempt's ranks must not meet them."""
+        if self._ranks is None or not self._running:
+            return
+        self._ranks.look_for_children()
+        if self._ranks.leaders:
             return
         self._ranks.finish()
+        if self._ranks.left():
+            asyncio.get_running_loop().call_later(LEFT_SECONDS, self._finish_attempt)  # where orphans are not ours, their end isn't heard
+            return
         self._ranks.nccl.keep(Path(self._run.run_dir) / "logs" / "nccl", self._console.say)
         self._running = False
         if not self._leaving and self._finish is None:

@@ -96,6 +96,15 @@ def send_to_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
+def group_is_gone(leader: int) -> bool:
+    """Whether nothing of the group of an ended leader is left. Until then nobody else gets its number."""
+    try:
+        os.killpg(leader, 0)
+    except (ProcessLookupError, PermissionError):
+        return True
+    return False
+
+
 def send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lockstep_gang.agent.environment import Place, rank_environment
 from lockstep_gang.agent.nccl_log import LogChoice, NcclLogs, log_choice
-from lockstep_gang.agent.processes import Ended, kill_strays, send, send_to_group, start_process
+from lockstep_gang.agent.processes import Ended, group_is_gone, kill_strays, send, send_to_group, start_process
 from lockstep_gang.agent.progress import offered
 from lockstep_gang.agent.relay import Relay, drain
 from lockstep_gang.agent.reports import read_error_file
@@ -156,6 +156,8 @@ class Ranks:
         self._node = node
         self._ranks = [RankProcess(node, start, local, write) for local in range(node.run.ranks_per_node)]
         self._by_pid: dict[int, RankProcess] = {}
+        self._outlived: set[int] = set()
+        self._finished = False
         self.nccl = NcclLogs(node.folder, start.attempt, self._note)
         for rank in self._ranks:
             self.nccl.add(rank.rank, rank.log_nccl(node.run, self.nccl.pattern(rank.rank)))
@@ -206,9 +208,17 @@ class Ranks:
         """What was seen of ranks that still run, each once."""
         return [dump for rank in self._by_pid.values() if (dump := rank.dumped(self._node)) is not None]
 
+    def left(self) -> list[RankProcess]:
+        """Ranks that run, and those of which a child does: one that a device holds up outlives the shell script that started it."""
+        return [rank for rank in self._ranks if rank.pid in self._by_pid or rank.pid in self._outlived]
+
+    def look_for_children(self) -> None:
+        """Which ranks are outlived by their children. At every child's end, before another process can get the number of a group."""
+        self._outlived = {pid for pid in self._outlived if not group_is_gone(pid)}
+
     def survivors(self) -> list[Dumped]:
         """What is left of ranks that were killed."""
-        return [rank.survived() for rank in self._by_pid.values()]
+        return [rank.survived() for rank in self.left()]
 
     def dumped(self, rank: int) -> Dumped | None:
         found = self.find(rank)
@@ -223,10 +233,16 @@ class Ranks:
     def reap(self, ended: Ended) -> RankExit | None:
         """The exit of the rank that this child was; None for an orphan."""
         rank = self._by_pid.pop(ended.pid, None)
-        return rank.ended(ended) if rank is not None else None
+        if rank is None:
+            return None
+        self._outlived.add(ended.pid)
+        return rank.ended(ended)
 
     def finish(self) -> None:
-        """No rank runs any more: end whoever left its session, and close the pipes."""
+        """No rank runs any more: end whoever left its session, and close the pipes. Once."""
+        if self._finished:
+            return
+        self._finished = True
         kill_strays(f"LOCKSTEP_REPORT_SOCKET={self._node.report_socket}")
         for rank in self._ranks:
             self._close(rank)

@@ -21,12 +21,13 @@ class Survivors:
 
     def killed(self, ranks: Ranks) -> None:
         """Its ranks were sent SIGKILL, for the first time or again."""
-        if ranks.leaders and ranks.attempt != self._attempt:
+        if ranks.attempt != self._attempt and ranks.left():
             self._attempt = ranks.attempt
             asyncio.get_running_loop().call_later(SURVIVED_SECONDS, self._tell, ranks)
 
     def _tell(self, ranks: Ranks) -> None:
-        for dump in ranks.survivors():
+        dumps = ranks.survivors()
+        for dump in dumps:
             self._send(dump)
-        if ranks.leaders:
+        if dumps:
             asyncio.get_running_loop().call_later(SURVIVED_SECONDS, self._tell, ranks)

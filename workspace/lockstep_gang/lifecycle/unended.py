@@ -59,7 +59,8 @@ def unended(gang: Gang, run: Run, nodes: list[int]) -> str:
 def _on_node(gang: Gang, run: Run, node: int) -> str:
     ranks = list(_left(gang, run, node))
     if not ranks:
-        return f"node {node} could not end its ranks of attempt {gang.nodes[node].attempt}; its node needs a look"
+        dump = next((dump for dump in gang.dumps if dump.rank in run.ranks_of(node) and dump.state == "D"), None)
+        return f"node {node} could not end all processes of attempt {gang.nodes[node].attempt}{seen(dump)}; its node needs a look"
     names = ", ".join(str(rank) for rank in ranks[:SHOWN]) + (f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else "")
     dump = next((dump for dump in gang.dumps if dump.rank in ranks and dump.state), None)
     return f"node {node} could not end rank{'s' if len(ranks) > 1 else ''} {names}{seen(dump)}; its node needs a look"
