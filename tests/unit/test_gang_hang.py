@@ -100,13 +100,14 @@ def test_of_ranks_that_came_equally_far_the_one_outside_of_a_collective_is_named
     assert (found.rank, "it is in read (data.py:9)" in found.message) == (1, True)
 
 
-def test_when_every_rank_waits_in_a_collective_no_rank_is_blamed() -> None:
-    story = scripted().waits(60)
+@pytest.mark.parametrize(("gpus", "blamed"), [(0, "the network between them"), (1, "a GPU or the network between them")])
+def test_when_every_rank_waits_in_a_collective_no_rank_is_blamed(gpus: int, blamed: str) -> None:
+    story = scripted(gpus_per_node=gpus).waits(60)
     for rank in (0, 1):
         dumped(story, rank, state="S", at="step (a.py:3)", waits_for_others=True)
     found = failure(story)
     assert (found.rank, found.cause) == (None, Cause.HANG)
-    assert found.message.startswith("every rank waits for the others, so what hangs is the network between them")
+    assert found.message.startswith(f"every rank waits for the others, so what hangs is {blamed}")
 
 
 def test_a_process_that_waits_for_a_device_is_told_with_the_kernel_s_function() -> None:

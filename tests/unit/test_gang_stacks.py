@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_gang.agent.stacks import main_thread
+from lockstep_gang.agent.stacks import ProcessState, dumped, main_thread
 from lockstep_gang.contract import RestartPolicy, Timeouts
 from unit.gang_cases import Gang, gang, gone
 
@@ -129,6 +129,22 @@ def test_the_main_thread_is_the_last_one_that_faulthandler_writes() -> None:
         "Extension modules: numpy (total: 1)",
     ]  # fmt: skip
     assert [frame["function"] for frame in main_thread(lines)] == ["inner", "<module>"]
+
+
+@pytest.mark.parametrize(
+    ("line", "waits"),
+    [("total += loss.item()", True), ("torch.cuda.synchronize()", True), ("values = slots.tolist()", True), ("batch = next(data)", False)],
+)
+def test_a_rank_that_waits_for_its_gpu_waits_for_the_others_as_far_as_can_be_seen(tmp_path: Path, line: str, waits: bool) -> None:
+    """The call has no Python frame, so the line that makes it is read."""
+    (tmp_path / "train.py").write_text(f"def step():\n    {line}\n")
+    lines = ["Current thread 0x1 (most recent call first):", f'  File "{tmp_path}/train.py", line 2 in step']
+    assert dumped(1, 0, ProcessState("S"), lines, None).waits_for_others is waits
+
+
+def test_a_rank_inside_of_torch_s_synchronize_waits_too() -> None:
+    lines = ["Current thread 0x1 (most recent call first):", '  File "/x/torch/cuda/streams.py", line 250 in synchronize']
+    assert dumped(1, 0, ProcessState("S"), lines, None).waits_for_others
 
 
 def test_every_pace_of_a_rank_reaches_the_verdict(agents: Gang) -> None:

@@ -44,6 +44,14 @@ def test_ranks_that_all_wait_at_one_place_put_the_blame_on_what_is_between_them(
     assert "all ranks are in Step 12, waiting for the other ranks' losses" in said({0: WAITING, 1: WAITING, 2: WAITING})
 
 
+@pytest.mark.parametrize(
+    ("gpus", "blamed"), [(False, "the network or the storage between them"), (True, "a GPU, the network between them or the storage")]
+)
+def test_with_gpus_one_of_them_may_be_what_hangs(gpus: bool, blamed: str) -> None:
+    beats = {0: WAITING, 1: WAITING}
+    assert explain(WAITING, 120.0, beats, later(beats), 2, gpus=gpus).endswith(f"so what hangs is {blamed}")
+
+
 def test_ranks_that_were_never_heard_of_are_named() -> None:
     assert "nothing was heard of ranks 1, 2" in said({0: WAITING})
 

@@ -76,7 +76,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
 
     reporter.startup.done("imports")
     ranks = join(environment, config.training.limits.collective_timeout_seconds)
-    watch.joined(ranks.store.clone(), ranks.world_size)
+    watch.joined(ranks.store.clone(), ranks.world_size, gpus=ranks.device.type == "cuda")
     reporter.startup.done("join")
     reporter.activity("Load")
     watch.begin("Load", limits.LOAD_SECONDS)

@@ -7,11 +7,12 @@ rank is started with: it writes them on SIGABRT, whatever holds the interpreter.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import re
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ PROC = Path("/proc")
 STOPPED = frozenset({"T", "t"})
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _COLLECTIVE = re.compile(r"torch/distributed/|deepspeed/comm/|torch/nn/parallel/distributed|mpi4py|horovod")
+_DEVICE_WAIT = re.compile(r"\.(item|tolist|cpu|numpy)\(|\bsynchronize\(")
+"""Calls that wait until a GPU has done what is queued, collective operations among it. They have no frames of their own."""
 _DEEP = 12
 """Frames from the innermost one on in which a collective operation is looked for."""
 
@@ -104,10 +107,28 @@ def abort(pid: int, state: ProcessState) -> None:
 def dumped(attempt: int, rank: int, state: ProcessState, lines: Sequence[str], stacks: str | None) -> Dumped:
     """`lines`: what the rank wrote since it was asked."""
     frames = main_thread(lines)
-    waits = any(_COLLECTIVE.search(frame["file"]) for frame in frames[:_DEEP])
+    waits = any(_COLLECTIVE.search(frame["file"]) for frame in frames[:_DEEP]) or _waits_for_device(frames)
     own = next((f for f in frames if not _COLLECTIVE.search(f["file"]) and "/torch/" not in f["file"]), frames[0] if frames else None)
     at = f"{own['function']} ({Path(own['file']).name}:{own['line']})" if own is not None else ""
     return Dumped(attempt, rank, state.letter, state.kernel_function, at[:300], waits, stacks)
+
+
+def _waits_for_device(frames: Sequence[Mapping[str, str]]) -> bool:
+    if not frames:
+        return False
+    innermost = frames[0]
+    if "/torch/cuda/" in innermost["file"]:
+        return innermost["function"] == "synchronize"
+    return _DEVICE_WAIT.search(_source_line(innermost["file"], int(innermost["line"]))) is not None
+
+
+def _source_line(path: str, number: int) -> str:
+    """Empty where it can't be read, or not in time: by a thread, since what hangs may be the volume that the script is on."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(linecache.getline(path, number)), name="source", daemon=True)
+    thread.start()
+    thread.join(WRITE_SECONDS)
+    return found[0] if found else ""
 
 
 def main_thread(lines: Sequence[str]) -> list[dict[str, str]]:

@@ -137,7 +137,8 @@ def _blamed(hang: Hang, dumps: Mapping[int, Dumped]) -> tuple[int, ...]:
 
 def _who(blamed: tuple[int, ...], run: Run, dumps: Mapping[int, Dumped]) -> str:
     if not blamed and dumps and all(dump.waits_for_others for dump in dumps.values()):
-        return "every rank waits for the others, so what hangs is the network between them"
+        gpu = "a GPU or " if run.gpus_per_node else ""
+        return f"every rank waits for the others, so what hangs is {gpu}the network between them"
     if not blamed:
         return "no rank moves, and none is further back than the others"
     names = ", ".join(str(rank) for rank in blamed[:SHOWN]) + (f" and {len(blamed) - SHOWN} more" if len(blamed) > SHOWN else "")

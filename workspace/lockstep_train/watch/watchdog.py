@@ -92,6 +92,7 @@ class Watchdog:
         self._leave = leave
         self._store: Store | None = None
         self._ranks = 1
+        self._gpus = False
         self._loading = True
         self._closed = threading.Event()
         self._now = ("Start", "", 0.0, float("inf"), 0)  # activity, place, since, limit, position: replaced as one
@@ -103,10 +104,11 @@ class Watchdog:
     def start(self) -> None:
         self._thread.start()
 
-    def joined(self, store: Store, ranks: int) -> None:
+    def joined(self, store: Store, ranks: int, *, gpus: bool = False) -> None:
         """`store`: a connection of this thread's own; one that waits for a key lets no other thread use it."""
         store.set_timeout(timedelta(seconds=STORE_TIMEOUT_SECONDS))
         self._ranks = ranks
+        self._gpus = gpus
         self._store = store
 
     def close(self) -> None:
@@ -222,7 +224,7 @@ class Watchdog:
         while time.monotonic() < end:
             self._stop.wait(PERIOD_SECONDS)
             self._exchange()
-        message = explain(self._beat(), limit, before, self._read_beats(), self._ranks)
+        message = explain(self._beat(), limit, before, self._read_beats(), self._ranks, gpus=self._gpus)
         self._tell(Mark(Reason.HANG, self._rank, message))
         self._hang(message)
 
