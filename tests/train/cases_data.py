@@ -24,6 +24,7 @@ from lockstep_train.data.load import Dataset
 from lockstep_train.data.read import Conversation
 from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import IGNORED, Example, encode_samples
+from lockstep_train.data.wire import batch_of
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine.loss import TokenLoss, tile_head
 from lockstep_train.environment import rank_environment
@@ -78,10 +79,10 @@ def several_processes(model: str, folder: str) -> None:
             super().__init__(*arguments)
             started.append(self)
 
-        def encode(self, batch: Any) -> Any:
-            if killing and batch[0].line > 100:
+        def encode(self, line: bytes) -> Any:
+            if killing and batch_of(line)[0].line > 100:
                 self._process.kill()
-            return super().encode(batch)
+            return super().encode(line)
 
     pool.Process = Noted
     found = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import io
-import pickle
 import random
 import threading
 from collections.abc import Callable
@@ -15,8 +15,10 @@ import pytest
 
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data import pool as pool_module
-from lockstep_train.data.pool import Answer, Batch, Encoder, Lost, Pool, encode_batch, start_pool, usable_cores
+from lockstep_train.data.pool import Encoder, Lost, Pool, encode_batch, start_pool, usable_cores
 from lockstep_train.data.read import Broken, Conversation, Sample
+from lockstep_train.data.tokenize import Encoded
+from lockstep_train.data.wire import Answer, Batch, answer_line, answer_of, batch_line, batch_of
 from lockstep_train.data.worker import serve
 from lockstep_train.errors import ConfigError
 from unit.data_cases import BYTES, PLAIN_BYTES
@@ -34,8 +36,11 @@ class Process:
     """In place of a process: `encode` answers, or raises Lost."""
 
     def __init__(self, encode: Callable[[Batch], Answer] = answer) -> None:
-        self.encode = encode
+        self._encode = encode
         self.ended = False
+
+    def encode(self, line: bytes) -> Answer:
+        return self._encode(batch_of(line))
 
     def end(self) -> None:
         self.ended = True
@@ -124,10 +129,36 @@ def test_there_is_no_pool_without_cores_for_it_or_a_tokenizer_to_load(monkeypatc
 def test_a_process_answers_each_batch_until_its_input_ends() -> None:
     asked: list[Batch] = [[Sample("one", None, 1), Conversation(({"role": "user", "content": "q"},), 0, (), 2)], [Sample("c", "ab", 3)]]
     answers = io.BytesIO()
-    serve(PLAIN_BYTES, TrainOn.ASSISTANT, "x", io.BytesIO(b"".join(map(pickle.dumps, asked))), answers)
+    serve(PLAIN_BYTES, TrainOn.ASSISTANT, "x", io.BytesIO(b"".join(map(batch_line, asked)) + b"[{"), answers)
     answers.seek(0)
-    assert [pickle.load(answers) for _ in asked] == [encode_batch(batch, PLAIN_BYTES, TrainOn.ASSISTANT, "x") for batch in asked]  # noqa: S301
-    assert answers.read() == b""
+    assert list(map(answer_of, answers)) == [encode_batch(batch, PLAIN_BYTES, TrainOn.ASSISTANT, "x") for batch in asked]
+
+
+def test_batches_and_answers_come_back_as_they_were_sent() -> None:
+    tool = {"type": "function", "function": {"name": "f", "arguments": {"x": [1, 2.5, None, True]}}}
+    said = ({"role": "user", "content": 'é \ud800 "\n'}, {"role": "assistant", "content": "", "tool_calls": [tool]})
+    batch: Batch = [Conversation(said, 1, (tool,), 7), Sample("a", None, 8), Sample("b", "c", 9)]
+    assert batch_of(batch_line(batch)) == batch
+    broken = Broken("x", [(3, "why")], 12)
+    sent: Answer = ([Encoded([1, 2, 300_000], b"\x00\x01\x01", 7)], broken)
+    assert answer_of(answer_line(sent)) == sent
+    with pytest.raises(ValueError):
+        answer_of(answer_line(sent)[:-9])
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_has_no_json_is_tokenised_by_the_rank_in_its_place() -> None:
+    day = {"role": "user", "content": "x", "at": datetime.date(2026, 1, 1)}
+    batches = [*BATCHES[:3], [Conversation((day,), 0, (), 3)], *BATCHES[4:]]
+    here: list[int] = []
+
+    def noted(batch: Batch) -> Answer:
+        here.append(batch[0].line)
+        return answer(batch)
+
+    found = Encoder(noted, lambda: Pool([Process(), Process()]), print).run(batches)
+    assert [broken.reasons[0][0] for _, (_, broken) in found] == list(range(30))
+    assert here == [3]
 
 
 def test_the_first_broken_lines_are_told_in_whatever_order_they_are_found() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -21,16 +20,14 @@ from queue import SimpleQueue
 from typing import IO, cast
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.read import AnySample, Broken, Conversation
-from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_samples
+from lockstep_train.data.read import Broken, Conversation
+from lockstep_train.data.tokenize import Tokeniser, encode_samples
+from lockstep_train.data.wire import Answer, Batch, answer_of, batch_line
 
 AFTER_SECONDS = 20.0
 """Small data is done before processes have imported what they need."""
 PROCESSES = 8
 """At most: each takes some 400 MB, and a hundred thousand samples a minute are enough."""
-
-Batch = list[AnySample]
-Answer = tuple[list[Encoded], Broken]
 
 
 class Lost(Exception):
@@ -58,15 +55,14 @@ class Process:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self._batches, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
-    def encode(self, batch: Batch) -> Answer:
-        """Raises Lost."""
+    def encode(self, line: bytes) -> Answer:
+        """Of a batch as `batch_line` gives it. Raises Lost."""
         try:
-            pickle.dump(batch, self._batches)
+            self._batches.write(line)
             self._batches.flush()
-            answer: Answer = pickle.load(self._answers)  # noqa: S301 (what our own process wrote)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            return answer_of(self._answers.readline())
+        except (OSError, ValueError) as error:
             raise Lost from error
-        return answer
 
     def end(self) -> None:
         self._process.kill()
@@ -90,8 +86,13 @@ class Pool:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(self.size, "lockstep-tokenise")
 
-    def submit(self, batch: Batch) -> Future[Answer]:
-        return self._threads.submit(self._encode, batch)
+    def submit(self, batch: Batch) -> Future[Answer] | None:
+        """None for one that can't be handed to another process."""
+        try:
+            line = batch_line(batch)
+        except (TypeError, ValueError):
+            return None
+        return self._threads.submit(self._encode, line)
 
     def close(self) -> None:
         for process in self._processes:
@@ -100,10 +101,10 @@ class Pool:
         for process in self._processes:
             process.close()
 
-    def _encode(self, batch: Batch) -> Answer:
+    def _encode(self, line: bytes) -> Answer:
         process = self._idle.get()
         try:
-            return process.encode(batch)
+            return process.encode(line)
         finally:
             self._idle.put(process)
 
@@ -127,8 +128,9 @@ class Encoder:
                 if not self._asked and time.monotonic() - began >= AFTER_SECONDS and any(isinstance(item, Conversation) for item in batch):
                     self._asked = True
                     self._pool = self._start()
-                if self._pool is not None:
-                    self._waiting.append((batch, self._pool.submit(batch)))
+                future = self._pool.submit(batch) if self._pool is not None else None
+                if self._pool is not None and future is not None:
+                    self._waiting.append((batch, future))
                     yield from self._answers(self._pool.size + 1)
                 else:
                     yield from self._answers(0)

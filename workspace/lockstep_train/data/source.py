@@ -19,9 +19,10 @@ import numpy
 
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, Damaged, open_arrays, remove
-from lockstep_train.data.pool import Answer, Batch, Encoder, encode_batch, start_pool
+from lockstep_train.data.pool import Encoder, encode_batch, start_pool
 from lockstep_train.data.read import AnySample, Broken, read_jsonl, read_text
 from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, paragraph_break
+from lockstep_train.data.wire import Answer, Batch
 from lockstep_train.errors import ConfigError
 
 VERSION = 3

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import sys
 from pathlib import Path
@@ -17,15 +16,14 @@ from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.pool import encode_batch
 from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.data.wire import answer_line, batch_of
 
 
 def serve(tokeniser: Tokeniser, train_on: TrainOn, name: str, batches: BinaryIO, answers: BinaryIO) -> None:
-    while True:
-        try:
-            batch = pickle.load(batches)  # noqa: S301 (what the rank that started us wrote)
-        except EOFError:
+    for line in batches:
+        if not line.endswith(b"\n"):  # the rank was killed while it wrote
             return
-        pickle.dump(encode_batch(batch, tokeniser, train_on, name), answers)
+        answers.write(answer_line(encode_batch(batch_of(line), tokeniser, train_on, name)))
         answers.flush()
 
 
