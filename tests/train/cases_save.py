@@ -273,6 +273,7 @@ def fail_and_save_again(folder: str) -> None:
     assert not saver.save(None, 1).committed
     dist.barrier()
     assert found() == ["step-1.a2"], "the shard of the failed save is there, or another attempt's is not"
+    dist.barrier()  # both have looked
     late = saver.start(None, 2, wait=True)
     if ranks.first:
         assert not late.result().committed
