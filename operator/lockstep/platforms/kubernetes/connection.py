@@ -31,8 +31,11 @@ class Connection:
     def _opened(self) -> Any:
         if self._session is None:
             from aiohttp import ClientSession, TCPConnector
+            from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
-            connector = TCPConnector(ssl=True if self.server.tls is None else self.server.tls)
+            # Python before 3.12.8 leaves the socket open when TLS over it ended in disorder: at the end of such a session they are aborted.
+            tls = True if self.server.tls is None else self.server.tls
+            connector = TCPConnector(ssl=tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
             # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
             self._session = ClientSession(connector=connector, read_bufsize=READ_BYTES)
         return self._session
