@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from lockstep_gang.agent.allreduce import AllReduceRanks
 from lockstep_gang.agent.checks import devices, files, network, software
 from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run, Storage
+from lockstep_gang.coordinator.waiting import in_thread
 from lockstep_gang.lifecycle.preflight import neighbours
 
 T = TypeVar("T")
@@ -136,35 +137,18 @@ class NodePreflight:
 
 async def _all_in_time(parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     """The results of those that end in time. Not in the loop's own threads: the agent would wait for them at its end."""
-    futures = {name: _in_thread(name, part) for name, part in parts.items()}
+    futures = {name: in_thread(partial(_telling, name, part), f"preflight {name}") for name, part in parts.items()}
     await asyncio.wait(futures.values(), timeout=LOOK_SECONDS)
     return {name: future.result() for name, future in futures.items() if future.done() and future.exception() is None}
 
 
-def _in_thread(name: str, part: Callable[[], T]) -> asyncio.Future[T]:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            print(f"[lockstep] preflight: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = part()
-        except Exception as caught:  # (whatever one check meets, the others go on)
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, name=f"preflight {name}", daemon=True).start()
-    return future
+def _telling(name: str, part: Callable[[], T]) -> T:
+    """What `part` returns. What it raises is told at once: the others go on."""
+    try:
+        return part()
+    except Exception as error:
+        print(f"[lockstep] preflight: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise
 
 
 def _now_ms() -> int:

@@ -24,7 +24,7 @@ from lockstep_gang.coordinator.records import Records
 from lockstep_gang.coordinator.reporter import Reporter
 from lockstep_gang.coordinator.showing import Showing
 from lockstep_gang.coordinator.telling import telling
-from lockstep_gang.coordinator.waiting import either, in_thread
+from lockstep_gang.coordinator.waiting import happens, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
@@ -142,7 +142,7 @@ class Coordinator:
         deadline = (self.gang.stop_began + self._run.save_grace_seconds if saving else self._now()) + SETTLE_SECONDS
         while self._now() < deadline and not self._settled():
             self._changed.clear()
-            await asyncio.wait([asyncio.ensure_future(self._changed.wait())], timeout=deadline - self._now())
+            await happens(self._changed, deadline - self._now())
         if self.gang.phase is Phase.STOPPING and self.gang.stopping is StopMode.SAVE:
             before, self.gang = self.gang, replace(self.gang, stopped=stop_report(self.gang, self._run, self._now()))
             self._tell(before)
@@ -214,7 +214,7 @@ class Coordinator:
     def _write(self, work: Callable[[], None], decision: Decision | None) -> None:
         """In a thread: meanwhile agents are pinged, the operator is told, and SIGTERM is heard."""
         self._wake_up(None)
-        self._recording = asyncio.ensure_future(self._written(in_thread(work), decision))
+        self._recording = asyncio.ensure_future(self._written(in_thread(work, "records"), decision))
         self._recording.add_done_callback(self._end_with)
 
     async def _written(self, writing: asyncio.Future[None], decision: Decision | None) -> None:
@@ -258,15 +258,11 @@ class Coordinator:
 
     async def _decide_in_time(self) -> None:
         while True:
-            waiting = asyncio.ensure_future(self._wake.wait())
-            timeout = None if self._wake_at is None else max(0.0, self._wake_at - self._now())
-            done, _ = await asyncio.wait([waiting], timeout=timeout)
-            if done:
+            if await happens(self._wake, None if self._wake_at is None else max(0.0, self._wake_at - self._now())):
                 self._wake.clear()
                 if self._broken is not None:
                     raise self._broken
             else:
-                waiting.cancel()
                 late = self._now() - (self._wake_at or self._now())
                 if late > PAUSED_SECONDS:  # stopped, or starved: what agents said meanwhile is still to be read
                     self._output.say(f"the coordinator did not run for {late:.0f} s; no rank is judged by that time")
@@ -285,12 +281,12 @@ class Coordinator:
         """Also when nothing happens for long: what the time was spent on stays true in reports and on the volume. A commit is kept soon."""
         while True:
             await asyncio.sleep(COMMIT_SECONDS)
-            await either(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)
+            await happens(self._committed, ACCOUNT_SECONDS - COMMIT_SECONDS)
             self._committed.clear()
             self.gang = accounted(self.gang, self._run, self._now())
             if self._reporter is not None:
                 self._reporter.refresh(summarise(self.gang, self._run))
-            in_thread(partial(self._account.keep, self.gang))
+            in_thread(partial(self._account.keep, self.gang), "account")
 
     def _now(self) -> float:
         """Unix time that never jumps: read once, then counted on."""

@@ -14,7 +14,7 @@ from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.reply import Reply, parse_reply
 from lockstep_gang.contract.report import Report, report_body
 from lockstep_gang.contract.run import ReportTarget
-from lockstep_gang.coordinator.waiting import either
+from lockstep_gang.coordinator.waiting import happens
 
 if TYPE_CHECKING:
     from lockstep_gang.coordinator.post import Answer
@@ -80,7 +80,7 @@ class Reporter:
 
     async def run(self) -> None:
         while True:
-            await either(self._wake, max(0.0, self._due() - time.monotonic()))
+            await happens(self._wake, max(0.0, self._due() - time.monotonic()))
             self._wake.clear()
             while self._transitions:
                 await self._deliver(self._transitions[0])

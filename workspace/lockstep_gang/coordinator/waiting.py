@@ -1,4 +1,4 @@
-"""Waiting without being held up: for an event with a limit, and for work that a volume may hold up for ever."""
+"""Waiting without being held up: for an event with a limit, and for work that a volume or a device may hold up for ever."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def either(event: asyncio.Event, seconds: float) -> None:
-    """Until the event, or for so long. Not wait_for: that raises in two ways depending on Python's version."""
+async def happens(event: asyncio.Event, seconds: float | None) -> bool:
+    """Whether the event comes within so long (None: however long that takes). Not wait_for: that raises in two ways depending on Python's version."""
     waiting = asyncio.ensure_future(event.wait())
-    await asyncio.wait([waiting], timeout=seconds)
+    done, _ = await asyncio.wait([waiting], timeout=seconds)
     waiting.cancel()
+    return bool(done)
 
 
-def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     """What `work` returns or raises. Its thread is a daemon, unlike those of `asyncio.to_thread`: the process may end before it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -40,5 +41,5 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(tell, result, error)
 
-    threading.Thread(target=run, name="records", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return future
