@@ -22,6 +22,7 @@ from lockstep.plan.deploy import Left, State, called, counted, difference, remov
 from lockstep.platforms.kubernetes import install, remove
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, until_up
+from lockstep.platforms.kubernetes.dryrun import LOOKS, would_change
 from lockstep.platforms.kubernetes.install import InstallError
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 from lockstep.platforms.kubernetes.record import Deployment, Record, deployment_of, read_record, write_record
@@ -153,6 +154,35 @@ def test_a_dry_run_s_answer_shows_what_is_set_and_what_is_taken_away() -> None:
     after = {"metadata": {"name": "x", "resourceVersion": "2"}, "spec": {"a": 3}}
     assert [(c.path, c.observed) for c in difference(after, before)] == [("spec.a", 1), ("spec.b", 2)]
     assert difference(before, before) == []
+
+
+class Renewing(Api):
+    """Whoever holds the Lease renews it `between` a look and the dry run, so many times."""
+
+    def __init__(self, between: int) -> None:
+        super().__init__()
+        self.between = between
+        self.version = 1
+
+    def _lease(self, item: Object, version: int) -> Object:
+        return {**item, "metadata": {**item["metadata"], "resourceVersion": str(version)}, "spec": {"renewTime": version}}
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        return self._lease({"kind": kind, "metadata": {"namespace": namespace, "name": name}}, self.version)
+
+    async def apply(self, item: Object, **how: Any) -> Object:
+        assert how["dry_run"]
+        if self.between:
+            self.between -= 1
+            self.version += 1
+        return self._lease(item, self.version)
+
+
+def test_what_others_write_between_a_look_and_the_dry_run_is_no_change() -> None:
+    lease = {"kind": "Lease", "metadata": {"namespace": "n", "name": "x"}}
+    for between in (0, 1, LOOKS - 1):
+        assert asyncio.run(would_change(Renewing(between), lease)) == []
+    assert [change.path for change in asyncio.run(would_change(Renewing(LOOKS), lease)) or ()] == ["spec.renewTime"], "it looks no more"
 
 
 def test_objects_are_counted_by_kind() -> None:

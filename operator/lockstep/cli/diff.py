@@ -10,9 +10,7 @@ import typer
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 
 if TYPE_CHECKING:
-    from lockstep.plan.diff import Change
     from lockstep.plan.live import Comparison
-    from lockstep.platforms.kubernetes.cluster import Cluster
 
 ContextOption = Annotated[str | None, typer.Option("--context", help="The kubeconfig's context. Default: the current one.")]
 EXIT_DIFFERENT = 1
@@ -65,13 +63,14 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
     from lockstep.plan.deploy import called
     from lockstep.plan.live import Comparison
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+    from lockstep.platforms.kubernetes.dryrun import would_change
     from lockstep.platforms.kubernetes.install import with_one_default
 
     differs = False
     async with await Cluster.connect(context) as connection:
         for item in await with_one_default(connection, objects, lambda line: None):
             try:
-                found = await _would_change(connection, item)
+                found = await would_change(connection, item)
             except ApiError as error:
                 print(f"? {called(item)}: {error}")
                 continue
@@ -79,25 +78,6 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
                 _print(Comparison(called(item), absent=found is None, changes=tuple(found or ())))
                 differs = True
     return differs
-
-
-async def _would_change(connection: Cluster, item: dict[str, Any]) -> list[Change] | None:
-    """None: it is not there."""
-    from lockstep.plan.deploy import ONLY_CREATED, difference
-    from lockstep.plan.diff import changes
-    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
-    from lockstep.platforms.kubernetes.install import dry_run
-
-    metadata = item["metadata"]
-    before = await connection.get(item["kind"], metadata.get("namespace"), metadata["name"])
-    if before is None or item["kind"] in (*ONLY_CREATED, "TrainingJob"):  # of which an existing one stays as it is
-        return None if before is None else []
-    try:
-        return difference(await dry_run(connection, item), before)
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-    return changes(item, before)
 
 
 def _print(comparison: Comparison) -> None:

@@ -219,11 +219,6 @@ async def send_one(cluster: Cluster, item: Object) -> None:
             raise
 
 
-async def dry_run(cluster: Cluster, item: Object) -> Object:
-    """The object as it would be after `send_one`: the API server merges and completes it, and keeps nothing."""
-    return await cluster.apply(item, manager=FIELD_MANAGER, strict=True, dry_run=True)
-
-
 async def polled(seconds: float) -> AsyncIterator[None]:
     """Ticks until the time is over."""
     loop = asyncio.get_running_loop()
