@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def test_hostile_bytes_close_only_their_own_connection(tmp_path: Path, line: byt
             await writer.drain()
             await reader.readexactly(1)
         writer.close()
-        with contextlib.suppress(ConnectionError):
+        with suppress(ConnectionError):
             await writer.wait_closed()
         channel = await scene.connect(0)
         channel.send(hello(0))
@@ -221,15 +221,36 @@ asyncio.run(main())
 """
 
 
+@asynccontextmanager
+async def coordinator_of(run: Run) -> AsyncIterator[asyncio.Queue[tuple[Channel, dict[str, object]]]]:
+    """It says nothing by itself. Each agent that comes, with the first that it said."""
+    arrived: asyncio.Queue[tuple[Channel, dict[str, object]]] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, channel = await accept((reader, writer), KEY, run.job.uid, 2)
+        await arrived.put((channel, await channel.receive()))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port):
+        yield arrived
+
+
+@contextmanager
+def agent_1(code: str, run_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Node 1's agent in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
+    # A Unix socket's path has at most 107 characters: it does not fit below every tmp_path.
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
+        agent = subprocess.Popen([sys.executable, "-S", "-c", code, str(run_path), sockets], env=environment, stdout=subprocess.DEVNULL)
+        try:
+            yield agent
+        finally:
+            agent.kill()
+            agent.wait()
+
+
 def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coordinator_is_back(tmp_path: Path) -> None:
     async def scene(run: Run) -> tuple[dict[str, object], dict[str, object]]:
-        arrived: asyncio.Queue[tuple[Channel, dict[str, object]]] = asyncio.Queue()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            _, channel = await accept((reader, writer), KEY, run.job.uid, 2)
-            await arrived.put((channel, await channel.receive()))
-
-        async with await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port):
+        async with coordinator_of(run) as arrived:
             channel, _ = await arrived.get()
             channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
             while (said := await channel.receive())["type"] != "Exited":  # nobody pings
@@ -241,18 +262,10 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
             await channel.wait_closed()
             return said, again
 
-    # A Unix socket's path has at most 107 characters: it does not fit below every tmp_path.
-    with tempfile.TemporaryDirectory(dir="/tmp") as sockets, gang(tmp_path) as agents:
+    with gang(tmp_path) as agents:
         run = agents.write("import signal\nsignal.pause()")
-        environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
-        agent = subprocess.Popen(
-            [sys.executable, "-S", "-c", SHORT_SILENCE, str(agents.run_path), sockets], env=environment, stdout=subprocess.DEVNULL
-        )
-        try:
+        with agent_1(SHORT_SILENCE, agents.run_path):
             said, again = asyncio.run(asyncio.wait_for(scene(run), PATIENCE_SECONDS))
-        finally:
-            agent.kill()
-            agent.wait()
     assert said["exit"] == {"rank": 1, "exitCode": None, "signal": "SIGKILL", "ordered": True, "error": None, "lastLines": []}
     assert (again["attempt"], again["knownAttempt"]) == (0, 1)
 
@@ -264,13 +277,7 @@ FROZEN = SHORT_SILENCE.replace("silence_seconds=0.5", "silence_seconds=1").repla
 
 def test_an_agent_that_was_frozen_waits_for_the_coordinator_anew_before_it_stops_its_healthy_ranks(tmp_path: Path) -> None:
     async def scene(run: Run, agent: subprocess.Popen[bytes]) -> list[object]:
-        arrived: asyncio.Queue[tuple[Channel, dict[str, object]]] = asyncio.Queue()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            _, channel = await accept((reader, writer), KEY, run.job.uid, 2)
-            await arrived.put((channel, await channel.receive()))
-
-        async with await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port):
+        async with coordinator_of(run) as arrived:
             channel, _ = await arrived.get()
             channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
             said: list[object] = [(await channel.receive())["type"]]
@@ -285,15 +292,8 @@ def test_an_agent_that_was_frozen_waits_for_the_coordinator_anew_before_it_stops
             await channel.wait_closed()
             return said
 
-    with tempfile.TemporaryDirectory(dir="/tmp") as sockets, gang(tmp_path) as agents:
+    with gang(tmp_path) as agents:
         run = agents.write("import signal\nsignal.pause()")
-        environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
-        agent = subprocess.Popen(
-            [sys.executable, "-S", "-c", FROZEN, str(agents.run_path), sockets], env=environment, stdout=subprocess.DEVNULL
-        )
-        try:
+        with agent_1(FROZEN, agents.run_path) as agent:
             said = asyncio.run(asyncio.wait_for(scene(run, agent), PATIENCE_SECONDS))
-        finally:
-            agent.kill()
-            agent.wait()
     assert said == ["Started", "Pong", "Exited"]
