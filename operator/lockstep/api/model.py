@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal as Number
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -120,13 +119,3 @@ def _prefix_fits(key: str) -> str:
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY_PATTERN, max_length=317), AfterValidator(_prefix_fits)]
 LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE_PATTERN, max_length=63)]
-
-_DECIMAL_SUFFIXES = {"m": Number("0.001"), "": Number(1)} | {s: Number(1000) ** i for i, s in enumerate("kMGTP", 1)}
-_BINARY_SUFFIXES = {f"{s}i": Number(1024) ** i for i, s in enumerate("KMGTP", 1)}
-_FACTORS = _DECIMAL_SUFFIXES | _BINARY_SUFFIXES
-
-
-def quantity_value(text: str) -> Number:
-    """The number that a Quantity stands for, for example 1073741824 for 1Gi (bytes) or 0.5 for 500m (CPUs)."""
-    number = text.rstrip("mkMGTPKi")
-    return Number(number) * _FACTORS[text[len(number) :]]

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, LabelKey, Model, Quantity, Rule, list_map, list_set, quantity_value
+from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, Image, LabelKey, Model, Quantity, Rule, list_map, list_set
 from lockstep.api.names import API_VERSION, DATASETS_CLAIM, WORKSPACE_CLAIM
 from lockstep.api.network import Memlock, Nccl, Network, Rail, Rdma, Tcp
 from lockstep.api.podtemplate import Toleration
+from lockstep.api.quantity import number
 from lockstep.api.shared import Labels, NodeNames, PlainVariable, StorageMode
 
 
@@ -101,7 +102,7 @@ def _limits_hold(name: str) -> Rule:
 
     def holds(resources: Resources) -> bool:
         low, high = getattr(resources.requests, name), getattr(resources.limits, name)
-        return low is None or high is None or quantity_value(high) >= quantity_value(low)
+        return low is None or high is None or number(high) >= number(low)
 
     given = f"has(self.requests) && has(self.limits) && has(self.requests.{name}) && has(self.limits.{name})"
     return Rule(

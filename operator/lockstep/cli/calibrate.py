@@ -78,13 +78,14 @@ def _today() -> str:
 def _bytes(text: str | None) -> int | None:
     import re
 
-    from lockstep.api.model import QUANTITY_PATTERN, quantity_value
+    from lockstep.api.model import QUANTITY_PATTERN
+    from lockstep.api.quantity import number
 
     if text is None:
         return None
-    if not re.fullmatch(QUANTITY_PATTERN, text) or quantity_value(text) < 4:
+    if not re.fullmatch(QUANTITY_PATTERN, text) or number(text) < 4:
         raise ConfigError(f"--max-size {text}: must be a number of bytes such as 64Mi")
-    return int(quantity_value(text))
+    return int(number(text))
 
 
 def _job(found: ClusterFile, nodes: int | None, mode: Mode, most: int | None, image: str | None) -> TrainingJob:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from lockstep.api.names import LABEL_JOB
-from lockstep.plan.diff import amount
+from lockstep.api.quantity import number
 from lockstep.plan.observed import Object
 
 NAMED_HOLDERS = 3
@@ -39,7 +39,7 @@ class Holder:
 
 def requested(pod: Object, resource: str) -> Decimal:
     asked = [c.get("resources", {}).get("requests", {}).get(resource, "0") for c in pod["spec"].get("containers", [])]
-    return sum((amount(value) or Decimal(0) for value in asked), Decimal(0))
+    return sum((number(value) for value in asked), Decimal(0))
 
 
 def holders(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from lockstep.api.names import LABEL_QUEUE
+from lockstep.api.quantity import same_amount
 
 Object = dict[str, Any]
 
@@ -25,12 +25,6 @@ MISSING: Final = _Missing()
 
 _QUANTITY_PARENTS = ("requests", "limits")  # of CPU, memory, devices and claims
 _QUANTITY_FIELDS = ("sizeLimit",)
-_EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_FACTORS = {suffix: Decimal(10) ** power for suffix, power in _EXPONENTS.items()} | {
-    f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)
-}
-_LARGEST = Decimal(2**63 - 1)
-_RESOLUTION = Decimal("0.001")
 _MUTABLE_SPEC = ("replicas", "template", "updateStrategy", "persistentVolumeClaimRetentionPolicy")
 
 
@@ -89,20 +83,4 @@ def _same(desired: Any, observed: Any, *, quantity: bool) -> bool:
         return desired in ("", [], {}, None)  # the API server leaves these out of what it stores
     if desired == observed:
         return type(desired) is type(observed)
-    return quantity and _same_amount(desired, observed)
-
-
-def _same_amount(desired: object, observed: object) -> bool:
-    """Whether two quantities differ by less than the API server keeps, which rounds up to a thousandth."""
-    wanted, seen = amount(desired), amount(observed)
-    return wanted is not None and seen is not None and abs(wanted - seen) < _RESOLUTION
-
-
-def amount(quantity: object) -> Decimal | None:
-    """The number that a quantity stands for, in any spelling, at most the 2^63 - 1 that the API server keeps. None: it is none."""
-    text = str(quantity)
-    number = text.rstrip("numkKMGTPEi")
-    try:
-        return min(Decimal(number) * _FACTORS[text[len(number) :]], _LARGEST)
-    except (InvalidOperation, KeyError):
-        return None
+    return quantity and same_amount(desired, observed)

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
+from lockstep.api.quantity import number
 from lockstep.plan.blocked import who_holds
-from lockstep.plan.diff import amount
 from lockstep.plan.lookahead import Around, Line, Object, Outcome
 from lockstep.plan.nodes import allocatable, named, shown_amount, why_never
 
@@ -152,7 +152,7 @@ def _stated(container: Object, resource: str, which: str) -> Decimal:
 
 
 def _of(amounts: Mapping[str, object], resource: str) -> Decimal:
-    return amount(amounts.get(resource, "0")) or Decimal(0)
+    return number(amounts.get(resource))
 
 
 def name_of(node: Object) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lockstep.plan.diff import amount
+from lockstep.api.quantity import amount, number
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.lookahead import Line, Object, Outcome
 from lockstep.plan.resolve import Resolved
@@ -249,7 +249,7 @@ def _saves(told: Forecast, resolved: Resolved, settings: Settings, known: Known,
     found = saves(run.total_steps, checkpoint["everySteps"], checkpoint["keep"], size, evaluates=training["evaluation"] is not None)
     told.figures |= {"checkpoints": found.count, "checkpointsMostBytes": found.most_bytes}
     told.add("saves", Outcome.NOTE, f"{found.count} checkpoints, {what}, at most {gigabytes(found.most_bytes)} on the volumes together")
-    room = (amount(resolved.profile.spec.storage.workspace_size) or 0) * (resolved.nodes if resolved.storage_mode.value == "PerPod" else 1)
+    room = number(resolved.profile.spec.storage.workspace_size) * (resolved.nodes if resolved.storage_mode.value == "PerPod" else 1)
     if found.most_bytes > room:
         told.add(
             "saves",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from lockstep.plan.diff import amount
+from lockstep.api.quantity import number
 from lockstep.plan.fitting import effective
 from lockstep.plan.lookahead import Object
 
@@ -49,9 +49,9 @@ def default_requests_and_limits(limit_range: Object) -> tuple[dict[str, str], di
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     for rule in rules(limit_range, "Container"):
-        stated = {**_of(rule, "max"), **_of(rule, "default")}
+        stated = {**amounts(rule, "max"), **amounts(rule, "default")}
         limits |= stated
-        requests |= {**_of(rule, "min"), **stated, **_of(rule, "defaultRequest")}
+        requests |= {**amounts(rule, "min"), **stated, **amounts(rule, "defaultRequest")}
     return requests, limits
 
 
@@ -60,7 +60,8 @@ def rules(limit_range: Object, kind: str) -> list[Object]:
     return [rule for rule in (limit_range.get("spec") or {}).get("limits") or [] if rule.get("type") == kind]
 
 
-def _of(rule: Object, name: str) -> dict[str, str]:
+def amounts(rule: Object, name: str) -> dict[str, str]:
+    """By resource. `name`: max, min, default or defaultRequest."""
     return {resource: str(value) for resource, value in (rule.get(name) or {}).items()}
 
 
@@ -108,11 +109,11 @@ def _above_default(pod: Object, filled: list[Filled], ranges: list[Object]) -> I
     asked = {container["name"]: container["resources"]["requests"] for container in containers(pod)}
     for one in filled:
         value = asked[one.container].get(one.resource, "0")
-        if one.which == "requests" or _number(value) <= _number(one.value):
+        if one.which == "requests" or number(value) <= number(one.value):
             continue
         who, quoted = f"container {one.container}", f"must be less than or equal to {one.resource} limit of {one.value}"
-        most = [_of(rule, "max").get(one.resource) for limit_range in ranges for rule in rules(limit_range, "Container")]
-        if any(text is not None and _number(value) > _number(text) for text in most):
+        most = [amounts(rule, "max").get(one.resource) for limit_range in ranges for rule in rules(limit_range, "Container")]
+        if any(text is not None and number(value) > number(text) for text in most):
             said = f"LimitRange {one.range} allows at most {one.value} {one.resource}, {who} has {value}"
             yield Refusal(one.container, "requests", one.resource, said, quoted)
         else:
@@ -139,12 +140,12 @@ def of_whole_pod(pod: Object, which: str) -> dict[str, str]:
 
 def _spelled(value: Decimal, resource: str, stated: list[Amounts]) -> str:
     """As a container spells it that has all of it, else the number."""
-    return next((str(one[resource]) for one in stated if _number(one.get(resource, "0")) == value), f"{value:f}")
+    return next((str(one[resource]) for one in stated if number(one.get(resource)) == value), f"{value:f}")
 
 
 def _bounds(name: str, rule: Object, container: str, requests: Amounts, limits: Amounts) -> Iterator[Refusal]:
     who = f"container {container}" if container else "a pod"
-    for resource, most in _of(rule, "max").items():
+    for resource, most in amounts(rule, "max").items():
         said, quoted = (
             f"LimitRange {name} allows at most {most} {resource}, {who}",
             f"maximum {resource} usage per {rule['type']} is {most}",
@@ -152,19 +153,15 @@ def _bounds(name: str, rule: Object, container: str, requests: Amounts, limits: 
         if resource not in limits:
             yield Refusal(container, "limits", resource, f"{said} states no limit", f"{quoted}.  No limit is specified")
         for which, has in (("limits", limits), ("requests", requests)):
-            if _number(has.get(resource, "0")) > _number(most):
+            if number(has.get(resource)) > number(most):
                 yield Refusal(container, which, resource, f"{said} has {has[resource]}", f"{quoted}, but {which[:-1]} is {has[resource]}")
-    for resource, least in _of(rule, "min").items():
+    for resource, least in amounts(rule, "min").items():
         said, quoted = (
             f"LimitRange {name} wants at least {least} {resource}, {who}",
             f"minimum {resource} usage per {rule['type']} is {least}",
         )
         if resource not in requests:
             yield Refusal(container, "requests", resource, f"{said} requests none", f"{quoted}.  No request is specified")
-        elif _number(requests[resource]) < _number(least):
+        elif number(requests[resource]) < number(least):
             is_less = f"{quoted}, but request is {requests[resource]}"
             yield Refusal(container, "requests", resource, f"{said} has {requests[resource]}", is_less)
-
-
-def _number(quantity: object) -> Decimal:
-    return amount(quantity) or Decimal(0)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.api import names
+from lockstep.api.quantity import number
 from lockstep.api.shared import StorageMode
-from lockstep.plan.diff import amount
 from lockstep.plan.lookahead import Around, Line, Object, Outcome
 from lockstep.plan.resolve import Resolved
 from lockstep.plan.storage import Claim, pod_claims, shared_claims
@@ -81,7 +81,7 @@ def _there(wanted: Wanted, claim: Object, classes: Mapping[str, Object] | None) 
         return Line(SECTION, Outcome.WAITS, f"claim {name} is {phase}", f"kubectl describe pvc {name}", f"claim {name} to be bound")
     size = str((status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"])
     asked = None if wanted.made is None else wanted.made.size
-    if asked is not None and (amount(size) or 0) < (amount(asked) or 0):
+    if asked is not None and number(size) < number(asked):
         return Line(SECTION, Outcome.NOTE, f"claim {name} has {size}, the profile asks for {asked}: an existing claim is never changed")
     return Line(SECTION, Outcome.OK, f"claim {name} is {phase}, {size}, {', '.join(modes)}")
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from lockstep.api.names import LABEL_HOSTNAME
+from lockstep.api.quantity import number
 from lockstep.plan.blocked import requested, who_holds
-from lockstep.plan.diff import amount
 from lockstep.plan.observed import Object
 from lockstep.plan.taints import barring_taints, shown_taint
 
@@ -136,7 +136,7 @@ def _is_asked(pod: Object, resource: str) -> bool:
 
 def allocatable(node: Object, resource: str) -> Decimal:
     """What the node has of it for pods, in use or not."""
-    return amount(node.get("status", {}).get("allocatable", {}).get(resource, "0")) or Decimal(0)
+    return number(node.get("status", {}).get("allocatable", {}).get(resource))
 
 
 def shown_amount(value: Decimal, resource: str) -> str:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api.job import TrainingJob
-from lockstep.api.model import quantity_value
 from lockstep.api.preflight import PreflightMode
+from lockstep.api.quantity import number
 from lockstep.plan.fabric import Transport
 from lockstep_gang.contract import (
     PREFLIGHT_RESULT,
@@ -37,7 +37,7 @@ def expected(resolved: Resolved) -> Expected | None:
         return None
     return Expected(
         paths=tuple(_paths(resolved)),
-        shm_bytes=int(quantity_value(resolved.profile.spec.shm_size)),
+        shm_bytes=int(number(resolved.profile.spec.shm_size)),
         rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
         all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from lockstep.api import names
-from lockstep.plan.diff import amount
+from lockstep.api.quantity import number
 from lockstep.plan.fitting import effective, request
 from lockstep.plan.limitrange import Filled, Refusal, as_admitted, containers, refusals, rules
 from lockstep.plan.lookahead import Around, Line, Object, Outcome
@@ -69,7 +69,7 @@ def of_pod(pod: Object) -> dict[str, Decimal]:
 
 
 def _count_claim(need: Counter[str], claim: Object) -> None:
-    size = amount(claim["spec"]["resources"]["requests"]["storage"]) or Decimal(0)
+    size = number(claim["spec"]["resources"]["requests"]["storage"])
     need["requests.storage"] += size  # type: ignore[assignment]
     storage_class = claim["spec"].get("storageClassName")
     if storage_class:
@@ -91,7 +91,7 @@ def _quota(quota: Object, pod: Object, need: Amounts, there: Amounts) -> Iterato
     for resource, stated in counted.items():
         if not need.get(resource):
             continue
-        hard, used = amount(stated) or Decimal(0), amount((status.get("used") or {}).get(resource, "0")) or Decimal(0)
+        hard, used = number(stated), number((status.get("used") or {}).get(resource))
         free, plain = hard - used + there.get(resource, Decimal(0)), resource.removeprefix("requests.").removeprefix("limits.")
         asks = f"the job asks for {_shown(need[resource], plain)} {resource}"
         if need[resource] > hard:
@@ -167,7 +167,7 @@ def _claim_bounds(name: str, rule: Object, claim: Object) -> Iterator[Line]:
     asks, who = claim["spec"]["resources"]["requests"]["storage"], f"claim {claim['metadata']['name']}"
     most, least = ((rule.get(bound) or {}).get("storage") for bound in ("max", "min"))
     fix = "change the profile's storage sizes, or the range"
-    if most is not None and (amount(asks) or 0) > (amount(most) or 0):
+    if most is not None and number(asks) > number(most):
         yield Line(SECTION, Outcome.REFUSED, f"LimitRange {name} allows at most {most} storage, {who} has {asks}", fix)
-    if least is not None and (amount(asks) or 0) < (amount(least) or 0):
+    if least is not None and number(asks) < number(least):
         yield Line(SECTION, Outcome.REFUSED, f"LimitRange {name} wants at least {least} storage, {who} has {asks}", fix)

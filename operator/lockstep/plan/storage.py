@@ -8,9 +8,9 @@ from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
-from lockstep.api.model import quantity_value
 from lockstep.api.podtemplate import ExtraVolume
 from lockstep.api.profile import ClusterProfileSpec, ProfileVolume
+from lockstep.api.quantity import number
 from lockstep.api.shared import StorageMode
 from lockstep.plan.layers import Notice
 
@@ -54,7 +54,7 @@ def claim_refusals(profile: ClusterProfileSpec, profile_name: str) -> list[Notic
     return [
         Notice("ClaimSizeInvalid", f"{field} of the profile {profile_name} is {size}: a claim must ask for more than nothing")
         for field, size in sizes.items()
-        if quantity_value(size) == 0
+        if number(size) == 0
     ]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.api.names import LABEL_HOSTNAME
+from lockstep.api.quantity import amount
 from lockstep.plan.clusterfacts import ClusterFacts, Object
-from lockstep.plan.diff import amount
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.nodes import allocatable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
+from lockstep.api.quantity import number
 from lockstep.plan.clusterfacts import ClusterFacts
-from lockstep.plan.diff import amount
 from lockstep.plan.discovery.draft import Entry, left_out, stated, unknown
 from lockstep.plan.discovery.nodes import Group, default_nodes
-from lockstep.plan.limitrange import default_requests_and_limits, rules
+from lockstep.plan.limitrange import amounts, default_requests_and_limits, rules
 from lockstep.plan.nodes import GIB, allocatable
 
 AMOUNTS = ("memory", "cpu")
@@ -35,9 +35,8 @@ def resource_entries(facts: ClusterFacts, groups: Sequence[Group]) -> Iterator[E
     said += f", or as much as {' and '.join(less)} {'allows' if len(less) == 1 else 'allow'} a pod" if less else ""
     yield stated("resources.requests", {resource: _spelled(resource, asked[resource]) for resource in AMOUNTS}, f"{said}; {CHOICE}")
     if needed:
-        why = "; ".join(dict.fromkeys(why for reasons in needed.values() for why in reasons))
         limits = {resource: _spelled(resource, asked[resource]) for resource in AMOUNTS if resource in needed}
-        yield stated("resources.limits", limits, f"{why}. As much as is requested is {CHOICE}")
+        yield stated("resources.limits", limits, f"{_together(needed)}. As much as is requested is {CHOICE}")
 
 
 def _not_known(facts: ClusterFacts, needed: dict[str, list[str]]) -> Iterator[Entry]:
@@ -46,8 +45,11 @@ def _not_known(facts: ClusterFacts, needed: dict[str, list[str]]) -> Iterator[En
     why = "ranks on the CPU: say what your jobs need" if seen.seen else f"unknown: {seen.why_not}"
     yield left_out("resources.requests", EXAMPLES["requests"], why)
     if needed:
-        reasons = "; ".join(dict.fromkeys(why for reasons in needed.values() for why in reasons))
-        yield unknown("resources.limits", EXAMPLES["limits"], f"what your jobs need, and it must be said: {reasons}")
+        yield unknown("resources.limits", EXAMPLES["limits"], f"what your jobs need, and it must be said: {_together(needed)}")
+
+
+def _together(needed: dict[str, list[str]]) -> str:
+    return "; ".join(dict.fromkeys(why for reasons in needed.values() for why in reasons))
 
 
 def limits_needed(facts: ClusterFacts) -> dict[str, list[str]]:
@@ -72,24 +74,16 @@ def _bounds(facts: ClusterFacts, group: Group, resource: str) -> dict[str, Decim
     """Who keeps a pod from more, and how much that is; of a quota, each pod of a job of the default size has its part."""
     found: dict[str, Decimal] = {}
     for limit_range in facts.list("LimitRange").items:
-        most = [_number(rule, resource) for kind in ("Container", "Pod") for rule in rules(limit_range, kind) if _has(rule, resource)]
-        if most:
-            found[f"limit range {limit_range['metadata']['name']}"] = min(most)
+        most = [amounts(rule, "max") for kind in ("Container", "Pod") for rule in rules(limit_range, kind)]
+        if stated_most := [number(each[resource]) for each in most if resource in each]:
+            found[f"limit range {limit_range['metadata']['name']}"] = min(stated_most)
     pods = default_nodes(facts, group.gpus, len(group.nodes)).value
     for quota in facts.list("ResourceQuota").items:
         hard = quota["spec"].get("hard") or {}
         counted = [hard[key] for key in (resource, f"requests.{resource}", f"limits.{resource}") if key in hard]
         if counted:
-            found[f"quota {quota['metadata']['name']}"] = min(amount(text) or Decimal(0) for text in counted) / pods
+            found[f"quota {quota['metadata']['name']}"] = min(number(text) for text in counted) / pods
     return found
-
-
-def _has(rule: dict[str, dict[str, object]], resource: str) -> bool:
-    return resource in (rule.get("max") or {})
-
-
-def _number(rule: dict[str, dict[str, object]], resource: str) -> Decimal:
-    return amount(rule["max"][resource]) or Decimal(0)
 
 
 def _spelled(resource: str, value: Decimal) -> str | int:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from lockstep.api.clusterfile import ClusterFile
-from lockstep.api.model import quantity_value
 from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.quantity import number
 from lockstep.plan.lint.finding import Finding, failed, warning
 from lockstep_gang.contract import are_whole_names
 
@@ -107,8 +107,8 @@ def _knobs(spec: ClusterProfileSpec) -> Iterator[Finding]:
 
 
 def _nccl(spec: ClusterProfileSpec) -> Iterator[Finding]:
-    for number, variable in enumerate(spec.nccl.env):
-        key = f"nccl.env[{number}]"
+    for index, variable in enumerate(spec.nccl.env):
+        key = f"nccl.env[{index}]"
         typed = HIDING.get(variable.name, "")
         if spec.network.rdma.enabled and variable.name == "NCCL_IB_DISABLE" and variable.value == "1":
             yield failed(
@@ -123,7 +123,7 @@ def _nccl(spec: ClusterProfileSpec) -> Iterator[Finding]:
 
 def _pods(spec: ClusterProfileSpec) -> Iterator[Finding]:
     memory = spec.resources.limits.memory
-    if memory is not None and quantity_value(spec.shm_size) >= quantity_value(memory):
+    if memory is not None and number(spec.shm_size) >= number(memory):
         said = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
         yield failed("shm_size", said, "less than resources.limits.memory")
     if spec.security.requires_privileged_scc:

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 from lockstep.api.names import AGENT_CONTAINER, CONTAINER
 from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.quantity import amount, number
 from lockstep.plan.clusterfacts import ClusterFacts, Object
-from lockstep.plan.diff import amount
 from lockstep.plan.discovery.nodes import QUOTA_GPUS
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.limitrange import Filled, as_admitted, refusals
@@ -60,7 +60,7 @@ def _quota(quota: Object, pod: Object, nodes: int) -> Iterator[Finding]:
     for resource, text in hard_by.items():
         hard, key, each = amount(text), _key(resource), need.get(resource, Decimal(0))
         if key and hard is not None:
-            yield from _room(name, key, resource, each * nodes, hard, amount(used_by.get(resource, "0")) or Decimal(0), nodes)
+            yield from _room(name, key, resource, each * nodes, hard, number(used_by.get(resource)), nodes)
 
 
 def _room(name: str, key: str, resource: str, need: Decimal, hard: Decimal, used: Decimal, nodes: int) -> Iterator[Finding]:
