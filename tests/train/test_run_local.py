@@ -191,14 +191,19 @@ def test_ctrl_c_lets_the_ranks_save_and_leaves_nothing_behind(folder: Folder) ->
     assert json.loads(attempts[-1])["outcome"] == "Stopped"
 
 
-def test_a_killed_command_line_leaves_nothing_behind(folder: Folder) -> None:
+def test_a_killed_command_line_leaves_nothing_behind(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.job(PATIENT)
+    private = folder.root / "private"
+    private.mkdir()
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(private))
     with folder.running() as process:
         pid = int(line_with(process, "pid ").split()[-1])
+        assert [path.name for path in private.glob("*/key")] == ["key"]
         process.kill()
         assert process.wait(5) == -signal.SIGKILL
         output, _ = process.communicate(timeout=30)  # the agents hold its output until they end
     assert gone(pid), output
+    assert list(private.iterdir()) == []
 
 
 def test_the_same_job_cannot_run_twice_at_once(folder: Folder) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +62,8 @@ class Gang:
         self._lines: dict[int, list[str]] = {}
         self._readers: list[threading.Thread] = []
         self._news = threading.Condition()
+        self._private = tempfile.TemporaryDirectory(prefix="lockstep-", dir="/tmp")
+        """Where agents have their sockets, whose paths may have 107 characters; tmp_path is longer."""
         (folder / "key").write_text(KEY_TEXT)
 
     def write(self, script: str, report: ReportTarget | None = None, **changes: Any) -> Run:
@@ -84,7 +87,7 @@ class Gang:
         for node in nodes:
             if node in self.processes:
                 self.processes[node].wait(10)  # the agent before this one
-            environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": str(self.folder)}
+            environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": self._private.name}
             command = [sys.executable, *self.python_options, *self.program, "--run", str(run_path or self.run_path)]
             command += arguments
             process = subprocess.Popen(
@@ -150,6 +153,7 @@ class Gang:
             process.wait()
         for reader in self._readers:
             reader.join(5)
+        self._private.cleanup()
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,23 @@ def test_a_claim_made_again_waits_until_the_earlier_one_s_volume_is_gone(tmp_pat
 
 def test_a_volume_in_use_is_not_released(tmp_path: Path) -> None:
     assert to_release([volume_for(claim("w", "1"), Layout("lockstep", 0, tmp_path)) | {"status": {"phase": "Bound"}}]) == []
+
+
+def test_no_key_is_left_behind_by_the_daemon_that_makes_volumes(tmp_path: Path) -> None:
+    layout, copies = Layout("x", 0, tmp_path), tmp_path / "copies"
+    layout.pki.mkdir(parents=True)
+    copies.mkdir()
+    Authority(layout.pki).kubeconfig(layout.kubeconfig, "https://127.0.0.1:1", "admin", context="x")
+    command = [sys.executable, "-m", "lockstep.devcluster.provisioner", str(tmp_path), "x", "0"]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(copies)}, stderr=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stderr is not None and "trying again" in daemon.stderr.readline()
+            assert any(b"PRIVATE KEY" in path.read_bytes() for path in copies.iterdir()), "nothing to remove"
+            daemon.terminate()
+            daemon.wait(20)
+        finally:
+            daemon.kill()
+    assert list(copies.iterdir()) == []
 
 
 def test_a_record_of_a_pid_that_another_process_has_now_is_not_believed(tmp_path: Path) -> None:

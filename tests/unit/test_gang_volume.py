@@ -204,7 +204,7 @@ from lockstep_gang.coordinator.records import Records
 coordinator.SLOW_SECONDS = coordinator.SETTLE_SECONDS = 0.5
 replace = Records._replace
 def hanging(self, path, text):
-    while os.path.exists(os.environ["TMPDIR"] + "/hang"): time.sleep(0.05)
+    while os.path.exists(os.environ["HANG"]): time.sleep(0.05)
     replace(self, path, text)
 Records._replace = hanging
 raise SystemExit(main.main(sys.argv[1:]))
@@ -219,9 +219,10 @@ signal.pause()
 """
 
 
-def test_a_real_coordinator_with_a_hung_volume_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_real_coordinator_with_a_hung_volume_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with gang(tmp_path) as agents:
         agents.program = ("-c", HANGING)
+        monkeypatch.setenv("HANG", str(tmp_path / "hang"))
         agents.write(RANK, restart=RestartPolicy(3, 0))
         agents.start(0, 1)
         agents.until("] here", 1)

@@ -8,6 +8,7 @@ class local-python gets the Python environment, read-only.
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -116,6 +117,7 @@ def main(root: str, name: str, index: str) -> None:
     from kubernetes import client, config
 
     layout = Layout(name=name, index=int(index), root=Path(root))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as programs end: the client removes the files with its key only then
     api = config.new_client_from_config(str(layout.kubeconfig))
     core = client.CoreV1Api(api)
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CONFIGURATION
     finally:
         remove_folder(folder)
+        if options.parent not in (None, os.getppid()):
+            _remove_inputs(Path(options.run), Path(run.key_file))
         console.close(2.0)
+
+
+def _remove_inputs(run_path: Path, key_file: Path) -> None:
+    """What a command line has made for its agents and was killed before it could remove: the run, its key, and the folder of both."""
+    with contextlib.suppress(OSError):  # another of its agents was faster, or its folder holds something else
+        run_path.unlink()
+        key_file.unlink()
+        run_path.parent.rmdir()
 
 
 def node_index(option: str | None, variable: str | None, nodes: int) -> int:
