@@ -76,7 +76,7 @@ def app_of(verbs: Iterable[str]) -> typer.Typer:
     """The command with these verbs only. Others' modules are not imported: all of them take as long as a small verb does."""
     app = typer.Typer(
         name="lockstep",
-        help="Multi-node DeepSpeed fine-tuning on your own Kubernetes, OpenShift or bare-metal GPU cluster.",
+        help="Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -119,7 +119,7 @@ def print_version(asked: bool) -> None:
 def options(
     show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Multi-node DeepSpeed fine-tuning on your own Kubernetes, OpenShift or bare-metal GPU cluster."""
+    """Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster."""
 
 
 def main() -> int:
