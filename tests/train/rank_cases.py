@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
 from lockstep_train.checkpoint import zero_access
+from lockstep_train.checkpoint.save import Saver
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine import step as engine_step
 from lockstep_train.engine.loss import TokenLoss
@@ -29,6 +31,9 @@ from lockstep_train.runfile import read_run
 from lockstep_train.steps import Steps
 from lockstep_train.stop import StopSignal
 
+SKIPPING = ("slow_volume",)
+"""Cases in which ranks go on beside a save that takes long, as they really do."""
+
 
 def case_modules() -> list[ModuleType]:
     """This module and every cases_*.py beside it, in the order of their names."""
@@ -38,11 +43,27 @@ def case_modules() -> list[ModuleType]:
 
 def call(target: str, arguments: dict[str, Any]) -> int:
     """Run `main` (the trainer itself), or the one function of that name here or in a cases_*.py; the exit code."""
+    if target not in SKIPPING:
+        wait_for_saves()
     if target == "main":
         return trainer.main([])
     found = {function for module in case_modules() if (function := vars(module).get(target)) is not None}
     assert len(found) == 1, f"{len(found)} functions named {target!r} in rank_cases.py and cases_*.py: there must be one"
     return int(found.pop()(**arguments) or 0)
+
+
+def wait_for_saves() -> None:
+    """Steps take some 50 ms here, and a save longer than that when the machine's disk is busy: ranks wait for it before they meet, and
+    none is skipped."""
+    busy = Saver.busy.fget
+    assert busy is not None
+
+    def waited(saver: Saver) -> bool:
+        while busy(saver):
+            time.sleep(0.001)
+        return False
+
+    Saver.busy = property(waited)  # type: ignore[assignment, method-assign]
 
 
 def set_constants(constants: dict[str, int]) -> None:
