@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from lockstep.devcluster.layout import Layout, default_layout
 from lockstep.devcluster.needs import PACKAGES, Facts, judge
 from lockstep.devcluster.provisioner import to_provision, to_release, volume_for
 from lockstep.devcluster.resources import parse
+from lockstep.devcluster.server import node_readiness
 
 READY = Facts(
     system="Linux", is_root=True, distribution="debian", commands=frozenset(PACKAGES), has_cni=True, go=(1, 26), is_built=False,
@@ -164,6 +167,20 @@ def test_a_claim_made_again_waits_until_the_earlier_one_s_volume_is_gone(tmp_pat
 
 def test_a_volume_in_use_is_not_released(tmp_path: Path) -> None:
     assert to_release([volume_for(claim("w", "1"), Layout("lockstep", 0, tmp_path)) | {"status": {"phase": "Bound"}}]) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "ready"),
+    [(("True", -10), False), (("False", 1), False), (("True", 0), True), (("True", 3), True)],
+)
+def test_a_node_is_ready_by_what_its_kubelet_says_since_its_start(said: tuple[str, int], ready: bool) -> None:
+    """Heartbeats are of whole seconds. Of a kubelet that was not started anew, any counts."""
+    started = datetime(2026, 1, 1, 12, 0, 0, 700_000, tzinfo=UTC)
+    told = SimpleNamespace(type="Ready", status=said[0], last_heartbeat_time=started.replace(microsecond=0) + timedelta(seconds=said[1]))
+    node = SimpleNamespace(metadata=SimpleNamespace(name="a"), status=SimpleNamespace(conditions=[told]))
+    core = SimpleNamespace(list_node=lambda: SimpleNamespace(items=[node]))
+    assert node_readiness(core, {"a": started}) == {"a": ready}
+    assert node_readiness(core) == node_readiness(core, {"b": started}) == {"a": said[0] == "True"}
 
 
 def test_no_key_is_left_behind_by_the_daemon_that_makes_volumes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,10 @@ def up(layout: Layout, wanted: Wanted, say: Say) -> Path:
             _start_control_plane(layout, programs / binary.MULTI_CALL, say)
             for future in starting:
                 future.result()
-            for n in nodes:
-                _start_kubelet(n, programs / binary.MULTI_CALL)
+            began = datetime.now(UTC)
+            started = {n.name: began for n in nodes if _start_kubelet(n, programs / binary.MULTI_CALL)}
             _reach_rails(layout, nodes, wanted_rails, cni)
-        _finish(layout, nodes, wanted, say)
+        _finish(layout, nodes, wanted, started, say)
     return layout.kubeconfig
 
 
@@ -191,14 +192,16 @@ def _start_runtime(n: NodeLayout, archives: list[Path], say: Say) -> None:
         mark.write_text(archive.name)
 
 
-def _start_kubelet(n: NodeLayout, kube: Path) -> None:
+def _start_kubelet(n: NodeLayout, kube: Path) -> bool:
+    """Whether it had to be started."""
     layout, runtime = n.cluster, f"{n.name}-containerd"
     containerd = processes.running(layout.daemons, runtime)
     if containerd is None:
         raise ClusterError(f"{runtime} has ended: {_last_line(layout.log(runtime))} (see {layout.log(runtime)})")
     node.mount_python(n, containerd.pid)
-    _daemon(layout, f"{n.name}-kubelet", node.kubelet_command(n, kube, containerd.pid))
+    started = _daemon(layout, f"{n.name}-kubelet", node.kubelet_command(n, kube, containerd.pid))
     _daemon(layout, f"{n.name}-proxy", node.proxy_command(n, kube))
+    return started
 
 
 def _cni_programs(layout: Layout, count: int, say: Say) -> Path | None:
@@ -230,12 +233,13 @@ def _reach_rails(layout: Layout, nodes: list[NodeLayout], count: int, cni: Path 
     rails.record(layout, count)
 
 
-def _finish(layout: Layout, nodes: list[NodeLayout], wanted: Wanted, say: Say) -> None:
+def _finish(layout: Layout, nodes: list[NodeLayout], wanted: Wanted, started: Mapping[str, datetime], say: Say) -> None:
+    """`started`: when kubelets were started just now, by node; what stood in their nodes' status before is no news of them."""
     names = ", ".join(n.name for n in nodes)
     kubelets = [f"{n.name}-kubelet" for n in nodes]
     with server.connected(layout) as core:
         server.create_classes(core)
-        _wait(layout, f"nodes {names} Ready", lambda: all(server.node_readiness(core).get(n.name) for n in nodes), *kubelets)
+        _wait(layout, f"nodes {names} Ready", lambda: all(server.node_readiness(core, started).get(n.name) for n in nodes), *kubelets)
         for n in nodes:
             resources = wanted.of_node(n.number)
             if resources is not None:

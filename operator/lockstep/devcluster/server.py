@@ -8,12 +8,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from lockstep.devcluster.layout import Layout
 from lockstep.devcluster.provisioner import CLASSES, storage_class
 
+NEVER = datetime.min.replace(tzinfo=UTC)
 SERVED_SECONDS = 20.0
 """For a new kind to be served."""
 
@@ -38,11 +40,14 @@ def is_ready(layout: Layout) -> bool:
         return False
 
 
-def node_readiness(core: Any) -> dict[str, bool]:
-    """Whether each node is Ready, by name."""
+def node_readiness(core: Any, since: Mapping[str, datetime] | None = None) -> dict[str, bool]:
+    """Whether each node is Ready, by name. `since`: what was said before it is nothing, for the kubelet that said it has ended."""
 
     def ready(item: Any) -> bool:
-        return any(c.type == "Ready" and c.status == "True" for c in item.status.conditions or [])
+        after = (since or {}).get(item.metadata.name, NEVER).replace(microsecond=0)  # heartbeats are of whole seconds
+        return any(
+            c.type == "Ready" and c.status == "True" and (c.last_heartbeat_time or NEVER) >= after for c in item.status.conditions or []
+        )
 
     return {item.metadata.name: ready(item) for item in core.list_node().items}
 
