@@ -62,7 +62,7 @@ class Gang:
         self._lines: dict[int, list[str]] = {}
         self._readers: list[threading.Thread] = []
         self._news = threading.Condition()
-        self._private = tempfile.TemporaryDirectory(prefix="lockstep-", dir="/tmp")
+        self.private = tempfile.TemporaryDirectory(prefix="lockstep-", dir="/tmp")
         """Where agents have their sockets, whose paths may have 107 characters; tmp_path is longer."""
         (folder / "key").write_text(KEY_TEXT)
 
@@ -87,7 +87,7 @@ class Gang:
         for node in nodes:
             if node in self.processes:
                 self.processes[node].wait(10)  # the agent before this one
-            environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": self._private.name}
+            environment = {**os.environ, "PYTHONPATH": str(WORKSPACE), "LOCKSTEP_NODE": str(node), "TMPDIR": self.private.name}
             command = [sys.executable, *self.python_options, *self.program, "--run", str(run_path or self.run_path)]
             command += arguments
             process = subprocess.Popen(
@@ -153,7 +153,7 @@ class Gang:
             process.wait()
         for reader in self._readers:
             reader.join(5)
-        self._private.cleanup()
+        self.private.cleanup()
 
 
 @contextmanager

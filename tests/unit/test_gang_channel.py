@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from lockstep_gang.contract.proof import Sealer
 from lockstep_gang.coordinator.channel import Channel, accept, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
-from unit.gang_cases import KEY, WORKSPACE, free_port, gang, make_run
+from unit.gang_cases import KEY, WORKSPACE, Gang, free_port, gang, make_run
 
 PATIENCE_SECONDS = 60.0
 """Nothing here takes a second, but the machine may have more to do."""
@@ -235,17 +234,16 @@ async def coordinator_of(run: Run) -> AsyncIterator[asyncio.Queue[tuple[Channel,
 
 
 @contextmanager
-def agent_1(code: str, run_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Node 1's agent in a process of its own."""
+def agent_1(code: str, agents: Gang) -> Iterator[subprocess.Popen[bytes]]:
+    """Node 1's agent, by a program of the test's own."""
     environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
-    # A Unix socket's path has at most 107 characters: it does not fit below every tmp_path.
-    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
-        agent = subprocess.Popen([sys.executable, "-S", "-c", code, str(run_path), sockets], env=environment, stdout=subprocess.DEVNULL)
-        try:
-            yield agent
-        finally:
-            agent.kill()
-            agent.wait()
+    command = [sys.executable, "-S", "-c", code, str(agents.run_path), agents.private.name]
+    agent = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        yield agent
+    finally:
+        agent.kill()
+        agent.wait()
 
 
 def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coordinator_is_back(tmp_path: Path) -> None:
@@ -264,7 +262,7 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
 
     with gang(tmp_path) as agents:
         run = agents.write("import signal\nsignal.pause()")
-        with agent_1(SHORT_SILENCE, agents.run_path):
+        with agent_1(SHORT_SILENCE, agents):
             said, again = asyncio.run(asyncio.wait_for(scene(run), PATIENCE_SECONDS))
     assert said["exit"] == {"rank": 1, "exitCode": None, "signal": "SIGKILL", "ordered": True, "error": None, "lastLines": []}
     assert (again["attempt"], again["knownAttempt"]) == (0, 1)
@@ -294,6 +292,6 @@ def test_an_agent_that_was_frozen_waits_for_the_coordinator_anew_before_it_stops
 
     with gang(tmp_path) as agents:
         run = agents.write("import signal\nsignal.pause()")
-        with agent_1(FROZEN, agents.run_path) as agent:
+        with agent_1(FROZEN, agents) as agent:
             said = asyncio.run(asyncio.wait_for(scene(run, agent), PATIENCE_SECONDS))
     assert said == ["Started", "Pong", "Exited"]

@@ -135,7 +135,7 @@ def _out_of_bounds(pod: Object, ranges: list[Object]) -> Iterator[Refusal]:
 def of_whole_pod(pod: Object, which: str) -> dict[str, str]:
     """What its containers come to together, of each resource that one of them states."""
     stated = [((container.get("resources") or {}).get(which) or {}) for container in containers(pod)]
-    return {resource: _spelled(effective(pod, resource, which), resource, stated) for amounts in stated for resource in amounts}
+    return {resource: _spelled(effective(pod, resource, which), resource, stated) for each in stated for resource in each}
 
 
 def _spelled(value: Decimal, resource: str, stated: list[Amounts]) -> str:
