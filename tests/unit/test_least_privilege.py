@@ -77,3 +77,54 @@ def test_a_pod_of_the_guide_s_cluster_gets_a_network_and_a_device_for_each_inter
     told = {variable["name"]: variable.get("value", "") for variable in trainer["env"]}["NCCL_SOCKET_IFNAME"].split(",")
     devices = [name for name in trainer["resources"]["limits"] if name.startswith("openshift.io/")]
     assert len(pod["metadata"]["annotations"][ANNOTATION_NETWORKS].split(",")) == len(devices) == len(told) == 4
+
+
+RESTRICTED_V2: dict[str, Any] = {
+    "allowHostDirVolumePlugin": False,
+    "allowHostIPC": False,
+    "allowHostNetwork": False,
+    "allowHostPID": False,
+    "allowHostPorts": False,
+    "allowPrivilegeEscalation": False,
+    "allowPrivilegedContainer": False,
+    "allowedCapabilities": ["NET_BIND_SERVICE"],
+    "defaultAddCapabilities": None,
+    "fsGroup": {"type": "MustRunAs"},
+    "groups": [],
+    "priority": None,
+    "readOnlyRootFilesystem": False,
+    "requiredDropCapabilities": ["ALL"],
+    "runAsUser": {"type": "MustRunAsRange"},
+    "seLinuxContext": {"type": "MustRunAs"},
+    "seccompProfiles": ["runtime/default"],
+    "supplementalGroups": {"type": "RunAsAny"},
+    "users": [],
+    "volumes": ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret"],
+}
+"""https://github.com/openshift/cluster-kube-apiserver-operator, bindata/bootkube/scc-manifests/…scc-restricted-v2.yaml, without its metadata."""
+
+
+def test_the_scc_of_rdma_pods_is_restricted_v2_but_for_root_with_ipc_lock() -> None:
+    scc = yaml.safe_load((ROOT / "manifests/operator/overlays/openshift/scc.yaml").read_text())
+    stated = {key: value for key, value in scc.items() if key not in ("apiVersion", "kind", "metadata")}
+    differs = {key: stated.get(key) for key in stated.keys() | RESTRICTED_V2.keys() if stated.get(key) != RESTRICTED_V2.get(key)}
+    assert set(differs.pop("volumes")) < set(RESTRICTED_V2["volumes"])
+    assert differs == {"allowedCapabilities": ["IPC_LOCK"], "runAsUser": {"type": "RunAsAny"}}
+
+
+def test_every_container_of_an_rdma_pod_is_let_in_by_that_scc() -> None:
+    """Each drops ALL itself, and adds and mounts nothing that the SCC does not allow."""
+    scc = yaml.safe_load((ROOT / "manifests/operator/overlays/openshift/scc.yaml").read_text())
+    pod = next(item for item in rdma_objects() if item["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    added = []
+    for container in (*pod["initContainers"], *pod["containers"]):
+        capabilities = container["securityContext"]["capabilities"]
+        assert capabilities["drop"] == scc["requiredDropCapabilities"]
+        added += capabilities.get("add", [])
+    assert added == scc["allowedCapabilities"]
+    assert {"persistentVolumeClaim", *(next(key for key in volume if key != "name") for volume in pod["volumes"])} <= set(scc["volumes"])
+
+
+def rdma_objects() -> list[dict[str, Any]]:
+    found = parse_cluster_file((ROOT / "clusters/barcelona.yaml").read_text(), "barcelona.yaml")
+    return render(resolve(job(fabric={"mode": "RDMA"}), found.profile, PlatformDefaults(namespace="nccl-test", image="trainer:1")))
