@@ -18,7 +18,7 @@ from lockstep.plan.readstatus import condition
 from lockstep.plan.reasons import Reason
 from lockstep.plan.refused import why_not_created
 from lockstep.plan.running import is_running
-from lockstep.plan.times import timestamp
+from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep_gang.contract import Report, State, Straggler
 
@@ -63,6 +63,8 @@ class View:
     held_until: float | None = None
     """The job has failed and its pods stay until then."""
     lost: Verdict = field(default_factory=Verdict)
+    listening_since: float = 0.0
+    """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
 
     @property
     def finished(self) -> bool:
@@ -196,15 +198,44 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
     if scheduled.status is not TRUE:
         also = f"; {ready.message}" if ready.reason not in (Reason.PODS_NOT_SCHEDULED, *_ON_ITS_WAY) else ""
         return Fact(FALSE, scheduled.reason, scheduled.message + also)
+    if is_silent(view):
+        return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs")
     if restarting.status is TRUE:
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
     if ready.status is not TRUE and ready.reason != Reason.READY:
         return Fact(TRUE, Reason.STARTING, ready.message) if ready.reason in _ON_ITS_WAY else Fact(FALSE, ready.reason, ready.message)
-    if view.received is not None and view.now - view.received.received > SILENT_SECONDS:
-        return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs")
     if view.report is not None and is_ready(view.report):
         return Fact(TRUE, Reason.READY, ready_words(view.observed, view.report))
     return Fact(TRUE, Reason.RUNNING, "all ranks run" if view.report is None else running_words(view.report))
+
+
+def is_silent(view: View) -> bool:
+    """Whether node 0 should have reported and has not, whoever led when it last did and whatever it said then."""
+    since = heard_until(view)
+    if since is None:
+        return False
+    before = condition(view.observed.status, ConditionType.PROGRESSING)
+    if view.received is None and before.get("reason") == Reason.NO_REPORT:
+        # An earlier leader has waited already. Only a pod that was started since may be about to speak.
+        return _last_start(view) <= seconds_of(before["lastTransitionTime"]) or view.now - since > SILENT_SECONDS
+    return view.now - since > SILENT_SECONDS
+
+
+def heard_until(view: View) -> float | None:
+    """The newest report's time; where this operator has none, since when it could have had one. None: no report is awaited."""
+    pods = view.observed.pods
+    if not pods or len(pods) < view.wanted_pods or not all(map(is_running, pods)):
+        return None
+    if view.received is not None:
+        return view.received.received
+    return max(view.listening_since, _last_start(view)) if view.listening_since else None
+
+
+def _last_start(view: View) -> float:
+    """When the last of the pods' containers was started, by its Node's clock; one that is ahead doesn't prolong the wait."""
+    states = [status["state"] for pod in view.observed.pods for status in pod.get("status", {}).get("containerStatuses") or []]
+    starts = [seconds_of(state["running"]["startedAt"]) for state in states if (state.get("running") or {}).get("startedAt")]
+    return max((start for start in starts if start <= view.now), default=0.0)
 
 
 def _restarting(view: View) -> Fact:

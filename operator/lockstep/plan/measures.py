@@ -107,13 +107,21 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
         "fabric_verified": _truth(status, "FabricVerified") if heard else None,
         "straggling": _truth(status, "Straggling"),
         "preflight_ok": None if "ok" not in preflight else float(preflight["ok"]),
-        "report_age_seconds": report_age if heard else None,
+        "report_age_seconds": _report_age(status, now, report_age) if heard else None,
     }
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
+def _report_age(status: Object, now: float, report_age: float | None) -> float | None:
+    """A silence that an earlier leader noticed goes on: one that has just begun to listen must not make an alert go away."""
+    noticed = condition(status, "Progressing").get("lastTransitionTime") if state(status) == "Silent" else None
+    return report_age if noticed is None else max(now - seconds_of(noticed), report_age or 0.0)
+
+
 def _is_heard(status: Object) -> bool:
     """Whether a node 0 is there to report. What an earlier one said of its time, and how long ago, is nothing to be warned of."""
+    if state(status) == "Silent":
+        return True
     awaited = condition(status, "RanksReady").get("reason") in (Reason.STARTING, Reason.WAITING_FOR_REPORT)
     return state(status) not in ("Waiting", "Stopping", "Suspended") and not awaited
 

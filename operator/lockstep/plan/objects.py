@@ -39,7 +39,7 @@ class RenderContext:
     owner_uid: str | None = MADE_BY_OPERATOR
     report: ReportTarget | None = _PLAIN_REPORT
     listening_since: float = 0.0
-    """When this operator began to take reports, seconds since the epoch."""
+    """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
 
 
 PLAIN = RenderContext()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.api.names import ANNOTATION_RUN_HASH, run_name
 from lockstep.plan.accept import Accepted, accept, missing_service_account
-from lockstep.plan.conditions import SILENT_SECONDS, View
+from lockstep.plan.conditions import SILENT_SECONDS, View, heard_until
 from lockstep.plan.events import Note, notes
 from lockstep.plan.hold import held_until
 from lockstep.plan.interactive import is_stopped
@@ -87,7 +87,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     if end.finished:
         create, apply = with_log(observed, received, create, apply)
     view = replace(_view(observed, received, decision, end, now), held_until=held, last_word=word, stopped=_stopped(observed, word, life))
-    view = replace(view, lost=lost)
+    view = replace(view, lost=lost, listening_since=context.listening_since)
     status = _status(view, decision, life)
     write, again = due(observed.status, status, now)
     looks = (
@@ -262,7 +262,8 @@ def _next_look(view: View) -> float | None:
     """A silence, and the end of a hold, are noticed without anything happening."""
     if view.held_until is not None:
         return view.held_until - view.now + 0.1
-    if view.received is None or view.finished:
+    since = None if view.finished else heard_until(view)
+    if since is None:
         return None
-    left = view.received.received + SILENT_SECONDS - view.now
+    left = since + SILENT_SECONDS - view.now
     return left + 1.0 if left > 0 else None

@@ -100,12 +100,12 @@ def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: 
         return Where(progress["reason"])
     if conditions.get("Accepted", {}).get("status") == "False" and not observed.pods:
         return Where.REFUSED
+    if progress["status"] == "Unknown":
+        return Where.SILENT
     if _holds(conditions, "Restarting"):
         return Where.RESTARTING
     if progress["reason"] in (Reason.RUNNING, Reason.READY):
         return Where(progress["reason"])
-    if progress["status"] == "Unknown":
-        return Where.SILENT
     return Where.STARTING if progress["status"] == "True" else Where.WAITING
 
 

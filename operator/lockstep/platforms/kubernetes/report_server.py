@@ -44,10 +44,10 @@ class Reports:
     def of(self, uid: str) -> ReceivedReport | None:
         return self._newest.get(uid)
 
-    def time(self, uid: str) -> float | None:
-        """When the newest one came, seconds since the epoch."""
+    def time(self, uid: str) -> float:
+        """When the newest one came, seconds since the epoch; of a job that this replica has not heard yet: since when it listens."""
         known = self._newest.get(uid)
-        return None if known is None else known.received
+        return self.since if known is None else known.received
 
     def sequence(self, uid: str) -> int:
         known = self._newest.get(uid)
