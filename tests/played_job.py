@@ -165,12 +165,12 @@ class PlayedJob:
                 raise
 
     def _report(self, uid: str) -> None:
-        news = self._news
+        news, report = self._news, self.report()
         try:
             target = ReportTarget(REPORT_URL, self.ca_pem, str(self._token(uid)))
             if self._key is None:
                 self._key = parse_key(self.jobs.secret(f"{JOB}-agents", "key").decode())
-            answer = post(target, self._key, report_body(self.report()), f"127.0.0.1:{self.port}")
+            answer = post(target, self._key, report.job, report_body(report), f"127.0.0.1:{self.port}")
         except (OSError, http.client.HTTPException):  # the operator is away
             return
         except (ApiException, AssertionError):  # the pod or the Secret is gone: the job is being removed

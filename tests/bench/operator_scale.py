@@ -43,7 +43,19 @@ from counting_proxy import CountingProxy
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_AUDIENCE
 from lockstep.platforms.kubernetes.cluster import MERGE, ApiError, Cluster
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
-from lockstep_gang.contract import JobIdentity, NodeReport, RankCount, Report, State, parse_key, report_body, report_signature
+from lockstep_gang.contract import (
+    JOB_HEADER,
+    SIGNATURE_HEADER,
+    JobIdentity,
+    NodeReport,
+    RankCount,
+    Report,
+    State,
+    job_header,
+    parse_key,
+    report_body,
+    report_signature,
+)
 
 Object = dict[str, Any]
 NAMESPACES = 10
@@ -285,7 +297,7 @@ class Played:
             tuple(NodeReport(node, True, 1) for node in range(NODES)), RankCount(NODES, 0 if over else NODES), log=("done",) if over else (),
         )  # fmt: skip
         body = report_body(report)
-        headers = {"Authorization": f"Bearer {token}", "X-Lockstep-Signature": report_signature(key, body)}
+        headers = {"Authorization": f"Bearer {token}", JOB_HEADER: job_header(report.job), SIGNATURE_HEADER: report_signature(key, body)}
         async with session.post(self._url, data=body, headers=headers, ssl=False) as reply:
             return reply.status
 

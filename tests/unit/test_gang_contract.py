@@ -25,6 +25,7 @@ from lockstep_gang.contract import (
     parse_report,
     parse_run,
     report_body,
+    report_bytes_max,
     report_signature,
     run_text,
     to_json,
@@ -142,6 +143,54 @@ def test_a_report_signature_fits_its_key_and_its_body_only() -> None:
     assert not is_report_signature(KEY, b"body!", signature)
     assert not is_report_signature(b"1" * 32, b"body", signature)
     assert not is_report_signature(KEY, b"body", "ü")
+
+
+LINE = "\U0001f600" * 1000
+"""4 bytes a character."""
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"log": (LINE,) * 100},
+        {"failure": Failure("m" * 1000, last_lines=(LINE,) * 20), "log": (LINE,) * 100},
+        {"message": "m" * 10**6},
+        {"trainer": TrainerReport(metrics=tuple(Metric(f"m{number}", "1") for number in range(10_000)))},
+        {"result": {f"r{number}": "1" for number in range(20_000)}, "log": ("x",)},
+    ],
+    ids=["log", "last lines", "message", "metrics", "result"],
+)
+def test_a_report_is_cut_to_what_the_operator_takes(large: dict[str, Any]) -> None:
+    """What says how the job is stays whole."""
+    report = replace(REPORT, **large)
+    limit = report_bytes_max(len(report.nodes))
+    assert len(json.dumps(to_json(report), ensure_ascii=False).encode()) > limit
+    body = report_body(report)
+    assert len(body) <= limit
+    read = parse_report(body)
+    assert (read.job, read.state, read.sequence, read.nodes, read.ranks) == (
+        report.job,
+        report.state,
+        report.sequence,
+        report.nodes,
+        report.ranks,
+    )
+
+
+def test_the_newest_last_lines_stay() -> None:
+    lines = tuple(f"{number} {'x' * 900}" for number in range(300))
+    log = parse_report(report_body(replace(REPORT, log=lines))).log
+    assert 50 < len(log) < 150
+    assert log == lines[-len(log) :]
+
+
+def test_the_largest_gang_fits() -> None:
+    nodes = tuple(NodeReport(number, False, 64) for number in range(1024))
+    last_lines = ("x" * 1000,) * 20
+    report = replace(
+        REPORT, nodes=nodes, order=tuple(range(1024)), failure=Failure("m" * 1000, last_lines=last_lines), log=("x" * 500,) * 100
+    )
+    assert parse_report(report_body(report)) == report
 
 
 def test_a_reply_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:

@@ -16,24 +16,28 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from lockstep.api.names import REPORT_AUDIENCE
-from lockstep.platforms.kubernetes import authenticate
-from lockstep.platforms.kubernetes.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM
+from lockstep.platforms.kubernetes import authenticate, report_server
+from lockstep.platforms.kubernetes.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM, Refusal
 from lockstep.platforms.kubernetes.certificate import make_certificates, needs_renewal, renew, service_names
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.inventory import Inventory
-from lockstep.platforms.kubernetes.report_server import PATH, ReportServer, Standing, serving, tls_context
+from lockstep.platforms.kubernetes.report_server import PATH, Reports, ReportServer, Standing, serving, tls_context
 from lockstep.platforms.kubernetes.secrets import job_key
 from lockstep_gang.contract import (
+    CLAIM_BYTES_MAX,
     REPORT_BYTES_MAX,
     FactType,
     JobIdentity,
     RankCount,
     Report,
     State,
+    claimed_job,
     parse_key,
     parse_reply,
     report_body,
+    report_bytes_max,
     report_signature,
+    to_json,
 )
 
 MASTER = b"m" * 32
@@ -49,13 +53,13 @@ def owned(kind: str, name: str, uid: str, owner: str, **more: Any) -> dict[str, 
 RUNS = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
 
 
-def inventory() -> Inventory:
-    """Job x with its StatefulSet and both pods, and a pod of that name's look that nobody made."""
+def inventory(pods: int = 2, nodes: int | None = 2) -> Inventory:
+    """Job x of so many nodes, with its StatefulSet and pods."""
     found = Inventory()
-    job = {"metadata": {"name": "x", "namespace": "ns", "uid": "job-uid"}, "spec": {}}
+    job = {"metadata": {"name": "x", "namespace": "ns", "uid": "job-uid"}, "spec": {} if nodes is None else {"nodes": nodes}}
     found.observe("TrainingJob", job, deleted=False)
     found.observe("StatefulSet", owned("StatefulSet", "x", "set-uid", "job-uid", spec={"replicas": 2}), deleted=False)
-    for node in range(2):
+    for node in range(pods):
         found.observe("Pod", owned("Pod", f"x-{node}", f"pod-{node}", "set-uid", spec={"nodeName": "n"}, status=RUNS), deleted=False)
     return found
 
@@ -67,7 +71,14 @@ def reviewed(pod: str = "x-0", uid: str = "pod-0", namespace: str = "ns", **stat
 
 
 def signed(body: bytes, uid: str = "job-uid") -> dict[str, str]:
-    return {"Authorization": "Bearer t", "X-Lockstep-Signature": report_signature(parse_key(job_key(MASTER, uid)), body)}
+    """As a coordinator sends it; `uid`: whose key signs."""
+    signature = report_signature(parse_key(job_key(MASTER, uid)), body)
+    return {"Authorization": "Bearer t", "X-Lockstep-Job": "ns/x/job-uid", "X-Lockstep-Signature": signature}
+
+
+def old(headers: dict[str, str]) -> dict[str, str]:
+    """As coordinators of frozen starts send it that don't name the job in a header."""
+    return {name: value for name, value in headers.items() if name != "X-Lockstep-Job"}
 
 
 Use = Callable[[TestClient[Any, Any], ReportServer], Awaitable[None]]
@@ -202,14 +213,103 @@ def test_a_report_without_token_is_refused() -> None:
     assert code(headers, body) == 401
 
 
-def test_a_body_that_is_too_large_is_refused() -> None:
-    body = report_body(replace(REPORT, message="x" * REPORT_BYTES_MAX))
-    assert code(signed(body), body) == 413
+def large(size: int, report: Report = REPORT) -> bytes:
+    """A report of so many bytes."""
+    bare = len(json.dumps(to_json(report)))
+    return json.dumps(to_json(replace(report, message="x" * (size - bare)))).encode()
+
+
+@pytest.mark.parametrize(
+    ("pods", "nodes", "size", "expected"),
+    [
+        (2, 2, report_bytes_max(2), 200),
+        (2, 2, report_bytes_max(2) + 1, 413),
+        (1, 64, report_bytes_max(64), 200),  # the spec's number
+        (40, 2, report_bytes_max(40), 200),  # a gang that is to be smaller
+        (40, 2, report_bytes_max(40) + 1, 413),
+        (2, None, report_bytes_max(1024), 200),  # the profile's number
+        (2, None, report_bytes_max(1024) + 1, 413),
+    ],
+)
+def test_a_report_is_as_large_as_its_gang_allows(pods: int, nodes: int | None, size: int, expected: int) -> None:
+    seen = inventory(pods, nodes)
+    body = large(size)
+    assert (len(body), code(signed(body), body, seen=seen)) == (size, expected)
+
+
+def test_a_report_without_the_job_in_a_header_may_have_what_it_could_have_before_there_was_one() -> None:
+    for size, expected in ((REPORT_BYTES_MAX, 200), (REPORT_BYTES_MAX + 1, 413)):
+        body = large(size)
+        assert code(old(signed(body)), body) == expected
+    body = large(report_bytes_max(1) + 1, replace(REPORT, job=replace(REPORT.job, uid="of-no-job")))
+    assert code(old(signed(body, "of-no-job")), body) == 413
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", json.dumps({"format": "lockstep-report/1"}).encode()])
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     assert code(signed(body), body) == 400
+    assert code(old(signed(body)), body) == 401
+
+
+@pytest.mark.parametrize("claim", ["", "ns/x", "ns/x/uid/more", "ns/x/" + "u" * 65, "NS/x/u", "ns/../u\u00e9"])
+def test_what_names_no_job_is_refused(claim: str) -> None:
+    body = report_body(REPORT)
+    assert code({**signed(body), "X-Lockstep-Job": claim}, body) == 401
+
+
+def test_nothing_is_parsed_before_its_signature_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(body: bytes) -> Report:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(report_server, "parse_report", parse)
+    body = report_body(REPORT)
+    for headers in (signed(body, "another-job"), {**signed(body), "X-Lockstep-Signature": ""}):
+        assert code(headers, body) == 401
+        assert code(old(headers), body) == 401
+
+
+def test_a_coordinator_that_names_its_job_in_the_body_only_is_heard() -> None:
+    body = report_body(REPORT)
+    assert body.startswith(b'{"job": {"name": "x", "namespace": "ns", "uid": "job-uid"}')
+    assert code(old(signed(body)), body) == 200
+    long = JobIdentity("n" * 253, "s" * 63, "f6b2c0a8-52ab-4d0c-a3ee-6a1a5d1a3f6e")
+    assert claimed_job(None, report_body(replace(REPORT, job=long))[:CLAIM_BYTES_MAX]) == long
+
+
+def test_a_job_s_key_signs_for_that_job_only() -> None:
+    seen = inventory()
+    other = {"metadata": {"name": "y", "namespace": "ns", "uid": "other-uid"}, "spec": {}}
+    seen.observe("TrainingJob", other, deleted=False)
+    body = report_body(replace(REPORT, job=JobIdentity("y", "ns", "other-uid")))
+    assert code(signed(body), body, seen=seen) == 403
+
+
+def test_a_job_takes_no_more_than_its_share_of_the_operator_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose report took 2 s to read has to wait 20 s; one that took 10 ms waits a tenth of a second, in its request."""
+    clock = [0.0]
+    monkeypatch.setattr(report_server.time, "monotonic", lambda: clock[0])
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(round(seconds, 6))
+        clock[0] += seconds
+
+    async def turns() -> None:
+        monkeypatch.setattr(report_server.asyncio, "sleep", sleep)
+        reports = Reports()
+        for cost in (0.01, 2.0):
+            await reports.turn("a")
+            with reports.taking_time("a"):
+                clock[0] += cost
+        with pytest.raises(Refusal, match="again in 20 s") as refused:
+            await reports.turn("a")
+        assert refused.value.status == 429
+        await reports.turn("b")
+        reports.forget({"b"})
+        await reports.turn("a")
+
+    asyncio.run(turns())
+    assert waits == [0.1]
 
 
 @pytest.mark.parametrize("change", ["pod gone", "pod ended", "pod of another set", "set of another job", "job gone"])
@@ -246,14 +346,18 @@ def test_a_replica_is_ready_from_its_first_sight_of_a_leader_on() -> None:
 
 
 @pytest.mark.parametrize(("leader", "status"), [("10.0.0.1:8443", 421), ("", 421), (None, 503)])
-def test_a_replica_that_does_not_lead_says_who_does(leader: str | None, status: int) -> None:
+def test_a_replica_that_does_not_lead_says_who_does_to_coordinators_only(leader: str | None, status: int) -> None:
     async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
         server.standing = lambda: Standing(leads=False, leader=leader)
-        body = report_body(REPORT)
-        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
-            assert (reply.status, (await reply.json()).get("leader")) == (status, leader)
+        body = large(report_bytes_max(1024))  # it knows no job, and so no size
+        for headers in (signed(body), old(signed(body))):
+            async with connection.post(PATH, data=body, headers=headers) as reply:
+                assert (reply.status, (await reply.json()).get("leader")) == (status, leader)
+        for headers in (signed(body, "another-job"), {}, {"Authorization": "Bearer t"}):
+            async with connection.post(PATH, data=body, headers=headers) as reply:
+                assert (reply.status, (await reply.json()).get("leader")) == (401, None)
 
-    assert served(use) == []
+    assert served(use, seen=Inventory()) == []
 
 
 def test_last_lines_are_accepted_only_when_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:

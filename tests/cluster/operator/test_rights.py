@@ -28,6 +28,7 @@ from lockstep_gang.contract import (
     parse_key,
     report_body,
     report_signature,
+    to_json,
 )
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -183,8 +184,8 @@ def test_node_zero_of_another_job_is_refused(speaker: Speaker) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused(speaker: Speaker) -> None:
-    report = replace(speaker.report(), message="x" * REPORT_BYTES_MAX)
-    assert speaker.say(speaker.message(speaker.token("speaks-0"), report_body(report))) == [413]
+    body = json.dumps(to_json(replace(speaker.report(), message="x" * REPORT_BYTES_MAX))).encode()
+    assert speaker.say(speaker.message(speaker.token("speaks-0"), body)) == [413]
 
 
 def test_a_job_that_is_not_there_is_refused(speaker: Speaker) -> None:

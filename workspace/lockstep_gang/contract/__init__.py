@@ -19,8 +19,11 @@ from lockstep_gang.contract.preflight import (
 from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
 from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
 from lockstep_gang.contract.report import (
+    CLAIM_BYTES_MAX,
+    JOB_HEADER,
     REPORT_BYTES_MAX,
     REPORT_FORMAT,
+    SIGNATURE_HEADER,
     Cause,
     CheckpointReport,
     Failure,
@@ -32,8 +35,11 @@ from lockstep_gang.contract.report import (
     State,
     Straggler,
     TrainerReport,
+    claimed_job,
+    job_header,
     parse_report,
     report_body,
+    report_bytes_max,
 )
 from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
 from lockstep_gang.contract.stop import Save, StopReport
@@ -41,12 +47,15 @@ from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP
 from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
+    "CLAIM_BYTES_MAX",
+    "JOB_HEADER",
     "PREFLIGHT_RESULT",
     "PROBE",
     "PROBED",
     "REPORT_BYTES_MAX",
     "REPORT_FORMAT",
     "RUN_FORMAT",
+    "SIGNATURE_HEADER",
     "SWEEP",
     "SWEEP_DONE",
     "SWEEP_POINT",
@@ -97,14 +106,17 @@ __all__ = [
     "Verified",
     "WhenDone",
     "are_whole_names",
+    "claimed_job",
     "from_json",
     "is_report_signature",
+    "job_header",
     "parse_key",
     "parse_reply",
     "parse_report",
     "parse_run",
     "reply_json",
     "report_body",
+    "report_bytes_max",
     "report_signature",
     "run_text",
     "to_json",

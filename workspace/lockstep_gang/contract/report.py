@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
 from lockstep_gang.contract.fabric import FabricReport
@@ -16,6 +18,20 @@ from lockstep_gang.contract.stop import StopReport
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
+"""Of a report without JOB_HEADER, whose writer knew no other bound."""
+JOB_HEADER = "X-Lockstep-Job"
+"""`NAMESPACE/NAME/UID` of the job, so that a report's signature is checked, and its size bounded, before anything parses it."""
+SIGNATURE_HEADER = "X-Lockstep-Signature"
+_CLAIM = re.compile(r"([a-z0-9.-]{1,253})/([a-z0-9.-]{1,253})/([A-Za-z0-9-]{1,64})")
+_BEGINNING = re.compile(rb'\{"job": \{"name": "([a-z0-9.-]{1,253})", "namespace": "([a-z0-9.-]{1,253})", "uid": "([A-Za-z0-9-]{1,64})"\}')
+CLAIM_BYTES_MAX = 700
+"""A report begins with its job within so many bytes."""
+STATE_BYTES_MAX = 128 * 1024
+"""Of a report, but for what each node adds: last lines, failures, findings, metrics. Last lines are left out where it would be more."""
+NODE_BYTES_MAX = 64
+"""`{"node": 1023, "connected": false, "readyRanks": 64}, ` and its number in `order`."""
+_TEXT_CHARACTERS = (4096, 1000, 200)
+"""To which all texts of a report that is too large even then are cut, one after the other."""
 
 
 class State(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
@@ -191,5 +207,53 @@ def parse_report(body: bytes) -> Report:
     return report
 
 
+def report_bytes_max(nodes: int) -> int:
+    """Largest body of a report with JOB_HEADER, of a gang of so many nodes."""
+    return STATE_BYTES_MAX + NODE_BYTES_MAX * nodes
+
+
 def report_body(report: Report) -> bytes:
-    return json.dumps(to_json(report), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    """At most `report_bytes_max` of its nodes: the oldest last lines are left out, then long texts cut, so that no job is too talkative to be heard."""
+    limit = report_bytes_max(len(report.nodes))
+    body = _body(to_json(report))
+    while len(body) > limit and report.log:
+        report = replace(report, log=report.log[len(report.log) // 2 + 1 :])
+        body = _body(to_json(report))
+    for characters in _TEXT_CHARACTERS:
+        if len(body) > limit:
+            body = _body(_cut(to_json(report), characters))
+    if len(body) > limit:  # thousands of metrics or results, of which the operator shows a few
+        trainer = None if report.trainer is None else replace(report.trainer, metrics=())
+        body = _body(_cut(to_json(replace(report, trainer=trainer, result=None)), _TEXT_CHARACTERS[-1]))
+    return body
+
+
+def _body(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def _cut(value: Any, characters: int) -> Any:
+    """Every text in `value` (plain JSON) but keys, cut to so many characters."""
+    if isinstance(value, str):
+        return value[:characters]
+    if isinstance(value, list):
+        return [_cut(item, characters) for item in value]
+    return {key: _cut(item, characters) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def job_header(job: JobIdentity) -> str:
+    """Value of JOB_HEADER."""
+    return f"{job.namespace}/{job.name}/{job.uid}"
+
+
+def claimed_job(header: str | None, beginning: bytes) -> JobIdentity | None:
+    """The job that a report says it is of, without parsing the report; None when it doesn't say it as coordinators do.
+
+    `header`: JOB_HEADER. Coordinators of frozen starts before it was there send none: `beginning` has the first CLAIM_BYTES_MAX bytes of the
+    body, and theirs begin with the job.
+    """
+    if header is not None:
+        match = _CLAIM.fullmatch(header)
+        return None if match is None else JobIdentity(name=match[2], namespace=match[1], uid=match[3])
+    old = _BEGINNING.match(beginning)
+    return None if old is None else JobIdentity(*(part.decode("ascii") for part in old.groups()))

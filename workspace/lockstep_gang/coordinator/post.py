@@ -11,7 +11,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from lockstep_gang.contract.proof import report_signature
-from lockstep_gang.contract.run import ReportTarget
+from lockstep_gang.contract.report import JOB_HEADER, SIGNATURE_HEADER, job_header
+from lockstep_gang.contract.run import JobIdentity, ReportTarget
 
 TIMEOUT_SECONDS = 10.0
 ADDRESS_SECONDS = 3.0
@@ -55,7 +56,7 @@ class _ConnectionTo(http.client.HTTPSConnection):
         self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
 
 
-def post(target: ReportTarget, key: bytes, body: bytes, address: str | None = None) -> Answer:
+def post(target: ReportTarget, key: bytes, job: JobIdentity, body: bytes, address: str | None = None) -> Answer:
     """Blocking: for a thread. The token is read each time, since the kubelet renews it. Raises OSError, ValueError, http.client.HTTPException.
 
     `address` (host:port): of the replica of the operator to send it to, instead of any that the target's name leads to.
@@ -64,7 +65,8 @@ def post(target: ReportTarget, key: bytes, body: bytes, address: str | None = No
     headers = {
         "Authorization": f"Bearer {Path(target.token_file).read_text(encoding='ascii').strip()}",
         "Content-Type": "application/json",
-        "X-Lockstep-Signature": report_signature(key, body),
+        JOB_HEADER: job_header(job),
+        SIGNATURE_HEADER: report_signature(key, body),
     }
     context = ssl.create_default_context(cadata=target.ca_pem)
     plain = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS, context=context)

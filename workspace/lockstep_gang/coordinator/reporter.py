@@ -115,7 +115,7 @@ class Reporter:
         from lockstep_gang.coordinator.post import post  # ssl takes 30 ms to import: only who reports pays
 
         try:
-            answer = await asyncio.to_thread(post, self._target, self._key, report_body(report), self._leader)
+            answer = await asyncio.to_thread(post, self._target, self._key, report.job, report_body(report), self._leader)
         except Exception as error:  # (whatever a report meets must not reach the training)
             self._leader = None
             self._complain(f"{type(error).__name__}: {error}")

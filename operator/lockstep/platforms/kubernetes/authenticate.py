@@ -14,7 +14,7 @@ from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.secrets import job_key
-from lockstep_gang.contract import Report, is_report_signature, parse_key
+from lockstep_gang.contract import JOB_HEADER, SIGNATURE_HEADER, JobIdentity, Report, is_report_signature, parse_key
 
 POD_NAME_CLAIM = "authentication.kubernetes.io/pod-name"
 POD_UID_CLAIM = "authentication.kubernetes.io/pod-uid"
@@ -83,11 +83,19 @@ class Reviewed:
         return status
 
 
-def check_signature(master: bytes, body: bytes, report: Report, signature: str) -> None:
-    """First, because it is cheap: nobody without a job's key makes the operator ask the API server. Raises Refusal."""
-    key = parse_key(job_key(master, report.job.uid))
-    if not is_report_signature(key, body, signature):
-        raise Refusal(UNAUTHENTICATED, "X-Lockstep-Signature is missing or isn't this job's over this body")
+def check_signature(master: bytes, job: JobIdentity, body: bytes, signature: str) -> None:
+    """Over the raw bytes, before anything parses them: nobody without a job's key costs the operator more than one hash, or a question to the API server.
+
+    Raises Refusal.
+    """
+    if not is_report_signature(parse_key(job_key(master, job.uid)), body, signature):
+        raise Refusal(UNAUTHENTICATED, f"{SIGNATURE_HEADER} is missing or isn't this job's over this body")
+
+
+def check_job(claimed: JobIdentity, report: Report) -> None:
+    """A job's key signs for that job only. Raises Refusal."""
+    if report.job != claimed:
+        raise Refusal(FORBIDDEN, f"report.job isn't the job that {JOB_HEADER} names")
 
 
 async def bearer_of(review: ReviewToken, authorization: str) -> Bearer:

@@ -18,6 +18,8 @@ from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.kept import Kept, job_of, version_of
 from lockstep.platforms.kubernetes.queue import Key
 
+NODES_MAX = 1024
+"""Of a job, by the API; taken for a job that leaves its number to the profile."""
 OF_JOBS = f"{LABEL_JOB},{LABEL_MANAGED_BY}={APP}"
 
 
@@ -187,6 +189,15 @@ class Inventory:
             unused=unused(self._interactive()) if stuck else frozenset(),
             obstacle=self._obstacles.get(key),
         )
+
+    def gang_size(self, key: Key, uid: str) -> int:
+        """Nodes that the job of this uid may have now: by its spec, its StatefulSet and its pods. 0: there is no such job."""
+        job, stateful_set = self._objects["TrainingJob"].get(key), self._objects["StatefulSet"].get(key)
+        if job is None or job.uid != uid:
+            return 0
+        replicas = 0 if stateful_set is None else stateful_set.item["spec"].get("replicas", 1)
+        pods = sum(child[0] == "Pod" for child in self._by_job.get(key, ()))
+        return max(job.item["spec"].get("nodes") or NODES_MAX, replicas, pods)
 
     def _interactive(self) -> list[Object]:
         jobs = self._objects["TrainingJob"]

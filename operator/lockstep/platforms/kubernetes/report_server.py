@@ -7,27 +7,52 @@ import logging
 import ssl
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from lockstep.plan.facts import facts_of
 from lockstep.plan.observed import ReceivedReport
 from lockstep.plan.racks import racks_of
-from lockstep.platforms.kubernetes.authenticate import Refusal, ReviewToken, bearer_of, check_node_zero, check_signature
+from lockstep.platforms.kubernetes.authenticate import (
+    UNAUTHENTICATED,
+    Refusal,
+    ReviewToken,
+    bearer_of,
+    check_job,
+    check_node_zero,
+    check_signature,
+)
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError
-from lockstep.platforms.kubernetes.inventory import Inventory
+from lockstep.platforms.kubernetes.inventory import NODES_MAX, Inventory
 from lockstep.platforms.kubernetes.queue import Key
 from lockstep.platforms.kubernetes.remembered import RememberedLosses
-from lockstep_gang.contract import REPORT_BYTES_MAX, ContractError, Reply, Report, parse_report, reply_json
+from lockstep_gang.contract import (
+    CLAIM_BYTES_MAX,
+    JOB_HEADER,
+    REPORT_BYTES_MAX,
+    SIGNATURE_HEADER,
+    ContractError,
+    JobIdentity,
+    Reply,
+    Report,
+    claimed_job,
+    parse_report,
+    reply_json,
+    report_bytes_max,
+)
 
 PATH = "/v1/report"
-SIGNATURE = "X-Lockstep-Signature"
+TOO_LARGE, TOO_MANY = 413, 429
 BODY_SECONDS = 10.0
+TURN_SECONDS = 5.0
+"""For which a report waits for its job's turn; with the rest less than a coordinator waits for the reply."""
+SHARE = 0.1
+"""Of the operator's time, for the reports of one job: a pod holds its job's key, and may send what it likes."""
 WRITTEN_SECONDS = 6.0
 """Less than a coordinator waits for the reply."""
 log = logging.getLogger(__name__)
@@ -38,6 +63,7 @@ class Reports:
 
     def __init__(self) -> None:
         self._newest: dict[str, ReceivedReport] = {}
+        self._free_at: dict[str, float] = {}
         self.since = time.time()
         """When this replica began to lead, and so to hear them."""
 
@@ -56,9 +82,27 @@ class Reports:
     def take(self, report: Report, pod_uid: str, now: float) -> None:
         self._newest[report.job.uid] = ReceivedReport(report, pod_uid, now)
 
+    async def turn(self, uid: str) -> None:
+        """Wait until this job may take the operator's time again. Raises Refusal."""
+        while (wait := self._free_at.get(uid, 0.0) - time.monotonic()) > 0:
+            if wait > TURN_SECONDS:
+                raise Refusal(TOO_MANY, f"this job reports too often: again in {wait:.0f} s")
+            await asyncio.sleep(wait)
+
+    @contextmanager
+    def taking_time(self, uid: str) -> Iterator[None]:
+        """What this job's reports cost here decides when its next one is read."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self._free_at[uid] = max(self._free_at.get(uid, 0.0), now) + (now - began) / SHARE
+
     def forget(self, uids: set[str]) -> None:
         """Keep the reports of these jobs only."""
         self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
+        self._free_at = {uid: until for uid, until in self._free_at.items() if uid in uids}
 
 
 @dataclass(frozen=True)
@@ -90,7 +134,7 @@ class ReportServer:
     written: Callable[[Key], Awaitable[None]] = _at_once
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=REPORT_BYTES_MAX)
+        app = web.Application()
         app.router.add_post(PATH, self.receive)
         app.router.add_get("/healthz", self._healthy)
         app.router.add_get("/readyz", self._ready)
@@ -106,13 +150,12 @@ class ReportServer:
         return web.Response(text="ok\n" if self.was_ready else "nobody leads yet\n", status=200 if self.was_ready else 503)
 
     async def receive(self, request: web.Request) -> web.Response:
-        standing = self.standing()
-        if not standing.leads:
-            return _elsewhere(standing.leader)
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await request.read()  # more than client_max_size: 413
-            return await self._take(request, body)
+                job, body = await self._read(request)
+            check_signature(self.master, job, body, request.headers.get(SIGNATURE_HEADER, ""))
+            standing = self.standing()
+            return await self._take(request, job, body) if standing.leads else _elsewhere(standing.leader)
         except Refusal as refusal:
             log.info("report refused with %d: %s", refusal.status, refusal)
             return web.json_response({"message": str(refusal)}, status=refusal.status)
@@ -123,21 +166,47 @@ class ReportServer:
         except (ApiError, OSError) as error:
             return web.json_response({"message": f"the token can't be checked now: {error}"}, status=503)
 
-    async def _take(self, request: web.Request, body: bytes) -> web.Response:
-        report = parse_report(body)
-        check_signature(self.master, body, report, request.headers.get(SIGNATURE, ""))
+    async def _read(self, request: web.Request) -> tuple[JobIdentity, bytes]:
+        """The job that a report says it is of, and the report, as it came. Raises Refusal."""
+        header = request.headers.get(JOB_HEADER)
+        body = bytearray()
+        if header is None:  # of a frozen start from before there was such a header
+            await _read_more(request.content, body, CLAIM_BYTES_MAX)
+        job = claimed_job(header, bytes(body[:CLAIM_BYTES_MAX]))
+        if job is None:
+            raise Refusal(UNAUTHENTICATED, f"{JOB_HEADER} is missing or isn't NAMESPACE/NAME/UID of a job")
+        limit = self._bytes_max(job, has_header=header is not None)
+        if (request.content_length or 0) <= limit:
+            await _read_more(request.content, body, limit)
+        if max(len(body), request.content_length or 0) > limit:
+            raise Refusal(TOO_LARGE, f"the report has more than {limit} bytes")
+        return job, bytes(body)
+
+    def _bytes_max(self, job: JobIdentity, *, has_header: bool) -> int:
+        """Of a report: by the gang's size now and as it was last reported. Who doesn't lead doesn't know the job; of one that isn't there no more is read than of the smallest."""
+        nodes = NODES_MAX if not self.standing().leads else self.inventory.gang_size((job.namespace, job.name), job.uid)
+        newest = self.reports.of(job.uid)
+        limit = report_bytes_max(max(nodes, 1 if newest is None else len(newest.report.nodes)))
+        return limit if has_header or not nodes else REPORT_BYTES_MAX
+
+    async def _take(self, request: web.Request, job: JobIdentity, body: bytes) -> web.Response:
+        await self.reports.turn(job.uid)
+        with self.reports.taking_time(job.uid):
+            report = parse_report(body)
+        check_job(job, report)
         bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
         observed = check_node_zero(self.inventory, bearer, report)
-        newest = self.reports.sequence(report.job.uid)
+        newest = self.reports.sequence(job.uid)
         if report.sequence <= newest:
             return web.json_response({"message": f"sequence must be greater than {newest}", "sequence": newest}, status=409)
         self.reports.take(report, bearer.pod_uid, time.time())
-        key = (report.job.namespace, report.job.name)
+        key = (job.namespace, job.name)
         self.heard(key)
         if report.log and not await self._is_written(key):
             return web.json_response({"message": "what the report says could not be written yet"}, status=503)
-        facts = facts_of(observed, self.losses.of(key))
-        racks = () if observed is None else racks_of(observed, len(report.nodes))
+        with self.reports.taking_time(job.uid):
+            facts = facts_of(observed, self.losses.of(key))
+            racks = () if observed is None else racks_of(observed, len(report.nodes))
         return web.json_response(reply_json(Reply(facts=facts, racks=racks)))
 
     async def _is_written(self, key: Key) -> bool:
@@ -148,6 +217,12 @@ class ReportServer:
         except TimeoutError:
             return False
         return True
+
+
+async def _read_more(content: StreamReader, body: bytearray, size: int) -> None:
+    """Until all is there, or more than `size` bytes."""
+    while len(body) <= size and (chunk := await content.readany()):
+        body += chunk
 
 
 def _elsewhere(leader: str | None) -> web.Response:
