@@ -1,6 +1,6 @@
 # The front door: one line a target; the work is done by `lockstep` and scripts/. `make help` lists them.
 PYTHON ?= python3
-CLUSTER ?= $(or $(shell cat .lockstep/cluster 2>/dev/null),local)
+CLUSTER ?= $(or $(shell cat $(or $(LOCKSTEP_STATE),.lockstep)/cluster 2>/dev/null),local)
 JOB ?= ml-dev-env
 NODE ?= 0
 NODES ?= 2

@@ -3,7 +3,7 @@
 # CLUSTER names the cluster file; default: the cluster that was deployed last, else local.
 set -eu
 cd "$(dirname "$0")/.."
-cluster=${CLUSTER:-$(cat .lockstep/cluster 2>/dev/null || echo local)}
+cluster=${CLUSTER:-$(cat "${LOCKSTEP_STATE:-.lockstep}/cluster" 2>/dev/null || echo local)}
 job=ml-dev-env
 case ${1:-} in
     "" | -*) ;;

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need a cluster: the one that $KUBECONFIG names, else the embedded one of this machine.
+"""Fixtures of the tests that need a cluster: an embedded one that is theirs alone, else the one that $LOCKSTEP_TEST_KUBECONFIG names.
 
 They mostly wait, so `make test-cluster` runs them on two embedded clusters side by side: every worker of pytest-xdist has one to itself.
 """
@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from kubernetes import client, config, dynamic
 
 from lockstep.cli.devcluster import bring_up
 from lockstep.devcluster import binary
-from lockstep.devcluster.cluster import down, status
-from lockstep.devcluster.layout import NUMBER, cache_root, default_layout
+from lockstep.devcluster.layout import cache_root
+from own_cluster import GIVEN, own_number
 from side_by_side import Parts, file_of, longest_first
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -32,16 +33,9 @@ LONGEST = (
 )  # fmt: skip
 
 
-def pytest_configure() -> None:
-    """A cluster for every worker: the one that $LOCKSTEP_DEVCLUSTER numbers, and those after it."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    if number:
-        os.environ[NUMBER] = str(default_layout().index + number)
-
-
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: a cluster that somebody gives is only one."""
-    return 1 if "KUBECONFIG" in os.environ else WORKERS
+    return 1 if GIVEN in os.environ else WORKERS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,19 +48,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Parts:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[Path]:
-    """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run.
-
-    An embedded cluster that the tests brought up goes down with them; one that was up stays.
-    """
-    given = os.environ.get("KUBECONFIG")
-    stays = given is not None or bool(status(default_layout())["nodes"])
-    with pytest.MonkeyPatch.context() as patch:
+    """The administrator's kubeconfig, which $KUBECONFIG names as long as the tests run. An embedded cluster goes with them, its claims included."""
+    given = os.environ.get(GIVEN)
+    with pytest.MonkeyPatch.context() as patch, nullcontext() if given else own_number():
         path = Path(given) if given else bring_up()
         patch.setenv("KUBECONFIG", str(path))
         patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))  # it has read the variable already
         yield path
-    if not stays:
-        down(default_layout(), say=lambda text: None)
 
 
 @pytest.fixture(scope="session")

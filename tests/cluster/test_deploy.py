@@ -65,7 +65,7 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     commands = [shlex.split(line) for line in said.splitlines() if line.strip().startswith("kubectl ")]
     assert len(commands) == 3
     for command in commands:
-        done = kubectl(*[str(CHECKOUT / word) if word.startswith(".lockstep") else word for word in command[1:]])
+        done = kubectl(*command[1:])
         assert done.returncode == 0, done.stderr
     code, said, errors = lockstep("deploy", str(cluster_file), "--no-dev", kubeconfig=person)
     assert code == 0, said + errors

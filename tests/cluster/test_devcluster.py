@@ -19,8 +19,9 @@ from lockstep.devcluster.hostfolders import remove_unused
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.kubeconfig import client_kubeconfig
 from lockstep.devcluster.layout import Layout, cache_root
+from own_cluster import NOBODYS
 
-LAYOUT = Layout(name="test", index=9, root=cache_root())
+LAYOUT = Layout(name="test", index=NOBODYS, root=cache_root())
 WANTED = cluster.Wanted(nodes=2)
 WARM_UP_SECONDS = 15.0
 DAEMONS = 6 + 3 * WANTED.nodes

@@ -13,6 +13,7 @@ import pytest
 
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.layout import default_layout
+from own_cluster import GIVEN
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 VOLUMES = {"w": "local-rwx", "python": "local-python"}
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("embedded")
 def embedded(cluster: Path) -> None:
     """These are promises of the embedded cluster: another one is not asked for them."""
     if cluster != default_layout().kubeconfig:
-        pytest.fail(f"{cluster} is not the embedded cluster's: unset KUBECONFIG for these tests")
+        pytest.fail(f"{cluster} is not the embedded cluster's: unset {GIVEN} for these tests")
 
 
 def claim(name: str, storage_class: str, mode: str) -> dict[str, Any]:

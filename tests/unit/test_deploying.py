@@ -131,6 +131,7 @@ def test_an_administrator_gets_files_and_the_commands_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = planned("barcelona", Mode.RDMA, "registry.example.com/lockstep-operator:1")
+    monkeypatch.delenv("LOCKSTEP_STATE")
     monkeypatch.setattr("lockstep.cli.paths.checkout", lambda: tmp_path)
     monkeypatch.chdir(tmp_path)
     crd, role = ({"kind": kind, "metadata": {"name": "x"}} for kind in ("CustomResourceDefinition", "ClusterRole"))

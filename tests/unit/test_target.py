@@ -82,7 +82,7 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("KUBECONFIG")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(deployed, "LAST", str(tmp_path / "last"))
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
     return tmp_path
 
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from lockstep.cli.deploy import Deployment
     from lockstep.platforms.kubernetes.send import Sent
 
-FOLDER = ".lockstep/deploy"
-LAST = ".lockstep/cluster"
+FOLDER = "deploy"
+LAST = "cluster"
 """Which cluster is meant where none is named, here and in the Makefile: the one that was deployed last."""
 
 
@@ -43,11 +43,11 @@ def tell_left(plan: Deployment, sent: Sent) -> None:
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
     """Write the files, and say how they are applied: in the name of deploy, so that a later one can also take something away."""
     from lockstep.api.yamltext import dump_all_yaml
-    from lockstep.cli.paths import checkout, from_here
+    from lockstep.cli.paths import from_here, state_folder
     from lockstep.platforms.kubernetes.install import FIELD_MANAGER
 
     commands = []
-    folder = checkout() / FOLDER / cluster
+    folder = state_folder() / FOLDER / cluster
     folder.mkdir(parents=True, exist_ok=True)
     for name, objects in (("definitions.yaml", definitions), ("cluster.yaml", others)):
         path = folder / name
@@ -99,20 +99,20 @@ def _next_without(cluster: str, namespace: str) -> list[tuple[str, str]]:
 
 def remember(cluster: str) -> None:
     """The default from now on."""
-    from lockstep.cli.paths import checkout
+    from lockstep.cli.paths import state_folder
 
-    path = checkout() / LAST
+    path = state_folder() / LAST
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{cluster}\n", encoding="utf-8")
 
 
 def deployed_last() -> str | None:
     """The cluster that was deployed last, as long as clusters/ has its file. None: none was, or this is no checkout."""
-    from lockstep.cli.paths import checkout
+    from lockstep.cli.paths import checkout, state_folder
 
     try:
         root = checkout()
-        name = (root / LAST).read_text(encoding="utf-8").strip()
+        name = (state_folder() / LAST).read_text(encoding="utf-8").strip()
     except (OSError, ValueError, ConfigError):
         return None
     return name if (root / "clusters" / f"{name}.yaml").is_file() else None
@@ -120,7 +120,7 @@ def deployed_last() -> str | None:
 
 def forget(cluster: str) -> None:
     """A cluster that is gone is nobody's default."""
-    from lockstep.cli.paths import checkout
+    from lockstep.cli.paths import state_folder
 
     if deployed_last() == cluster:
-        (checkout() / LAST).unlink(missing_ok=True)
+        (state_folder() / LAST).unlink(missing_ok=True)

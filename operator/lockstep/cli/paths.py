@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from lockstep.api.errors import ConfigError
@@ -22,3 +23,17 @@ def checkout() -> Path:
         if (folder / "manifests" / "crds").is_dir() and (folder / "clusters").is_dir():
             return folder
     raise ConfigError(f"{Path.cwd()} has no clusters/ and manifests/: run lockstep in a checkout of Lockstep")
+
+
+STATE = "LOCKSTEP_STATE"
+"""Names the folder for what a checkout remembers; the Makefile and scripts/sync-multi-node.sh read it, too."""
+
+
+def state_folder() -> Path:
+    """Return the folder for what this checkout remembers, such as the cluster deployed last: $LOCKSTEP_STATE, else .lockstep/.
+
+    Raises:
+        ConfigError: there is no checkout, and the variable names no folder.
+    """
+    named = os.environ.get(STATE)
+    return Path(named) if named else checkout() / ".lockstep"

@@ -103,11 +103,11 @@ def _generate(model: str, adapter: str) -> list[str]:
 
 
 def _run_local() -> int:
-    from lockstep.cli.paths import checkout
+    from lockstep.cli.paths import state_folder
     from lockstep.platforms.local.run import run_local
 
     demo = demo_folder()
-    root = checkout() / ".lockstep" / "quickstart"
+    root = state_folder() / "quickstart"
     for name, target in (("workspace/models", demo / "models"), ("datasets", demo / "datasets")):
         link = root / name
         link.parent.mkdir(parents=True, exist_ok=True)

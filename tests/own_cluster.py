@@ -1,0 +1,71 @@
+"""Embedded clusters that belong to the tests: which numbers are theirs, and that nobody else's is touched."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from lockstep.devcluster.layout import NUMBER, default_layout
+
+GIVEN = "LOCKSTEP_TEST_KUBECONFIG"
+"""Names the kubeconfig of a cluster that tests may use as they like, instead of clusters of their own."""
+NOBODYS = 9
+"""The number that tests/cluster/test_devcluster.py has to itself. Tests without a cluster have it, too: no embedded cluster is up under it."""
+NUMBERS = range(8, 0, -1)
+"""Never 0: that one is a person's."""
+
+
+@contextmanager
+def own_number() -> Iterator[None]:
+    """Make an embedded cluster's number this process's own for as long as the block lasts: $LOCKSTEP_DEVCLUSTER.
+
+    A cluster that an earlier run was killed beside is removed; one that tests haven't made is left alone, and so is its number.
+    """
+    before = os.environ.get(NUMBER)
+    try:
+        for number in NUMBERS:
+            os.environ[NUMBER] = str(number)
+            with _claimed(number) as claimed:
+                if claimed:
+                    yield
+                    return
+        pytest.exit(f"embedded clusters {NUMBERS[-1]} to {NUMBERS[0]} are all in use: LOCKSTEP_DEVCLUSTER=N lockstep devcluster down", 2)
+    finally:
+        os.environ.pop(NUMBER) if before is None else os.environ.update({NUMBER: before})
+
+
+@contextmanager
+def _claimed(number: int) -> Iterator[bool]:
+    """Whether the number is ours now. A lock tells runs apart; what the file says outlives a run that is killed."""
+    layout = default_layout()
+    layout.state.parent.mkdir(parents=True, exist_ok=True)
+    with (layout.state.parent / f"tests-{number}").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        file.seek(0)
+        if not file.read() and layout.state.exists():
+            yield False
+            return
+        file.write("made by tests\n")
+        file.flush()
+        _remove()
+        try:
+            yield True
+        finally:
+            _remove()
+            file.truncate(0)
+
+
+def _remove() -> None:
+    from lockstep.devcluster.cluster import down
+
+    layout = default_layout()
+    if layout.state.exists():
+        down(layout, lambda text: None, purge=True)
