@@ -79,6 +79,17 @@ def test_shards_that_are_not_all_in_one_place_are_told_with_the_commands_that_br
         found()
 
 
+@pytest.mark.parametrize("answer", ["", "[]", "[" * 100_000, '{"adapter": 1, "commit": null}', '{"adapter": "/etc", "commit": null}', '{"adapter": null, "commit": "--output"}', '{"adapter": null, "commit": "/w/runs/x/../../../etc"}', " " * (1 << 20)])  # fmt: skip
+def test_an_answer_that_names_no_folder_of_the_run_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def output_of(cluster: Any, place: Place, command: Sequence[str]) -> bytes:
+        return answer.encode()
+
+    monkeypatch.setattr(adapters, "output_of", output_of)
+    monkeypatch.setattr(adapters, "WORKSPACE", "/w")
+    with pytest.raises(NoAdapter, match="doesn't say which adapter of /w/runs/x is the newest"):
+        found()
+
+
 def test_a_job_without_any_says_so(run: Path) -> None:
     run.mkdir(parents=True)
     with pytest.raises(NoAdapter, match="has no adapter and no commit: lockstep why x"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -108,6 +110,20 @@ def test_what_comes_back_is_what_went_there(connections: list[int], model: Path,
     progress = Progress()
     asyncio.run(get(FakeCluster().as_cluster, PLACE, f"{tmp_path}/volume/model", f"{tmp_path}/back", roots, progress))
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {"weights": CHUNKS, "config.json": b"{}"}
+
+
+def test_a_pod_has_no_say_in_what_a_file_is_called(connections: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made the image decides what its python3 says."""
+    entry = {"name": "", "size": 2, "mode": 0o4777}
+    lines = [{"name": "../../.bashrc", "entries": [entry]}, {"plan": [[0, 0]]}]
+    sent = b"".join(json.dumps(line).encode() + b"\n" for line in lines) + b"\0\0\0\2x\n\0\0\0\0"
+    sent += json.dumps({"sha256": hashlib.sha256(b"x\n").hexdigest()}).encode() + b"\n"
+    liar = f"import sys; sys.stdout.buffer.write({sent!r}); sys.stdout.flush(); sys.stdin.read()".encode()
+    monkeypatch.setattr(transfer, "_text", lambda: liar)
+    (tmp_path / "here/demo").mkdir(parents=True)
+    asyncio.run(get(FakeCluster().as_cluster, PLACE, "/workspace/runs/log.jsonl", f"{tmp_path}/here/demo/", ["/workspace"], Progress()))
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["here/demo/log.jsonl"]
+    assert (tmp_path / "here/demo/log.jsonl").stat().st_mode & 0o7022 == 0
 
 
 def test_a_connection_that_gets_nowhere_is_given_up_with_what_to_do(connections: list[int], model: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,6 +117,26 @@ def test_a_program_that_ends_before_it_has_read_all_is_told_by_what_it_said() ->
     played.broken = True
     with pytest.raises(ProgramFailed, match=r"^pod x-0: no room$"):
         output(played, stdin=b"x")
+
+
+def test_output_without_an_end_is_given_up_before_it_fills_the_memory() -> None:
+    class Endless(Played):
+        async def __anext__(self) -> WSMessage:
+            return WSMessage(WSMsgType.BINARY, bytes([STDOUT]) + bytes(1 << 18), None)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProgramFailed, match=r"^pod x-0: python3 prints more than 16777216 bytes, which is no answer$"):
+            output(Endless())
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("status", [b"[]", b"\xff", b"{}" * 2, b"[" * 100_000, b'{"details": {"causes": [1]}}'])
+def test_a_status_that_cant_be_read_is_a_failure(status: bytes) -> None:
+    with pytest.raises(ProgramFailed, match="a status that can't be read"):
+        output(Played((STATUS, status)))
 
 
 def test_a_connection_that_breaks_is_no_exit_code() -> None:

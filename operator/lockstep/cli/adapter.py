@@ -87,5 +87,5 @@ async def _get(job: str, output: Path, node: int, namespace: str, context: str |
                 meter.transfers = {job: progress}
                 for name in adapter.files or ("",):
                     target = f"{output}/{name}" if name else str(output)
-                    await get(cluster, place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress)
+                    await get(cluster, place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress, name or "adapter")
     return f"{output}: {adapter.made_of or adapter.folder} of job {job}" + (", made of its shards" if adapter.made_of else "")

@@ -6,7 +6,7 @@ import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from posixpath import join
+from posixpath import join, normpath
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
@@ -16,6 +16,7 @@ from lockstep.platforms.kubernetes.exec import Place, ProgramFailed, output_of
 from lockstep.platforms.kubernetes.newest import CONFIG, WEIGHTS
 
 EXPORT_SECONDS = 1800.0
+ANSWER_BYTES_MAX = 1 << 16
 TEMPORARY = "/tmp"  # noqa: S108 (the pod's own emptyDir)
 
 
@@ -43,13 +44,29 @@ async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
     """Raises NoAdapter."""
     run = run_folder(job)
     program = Path(newest.__file__).read_text(encoding="utf-8")  # noqa: ASYNC240 (a page, once)
-    found = json.loads(await output_of(cluster, place, ["python3", "-c", program, run]))
-    if found["commit"] is not None:
-        return await _exported(cluster, place, job, found["commit"])
-    if found["adapter"] is None:
+    answer = await output_of(cluster, place, ["python3", "-c", program, run])
+    exported, commit = _folders(answer, run, place.pod)
+    if commit is not None:
+        return await _exported(cluster, place, job, commit)
+    if exported is None:
         raise NoAdapter(f"{run} in pod {place.pod} has no adapter and no commit: lockstep why {job} tells how far the job has come")
-    in_commit = "/checkpoints/" in found["adapter"]
-    return Adapter(found["adapter"], (CONFIG, WEIGHTS) if in_commit else ())
+    in_commit = "/checkpoints/" in exported
+    return Adapter(exported, (CONFIG, WEIGHTS) if in_commit else ())
+
+
+def _folders(answer: bytes, run: str, pod: str) -> tuple[str | None, str | None]:
+    """(adapter, commit) as `newest.py` prints them. Raises NoAdapter unless both are None or folders of the run."""
+    try:
+        found = json.loads(answer[:ANSWER_BYTES_MAX])
+        folders = found["adapter"], found["commit"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        folders = ("", "")
+    for folder in folders:
+        if folder is not None and not (isinstance(folder, str) and normpath(folder) == folder and folder.startswith(f"{run}/")):
+            raise NoAdapter(
+                f"python3 in pod {pod} doesn't say which adapter of {run} is the newest, but {answer[:100]!r}: look at the image's python3"
+            )
+    return folders
 
 
 async def _exported(cluster: Cluster, place: Place, job: str, commit: str) -> Adapter:

@@ -19,11 +19,14 @@ from lockstep.plan.redact import Redactor, secret_values
 from lockstep.plan.running import is_running
 from lockstep.plan.times import timestamp
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.exec import Place, output_of
+from lockstep.platforms.kubernetes.exec import Place, ProgramFailed, output_of
 from lockstep.platforms.kubernetes.look import Look
 
 LOG_LINES = 20_000
 FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
+ARCHIVE_BYTES_MAX = ALL_BYTES + (16 << 20)
+"""With what tar adds to ten thousand small files."""
+FILES_MAX = 20_000
 SEND_SECONDS = 300.0
 # Run in a pod by its own Python: small files of the run's folder as tar, the end of long ones, and nothing of models and checkpoints.
 SEND = """
@@ -146,23 +149,36 @@ async def _run_folder(connection: Cluster, observed: Observed, redactor: Redacto
     for pod in running if own_volumes else running[:1]:
         command = ["python3", "-c", SEND, f"{RUN_FOLDER}/{RUN_KEY}", str(FILE_BYTES), str(ALL_BYTES)]
         try:
-            data = await output_of(connection, Place(observed.namespace, pod, CONTAINER), command, seconds=SEND_SECONDS)
+            data = await output_of(
+                connection, Place(observed.namespace, pod, CONTAINER), command, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX
+            )
         except (Failed, OSError) as error:
             missing.append(f"the run's folder as pod {pod} has it (needs the right to exec into pods): {error}")
             continue
         place = f"run/{pod}" if own_volumes else "run"
-        pieces += [Piece(f"{place}/{name}", _clean_bytes(redactor, found)) for name, found in _unpacked(data)]
+        try:
+            pieces += [Piece(f"{place}/{name}", _clean_bytes(redactor, found)) for name, found in _unpacked(data)]
+        except Failed as error:
+            missing.append(f"the run's folder as pod {pod} has it: {error}")
     return pieces
 
 
 def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Files of the pod's archive, none with a name that leaves the bundle's folder."""
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for entry in archive:
-            path = PurePosixPath(entry.name)
-            file = archive.extractfile(entry) if entry.isfile() and not path.is_absolute() and ".." not in path.parts else None
-            if file is not None:
-                yield entry.name, file.read()
+    """Files of the pod's archive: none with a name that leaves the bundle's folder, none that says it is larger than what came.
+
+    Raises ProgramFailed when it is no archive.
+    """
+    left = ALL_BYTES
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for _, entry in zip(range(FILES_MAX), archive, strict=False):
+                path = PurePosixPath(entry.name)
+                plain = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not path.is_absolute() and ".." not in path.parts
+                left -= entry.size if plain else 0
+                if plain and 0 <= entry.size <= len(data) and left >= 0 and (file := archive.extractfile(entry)) is not None:
+                    yield entry.name, file.read()
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError, MemoryError) as error:
+        raise ProgramFailed(f"what python3 in the pod sent is no archive: {type(error).__name__}: {error}") from None
 
 
 def _yaml(redactor: Redactor, value: Any) -> bytes:

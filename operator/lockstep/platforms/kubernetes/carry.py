@@ -4,11 +4,16 @@ as text; so nothing is imported but the standard library.
 The giver says what there is, the taker what it has of it, complete or not, with a SHA-256; then only what is missing travels, in chunks, and the
 taker compares the SHA-256 of each whole file before it gives it its name. So a broken transfer goes on where it was, nothing is ever there in
 half, and memory doesn't grow with the files. An end that hears nothing for a minute gives up; one that is busy (hashing) says so.
+
+Neither end trusts the other: who made a pod's image decides what its Python says. So every line, list and file has a limit, every value is checked
+before it is used, and names lead only to where the person at the keyboard said: a taker opens folder after folder below its target without following
+a link, and gives no file a bit that runs it as somebody else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,9 +23,9 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeGuard
 
 CHUNK = 1 << 20
 SILENCE_SECONDS = 60.0
@@ -31,6 +36,15 @@ SYNCED_BYTES = 1 << 20
 SYNC_EVERY_BYTES = 256 << 20
 """So that the last wait for the disk is short, whatever the file's size: the other end takes a long silence for an end."""
 DRAFT = ".lockstep-cp-"
+LINE_BYTES_MAX = 1 << 20
+BATCH_BYTES = LINE_BYTES_MAX // 2
+ENTRIES_MAX = 500_000
+LISTING_BYTES_MAX = 64 << 20
+NAME_BYTES_MAX = 4096
+DEPTH_MAX = 200
+BUSY_MAX = 100_000
+"""Words of a busy end in a row, one every 5 seconds: more than any file takes."""
+WORDS_MAX = 2000
 Entry = dict[str, Any]
 
 
@@ -49,6 +63,7 @@ class Wire:
         self._source, self._sink, self._silence = source, sink, silence
         os.set_blocking(sink, False)  # else a write that is too large for the pipe never comes back when nobody reads
         self._buffer = bytearray()
+        self._heard = 0
         self._said = time.monotonic()
 
     def say(self, value: object) -> None:
@@ -59,25 +74,79 @@ class Wire:
         if time.monotonic() - self._said > BUSY_SECONDS:
             self.say({"busy": True})
 
-    def hear(self) -> Any:
-        """The other end's next value. Raises CarryError with its words when it has given up, Gone."""
-        while True:
-            while (end := self._buffer.find(b"\n")) < 0:
-                self._fill()
-            line = bytes(self._buffer[:end])
-            del self._buffer[: end + 1]
-            value = json.loads(line)
-            if isinstance(value, dict) and "failed" in value:
-                raise CarryError(value["failed"])
+    def say_all(self, key: str, items: Iterable[object], first: Mapping[str, object] | None = None) -> None:
+        """A list, in as many lines as it takes: each has `key`, and all but the last one have "more". `first`: what the first one has besides."""
+        batch: list[object] = []
+        size, values = 0, dict(first or {})
+        for item in items:
+            length = len(json.dumps(item))
+            if batch and size + length > BATCH_BYTES:
+                self.say({**values, key: batch, "more": True})
+                batch, size, values = [], 0, {}
+            batch.append(item)
+            size += length + 2
+        self.say({**values, key: batch})
+
+    def hear(self) -> dict[str, Any]:
+        """The other end's next object. Raises CarryError with its words when it has given up, or when it says what can't be meant; Gone."""
+        for _ in range(BUSY_MAX):
+            value = self._object()
+            if "failed" in value:
+                raise CarryError(str(value["failed"])[:WORDS_MAX])
             if value != {"busy": True}:
                 return value
+        raise CarryError("the other end only says that it is busy: nothing of this transfer can be believed")
+
+    def hear_all(self, key: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Items of a list that `say_all` sent, each with the line that it stood in. Raises as `hear` does."""
+        count, heard = 0, 0
+        while True:
+            before = self._heard
+            value = self.hear()
+            heard += self._heard - before
+            items = value.get(key)
+            if not isinstance(items, list):
+                raise _odd(f"{key} is no list")
+            count += len(items)
+            if count > ENTRIES_MAX or heard > LISTING_BYTES_MAX:
+                raise CarryError(
+                    f"there are more than {ENTRIES_MAX} files and folders, or their names take more than {LISTING_BYTES_MAX >> 20} MiB: copy them in parts, or in an archive"
+                )
+            for item in items:
+                yield item, value
+            if value.get("more") is not True:
+                return
+            if not items:
+                raise _odd(f"{key} has an empty part")
+
+    def _object(self) -> dict[str, Any]:
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            if len(self._buffer) > LINE_BYTES_MAX:
+                raise _odd(f"a line is longer than {LINE_BYTES_MAX} bytes")
+            searched = len(self._buffer)
+            self._fill()
+        if end > LINE_BYTES_MAX:
+            raise _odd(f"a line is longer than {LINE_BYTES_MAX} bytes")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._heard += end
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise _odd(f"it says {line[:80]!r}") from None
+        if not isinstance(value, dict):
+            raise _odd(f"it says {line[:80]!r}")
+        return value
 
     def pass_on(self, chunk: bytes) -> None:
         self._write(len(chunk).to_bytes(4, "big") + chunk)
 
     def frames(self) -> Iterator[bytes]:
-        """Chunks until the empty one."""
+        """Chunks until the empty one. Raises CarryError for one that is larger than any giver sends."""
         while size := int.from_bytes(self._take(4), "big"):
+            if size > CHUNK:
+                raise _odd(f"a chunk has {size} bytes, of at most {CHUNK}")
             yield self._take(size)
 
     def _take(self, size: int) -> bytes:
@@ -112,6 +181,10 @@ class Wire:
             except OSError as error:
                 raise Gone(str(error)) from error
         self._said = time.monotonic()
+
+
+def _odd(what: str) -> CarryError:
+    return CarryError(f"the other end is no `lockstep cp`: {what}; look at the python3 of the pod's image")
 
 
 def _ready(descriptor: int, event: int, seconds: float) -> bool:
@@ -153,7 +226,7 @@ def _below(root: Path, path: Path, name: str, allowed: Callable[[Path], bool], a
         yield from _listed(root, path, name, allowed, above)
         return
     target, real = os.readlink(path), Path(os.path.realpath(path))  # noqa: PTH115 (what is written in it, not a Path)
-    if not Path(target).is_absolute() and _is_below(root, real):
+    if _stays_below(name, target) and _is_below(root, real):
         yield {"name": name, "link": target}
     elif not real.exists():
         raise CarryError(f"{path} is a link to {target}, which does not exist: remove it, or make what it leads to")
@@ -161,6 +234,14 @@ def _below(root: Path, path: Path, name: str, allowed: Callable[[Path], bool], a
         raise CarryError(f"{path} is a link to a folder that it is in: remove it")
     else:
         yield from _listed(root, real, name, allowed, (*above, str(real)))
+
+
+def _stays_below(name: str, target: str) -> bool:
+    """Whether a link `name` to `target` can't lead above the folder that `name` counts from: ".." only at its beginning, and no more of them than
+    `name` has folders. One in the middle would go up from wherever another link has led."""
+    parts = target.split("/")
+    ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    return target != "" and not target.startswith("/") and ups <= name.count("/") and ".." not in parts[ups:]
 
 
 def _is_below(root: Path, path: Path) -> bool:
@@ -177,31 +258,51 @@ def give(
     passed: Callable[[int], None] = lambda size: None,
     expected: Callable[[int], None] = lambda size: None,
 ) -> Entry:
-    """Send `source`. `expected` is told how many bytes there are to send, `passed` of those that were. What the other end says it did: counts."""
+    """Send `source`. `expected` is told how many bytes there are to send, `passed` of those that were. What was done: counts."""
     entries = listed(source, allowed)
-    shown = [{key: value for key, value in entry.items() if key != "path"} for entry in entries]
-    wire.say({"name": Path(os.path.abspath(source)).name, "entries": shown})  # noqa: PTH100 (a link by its own name)
+    shown = ({key: value for key, value in entry.items() if key != "path"} for entry in entries)
+    wire.say_all("entries", shown, {"name": Path(os.path.abspath(source)).name})  # noqa: PTH100 (a link by its own name)
+    files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
+    there = _heard_of(wire, files)
     plan, hashes = [], {}
-    for number, (have, digest, complete) in wire.hear()["have"].items():
-        entry = entries[int(number)]
-        begun = _hashed(Path(entry["path"]), have, wire) if have or complete else None
+    for number, entry in files.items():
+        have, digest, complete = there.get(number, (0, "", False))
+        begun = _hashed_path(Path(entry["path"]), have, wire) if have or complete else None
         same = begun is not None and begun.hexdigest() == digest
         if not (same and complete):
-            plan.append([int(number), have if same else 0])
-            hashes[int(number)] = begun if same else hashlib.sha256()
-    wire.say({"plan": plan})
-    expected(sum(entries[number]["size"] - offset for number, offset in plan))
+            plan.append((number, have if same else 0))
+            hashes[number] = begun if same else hashlib.sha256()
+    wire.say_all("plan", plan)
+    missing = sum(files[number]["size"] - offset for number, offset in plan)
+    expected(missing)
     wire.hear()
     unanswered = 0
     for number, offset in plan:
-        _give_file(wire, Path(entries[number]["path"]), entries[number]["size"], offset, hashes[number], passed)
+        _give_file(wire, Path(files[number]["path"]), files[number]["size"], offset, hashes[number], passed)
         unanswered += 1
         while unanswered > UNANSWERED_FILES:  # (answers that nobody reads would stop both ends in the end)
             wire.hear()
             unanswered -= 1
     for _ in range(unanswered):
         wire.hear()
-    return dict(wire.hear()["ended"])
+    if "ended" not in wire.hear():
+        raise _odd("it doesn't say that it has ended")
+    return _counts(files, plan, missing)
+
+
+def _heard_of(wire: Wire, files: Mapping[int, Entry]) -> dict[int, tuple[int, str, bool]]:
+    """Number of a file → (bytes, their SHA-256, whether it has its name) of what the taker has of it. Raises CarryError."""
+    there: dict[int, tuple[int, str, bool]] = {}
+    for item, _ in wire.hear_all("have"):
+        number, have, digest, complete = item if isinstance(item, list) and len(item) == 4 else (None, None, None, None)
+        if not (_is_count(number) and number in files and number not in there and _is_count(have) and have <= files[number]["size"]):
+            raise _odd("it has what wasn't offered")
+        there[number] = (have, str(digest), complete is True)
+    return there
+
+
+def _counts(files: Mapping[int, Entry], plan: list[tuple[int, int]], missing: int) -> Entry:
+    return {"files": len(files), "sent": len(plan), "bytes": missing, "resumed": sum(1 for _, offset in plan if offset)}
 
 
 def _give_file(wire: Wire, path: Path, size: int, offset: int, digest: Any, passed: Callable[[int], None]) -> None:
@@ -221,14 +322,18 @@ def _give_file(wire: Wire, path: Path, size: int, offset: int, digest: Any, pass
         raise CarryError(f"{path} was changed while it was sent: try again")
 
 
-def _hashed(path: Path, size: int, wire: Wire) -> Any:
+def _hashed_path(path: Path, size: int, wire: Wire) -> Any:
+    with path.open("rb") as file:
+        return _hashed(file, size, wire)
+
+
+def _hashed(file: BinaryIO, size: int, wire: Wire) -> Any:
     """Of the first `size` bytes."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while size and (chunk := file.read(min(CHUNK, size))):
-            digest.update(chunk)
-            size -= len(chunk)
-            wire.busy()
+    while size and (chunk := file.read(min(CHUNK, size))):
+        digest.update(chunk)
+        size -= len(chunk)
+        wire.busy()
     return digest
 
 
@@ -242,70 +347,251 @@ def take(
     passed: Callable[[int], None] = lambda size: None,
     expected: Callable[[int], None] = lambda size: None,
     widen: int = 0o600,
+    name: str | None = None,
 ) -> Entry:
-    """Receive to `to` (`destination`). `expected` is told how many bytes will come, `passed` of those that came. `widen`: mode bits that every file gets."""
-    heard = wire.hear()
-    entries: list[Entry] = heard["entries"]
-    target = destination(to, heard["name"], folder="size" not in entries[0])
-    places = {number: inside(target, entry["name"], allowed) for number, entry in enumerate(entries)}
+    """Receive to `to` (`target_of`). `expected` is told how many bytes will come, `passed` of those that came. `widen`: mode bits that every file gets.
+
+    `name`: what lands in a target that is a folder to put it into; None: the giver's own name for it, which must be one component.
+    """
+    entries, offered = _heard_entries(wire)
+    target = target_of(to, offered if name is None else name, folder="size" not in entries[0], allowed=allowed)
     files = {number: entry for number, entry in enumerate(entries) if "size" in entry}
     begun: dict[int, Any] = {}
-    wire.say({"have": {number: _had(places[number], entry["size"], wire, begun, number) for number, entry in files.items()}})
-    plan: list[tuple[int, int]] = wire.hear()["plan"]
-    missing = sum(files[number]["size"] - offset for number, offset in plan)
-    _check_space(target, missing)
-    expected(missing)
-    for number, entry in enumerate(entries):
-        folder = places[number] if entry.get("dir") else places[number].parent
-        folder.mkdir(parents=True, exist_ok=True)
-    wire.say({"ready": True})
-    for number, offset in plan:
-        digest = begun[number] if offset else hashlib.sha256()
-        _take_file(wire, places[number], offset, digest, files[number]["mode"] | widen, passed)
-        wire.say({"done": number})
-    for number, entry in enumerate(entries):
-        if "link" in entry:
-            _link(places[number], entry["link"], target, allowed)
-    ended = {"files": len(files), "sent": len(plan), "bytes": missing, "resumed": sum(1 for _, offset in plan if offset)}
-    wire.say({"ended": ended})
-    return ended
+    with contextlib.closing(target):
+        wire.say_all("have", _had_of(target, files, begun, wire))
+        plan = _heard_plan(wire, files, begun)
+        missing = sum(files[number]["size"] - offset for number, offset in plan)
+        _check_space(target.base, missing)
+        expected(missing)
+        for entry in entries:
+            os.close(target.folder(entry["name"]) if entry.get("dir") else target.holder(entry["name"])[0])
+        wire.say({"ready": True})
+        mask = os.umask(0o077)
+        os.umask(mask)
+        for number, offset in plan:
+            digest = begun[number] if offset else hashlib.sha256()
+            _take_file(wire, target, files[number], offset, digest, (files[number]["mode"] & 0o777 & ~mask) | widen, passed)
+            wire.say({"done": number})
+        for entry in entries:
+            if "link" in entry:
+                _link(target, entry["name"], entry["link"], allowed)
+    counts = _counts(files, plan, missing)
+    wire.say({"ended": counts})
+    return counts
 
 
-def destination(target: str, name: str, *, folder: bool) -> Path:
-    """Where `name` goes: below a target that ends with a slash, and a file into a folder that is there; else the target is its new name."""
-    path = Path(target)
-    into = target.endswith(("/", "/.", "/..")) or target in (".", "..") or (not folder and path.is_dir())
-    return path / name if into else path
+def _heard_entries(wire: Wire) -> tuple[list[Entry], object]:
+    """What the giver has, the file or folder itself first, and its name for that. Raises CarryError unless all of it can be taken."""
+    entries: list[Entry] = []
+    offered: object = None
+    names: set[str] = set()
+    for item, line in wire.hear_all("entries"):
+        entry = _entry_of(item, first=not entries)
+        if entry["name"] in names:
+            raise _odd(f"it has {entry['name']!r} twice")
+        if entries and "dir" not in entries[0]:
+            raise _odd("there is more than the one file")
+        offered = line.get("name") if not entries else offered
+        names.add(entry["name"])
+        entries.append(entry)
+    if not entries:
+        raise _odd("it has nothing")
+    return entries, offered
 
 
-def inside(target: Path, name: str, allowed: Callable[[Path], bool]) -> Path:
-    """Raises CarryError when `name` below `target` would be elsewhere: by .., or by a link on the way."""
-    place = target / name if name else target
-    holder = place if place.is_dir() else place.parent
-    if Path(name).is_absolute() or ".." in Path(name).parts or not allowed(Path(os.path.realpath(holder))):
-        raise CarryError(f"{place} is outside of the job's volumes")
-    if name and not _is_below(Path(os.path.realpath(target)), Path(os.path.realpath(place.parent))):
-        raise CarryError(f"{place} would be outside of {target}, by a link on the way")
-    return place
+def _entry_of(item: object, *, first: bool) -> Entry:
+    """A file ("size", "mode"), folder ("dir") or link ("link"), and nothing else of what was sent. Raises CarryError."""
+    entry = item if isinstance(item, dict) else {}
+    name, link, size, mode = (entry.get(key) for key in ("name", "link", "size", "mode"))
+    if not isinstance(name, str) or (name == "") != first or (name and not _is_plain(name)):
+        raise CarryError(f"{str(name)[:200]!r} would be outside of the target: no part of a name may be empty, '.', '..' or a draft's")
+    if entry.get("dir") is True and "size" not in entry and "link" not in entry:
+        return {"name": name, "dir": True}
+    if _is_count(size) and _is_count(mode) and "link" not in entry and "dir" not in entry:
+        return {"name": name, "size": size, "mode": mode}
+    if not first and isinstance(link, str) and "size" not in entry and "dir" not in entry:
+        if not (_fits(link) and _stays_below(name, link)):
+            raise CarryError(f"{name!r} would be a link to {link[:200]!r}, outside of the target")
+        return {"name": name, "link": link}
+    raise _odd(f"{name[:200]!r} is neither a file nor a folder nor a link")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a relative path has only components that are names of files, and none of a draft."""
+    parts = name.split("/")
+    return _fits(name) and len(parts) <= DEPTH_MAX and not any(part in {"", ".", ".."} or part.startswith(DRAFT) for part in parts)
+
+
+def _fits(path: str) -> bool:
+    """Whether it can be handed to the system at all."""
+    try:
+        return "\0" not in path and len(os.fsencode(path)) <= NAME_BYTES_MAX
+    except ValueError:  # (half of a surrogate pair)
+        return False
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _heard_plan(wire: Wire, files: Mapping[int, Entry], begun: Mapping[int, Any]) -> list[tuple[int, int]]:
+    """(number, offset) of every file that will come: from its beginning, or from the end of what is there. Raises CarryError."""
+    plan: dict[int, int] = {}
+    for item, _ in wire.hear_all("plan"):
+        number, offset = item if isinstance(item, list) and len(item) == 2 else (None, None)
+        if not (_is_count(number) and number in files and number not in plan and _is_count(offset)):
+            raise _odd("it plans to send what it didn't offer")
+        if offset and not (number in begun and offset == begun[number].size):
+            raise _odd("it plans to go on where nothing was begun")
+        plan[number] = offset
+    return list(plan.items())
+
+
+class Begun:
+    """The SHA-256 of the first `size` bytes of a file, which goes on where more of it comes."""
+
+    def __init__(self, digest: Any, size: int) -> None:
+        self.digest, self.size = digest, size
+        self.update, self.hexdigest = digest.update, digest.hexdigest
+
+
+class Target:
+    """The file or folder that is written, reached from the folder `base` that a person named. Below that, no link is ever followed: whoever made one
+    there, and when. `close` it."""
+
+    def __init__(self, base: Path, above: tuple[str, ...]) -> None:
+        self.base, self._above = base, above
+        self._root: int | None = None
+
+    def close(self) -> None:
+        if self._root is not None:
+            os.close(self._root)
+            self._root = None
+
+    def path(self, name: str) -> Path:
+        """For people, and for what is only looked at."""
+        return self.base.joinpath(*self._parts(name))
+
+    def _parts(self, name: str) -> list[str]:
+        return [*self._above, *(name.split("/") if name else ())]
+
+    def holder(self, name: str, *, make: bool = True) -> tuple[int, str]:
+        """The folder that `name` is in, open (the caller closes it), and the last component. Raises CarryError; FileNotFoundError without `make`."""
+        *above, last = self._parts(name)
+        return self._opened(above, make), last
+
+    def folder(self, name: str) -> int:
+        """Open, and made where it isn't there. Raises CarryError."""
+        return self._opened(self._parts(name), make=True)
+
+    def _opened(self, parts: list[str], make: bool) -> int:
+        if self._root is None:
+            if make:
+                self.base.mkdir(parents=True, exist_ok=True)
+            self._root = os.open(self.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        here = os.dup(self._root)
+        for number, part in enumerate(parts):
+            try:
+                below = _subfolder(here, part, make)
+            except NotADirectoryError:
+                where = self.base.joinpath(*parts[: number + 1])
+                raise CarryError(
+                    f"{where} is a link or a file where a folder has to be: following it could lead outside of the target"
+                ) from None
+            finally:
+                os.close(here)
+            here = below
+        return here
+
+
+def target_of(to: str, name: object, *, folder: bool, allowed: Callable[[Path], bool]) -> Target:
+    """`name` goes below a target that ends with a slash, and a file into a folder that is there; else the target is its new name.
+
+    Raises CarryError when `name` is used and is no name of a file, or `allowed` says no.
+    """
+    into = to.endswith(("/", "/.", "/..")) or to in (".", "..") or (not folder and Path(to).is_dir())
+    if into:
+        if not isinstance(name, str) or "/" in name or not _is_plain(name):
+            raise CarryError(
+                f"the other end calls it {str(name)[:200]!r}, which is no name of a file in {to}: name the new file or folder, too"
+            )
+        target = Target(Path(to), (name,))
+    elif folder:
+        target = Target(Path(to), ())
+    else:
+        target = Target(Path(to).parent, (Path(to).name,))
+    if not allowed(Path(os.path.realpath(target.base))):
+        raise CarryError(f"{to} is outside of the job's volumes")
+    return target
+
+
+def _subfolder(above: int, name: str, make: bool) -> int:
+    """Raises NotADirectoryError for a link, too."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        try:
+            return os.open(name, flags, dir_fd=above)
+        except FileNotFoundError:
+            if not make:
+                raise
+        with contextlib.suppress(FileExistsError):  # (somebody else has made it meanwhile)
+            os.mkdir(name, dir_fd=above)
+        return os.open(name, flags, dir_fd=above)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # (what some systems say of a link, instead of ENOTDIR)
+            raise NotADirectoryError(error.errno, error.strerror, name) from None
+        raise
 
 
 def draft_of(place: Path) -> Path:
-    """Where a file is until it is complete: the same at every try, and never too long a name."""
-    return place.with_name(DRAFT + hashlib.sha256(os.fsencode(place.name)).hexdigest()[:16])
+    """Where a file is until it is complete."""
+    return place.with_name(_draft_name(place.name))
 
 
-def _had(place: Path, size: int, wire: Wire, begun: dict[int, Any], number: int) -> tuple[int, str, bool]:
-    """(bytes, their SHA-256, whether it has its name) of what is there of a file already."""
-    if place.is_dir():
+def _draft_name(name: str) -> str:
+    """The same at every try, and never too long."""
+    return DRAFT + hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+
+
+def _had_of(target: Target, files: Mapping[int, Entry], begun: dict[int, Any], wire: Wire) -> Iterator[tuple[int, int, str, bool]]:
+    for number, entry in files.items():
+        try:
+            holder, name = target.holder(entry["name"], make=False)
+        except FileNotFoundError:
+            continue
+        try:
+            had = _had(holder, name, target.path(entry["name"]), entry["size"], wire)
+        finally:
+            os.close(holder)
+        if had is not None:
+            there, complete = had
+            if not complete:
+                begun[number] = there
+            yield number, there.size, there.hexdigest(), complete
+
+
+def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Begun, bool] | None:
+    """What is there of a file already, and whether it has its name."""
+    draft = _draft_name(name)
+    state, begun = _state(holder, name), _state(holder, draft)
+    if state is not None and stat.S_ISDIR(state.st_mode):
         raise CarryError(f"{place} is a folder where a file would have to be")
-    draft = draft_of(place)
-    complete = not draft.is_file() and place.is_file() and not place.is_symlink() and place.stat().st_size == size
-    if not complete and not draft.is_file():
-        return 0, "", False
-    there = place if complete else draft
-    have = min(there.stat().st_size, size)
-    begun[number] = _hashed(there, have, wire)
-    return have, begun[number].hexdigest(), complete
+    is_begun = begun is not None and stat.S_ISREG(begun.st_mode)
+    complete = not is_begun and state is not None and stat.S_ISREG(state.st_mode) and state.st_size == size
+    if not complete and not is_begun:
+        return None
+    descriptor = os.open(name if complete else draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
+    with os.fdopen(descriptor, "rb") as file:
+        have = min(os.fstat(descriptor).st_size, size)
+        return Begun(_hashed(file, have, wire), have), complete
+
+
+def _state(holder: int, name: str) -> os.stat_result | None:
+    """Of what has the name itself, were it a link; None: nothing has."""
+    try:
+        return os.stat(name, dir_fd=holder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _check_space(target: Path, missing: int) -> None:
@@ -317,30 +603,39 @@ def _check_space(target: Path, missing: int) -> None:
         raise CarryError(f"{missing / 1e9:.2f} GB are to come, and {there} has {free / 1e9:.2f} GB free: make room there first")
 
 
-def _take_file(wire: Wire, place: Path, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
-    draft, size, synced = draft_of(place), offset, offset
-    with os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT, 0o660), "r+b", buffering=0) as file:
-        _lock(file.fileno(), draft, wire)
-        file.truncate(offset)
-        file.seek(offset)
-        for chunk in wire.frames():
-            view = memoryview(chunk)
-            while view:
-                view = view[file.write(view) :]
-            digest.update(chunk)
-            size += len(chunk)
-            passed(len(chunk))
-            if size - synced >= SYNC_EVERY_BYTES:
+def _take_file(wire: Wire, target: Target, entry: Entry, offset: int, digest: Any, mode: int, passed: Callable[[int], None]) -> None:
+    place = target.path(entry["name"])
+    holder, name = target.holder(entry["name"])
+    draft, size, synced = _draft_name(name), offset, offset
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(draft, flags, 0o660, dir_fd=holder), "r+b", buffering=0) as file:
+            _lock(file.fileno(), place.with_name(draft), wire)
+            file.truncate(offset)
+            file.seek(offset)
+            for chunk in wire.frames():
+                size += len(chunk)
+                if size > entry["size"]:
+                    raise CarryError(f"{place}: more than the {entry['size']} bytes came that were to come")
+                view = memoryview(chunk)
+                while view:
+                    view = view[file.write(view) :]
+                digest.update(chunk)
+                passed(len(chunk))
+                if size - synced >= SYNC_EVERY_BYTES:
+                    os.fsync(file.fileno())
+                    synced = size
+            if wire.hear().get("sha256") != digest.hexdigest():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(draft, dir_fd=holder)
+                raise CarryError(f"{place} was damaged on the way: its SHA-256 is not the sender's; try again")
+            with contextlib.suppress(PermissionError):  # (a draft that somebody else began)
+                os.fchmod(file.fileno(), mode)
+            if size >= SYNCED_BYTES:
                 os.fsync(file.fileno())
-                synced = size
-        if wire.hear()["sha256"] != digest.hexdigest():
-            draft.unlink(missing_ok=True)
-            raise CarryError(f"{place} was damaged on the way: its SHA-256 is not the sender's; try again")
-        with contextlib.suppress(PermissionError):  # (a draft that somebody else began)
-            os.fchmod(file.fileno(), mode)
-        if size >= SYNCED_BYTES:
-            os.fsync(file.fileno())
-        draft.replace(place)
+            os.replace(draft, name, src_dir_fd=holder, dst_dir_fd=holder)
+    finally:
+        os.close(holder)
 
 
 def _lock(descriptor: int, draft: Path, wire: Wire) -> None:
@@ -359,14 +654,20 @@ def _lock(descriptor: int, draft: Path, wire: Wire) -> None:
             return
 
 
-def _link(place: Path, target: str, root: Path, allowed: Callable[[Path], bool]) -> None:
-    leads = Path(os.path.realpath(place.parent / target))
-    if Path(target).is_absolute() or not _is_below(Path(os.path.realpath(root)), leads) or not allowed(leads):
-        raise CarryError(f"{place} would be a link to {target}, outside of {root}")
-    draft = draft_of(place)
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(target)
-    draft.replace(place)
+def _link(target: Target, name: str, link: str, allowed: Callable[[Path], bool]) -> None:
+    place, root = target.path(name), target.path("")
+    leads = Path(os.path.realpath(place.parent / link))
+    if not _is_below(Path(os.path.realpath(root)), leads) or not allowed(leads):  # (by a link that was there before)
+        raise CarryError(f"{place} would be a link to {link}, outside of {root}")
+    holder, last = target.holder(name)
+    draft = _draft_name(last)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=holder)
+        os.symlink(link, draft, dir_fd=holder)
+        os.replace(draft, last, src_dir_fd=holder, dst_dir_fd=holder)
+    finally:
+        os.close(holder)
 
 
 # ---- in the pod --------------------------------------------------------------------------------------------------------------------

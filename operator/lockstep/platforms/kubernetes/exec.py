@@ -17,6 +17,9 @@ STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 FRAME_BYTES = 1 << 18
 _REMEMBERED_BYTES = 1 << 16
+_WORDS_MAX = 2000
+OUTPUT_BYTES_MAX = 16 << 20
+"""Of a program whose output is kept: what a pod prints must not fill this machine's memory."""
 BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
 """`python3 -c BOOT <bytes> …` runs the text that comes first by standard input: a command line of its size would not pass every proxy."""
 
@@ -96,7 +99,7 @@ class Program:
             if channel == STDERR:
                 self.errors = (self.errors + data)[-_REMEMBERED_BYTES:]
             elif channel == STATUS:
-                self.code, self._not_started = ending_of(json.loads(data))
+                self.code, self._not_started = _parsed_ending(data)
             yield channel, data
 
     def failure(self) -> ProgramFailed:
@@ -104,10 +107,17 @@ class Program:
         pod = self.place.pod
         if self._not_started:
             return NotStarted(f"nothing could be started in pod {pod}: {self._not_started}")
-        said = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])
+        said = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])[-_WORDS_MAX:]
         if self.code is None:
             return Broken(f"the connection to pod {pod} broke{said and f', after: {said}'}")
         return ProgramFailed(f"pod {pod}: {said or f'it ended with {self.code}'}")
+
+
+def _parsed_ending(data: bytes) -> tuple[int, str]:
+    try:
+        return ending_of(json.loads(data))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return 1, "its connection ended with a status that can't be read"
 
 
 def ending_of(status: dict[str, Any]) -> tuple[int, str]:
@@ -154,21 +164,25 @@ def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) ->
     return NotStarted(f"the cluster doesn't let you {what}: pod {pod} of namespace {namespace}: {error}")
 
 
-async def output_of(cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0) -> bytes:
+async def output_of(
+    cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0, most: int = OUTPUT_BYTES_MAX
+) -> bytes:
     """What the program prints. `stdin` it must read by its length: not every API server passes its end on.
 
-    Raises ProgramFailed when it ends with an error or takes longer than `seconds`.
+    Raises ProgramFailed when it ends with an error, takes longer than `seconds` or prints more than `most` bytes.
     """
-    output = []
+    output = bytearray()
     async with program(cluster, place, command, stdin=bool(stdin), pings=True) as running:
         try:
             async with asyncio.timeout(seconds):
                 with suppress(Broken):  # (a program that ended before it had read all: what it said tells more)
                     await running.write(stdin)
                 while data := await running.read():
-                    output.append(data)
+                    output += data
+                    if len(output) > most:
+                        raise ProgramFailed(f"pod {place.pod}: {command[0]} prints more than {most} bytes, which is no answer")
         except TimeoutError:
             raise ProgramFailed(f"pod {place.pod}: {command[0]} has not ended after {seconds:.0f} s") from None
         if running.code != 0:
             raise running.failure()
-    return b"".join(output)
+    return bytes(output)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Any
 
 from lockstep.api.errors import ConfigError, Failed
@@ -62,11 +63,15 @@ async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: 
     return await _carried(cluster, place, {"take": target, "roots": roots}, give, progress)
 
 
-async def get(cluster: Cluster, place: Place, source: str, target: str, roots: list[str], progress: Progress) -> Carried:
-    """A file or folder of the volumes that `place` sees to `target`. Raises Failed."""
+async def get(
+    cluster: Cluster, place: Place, source: str, target: str, roots: list[str], progress: Progress, name: str | None = None
+) -> Carried:
+    """A file or folder of the volumes that `place` sees to `target`. `name`: what it is called in a target that is a folder to put it into; None: as
+    in `source`. The pod has no say in it. Raises Failed."""
+    own = PurePosixPath(normpath(source)).name if name is None else name
 
     def take(wire: Wire) -> dict[str, Any]:
-        return carry.take(wire, target, passed=progress.passing, expected=progress.expect)
+        return carry.take(wire, target, passed=progress.passing, expected=progress.expect, name=own)
 
     return await _carried(cluster, place, {"give": source, "roots": roots}, take, progress)
 
