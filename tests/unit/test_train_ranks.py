@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch
 
@@ -32,3 +34,19 @@ def test_gpus_that_the_driver_is_too_old_for_are_refused_in_torch_s_words(monkey
 
 def test_gpus_with_an_image_whose_torch_has_no_cuda_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is built without CUDA; use an image whose torch is built with it, or set gpusPerNode to 0" in refusal(monkeypatch, None)
+
+
+def test_the_store_of_rank_zero_is_met_at_its_own_address_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DS_ACCELERATOR", "RANK", "WORLD_SIZE", "LOCAL_RANK"):  # `join` sets them
+        monkeypatch.setenv(name, {"DS_ACCELERATOR": "cpu", "WORLD_SIZE": "1"}.get(name, "0"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        port = int(probe.getsockname()[1])
+    ranks = join(rank_environment({"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(port)}))
+    try:
+        ranks.store.set("key", "value")
+        socket.create_connection(("127.0.0.2", port), 5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.3", port), 5)
+    finally:
+        torch.distributed.destroy_process_group()

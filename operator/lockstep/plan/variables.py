@@ -11,6 +11,7 @@ from lockstep.api.profile import ClusterProfile, ClusterProfileSpec
 from lockstep.plan.fabric import Transport
 from lockstep.plan.layers import Notice
 from lockstep.plan.security import locks_memory_as_root
+from lockstep_gang.contract import POD_IPS
 
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
@@ -64,6 +65,7 @@ def _own(resolved: Resolved) -> dict[str, dict[str, Any]]:
     network = resolved.profile.spec.network
     own: dict[str, dict[str, Any]] = {
         "LOCKSTEP_NODE": {"valueFrom": _INDEX},
+        POD_IPS: {"valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}},
         "NODE_RANK": {"valueFrom": _INDEX},
         "NNODES": {"value": str(resolved.nodes)},
         "GPUS_PER_NODE": {"value": str(resolved.gpus_per_node)},

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import lockstep_gang
-from lockstep_gang.agent.checks.network import free_port
 from lockstep_gang.agent.processes import send_to_group, start_process
 from lockstep_gang.contract.preflight import Group, Measured
 from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.ports import any_free_port
 
 RANK_MODULE = "lockstep_gang.agent.allreduce_rank"
 _SOURCES = str(Path(lockstep_gang.__file__).parent.parent)
@@ -45,7 +45,9 @@ class AllReduceRanks:
         if measured is None:
             said = _said(texts[0])[-1]
             measured = Measured(said["microseconds"], len(self._group.nodes) * ranks, said["bytes"])
-        return Measured(measured.microseconds, measured.ranks, measured.bytes, measured.error, free_port(self._run.addresses[self._node]))
+        return Measured(
+            measured.microseconds, measured.ranks, measured.bytes, measured.error, any_free_port(self._run.addresses[self._node])
+        )
 
     def kill(self) -> None:
         for pid in self._pids.values():

@@ -13,6 +13,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from lockstep_gang.coordinator.ports import listening_socket
+
 GPU_BYTES = 256 * 1024 * 1024
 CPU_BYTES = 8 * 1024 * 1024
 WARM_UP_BYTES = 1024 * 1024
@@ -38,7 +40,11 @@ def measure() -> None:
     if cuda:
         torch.cuda.set_device(device)
     say(stage="rendezvous")
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=int(os.environ["LOCKSTEP_SECONDS"])))
+    timeout = timedelta(seconds=int(os.environ["LOCKSTEP_SECONDS"]))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", store=store(dist, rank, world_size, timeout), rank=rank, world_size=world_size, timeout=timeout
+    )
     say(stage="all-reduce")
     size = GPU_BYTES if cuda else CPU_BYTES
     dist.all_reduce(torch.ones(WARM_UP_BYTES // 4, device=device))
@@ -48,6 +54,14 @@ def measure() -> None:
     say(microseconds=max(1, int(slowest.item())), bytes=size)
     sys.stdout.flush()
     dist.destroy_process_group()
+
+
+def store(dist: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """Where the processes meet, on the pod's own address."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listening = listening_socket(address, port) if rank == 0 else None
+    descriptor = None if listening is None else listening.detach()
+    return dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=descriptor)
 
 
 def times(torch: Any, dist: Any, tensor: Any) -> list[float]:

@@ -41,7 +41,18 @@ from lockstep_gang.contract.report import (
     report_body,
     report_bytes_max,
 )
-from lockstep_gang.contract.run import RUN_FORMAT, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, WhenDone, parse_run, run_text
+from lockstep_gang.contract.run import (
+    POD_IPS,
+    RUN_FORMAT,
+    JobIdentity,
+    ReportTarget,
+    RestartPolicy,
+    Run,
+    Storage,
+    WhenDone,
+    parse_run,
+    run_text,
+)
 from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
 from lockstep_gang.contract.timeouts import Timeouts
@@ -49,6 +60,7 @@ from lockstep_gang.contract.timeouts import Timeouts
 __all__ = [
     "CLAIM_BYTES_MAX",
     "JOB_HEADER",
+    "POD_IPS",
     "PREFLIGHT_RESULT",
     "PROBE",
     "PROBED",

@@ -14,6 +14,8 @@ from lockstep_gang.contract.preflight import Expected
 from lockstep_gang.contract.timeouts import Timeouts
 
 RUN_FORMAT = "lockstep-run/1"
+POD_IPS = "LOCKSTEP_POD_IPS"
+"""Variable of a pod: its own addresses, one of each family that the cluster has, with commas in between."""
 
 
 class WhenDone(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)

@@ -1,11 +1,17 @@
-"""Ports on node 0, where the coordinator and rank 0 both are."""
+"""Where a node listens, and which ports are free there. On node 0 the coordinator and rank 0 both are."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
+from collections.abc import Iterable
+
+from lockstep_gang.contract.run import POD_IPS
 
 CANDIDATES = 64
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (probed, not served)
 
 
 def is_loopback(address: str) -> bool:
@@ -16,17 +22,78 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def listening_addresses(address: str) -> list[str] | None:
+    """Addresses to listen on for those who know this node as `address`: nobody is to be met on a rail's or an administrator's network.
+
+    None, which is all interfaces, where nobody says which are the pod's.
+    """
+    if is_loopback(address):
+        return [address]
+    given = [text for text in os.environ.get(POD_IPS, "").split(",") if _is_address(text)]
+    return given or None
+
+
+def listening_socket(address: str, port: int) -> socket.socket | None:
+    """For those who know this node as `address`, instead of torch's own, which listens on all interfaces. None: nobody says where, or it can't be."""
+    for host in listening_addresses(address) or []:
+        listening = socket.socket(_family(host))
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, port))
+            listening.listen(CANDIDATES)
+        except OSError:
+            listening.close()
+        else:
+            return listening
+    return None
+
+
 def free_port(address: str, first: int) -> int:
-    """A port from `first` on that nobody listens on here. `first` itself when none is: the rank that meets it says so."""
-    host = address if is_loopback(address) else ""
-    return next((port for port in range(first, min(first + CANDIDATES, 65536)) if _is_free(host, port)), first)
+    """A port from `first` on that nobody listens on here, in either family. `first` itself when none is: the rank that meets it says so."""
+    hosts = [address] if is_loopback(address) else _WILDCARDS
+    return next((port for port in range(first, min(first + CANDIDATES, 65536)) if _is_free(hosts, port)), first)
 
 
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+def any_free_port(address: str) -> int:
+    """A port that nobody listens on here now, in either family. Raises OSError."""
+    hosts = [address] if is_loopback(address) else _WILDCARDS
+    for _ in range(CANDIDATES):
+        with socket.socket(_family(hosts[0])) as probe:
+            probe.bind((hosts[0], 0))
+            port = int(probe.getsockname()[1])
+        if _is_free(hosts, port):
+            return port
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_free(hosts: Iterable[str], port: int) -> bool:
+    return all(_is_free_on(host, port) for host in hosts)
+
+
+def _is_free_on(host: str, port: int) -> bool:
+    """Also where this machine doesn't have the family: nobody listens there."""
+    try:
+        probe = socket.socket(_family(host))
+    except OSError:
+        return True
+    with probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if probe.family is socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno == errno.EADDRNOTAVAIL
     return True

@@ -11,7 +11,7 @@ from lockstep_gang.contract.messages import Hello, agent_message
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, PROOF_SECONDS, Channel, accept
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
-from lockstep_gang.coordinator.ports import is_loopback
+from lockstep_gang.coordinator.ports import listening_addresses
 
 
 class Server:
@@ -26,10 +26,9 @@ class Server:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> tuple[str, int]:
-        """Listen; the address for the agent beside it. On loopback only when all nodes are this machine. Raises OSError."""
-        first = self._run.addresses[0]
-        host = first if is_loopback(first) else None
-        self._server = await asyncio.start_server(self._accepted, host, self._run.coordinator_port, limit=LINE_BYTES_MAX)
+        """Listen on the pod's own addresses, or on loopback when all nodes are this machine; the address for the agent beside it. Raises OSError."""
+        hosts = listening_addresses(self._run.addresses[0])
+        self._server = await asyncio.start_server(self._accepted, hosts, self._run.coordinator_port, limit=LINE_BYTES_MAX)
         address = self._server.sockets[0].getsockname()[0]
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), self._run.coordinator_port  # noqa: S104 (compared, not bound)
 

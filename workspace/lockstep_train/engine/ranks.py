@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,8 @@ from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError, first_line
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
+BACKLOG = 2048
+"""Connections that wait to be taken, as TCPStore has it: all ranks come at once."""
 
 
 class Store(Protocol):
@@ -86,12 +89,14 @@ def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT
     if cuda:
         torch.cuda.set_device(device)
     _set_default_timeout(timeout)
+    listening = _listening(environment.master_address, environment.master_port) if environment.rank == 0 else None
     store = TCPStore(
         environment.master_address,
         environment.master_port,
         environment.world_size,
         is_master=environment.rank == 0,
         timeout=timeout,
+        master_listen_fd=listening,
     )
     dist.init_process_group(
         "nccl" if cuda else "gloo",
@@ -110,6 +115,30 @@ def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT
         device=device,
         store=PrefixStore("lockstep", store),
     )
+
+
+def _listening(address: str, port: int) -> int | None:
+    """A socket for the store at the address by which the others know this node: TCPStore's own listens on all interfaces, rails included.
+
+    None where that address isn't this node's own, or the port is taken: TCPStore then says what is wrong.
+    """
+    if port == 0:  # a lone process: TCPStore chooses
+        return None
+    try:
+        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return None
+    for family, kind, protocol, _, place in places:
+        store = socket.socket(family, kind, protocol)
+        try:
+            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            store.bind(place)
+            store.listen(BACKLOG)
+        except OSError:
+            store.close()
+        else:
+            return store.detach()
+    return None
 
 
 def _set_default_timeout(timeout: timedelta) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, PROOF_SECONDS, accept, connect
-from lockstep_gang.coordinator.ports import is_loopback
+from lockstep_gang.coordinator.ports import any_free_port, listening_addresses
 
 PURPOSE = "preflight"
 RESOLVE_SECONDS = 5.0
@@ -48,8 +48,8 @@ class Door:
     async def open(self) -> int:
         """The port. Raises OSError."""
         address = self._run.addresses[self._node]
-        host, port = address if is_loopback(address) else None, free_port(address)  # port 0 would be another one for each family
-        self._server = await asyncio.start_server(self._knock, host, port, limit=LINE_BYTES_MAX)
+        port = any_free_port(address)  # port 0 would be another one for each family
+        self._server = await asyncio.start_server(self._knock, listening_addresses(address), port, limit=LINE_BYTES_MAX)
         return port
 
     def close(self) -> None:
@@ -84,11 +84,3 @@ async def why_unreachable(run: Run, key: bytes, node: int, peer: int, port: int)
 def _purpose(run: Run) -> str:
     """So that a proof for this door opens no other one."""
     return f"{run.job.uid} {PURPOSE}"
-
-
-def free_port(address: str) -> int:
-    """A port that nobody listens on here now."""
-    host = address if is_loopback(address) else ""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
