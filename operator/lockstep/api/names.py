@@ -20,6 +20,7 @@ APP = "lockstep"
 ANNOTATION_DEFAULT_PROFILE = f"{GROUP}/is-default-profile"
 ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus
 ANNOTATION_RUN_HASH = f"{GROUP}/run-hash"  # on the StatefulSet: which frozen run its pods use
+ANNOTATION_RUN_PROOF = f"{GROUP}/run-proof"  # on the ConfigMap of a frozen run: that this operator wrote it
 ANNOTATION_LEADER = f"{GROUP}/leader"  # on the operator's Lease: where the replica that leads takes reports
 
 # The operator.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from base64 import b64encode
 from collections.abc import Container
@@ -40,6 +41,10 @@ class RenderContext:
     report: ReportTarget | None = _PLAIN_REPORT
     listening_since: float = 0.0
     """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
+    run_key: str = ""
+    """What frozen runs of this job are signed with; empty: they aren't."""
+    remembered: GangRun | None = None
+    """The run of the pods that were there when this operator last looked."""
 
 
 PLAIN = RenderContext()
@@ -72,6 +77,20 @@ class Frozen:
     def name(self) -> str:
         """Of the ConfigMap."""
         return names.run_name(self.job, self.hash)
+
+
+@dataclass(frozen=True)
+class GangRun:
+    """A frozen run, and whether it is proven to be the operator's own."""
+
+    run: Frozen
+    proven: bool
+
+
+def run_proof(frozen: Frozen, run_key: str) -> str:
+    """What only the operator can say of a frozen run, 64 hexadecimal digits."""
+    text = json.dumps([frozen.namespace, frozen.job, frozen.run, frozen.template])
+    return hmac.new(run_key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
@@ -115,12 +134,15 @@ def claims(resolved: Resolved, there: Container[str] = ()) -> list[Object]:
     return [_claim(claim, resolved.namespace) for claim in shared_claims(resolved) if claim.name not in there]
 
 
-def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int) -> list[Object]:
-    """The objects that the job owns, in the order of their creation: what pods mount comes before the pods."""
+def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, proof: str = "") -> list[Object]:
+    """The objects that the job owns, in the order of their creation: what pods mount comes before the pods.
+
+    `proof`: `run_proof` of the run, where an operator writes it.
+    """
     owner = None if owner_uid is None else _owner(frozen.job, owner_uid)
     return [
         _secret(frozen, owner, key),
-        _run_config_map(frozen, owner),
+        _run_config_map(frozen, owner, proof),
         _network_policy(frozen, owner),
         _service(frozen, owner),
         _stateful_set(frozen, owner, replicas),
@@ -146,9 +168,10 @@ def _secret(frozen: Frozen, owner: Object | None, key: str) -> Object:
     return fill("secret", metadata=_metadata(frozen, names.key_secret_name(frozen.job), owner), data=data)
 
 
-def _run_config_map(frozen: Frozen, owner: Object | None) -> Object:
+def _run_config_map(frozen: Frozen, owner: Object | None, proof: str) -> Object:
     data = {names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template}
-    return fill("configmap", metadata=_metadata(frozen, frozen.name, owner), data=data)
+    signed = {names.ANNOTATION_RUN_PROOF: proof} if proof else None
+    return fill("configmap", metadata=_metadata(frozen, frozen.name, owner, signed), data=data)
 
 
 def _network_policy(frozen: Frozen, owner: Object | None) -> Object:

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
     NAME_TAKEN = "NameTaken"
     PREVIOUS_JOB_REMAINS = "PreviousJobRemains"
+    FROZEN_RUN_LOST = "FrozenRunLost"
     WRITE_REFUSED = "WriteRefused"
     NOT_ACCEPTED = "NotAccepted"
     SUSPENDED = "Suspended"

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep.api.names import ANNOTATION_RUN_HASH, run_name
 from lockstep.plan.accept import Accepted, accept, missing_service_account
 from lockstep.plan.conditions import SILENT_SECONDS, View, heard_until
 from lockstep.plan.events import Note, notes
+from lockstep.plan.frozenrun import Gang, gang
 from lockstep.plan.hold import held_until
 from lockstep.plan.interactive import is_stopped
 from lockstep.plan.layers import Notice
 from lockstep.plan.lifetime import active_time, ended_active_time, overdue, until_expired, until_overdue
 from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.notify import due_message
-from lockstep.plan.objects import Frozen, RenderContext, thaw
+from lockstep.plan.objects import GangRun, RenderContext
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.passing import is_passing
 from lockstep.plan.readstatus import is_true
@@ -29,7 +29,7 @@ from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
 from lockstep.plan.starting import start_overdue, until_start_overdue
 from lockstep.plan.status import due, job_status
 from lockstep.plan.stopping import last_word, stop_status, stopping
-from lockstep.plan.writes import Decision, absent_claims, object_writes, with_log
+from lockstep.plan.writes import Decision, absent_claims, object_writes, repairs, with_log
 from lockstep_gang.contract import Report, State
 
 
@@ -65,16 +65,21 @@ class Plan:
     """The status may wait SETTLE_SECONDS for what follows."""
     events: tuple[Note, ...] = ()
     again_seconds: float | None = None
+    run: GangRun | None = None
+    """What the pods that are there, or about to be, run: to be remembered."""
 
 
 def reconcile(observed: Observed, received: ReceivedReport | None, context: RenderContext, now: float) -> Plan:
     """The next step of one job. `context` holds what only the operator knows of it."""
     if is_terminating(observed.job):
         return Plan()
-    word, life = last_word(observed, received), _life(observed, received, now)
+    accepted = accept(observed, context)
+    there = gang(observed, accepted.frozen if isinstance(accepted, Accepted) else None, context)
+    has_failed = is_true(observed.status, "Failed") and not is_retried(observed, there.run)  # unless a retry was asked for since
+    word, life = last_word(observed, received), _life(observed, received, has_failed=has_failed, now=now)
     received = _newest(observed, received)
     late = overdue(observed, life["active"], now)
-    end = _ending(observed, received, life, late, now)
+    end = _ending(observed, received, life, late, has_failed=has_failed, now=now)
     expires = until_expired(observed, now) if end.finished else None
     if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
         return Plan(delete=(observed.job,))
@@ -82,7 +87,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     if end.finished and held is None:
         life["active"] = ended_active_time(observed.status.get("active"), now)
     lost = lost_nodes(observed, received, now, context.listening_since)
-    decision = _decide(observed, context, late, finished=end.finished, held=held is not None)
+    decision = _decide(observed, accepted, there, late, finished=end.finished, held=held is not None)
     create, apply, delete = object_writes(observed, decision, context)
     if end.finished:
         create, apply = with_log(observed, received, create, apply)
@@ -106,8 +111,9 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         force_delete=lost.replace,
         status=status if write else None,
         passing=write and is_passing(observed.status, status),
-        events=notes(observed.status, status) if write else (),
+        events=(*repairs(observed, decision, create, delete), *(notes(observed.status, status) if write else ())),
         again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
+        run=None if decision.running is None else GangRun(decision.running, decision.proven),
     )
 
 
@@ -119,21 +125,18 @@ def _newest(observed: Observed, received: ReceivedReport | None) -> ReceivedRepo
     return current_report(observed, received)
 
 
-def _life(observed: Observed, received: ReceivedReport | None, now: float) -> Object:
+def _life(observed: Observed, received: ReceivedReport | None, *, has_failed: bool, now: float) -> Object:
     ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
-    ended = ended or is_true(observed.status, "Complete") or _has_failed(observed)
+    ended = ended or is_true(observed.status, "Complete") or has_failed
     return {"stop": stop_status(observed, received, ended=ended, now=now), "active": active_time(observed, now)}
 
 
-def _has_failed(observed: Observed) -> bool:
-    """By what status says, unless a retry was asked for since."""
-    return is_true(observed.status, "Failed") and not is_retried(observed, _thawed(observed))
-
-
-def _ending(observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None, now: float) -> Ending:
+def _ending(
+    observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None, *, has_failed: bool, now: float
+) -> Ending:
     """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
     known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
-    if not _has_failed(observed):
+    if not has_failed:
         known.pop("Failed", None)
     state = received.report.state if received is not None else None
     if "Complete" in known or ("Failed" not in known and state is State.COMPLETE):
@@ -155,10 +158,11 @@ def _stopped(observed: Observed, word: Report | None, life: Object) -> str:
     return str(life["stop"]["message"]) if life["stop"] is not None and life["stop"]["attempt"] == attempt else ""
 
 
-def _decide(observed: Observed, context: RenderContext, late: Notice | None, *, finished: bool, held: bool) -> Decision:
-    found = accept(observed, context)
-    accepted = found if isinstance(found, Accepted) else None
-    refusal = found if isinstance(found, Notice) else None
+def _decide(
+    observed: Observed, accepted_or_not: Accepted | Notice, there: Gang, late: Notice | None, *, finished: bool, held: bool
+) -> Decision:
+    accepted = accepted_or_not if isinstance(accepted_or_not, Accepted) else None
+    refusal = accepted_or_not if isinstance(accepted_or_not, Notice) else None
     suspended = is_stopped(observed)
     if observed.at_zero:
         if accepted is not None and not (finished or suspended):
@@ -167,26 +171,17 @@ def _decide(observed: Observed, context: RenderContext, late: Notice | None, *, 
         running = accepted.frozen if starts and accepted is not None else None
         replicas = running.nodes if running is not None else 0
         return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
-    running = _thawed(observed)
+    running = there.run
     remains = _foreign(observed) or _previous(observed) if running is None else None
     stop = None if finished else stopping(observed, accepted, running, late)
-    replicas = 0 if (finished and not held) or suspended or stop is not None or running is None else running.nodes
-    return Decision(accepted, refusal or remains or _obstacle(observed, finished), running, replicas, starts=False, stopping=stop)
+    nodes = running.nodes if running is not None else 0 if remains is not None else observed.replicas
+    replicas = 0 if (finished and not held) or suspended or stop is not None else nodes
+    refusal = refusal or remains or there.trouble or _obstacle(observed, finished)
+    return Decision(accepted, refusal, running, replicas, starts=False, stopping=stop, proven=there.proven)
 
 
 def _obstacle(observed: Observed, finished: bool) -> Notice | None:
     return None if finished else observed.obstacle
-
-
-def _thawed(observed: Observed) -> Frozen | None:
-    """The run that the pods there were made from; None when its ConfigMap is gone or another job's."""
-    holders = [item for item in (observed.stateful_set, *observed.pods) if item is not None]
-    hashes = [item["metadata"].get("annotations", {}).get(ANNOTATION_RUN_HASH) for item in holders]
-    for run_hash in filter(None, hashes):
-        found = observed.objects.get(("ConfigMap", run_name(observed.name, run_hash)))
-        if found is not None and owner_uid(found) == observed.uid and not is_terminating(found):
-            return thaw(found)
-    return None
 
 
 def _previous(observed: Observed) -> Notice | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from lockstep.api.names import job_labels, log_name, run_name
 from lockstep.plan.accept import Accepted
 from lockstep.plan.diff import changes, needs_recreation
+from lockstep.plan.events import WARNING, Note
 from lockstep.plan.layers import Notice
-from lockstep.plan.objects import Frozen, RenderContext, children, claims
+from lockstep.plan.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, run_proof
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.running import is_running
 from lockstep.plan.stopping import Stopping
@@ -29,6 +30,8 @@ class Decision:
     """From zero pods, with `accepted.frozen`."""
     stopping: Stopping | None = None
     """Pods that are there are to go, and the job has not ended."""
+    proven: bool = True
+    """`running` is the operator's own, so that its pod template may be applied."""
 
 
 Written = tuple[tuple[Object, ...], tuple[Object, ...], tuple[Object, ...]]
@@ -38,25 +41,70 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     """(create, apply, delete)."""
     running = decision.running
     if running is None:
-        return (), (), _unknown_gang(observed, decision)
-    wanted = children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas)
+        return (), _scaled(observed, decision), ()
+    proof = run_proof(running, context.run_key) if context.run_key and decision.proven else ""
+    wanted = children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas, proof=proof)
     if decision.replicas == 0:
         wanted = [item for item in wanted if item["kind"] == "StatefulSet"]
-    create = [item for item in wanted if _key(item) not in observed.objects and not _is_mounted(item, observed)]
+    if not decision.proven:
+        wanted = [item for item in wanted if item["kind"] != "StatefulSet"]
     present = [(item, observed.objects[_key(item)]) for item in wanted if _key(item) in observed.objects]
     ours = [(item, seen) for item, seen in present if owner_uid(seen) == observed.uid and not is_terminating(seen)]
     renewed = [seen for item, seen in ours if decision.starts and needs_recreation(item, seen)]
+    forged = [(item, seen) for item, seen in ours if is_other_run(item, seen)]
+    create = [item for item in wanted if _key(item) not in observed.objects and not _is_mounted(item, observed)]
+    create += [item for item, _ in forged]
     apply = [_precise(item, seen) for item, seen in ours if not _is_fixed(item) and seen not in renewed and changes(item, seen)]
+    apply += [_precise(item, seen) for item, seen in ours if decision.starts and _lacks_proof(item, seen) and not is_other_run(item, seen)]
     foreign = [item for item, seen in present if owner_uid(seen) != observed.uid]
     old = _old_runs(observed, running) if decision.starts else []
-    return (*create, *foreign), tuple(apply), (*renewed, *old)
+    scaled = () if decision.proven else _scaled(observed, decision)
+    return (*sorted(create, key=_is_made_last), *foreign), (*apply, *scaled), (*renewed, *(seen for _, seen in forged), *old)
 
 
-def _unknown_gang(observed: Observed, decision: Decision) -> tuple[Object, ...]:
-    """A StatefulSet of ours whose frozen run is gone can't be scaled to zero as it was made: it goes as a whole."""
-    found = observed.stateful_set
-    must_end = observed.replicas > 0 and decision.replicas == 0 and found is not None
-    return (found,) if must_end and found is not None and owner_uid(found) == observed.uid else ()
+def _is_made_last(item: Object) -> bool:
+    return bool(item["kind"] == "StatefulSet")
+
+
+def is_other_run(item: Object, seen: Object) -> bool:
+    """Whether `seen` has the name of the frozen run `item`, and holds another: the operator didn't write it."""
+    return is_frozen_run(item) and (seen.get("data") != item["data"] or bool(seen.get("binaryData")))
+
+
+def is_frozen_run(item: Object) -> bool:
+    return bool(item["kind"] == "ConfigMap" and TEMPLATE_KEY in item["data"])
+
+
+def _lacks_proof(item: Object, seen: Object) -> bool:
+    """A run of an older operator, or of one whose key was lost, that starts again as it is."""
+    return is_frozen_run(item) and bool(changes({"metadata": {"annotations": item["metadata"].get("annotations")}}, seen))
+
+
+def _scaled(observed: Observed, decision: Decision) -> tuple[Object, ...]:
+    """The StatefulSet as it stands, with as many pods as are wanted: nothing proves another template, or there is none."""
+    seen = observed.stateful_set
+    if seen is None or owner_uid(seen) != observed.uid or is_terminating(seen) or observed.replicas == decision.replicas:
+        return ()
+    fields = ("name", "namespace", "labels", "annotations", "ownerReferences", "uid", "resourceVersion")
+    metadata = {field: seen["metadata"][field] for field in fields if field in seen["metadata"]}
+    spec = {**seen["spec"], "replicas": decision.replicas}
+    return ({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec},)
+
+
+def repairs(observed: Observed, decision: Decision, create: tuple[Object, ...], delete: tuple[Object, ...]) -> tuple[Note, ...]:
+    """Events about frozen runs that somebody else deleted or wrote. The job goes on, so that no condition tells of them."""
+    replaced = {_key(item) for item in delete}
+    found = []
+    for item in filter(is_frozen_run, create):
+        name = item["metadata"]["name"]
+        if _key(item) in replaced:
+            found.append(
+                Note(WARNING, "FrozenRunReplaced", f"ConfigMap {name} was not as Lockstep writes it: it is written again as it should be")
+            )
+        elif not decision.starts and _key(item) not in observed.objects:
+            text = f"ConfigMap {name} was deleted or has lost its labels while pods run by it: it is written again"
+            found.append(Note(WARNING, "FrozenRunRestored", text))
+    return tuple(found)
 
 
 def _is_mounted(item: Object, observed: Observed) -> bool:

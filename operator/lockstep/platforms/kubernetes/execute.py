@@ -8,12 +8,14 @@ import logging
 from collections.abc import Callable
 
 from lockstep.api.names import API_VERSION
+from lockstep.plan.diff import changes
 from lockstep.plan.events import Note, Told, tellable
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import Plan
 from lockstep.plan.times import timestamp
+from lockstep.plan.writes import is_other_run
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 
 log = logging.getLogger("lockstep.operator")
@@ -77,9 +79,18 @@ class Executor:
             there = await self._cluster.get(item["kind"], observed.namespace, item["metadata"]["name"])
             if there is None or owner_uid(there) != observed.uid:
                 return _who_has_it(observed, item, there)
-            found = there  # this job's own, seen late
+            if is_other_run(item, there):
+                return _other_run(observed, item)
+            found = await self._restored(item, there)
         self._written(item["kind"], found)
         return None
+
+    async def _restored(self, item: Object, there: Object) -> Object:
+        """This job's own that was not seen: written a moment ago, or its labels were taken away."""
+        if not changes({"metadata": {"labels": item["metadata"]["labels"]}}, there):
+            return there
+        metadata = {**item["metadata"], "uid": there["metadata"]["uid"], "resourceVersion": there["metadata"]["resourceVersion"]}
+        return await self._cluster.apply({**item, "metadata": metadata})
 
     async def write_status(self, observed: Observed, status: Object) -> None:
         """Only over the very job that was seen: what is concluded from an older one is never written. Raises ApiError."""
@@ -134,6 +145,12 @@ def _event(observed: Observed, note: Note, now: str) -> Object:
         "count": 1,
         "source": {"component": "lockstep-operator"},
     }
+
+
+def _other_run(observed: Observed, item: Object) -> Notice:
+    name = item["metadata"]["name"]
+    text = f"ConfigMap {name} in namespace {observed.namespace} exists already and holds another run than Lockstep would write"
+    return Notice(Reason.NAME_TAKEN, f"{text}: somebody else made it; delete it (kubectl delete configmap {name} -n {observed.namespace})")
 
 
 def _who_has_it(observed: Observed, item: Object, found: Object | None) -> Notice:

@@ -32,8 +32,9 @@ from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
 from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
+from lockstep.platforms.kubernetes.remembered import RememberedRuns
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
-from lockstep.platforms.kubernetes.secrets import job_key
+from lockstep.platforms.kubernetes.secrets import job_key, run_key
 from lockstep.platforms.kubernetes.settling import Settling
 from lockstep.platforms.kubernetes.watching import LIST_ITEMS, kopf_settings, registry
 
@@ -99,6 +100,7 @@ class Operator:
         self.queue = WorkQueue(self.work)
         self.executor = Executor(self.cluster, self.written)
         self.settling = Settling()
+        self.runs = RememberedRuns()
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
         self.server = ReportServer(self.master, Reviewed(token_reviewer(self.cluster)), self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
@@ -136,6 +138,7 @@ class Operator:
         context = self._context(observed.uid)
         received = self.server.reports.of(observed.uid)
         plan = reconcile(observed, received, context, time.time())
+        self.runs.see(observed.uid, plan.run)
         obstacle = await self.executor.write_objects(observed, plan)
         if obstacle != observed.obstacle:
             self.inventory.set_obstacle(key, obstacle)
@@ -144,8 +147,8 @@ class Operator:
         if plan.passing and (left := self.settling.left(observed.uid)) > 0:
             return min(left, plan.again_seconds or left)
         self.settling.settled(observed.uid)
+        await self.executor.tell(observed, plan.events, time.time())
         if plan.status is not None:
-            await self.executor.tell(observed, plan.events, time.time())
             try:
                 await self.executor.write_status(observed, plan.status)
             except ApiError as error:
@@ -157,7 +160,15 @@ class Operator:
 
     def _context(self, uid: str) -> RenderContext:
         report = report_target(self.settings.report_url, self.tls.ca_cert)
-        return RenderContext(self.settings.agent_image, job_key(self.master, uid), uid, report, self.server.reports.since)
+        return RenderContext(
+            self.settings.agent_image,
+            job_key(self.master, uid),
+            uid,
+            report,
+            self.server.reports.since,
+            run_key=run_key(self.master, uid),
+            remembered=self.runs.of(uid),
+        )
 
     async def resync(self, every_job: bool = True) -> None:
         """Replace what is known with what the API server lists, and look at every job, or at those only for which that is news."""
@@ -181,6 +192,7 @@ class Operator:
         self.server.reports.forget(uids)
         self.executor.forget(uids)
         self.settling.forget(uids)
+        self.runs.forget(uids)
         self.notifier.forget(uids)
         self.metrics.forget(uids)
 

@@ -1,10 +1,14 @@
-"""Why pods were taken away, kept after the pods are gone: a coordinator hears of it with its next report, or its successor does."""
+"""What this operator has seen of jobs and may not see again: why pods were taken away, and what those that are there run."""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
+from dataclasses import astuple
 
 from lockstep.plan.facts import loss_of, losses
+from lockstep.plan.objects import Frozen, GangRun
 from lockstep.plan.observed import Object, Observed
 from lockstep.platforms.kubernetes.queue import Key
 from lockstep_gang.contract import Fact
@@ -14,8 +18,38 @@ KEPT_MAX = 256
 """Of one job."""
 
 
+class RememberedRuns:
+    """The frozen run of every job that has pods, by the job's uid: its ConfigMap can be deleted by anybody, and its gang needs it to start again.
+
+    In memory only, as compressed text. The next leader reads the ConfigMaps.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, bool, bytes]] = {}
+
+    def of(self, uid: str) -> GangRun | None:
+        if uid not in self._of:
+            return None
+        _, proven, text = self._of[uid]
+        return GangRun(Frozen(*json.loads(zlib.decompress(text))), proven)
+
+    def see(self, uid: str, run: GangRun | None) -> None:
+        """None: no pod is there, or none knows what they run."""
+        if run is None:
+            self._of.pop(uid, None)
+        elif self._of.get(uid, ("", False))[:2] != (run.run.hash, run.proven):
+            self._of[uid] = run.run.hash, run.proven, zlib.compress(json.dumps(astuple(run.run)).encode(), 1)
+
+    def forget(self, uids: set[str]) -> None:
+        """Keep those of these jobs only."""
+        self._of = {uid: kept for uid, kept in self._of.items() if uid in uids}
+
+
 class RememberedLosses:
-    """In memory only. What an operator's end takes along leaves a loss unexplained, which then counts as a restart."""
+    """Why pods are gone: a coordinator hears of it with its next report, or its successor does.
+
+    In memory only. What an operator's end takes along leaves a loss unexplained, which then counts as a restart.
+    """
 
     def __init__(self) -> None:
         self._of: dict[Key, dict[str, tuple[Fact, float]]] = {}

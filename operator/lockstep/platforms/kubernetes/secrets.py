@@ -24,6 +24,11 @@ def job_key(master: bytes, uid: str) -> str:
     return hmac.new(master, uid.encode(), hashlib.sha256).hexdigest()
 
 
+def run_key(master: bytes, uid: str) -> str:
+    """What a job's frozen runs are signed with. Unlike the job's key it never leaves the operator."""
+    return hmac.new(master, b"frozen run\0" + uid.encode(), hashlib.sha256).hexdigest()
+
+
 async def master_key(cluster: Cluster, namespace: str) -> bytes:
     """Made at the operator's very first start."""
     found = await _get_or_create(cluster, namespace, KEY_SECRET, {"key": secrets.token_bytes(MASTER_KEY_BYTES)})

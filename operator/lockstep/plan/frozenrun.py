@@ -1,0 +1,109 @@
+"""Which frozen run the pods that are there were made from, and what may be done with it (pure).
+
+A ConfigMap can be written, with any ownerReference, by everybody who may write ConfigMaps, and that can be somebody who may make no pods. So what
+stands in `x-run-<hash>` is believed only as far as something else proves it:
+
+- its pod template is applied only when the operator signed it, or this process wrote or proved it earlier, or freezing the job now gives the same;
+- text that has the hash in the StatefulSet's annotation, and no proof (an older operator's, or signed with a key that was lost), says how many nodes
+  there are. Its StatefulSet is scaled as it stands, and never changed otherwise;
+- any other text counts as none.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, run_name
+from lockstep.plan.layers import Notice
+from lockstep.plan.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext, run_proof
+from lockstep.plan.observed import Object, Observed, owner_uid
+from lockstep.plan.reasons import Reason
+from lockstep_gang.contract import ContractError, parse_run
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The pods that are there. `run` is None when nobody knows any more what they were made from: they are left alone."""
+
+    run: Frozen | None = None
+    proven: bool = False
+    trouble: Notice | None = None
+
+    @property
+    def memory(self) -> GangRun | None:
+        """What to remember of it."""
+        return None if self.run is None else GangRun(self.run, self.proven)
+
+
+def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Gang:
+    """`fresh`: what the job would be frozen to now."""
+    made_by = observed.stateful_set
+    if observed.at_zero or (made_by is not None and owner_uid(made_by) != observed.uid):
+        return Gang()  # no gang, or somebody else's
+    hashes = list(dict.fromkeys(_hashes(observed)))
+    remembered = context.remembered
+    for run_hash in hashes:
+        if remembered is not None and remembered.run.hash == run_hash and remembered.proven:
+            return _known(observed, remembered.run, proven=True)
+        if fresh is not None and fresh.hash == run_hash:
+            return _known(observed, fresh, proven=True)
+        seen = observed.objects.get(("ConfigMap", run_name(observed.name, run_hash)))
+        run = None if seen is None else _read(observed, seen, run_hash)
+        if seen is not None and run is not None:
+            return _known(observed, run, proven=_is_signed(seen, run, context))
+    if remembered is not None:
+        return _known(observed, remembered.run, proven=remembered.proven)
+    return Gang(trouble=_unknown(observed, hashes))
+
+
+def _hashes(observed: Observed) -> Iterator[str]:
+    """Of the StatefulSet, then of the pods."""
+    for item in (observed.stateful_set, *observed.pods):
+        run_hash = None if item is None else (item["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_HASH)
+        if run_hash:
+            yield str(run_hash)
+
+
+def _read(observed: Observed, config_map: Object, run_hash: str) -> Frozen | None:
+    """None: it isn't what the pods were started with."""
+    data = config_map.get("data") or {}
+    if owner_uid(config_map) != observed.uid or RUN_KEY not in data or TEMPLATE_KEY not in data:
+        return None
+    candidate = Frozen(observed.name, observed.namespace, 0, data[RUN_KEY], data[TEMPLATE_KEY])
+    if candidate.hash != run_hash:
+        return None
+    try:
+        nodes = parse_run(candidate.run).nodes
+    except ContractError:
+        return None
+    return Frozen(observed.name, observed.namespace, nodes, candidate.run, candidate.template)
+
+
+def _is_signed(config_map: Object, run: Frozen, context: RenderContext) -> bool:
+    stated = str((config_map["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_PROOF, ""))
+    return bool(context.run_key) and hmac.compare_digest(stated.encode("utf-8", "replace"), run_proof(run, context.run_key).encode())
+
+
+def _known(observed: Observed, run: Frozen, *, proven: bool) -> Gang:
+    if proven or observed.stateful_set is not None:
+        return Gang(run, proven)
+    text = f"StatefulSet {observed.name} is gone or has lost its labels, and what its pods run was not signed by this operator, so it is not made again"
+    return Gang(run, proven, Notice(Reason.FROZEN_RUN_LOST, f"{text}: {_mend(observed)}"))
+
+
+def _unknown(observed: Observed, hashes: list[str]) -> Notice:
+    if not hashes:
+        text = f"StatefulSet {observed.name} and its pods have lost their annotation {ANNOTATION_RUN_HASH}, which names what they run"
+        return Notice(Reason.FROZEN_RUN_LOST, f"{text}: the pods are left alone; {_mend(observed)}")
+    name = run_name(observed.name, hashes[0])
+    there = ("ConfigMap", name) in observed.objects
+    what = "does not hold what they were started with: somebody else wrote it" if there else "was deleted, or has lost its labels"
+    text = f"ConfigMap {name}, which the pods run by, {what}. They are left alone, but a pod that is made again may not start"
+    return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {_mend(observed)}")
+
+
+def _mend(observed: Observed) -> str:
+    where = f"{observed.name} -n {observed.namespace}"
+    return f"`lockstep stop {where}`, then `lockstep resume {where}` goes on from the last checkpoint with a new start"
