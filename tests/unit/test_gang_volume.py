@@ -143,11 +143,11 @@ def test_a_failure_is_told_while_its_record_is_not_written_and_the_next_attempt_
     async def test(scene: Scene) -> None:
         await scene.starts()
         scene.coordinator.heard(1, Exited(1, RankExit(1, 3, None, ordered=False)))
+        await scene.until(lambda: scene.wires[1].types() == ["Start", "Stop"])
         for node in (0, 1):
             scene.coordinator.heard(node, Stopped(1))
         await scene.until(lambda: SILENT in scene.message)
         assert scene.message.startswith("stopping all ranks: rank 1 on node 1 exited with 3; the volume with ")
-        assert scene.wires[1].types() == ["Start", "Stop"]
         scene.answers.set()
         await scene.until(lambda: scene.wires[1].types() == ["Start", "Stop", "Start"])
 

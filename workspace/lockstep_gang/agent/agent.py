@@ -12,7 +12,7 @@ from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.fabric_news import FabricNews
 from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import Handlers, Link
-from lockstep_gang.agent.outbox import Outbox
+from lockstep_gang.agent.outbox import Outbox, bounded
 from lockstep_gang.agent.preflight import NodePreflight
 from lockstep_gang.agent.processes import become_subreaper, ended_children
 from lockstep_gang.agent.progress import ProgressServer
@@ -62,7 +62,7 @@ class Agent:
         self._dev = DevNode(node, self.link, console.say)
         self._preflight = NodePreflight(run, key, node.index, self.link.send)
         self._survivors = Survivors(self.link.send)
-        self._outbox = Outbox(node.index, run.nodes, self.link.send)
+        self._outbox = Outbox(node.index, run.world_size, self.link.send)
         self._instance = os.urandom(8).hex()
         self._known_attempt = 0
         self._ranks: Ranks | None = None
@@ -119,7 +119,7 @@ class Agent:
             self._leave()
 
     def _hello(self) -> Hello:
-        states = self._ranks.states() if self._ranks is not None else ()
+        states = bounded(self._ranks.states()) if self._ranks is not None else ()
         self._fabric.forget_told(self._ranks)
         running = self._known_attempt if self._running else 0
         return Hello(self._node.index, self._instance, self._known_attempt, running, states, self._leaving)
@@ -284,7 +284,7 @@ class Agent:
         first, rank.ready = not rank.ready, True
         if isinstance(report, Error):
             rank.error = report
-        self._outbox.put(report, at_once=first)
+        self._outbox.put(report, first)
 
     def _unheard(self) -> None:
         """Ranks without a coordinator are stopped after the silence: nobody could tell them to, and another attempt may start."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lockstep_gang.agent.silence import watch
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import PING_SECONDS
+from lockstep_gang.contract.exits import PING_SECONDS, spread_seconds
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import Channel, connect
@@ -17,7 +19,7 @@ SAY_SECONDS = 10.0
 BACKLOG_BYTES = 4 * 1024 * 1024
 RETRY_SECONDS = (0.1, 1.0)
 QUIET_SECONDS = 3 * PING_SECONDS
-"""A connection without a ping for so long is made anew."""
+"""A connection of which nothing came for so long is made anew."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,13 @@ class Link:
         self._run, self._key, self._node = run, key, node
         self._hello, self._connected_to, self._take, self._say = handlers.hello, handlers.connected, handlers.take, handlers.say
         self._channel: Channel | None = None
-        self.last_heard = time.monotonic()
+        self._last_heard = time.monotonic()
         self.address = (run.addresses[0], run.coordinator_port)
+
+    @property
+    def last_heard(self) -> float:
+        """When anything came from the coordinator, `time.monotonic`."""
+        return max(self._last_heard, self._channel.last_heard if self._channel is not None else 0.0)
 
     def send(self, message: AgentMessage) -> None:
         """At once; without a connection it is left out, since the next Hello says all that counts."""
@@ -64,20 +71,26 @@ class Link:
             except (EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
                 self._say("lost the connection to the coordinator")
             finally:
+                self._last_heard = self.last_heard
                 self._channel = None
                 channel.close()
+            await asyncio.sleep(random.uniform(0, spread_seconds(self._run.nodes)))  # noqa: S311 (no secret): all lost it at once
 
     async def _listen(self, channel: Channel) -> None:
-        while True:
-            given = order(await asyncio.wait_for(channel.receive(), QUIET_SECONDS))
-            self.last_heard = time.monotonic()
-            if isinstance(given, Ping):
-                self.send(Pong())
-            else:
-                self._take(given)
+        watching = asyncio.ensure_future(watch(channel, QUIET_SECONDS, channel.abort))
+        try:
+            while True:
+                given = order(await channel.receive())
+                if isinstance(given, Ping):
+                    self.send(Pong())
+                else:
+                    self._take(given)
+        finally:
+            watching.cancel()
 
     async def _connected(self) -> Channel:
         wait, say_at = RETRY_SECONDS[0], time.monotonic() + SAY_SECONDS
+        longest = RETRY_SECONDS[1] + spread_seconds(self._run.nodes)
         while True:
             try:
                 return await connect(self.address, self._key, self._run.job.uid, self._node)
@@ -85,8 +98,8 @@ class Link:
                 if time.monotonic() >= say_at:
                     self._say(f"waiting for the coordinator on node 0, {self.address[0]}:{self.address[1]} ({_reason(error)})")
                     say_at = time.monotonic() + SAY_SECONDS
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, RETRY_SECONDS[1])
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 (no secret): nor do they try again at once
+            wait = min(wait * 2, longest)
 
 
 def _reason(error: Exception) -> str:

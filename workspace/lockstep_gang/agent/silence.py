@@ -15,8 +15,9 @@ PAUSED_SECONDS = 2.0
 class Heard(Protocol):
     """Whoever listens to the coordinator."""
 
-    last_heard: float
-    """When it last heard something, `time.monotonic`."""
+    @property
+    def last_heard(self) -> float:
+        """When it last heard something, `time.monotonic`."""
 
 
 async def watch(link: Heard, silence_seconds: float, unheard: Callable[[], None]) -> None:

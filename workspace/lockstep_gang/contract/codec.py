@@ -51,9 +51,9 @@ def from_json(kind: type[T], value: object, where: str) -> T:
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 (one return a kind of field)
-    if kind is Any:
+    if kind is Any or (type(value) is kind and kind in _PLAIN):  # most are, and a big gang's coordinator reads thousands a second
         return value
-    origin = get_origin(kind)
+    origin = _origin(kind)
     if origin in (Union, types.UnionType):
         return None if value is None else _decode(_without_none(kind), value, where)
     if origin is tuple:
@@ -68,6 +68,12 @@ def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: PLR0911 (one ret
     return _expect(kind, value, _PLAIN[kind], where)
 
 
+@cache
+def _origin(kind: Any) -> Any:
+    return get_origin(kind)
+
+
+@cache
 def _without_none(kind: Any) -> Any:
     return next(arg for arg in get_args(kind) if arg is not type(None))
 

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import socket
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, SupportsIndex
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, Sealer, new_nonce, read_object, require_proof
@@ -14,6 +16,36 @@ from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, 
 LINE_BYTES_MAX = 4 * 1024 * 1024
 """A Hello with many ranks and their last lines fits; nothing else comes near."""
 PROOF_SECONDS = 10.0
+WAITING_MAX = 1024
+"""Connections that the kernel holds until they are taken: all agents of a big gang may come in the same second."""
+
+
+class _Reader(asyncio.StreamReader):
+    """Knows when anything came: a message that is not read yet, or not whole yet, is a sign of life too."""
+
+    last_heard = 0.0
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.last_heard = time.monotonic()
+        super().feed_data(data)
+
+
+async def listen(
+    taken: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None], hosts: str | list[str] | None, port: int
+) -> asyncio.Server:
+    """A server on this port, whose connections `taken` gets. Raises OSError."""
+
+    def protocol() -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(_Reader(limit=LINE_BYTES_MAX), taken)
+
+    return await asyncio.get_running_loop().create_server(protocol, hosts, port, backlog=WAITING_MAX)
+
+
+async def _open(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = _Reader(limit=LINE_BYTES_MAX)
+    transport, protocol = await loop.create_connection(lambda: asyncio.StreamReaderProtocol(reader), *address)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 class Channel:
@@ -28,6 +60,15 @@ class Channel:
         """Pushed at once, without waiting. Into a closed connection it goes nowhere."""
         if not self._writer.is_closing():
             self._writer.write(self._sealer.seal(message))
+
+    @property
+    def last_heard(self) -> float:
+        """When anything came from the other side, `time.monotonic`."""
+        return getattr(self._reader, "last_heard", 0.0)
+
+    def abort(self) -> None:
+        """Give the connection up, with what was not sent yet."""
+        self._writer.transport.abort()
 
     @property
     def backlog_bytes(self) -> int:
@@ -64,7 +105,7 @@ async def accept(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key
 
 async def connect(address: tuple[str, int], key: bytes, job_uid: str, node: int) -> Channel:
     """The agent's side. Raises ContractError, EOFError, OSError, asyncio.TimeoutError."""
-    streams = await asyncio.wait_for(asyncio.open_connection(*address, limit=LINE_BYTES_MAX), PROOF_SECONDS)
+    streams = await asyncio.wait_for(_open(address), PROOF_SECONDS)
     try:
         return await asyncio.wait_for(_prove(streams, key, job_uid, node), PROOF_SECONDS)
     except BaseException:

@@ -11,7 +11,7 @@ from functools import partial
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.interactive import Printed
-from lockstep_gang.contract.messages import AgentMessage, Hello, StopMode
+from lockstep_gang.contract.messages import AgentMessage, Hello, Pong, StopMode
 from lockstep_gang.contract.reply import Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
@@ -40,8 +40,9 @@ WAITING_LINE_SECONDS = 10.0
 STORAGE_RETRY_SECONDS = 10.0
 COMMIT_SECONDS = 1.0
 """Least time between two writes of the newest commit."""
+PULSE_SECONDS = 1.0
 PAUSED_SECONDS = 2.0
-"""A wake-up so late means that this process itself did not run."""
+"""A pulse so late means that this process itself did not run, or had too much to do."""
 SLOW_SECONDS = 5.0
 """A record that takes longer to write is told of: it is the volume that everything waits for."""
 SETTLE_SECONDS = 5.0
@@ -73,7 +74,10 @@ class Coordinator:
         self._ledger = Ledger(records, run, self._account)
         self.gang = self._ledger.opened(run, self._now())
         self._changes: deque[Change] = deque()
-        """Heard while a record was being written."""
+        """Heard, and not taken in yet: while a record is being written."""
+        self._deciding = False
+        """What was taken in is decided soon."""
+        self._pulse_due = self._now() + PULSE_SECONDS
         self._recording: asyncio.Future[None] | None = None
         self._corrects = False
         self._retry_at = 0.0
@@ -90,7 +94,7 @@ class Coordinator:
 
     async def run(self) -> None:
         """Until cancelled: wake-ups, pings, the waiting line and the reports."""
-        tasks = [self._decide_in_time(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
+        tasks = [self._decide_in_time(), self._pulse(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
         if self._reporter is not None:
             tasks.append(self._reporter.run())
         await asyncio.gather(*tasks)
@@ -108,6 +112,8 @@ class Coordinator:
 
     def heard(self, node: int, message: AgentMessage) -> None:
         """Raises ContractError for a malformed report."""
+        if isinstance(message, Pong):
+            return  # a sign of life, which the connection has seen
         if isinstance(message, Printed):
             self._printed(node, message)
             return
@@ -172,16 +178,35 @@ class Coordinator:
         self._become(change)
 
     def _become(self, change: Change) -> None:
-        """Take in a change: at once, or when the record that is being written is there."""
+        """Take in a change: at once, or when the record that is being written is there. What follows is decided once for all that came together."""
+        self._excuse()
         self._changes.append(change)
         if self._recording is None:
-            self._advance()
+            self._take_in()
+            self._decide_soon()
+
+    def _take_in(self) -> None:
+        while self._changes:
+            self._be(self._changes.popleft()(self.gang))
+
+    def _decide_soon(self) -> None:
+        if not self._deciding:
+            self._deciding = True
+            asyncio.get_running_loop().call_soon(self._decided)
+
+    def _decided(self) -> None:
+        self._deciding = False
+        if self._recording is None and self._broken is None:
+            try:
+                self._advance()
+            except Exception as error:  # nobody waits for a callback: it ends the coordinator elsewhere
+                self._broken = error
+                self._wake.set()
 
     def _advance(self) -> None:
-        """Take in what was heard, then decide until nothing follows from it any more, or something must be durable first."""
+        """Decide until nothing follows from what was heard any more, or something must be durable first."""
         while True:
-            while self._changes:
-                self._be(self._changes.popleft()(self.gang))
+            self._take_in()
             if self._corrects:
                 self._corrects = False
                 return self._write(partial(self._ledger.correct, self.gang), None)
@@ -197,9 +222,20 @@ class Coordinator:
         if self._reporter is not None:
             self._reporter.ask(is_asking(self.gang))
 
+    def _excuse(self) -> None:
+        """After a time in which this process did not run, or had too much to do, what was said meanwhile is still to be read: it judges nobody."""
+        late = self._now() - self._pulse_due
+        if late > PAUSED_SECONDS:
+            self._pulse_due = self._now() + PULSE_SECONDS
+            self._output.say(f"the coordinator did not run for {late:.0f} s; nobody is judged by that time")
+            self._changes.append(partial(excused, seconds=late))
+            if self._recording is None:
+                self._take_in()
+
     def _be(self, gang: Gang) -> None:
         before, self.gang = self.gang, gang
-        self._tell(before)
+        if gang is not before:
+            self._tell(before)
 
     def _carry_out(self, decision: Decision) -> None:
         self._run = replace(self._run, order=decision.gang.placement.order)
@@ -253,7 +289,7 @@ class Coordinator:
         self._changed.set()
         if self.gang.checkpoint != before.checkpoint:
             self._committed.set()
-        if self._reporter is not None and before != self.gang:
+        if self._reporter is not None:
             report_change(self._reporter, before, self.gang, self._run, self._output.tail)
 
     async def _decide_in_time(self) -> None:
@@ -263,12 +299,16 @@ class Coordinator:
                 if self._broken is not None:
                     raise self._broken
             else:
-                late = self._now() - (self._wake_at or self._now())
-                if late > PAUSED_SECONDS:  # stopped, or starved: what agents said meanwhile is still to be read
-                    self._output.say(f"the coordinator did not run for {late:.0f} s; no rank is judged by that time")
-                    self._become(partial(excused, seconds=late))
-                else:
-                    self._become(lambda gang: gang)
+                self._wake_at = None  # until it is decided what is next
+                self._excuse()
+                self._decide_soon()
+
+    async def _pulse(self) -> None:
+        """By it the coordinator knows that it runs."""
+        while True:
+            await asyncio.sleep(max(0.0, self._pulse_due - self._now()))
+            self._excuse()
+            self._pulse_due = self._now() + PULSE_SECONDS
 
     async def _say_what_is_missing(self) -> None:
         while True:
@@ -285,7 +325,7 @@ class Coordinator:
             self._committed.clear()
             self.gang = accounted(self.gang, self._run, self._now())
             if self._reporter is not None:
-                self._reporter.refresh(summarise(self.gang, self._run))
+                self._reporter.refresh(partial(summarise, self.gang, self._run))
             in_thread(partial(self._account.keep, self.gang), "account")
 
     def _now(self) -> float:

@@ -40,7 +40,7 @@ class Reporter:
         self._say = say
         self._sequence = time.time_ns()
         self._transitions: deque[Report] = deque(maxlen=TRANSITIONS_MAX)
-        self._latest: Report | None = None
+        self._latest: Callable[[], Report] | None = None
         self._has_news = False
         self._period = PERIOD_SECONDS
         self._told_at = 0.0
@@ -53,18 +53,18 @@ class Reporter:
     def transition(self, report: Report) -> None:
         self._delivered.clear()
         self._transitions.append(report)
-        self._latest = replace(report, log=())
+        self._latest = lambda: replace(report, log=())
         self._wake.set()
 
-    def news(self, report: Report) -> None:
-        """Worth telling soon: a node came or a commit was made. Steps are not: they go with the next report."""
-        self._latest = report
+    def news(self, make: Callable[[], Report]) -> None:
+        """Worth telling soon: a node came or a commit was made. Steps are not: they go with the next report. It is made when it is sent."""
+        self._latest = make
         self._has_news = True
         self._wake.set()
 
-    def refresh(self, report: Report) -> None:
+    def refresh(self, make: Callable[[], Report]) -> None:
         """To be told when it is time anyway."""
-        self._latest = report
+        self._latest = make
 
     def ask(self, often: bool) -> None:
         """Whether the operator's replies are waited for."""
@@ -87,7 +87,7 @@ class Reporter:
                 self._transitions.popleft()
             self._delivered.set()
             if self._latest is not None and time.monotonic() >= self._due():
-                await self._deliver(self._latest)
+                await self._deliver(self._latest())
 
     def _due(self) -> float:
         return self._told_at + (NEWS_SECONDS if self._has_news else self._period)

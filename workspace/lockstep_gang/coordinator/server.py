@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import time
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import SILENCE_SECONDS
 from lockstep_gang.contract.messages import Hello, agent_message
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, PROOF_SECONDS, Channel, accept
+from lockstep_gang.coordinator.channel import PROOF_SECONDS, Channel, accept, listen
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.ports import listening_addresses
+
+LOOK_SECONDS = 1.0
+PAUSED_SECONDS = 2.0
+FILES = 512
+"""Open files of the coordinator beside its connections."""
 
 
 class Server:
@@ -24,11 +31,15 @@ class Server:
         self._output = output
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._proved: set[Channel] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
         """Listen on the pod's own addresses, or on loopback when all nodes are this machine; the address for the agent beside it. Raises OSError."""
         hosts = listening_addresses(self._run.addresses[0])
-        self._server = await asyncio.start_server(self._accepted, hosts, self._run.coordinator_port, limit=LINE_BYTES_MAX)
+        _allow_files(FILES + self._run.nodes)
+        self._server = await listen(self._accepted, hosts, self._run.coordinator_port)
+        self._watching = asyncio.ensure_future(self._give_up_the_silent())
         address = self._server.sockets[0].getsockname()[0]
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), self._run.coordinator_port  # noqa: S104 (compared, not bound)
 
@@ -36,6 +47,8 @@ class Server:
         """Close the port and every connection."""
         if self._server is not None:
             self._server.close()
+        if self._watching is not None:
+            self._watching.cancel()
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -44,6 +57,17 @@ class Server:
         connection = asyncio.ensure_future(self._connection(reader, writer))
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
+
+    async def _give_up_the_silent(self) -> None:
+        """What came while this process did not run, or had too much to do, is still to be read: after that every agent has its whole time again."""
+        since = time.monotonic()
+        while True:
+            due = time.monotonic() + LOOK_SECONDS
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            since = now if now - due > PAUSED_SECONDS else since
+            for channel in [channel for channel in self._proved if now - max(since, channel.last_heard) > SILENCE_SECONDS]:
+                channel.abort()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
@@ -54,7 +78,9 @@ class Server:
             if isinstance(error, ContractError):  # anything else may be a probe of the port
                 self._output.say(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
         else:
+            self._proved.add(channel)
             await self._listen(node, channel)
+            self._proved.discard(channel)
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -69,11 +95,18 @@ class Server:
                 await asyncio.sleep(SILENCE_SECONDS)  # hearing nothing, it stops its ranks
                 return
             while True:
-                message = agent_message(await asyncio.wait_for(channel.receive(), SILENCE_SECONDS))
-                self._coordinator.heard(node, message)
+                self._coordinator.heard(node, agent_message(await channel.receive()))
         except ContractError as error:
             self._output.say(f"closed the connection of node {node}: {error}")
         except (EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
             pass  # a closed or silent connection; the lifecycle judges it
         finally:
             self._coordinator.disconnected(node, channel)
+
+
+def _allow_files(count: int) -> None:
+    """A process may often open 1,024 files, and a big gang's coordinator has more connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count if hard == resource.RLIM_INFINITY else min(count, hard), hard))

@@ -20,9 +20,13 @@ from lockstep_gang.lifecycle.start import banner
 from lockstep_gang.lifecycle.stragglers import in_words
 from lockstep_gang.lifecycle.summary import message_of, state_of
 
+WITH_LINES = 128
+"""So many ranks that end are shown with their last lines: when thousands lose their peers, the first ones tell why."""
+
 
 def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """The lines that say how `after` differs from `before`."""
+    """Looks only at what has changed: it is asked after every message of every node."""
     yield from _nodes(before, after, run)
     yield from _exits(before, after, run)
     yield from _explained(before, after)
@@ -34,10 +38,13 @@ def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
 
 
 def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    if before.nodes is after.nodes:
+        return
     for index, (old, new) in enumerate(zip(before.nodes, after.nodes)):  # noqa: B905 (both have run.nodes)
+        if old is new:
+            continue
         if new.connected and not old.connected:
-            here = sum(node.connected for node in after.nodes)
-            yield f"node {index} is here ({here} of {run.nodes})"
+            yield f"node {index} is here ({after.nodes.counts.here} of {run.nodes})"
         elif old.connected and not new.connected and after.phase is not Phase.ENDED:
             yield f"node {index} is gone: its connection closed"
 
@@ -52,6 +59,8 @@ def _preflight(before: Gang, after: Gang, run: Run) -> Iterator[str]:
 
 
 def _explained(before: Gang, after: Gang) -> Iterator[str]:
+    if before.history is after.history:
+        return
     known = {entry.attempt for entry in before.history if entry.explained_by is not None}
     for entry in after.history:
         if entry.explained_by is not None and entry.attempt not in known:
@@ -79,16 +88,17 @@ def _stragglers(before: Gang, after: Gang) -> Iterator[str]:
 def _exits(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     if before.attempt != after.attempt:
         return
-    for old, new in zip(before.ranks, after.ranks):  # noqa: B905 (same attempt, same ranks)
-        if old.exit is None and new.exit is not None and not new.exit.ordered and new.exit.exit_code != 0:
-            yield from _exit(new.exit, run)
+    for place in range(len(before.ranks.ended), len(after.ranks.ended)):
+        exit_ = after.ranks[after.ranks.ended[place]].exit
+        if exit_ is not None and not exit_.ordered and exit_.exit_code != 0:
+            yield from _exit(exit_, run, with_lines=place < WITH_LINES)
 
 
-def _exit(exit_: RankExit, run: Run) -> Iterator[str]:
-    """How it ended, and the last lines of a rank whose output this log doesn't have."""
+def _exit(exit_: RankExit, run: Run, *, with_lines: bool) -> Iterator[str]:
+    """How it ended, and the last lines of a rank whose output this log doesn't have, unless very many have ended before."""
     node = run.node_of(exit_.rank)
     how = f"was ended by {exit_.signal}" if exit_.signal else f"exited with {exit_.exit_code}"
-    lines = exit_.last_lines if node != 0 and run.interactive is None else ()
+    lines = exit_.last_lines if with_lines and node != 0 and run.interactive is None else ()
     yield f"rank {exit_.rank} on node {node} {how}" + (", its last lines:" if lines else "")
     for line in lines:
         yield f"rank {exit_.rank} | {line}"

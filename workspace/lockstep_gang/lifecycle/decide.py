@@ -6,9 +6,10 @@ Records and the end are made durable before any order of the same decision is se
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from lockstep_gang.contract.exits import RECONNECT_SECONDS
+from lockstep_gang.contract.exits import reconnect_seconds
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
@@ -17,9 +18,9 @@ from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged
 from lockstep_gang.lifecycle.fabric import begun, refusal, settled
 from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
 from lockstep_gang.lifecycle.failures import first_failure, is_final
-from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, has_failed, told_to_start
-from lockstep_gang.lifecycle.goodput import accounted
-from lockstep_gang.lifecycle.hang import hang_failure, next_deadline, noticed
+from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
+from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
+from lockstep_gang.lifecycle.hang import hang_failure, noticed
 from lockstep_gang.lifecycle.hang import overdue as overdue_rank
 from lockstep_gang.lifecycle.idle import wake_at as idle_wake_at
 from lockstep_gang.lifecycle.idle import with_idleness
@@ -51,7 +52,7 @@ class Decision:
 
 def decide(gang: Gang, run: Run, now: float) -> Decision:
     """The next step and the orders that follow from it."""
-    gang = with_idleness(accounted(gang, run, now), run, now)
+    gang = with_idleness(accounted_now_and_then(gang, run, now), run, now)
     step = _next_step(timed(with_idle_stop(gang, now), now), run, now)
     gang, orders = _orders(step.gang, run)
     return replace(step, gang=gang, orders=orders, wake_at=_wake_at(gang, run, now))
@@ -63,14 +64,14 @@ def _next_step(gang: Gang, run: Run, now: float) -> Decision:
     if gang.phase is Phase.ACTIVE:
         return _active(gang, run, now)
     if unended.is_over(gang, run, now):
-        return _stopped(unended.given_up(gang), run, now)
-    return Decision(_hastened(gang, now) if gang.phase is Phase.STOPPING else gang)
+        return _stopped(unended.given_up(accounted(gang, run, now)), run, now)
+    return Decision(_hastened(gang, run, now) if gang.phase is Phase.STOPPING else gang)
 
 
-def _hastened(gang: Gang, now: float) -> Gang:
+def _hastened(gang: Gang, run: Run, now: float) -> Gang:
     """Ranks that save, because somebody interrupted their run, are killed once it is interrupted again."""
     again = gang.stopping is StopMode.SAVE and session.interrupting(gang) is StopMode.KILL
-    return replace(gang, stopping=StopMode.KILL, stop_began=now) if again else gang
+    return replace(accounted(gang, run, now), stopping=StopMode.KILL, stop_began=now) if again else gang
 
 
 def _for_a_request(gang: Gang, run: Run, now: float) -> Decision:
@@ -89,7 +90,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
         if is_doubted(gang, run, now) and not gang.final:
             return Decision(gang)
         return _ended(gang, State.FAILED, gang.failure.message)
-    here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
+    here = gang.nodes.counts.free == run.nodes
     if is_late(gang, run, now):
         failure = late_nodes_failure(gang, run)
         return _ended(replace(gang, failure=failure, final=True), State.FAILED, failure.message)
@@ -107,10 +108,10 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
     gang = replace(gang, placement=placed(gang.placement, run))
     run = replace(run, order=gang.placement.order)
     attempt = max(gang.attempt, gang.known_attempt) + 1
-    fresh = replace(
-        gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=(Rank(),) * run.world_size
-    )
-    fresh = session.begun(replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now)))
+    ranks = Ranks((Rank(),) * run.world_size)
+    fresh = replace(gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=ranks)
+    fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now), in_time_until=math.inf)
+    fresh = session.begun(fresh)
     return Decision(
         replace(fresh, stopping=None, hang=None, stragglers=(), late=(), dumps=(), lost=(), trainer=None, trouble=None), begin=True
     )
@@ -129,17 +130,18 @@ def _before_the_attempt(gang: Gang, run: Run) -> Decision:
 
 def _active(gang: Gang, run: Run, now: float) -> Decision:
     gang = replace(gang, fabric=settled(gang.fabric, run, now))
-    overdue = [LostNode(node.closed_sign, index) for index, node in enumerate(gang.nodes) if _overdue(node, now)]
+    away = [(index, gang.nodes[index]) for index in sorted(gang.nodes.away)]
+    overdue = [LostNode(node.closed_sign, index) for index, node in away if _overdue(node, run, now)]
     if overdue or gang.lost or has_failed(gang, run):
         gang = replace(gang, lost=(*gang.lost, *overdue))
         return _stop_failed(gang, run, now)
     refused = refusal(gang.fabric, run)
     if refused is not None:
         return _stop(gang, StopMode.KILL, refused.message, now)
-    stuck = _stuck(gang, run, now)
+    gang, stuck = _stuck(gang, run, now)
     if stuck is not None:
         return stuck
-    if any(node.leaving for node in gang.nodes):
+    if gang.nodes.counts.leaving:
         return _stop(gang, StopMode.SAVE, "a node was asked to stop", now)
     interrupting = session.interrupting(gang)
     if interrupting is not None:
@@ -153,25 +155,25 @@ def _done(gang: Gang, run: Run, now: float) -> Decision:
     return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
 
 
-def _overdue(node: Node, now: float) -> bool:
-    return bool(node.attempt) and node.closed_at is not None and now >= node.closed_at + RECONNECT_SECONDS
+def _overdue(node: Node, run: Run, now: float) -> bool:
+    return bool(node.attempt) and node.closed_at is not None and now >= node.closed_at + reconnect_seconds(run.nodes)
 
 
 def _all_done(gang: Gang) -> bool:
-    return all(rank.exit is not None and rank.exit.exit_code == 0 for rank in gang.ranks)
+    return gang.ranks.counts.done == len(gang.ranks)
 
 
 def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
     return Decision(replace(gang, phase=Phase.STOPPING, stopping=mode, stop_reason=reason, stop_began=now))
 
 
-def _stuck(gang: Gang, run: Run, now: float) -> Decision | None:
+def _stuck(gang: Gang, run: Run, now: float) -> tuple[Gang, Decision | None]:
     """Ranks that have not come, or don't move any more."""
     if is_late(gang, run, now):
         gang = replace(gang, late=tuple(missing_ranks(gang)))
-        return _stop(gang, StopMode.DUMP, late_ranks_failure(gang, run).message, now)
-    hang = overdue_rank(gang, run, now)
-    return _stop_hung(gang, run, hang, now) if hang is not None else None
+        return gang, _stop(gang, StopMode.DUMP, late_ranks_failure(gang, run).message, now)
+    gang, hang = overdue_rank(gang, run, now)
+    return gang, _stop_hung(gang, run, hang, now) if hang is not None else None
 
 
 def _stop_failed(gang: Gang, run: Run, now: float) -> Decision:
@@ -191,7 +193,7 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     """No rank is left on any node that can be reached, but for those that can't be ended; a node that can't be reached stops its
     own after its silence, and is fenced by its number."""
     if run.interactive is not None:
-        leaving = any(node.leaving for node in gang.nodes)
+        leaving = gang.nodes.counts.leaving > 0
         gang = replace(gang, stopped=stop_report(gang, run, now)) if leaving and gang.stopping is StopMode.SAVE else gang
         return _run_over(*session.stopped(gang, run, now))
     if _all_done(gang) and not has_failed(gang, run):
@@ -213,15 +215,27 @@ def _ended(gang: Gang, state: State, message: str) -> Decision:
 
 
 def _orders(gang: Gang, run: Run) -> tuple[Gang, tuple[tuple[int, Order], ...]]:
+    """Of nodes that have changed; of all where what their orders follow from has changed."""
     orders: list[tuple[int, Order]] = []
-    for index, node in enumerate(gang.nodes):
+    changes: dict[int, Node] = {}
+    everywhere = _ordered_for(gang)
+    same = gang.unordered is not None and everywhere == gang.ordered_for
+    for index in sorted(gang.unordered or ()) if same else range(run.nodes):
+        node = gang.nodes[index]
         order = (_order(gang, run, index) or _question(gang, run, index)) if node.connected else None
         if order is not None and order != node.told:
             orders.append((index, order))
-            attempt = order.attempt if isinstance(order, Start) else node.attempt
-            gang = gang.with_node(index, replace(node, told=order, attempt=attempt))
+            changes[index] = replace(node, told=order, attempt=order.attempt if isinstance(order, Start) else node.attempt)
     orders += [(node, said) for node, said in gang.session.answers if gang.nodes[node].connected]
-    return replace(gang, session=replace(gang.session, answers=())), tuple(orders)
+    gang = gang.with_nodes(changes) if changes else gang
+    session_ = replace(gang.session, answers=()) if gang.session.answers else gang.session
+    return replace(gang, session=session_, unordered=frozenset(), ordered_for=everywhere), tuple(orders)
+
+
+def _ordered_for(gang: Gang) -> tuple[object, ...]:
+    """What the orders of all nodes follow from; the rest is the node's own state."""
+    attempt = gang.phase, gang.attempt, gang.restarts, gang.placement.order, gang.stopping, gang.stop_reason, gang.ending
+    return *attempt, gang.preflight.stage, gang.preflight.round, gang.session.request
 
 
 def _order(gang: Gang, run: Run, index: int) -> Order | None:
@@ -250,9 +264,10 @@ def _question(gang: Gang, run: Run, node: int) -> Order | None:
 
 
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
-    times = [node.closed_at + RECONNECT_SECONDS for node in gang.nodes if gang.phase is Phase.ACTIVE and node.closed_at is not None]
-    waits = (next_deadline(gang, run) if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run), unended.stop_deadline(gang, run))
-    times += [deadline for deadline in waits if deadline is not None]
+    away = [gang.nodes[index].closed_at for index in gang.nodes.away] if gang.phase is Phase.ACTIVE else []
+    times = [closed_at + reconnect_seconds(run.nodes) for closed_at in away if closed_at is not None]
+    waits = (gang.in_time_until if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run), unended.stop_deadline(gang, run))
+    times += [deadline for deadline in waits if deadline is not None and deadline < math.inf]
     if gang.phase is Phase.WAITING:
         times += [at for at in (gang.not_before - preflight.BEFORE_SECONDS, gang.not_before) if at > now]
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None

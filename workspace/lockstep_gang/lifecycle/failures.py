@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from lockstep_gang.contract.exits import CONFIGURATION, MEANINGS, SILENCE_SECONDS
@@ -41,10 +40,9 @@ def first_failure(gang: Gang, run: Run) -> Failure:
     refused = refusal(gang.fabric, run)
     if refused is not None:
         return replace(refused, step=step)
-    candidates = [*_rank_failures(gang, run), *_node_failures(gang)]
-    if not candidates:
+    lost_peer, failure = _most_telling(gang, run)
+    if failure is None:
         return Failure(message="the attempt failed, and no rank or node says why", cause=Cause.INTERNAL, step=step)
-    lost_peer, _, failure = min(candidates, key=lambda candidate: candidate[:2])
     stopped = stopped_rank(gang)
     if stopped is not None and (lost_peer or failure.cause in _BY_A_STOPPED_RANK):
         failure = hang_failure(gang, run, Hang(stopped, 0, (stopped,)))
@@ -69,22 +67,32 @@ def exception_of(lines: tuple[str, ...]) -> Error | None:
     return None
 
 
-def _rank_failures(gang: Gang, run: Run) -> Iterator[tuple[int, int, Failure]]:
+def _most_telling(gang: Gang, run: Run) -> tuple[int, Failure | None]:
+    """The failure with the least `_blame`, of several the one whose sign came first; None: there is none. In a big gang all may have failed."""
     failed = set(failed_ranks(gang, run))
-    for index, rank in enumerate(gang.ranks):
-        if index in failed or rank.error is not None:
-            failure = _rank_failure(run, index, rank, silent_success(gang, run, index))
-            yield _blame(failure, gang), rank.sign, explained(failure, gang.fabric, run)
-
-
-def _node_failures(gang: Gang) -> Iterator[tuple[int, int, Failure]]:
+    ranks = [(rank.sign, index) for index, rank in enumerate(gang.ranks) if index in failed or rank.error is not None]
     lost = {lost.node: lost for lost in gang.lost}
-    away = {index: LostNode(node.closed_sign, index) for index, node in enumerate(gang.nodes) if node.closed_at is not None}
-    for node, how in {**away, **lost}.items():
-        text = f"node {node} was lost: its agent ended or its connection closed, and its ranks with it"
-        if how.by_itself:
-            text = f"node {node} heard nothing from the coordinator for {SILENCE_SECONDS:.0f} s and stopped its ranks"
-        yield 0, how.sign, Failure(message=text, node=node, cause=Cause.NODE_LOST)
+    away = {index: LostNode(gang.nodes[index].closed_sign, index) for index in gang.nodes.away}
+    signs: list[tuple[int, int | LostNode]] = [*ranks, *((how.sign, how) for how in {**away, **lost}.values())]
+    best: tuple[int, Failure | None] = (len(FaultKind) + 1, None)
+    for _, who in sorted(signs, key=lambda entry: entry[0]):
+        failure = (
+            _node_failure(who) if isinstance(who, LostNode) else _rank_failure(run, who, gang.ranks[who], silent_success(gang, run, who))
+        )
+        blame = 0 if isinstance(who, LostNode) else _blame(failure, gang)
+        if blame < best[0]:
+            best = blame, failure
+        if blame == 0:
+            break
+    blame, first = best
+    return blame, explained(first, gang.fabric, run) if first is not None and first.rank is not None else first
+
+
+def _node_failure(lost: LostNode) -> Failure:
+    text = f"node {lost.node} was lost: its agent ended or its connection closed, and its ranks with it"
+    if lost.by_itself:
+        text = f"node {lost.node} heard nothing from the coordinator for {SILENCE_SECONDS:.0f} s and stopped its ranks"
+    return Failure(message=text, node=lost.node, cause=Cause.NODE_LOST)
 
 
 def _blame(failure: Failure, gang: Gang) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.messages import Dumped, Error, Order, Pace, RankExit, Start, StopMode
@@ -36,6 +37,8 @@ class Rank:
     progress: Progress = field(default_factory=Progress)
     paces: tuple[Pace, ...] = ()
     """The last ones it told."""
+    dumped: bool = False
+    """It is among `Gang.dumps`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,97 @@ class Node:
     leaving: bool = False
     told: Order | None = None
     """The last order on this connection."""
+
+
+class RankCounts(NamedTuple):
+    """How many ranks of the attempt are so."""
+
+    heard: int = 0
+    missing: int = 0
+    """Neither heard nor ended."""
+    ready: int = 0
+    """Heard, and not ended."""
+    done: int = 0
+    """Ended with 0."""
+    failed: int = 0
+    """Ended otherwise, and nobody had ordered it."""
+
+
+class NodeCounts(NamedTuple):
+    """How many nodes are so."""
+
+    here: int = 0
+    present: int = 0
+    """Here, and not told to go."""
+    free: int = 0
+    """Present, without ranks of any attempt."""
+    busy: int = 0
+    """Here, with ranks of an attempt."""
+    leaving: int = 0
+
+
+def _rank_traits(rank: Rank) -> RankCounts:
+    ended = rank.exit is not None
+    done = rank.exit is not None and rank.exit.exit_code == 0
+    failed = rank.exit is not None and not rank.exit.ordered and not done
+    return RankCounts(rank.ready, not rank.ready and not ended, rank.ready and not ended, done, failed)
+
+
+def _node_traits(node: Node) -> NodeCounts:
+    present, busy = node.connected and not node.leaving, node.connected and bool(node.attempt)
+    return NodeCounts(node.connected, present, present and not node.attempt, busy, node.leaving)
+
+
+class Ranks(tuple[Rank, ...]):
+    """A rank's state each. Immutable; what every decision asks of all of them is counted along, since a gang may have thousands."""
+
+    counts: RankCounts
+    ended: tuple[int, ...]
+    """Ranks that have ended, in the order in which that was heard."""
+
+    def __new__(cls, ranks: Iterable[Rank]) -> Ranks:
+        self = super().__new__(cls, ranks)
+        self.counts = RankCounts(*map(sum, zip(*map(_rank_traits, self)))) if self else RankCounts()  # noqa: B905 (of one length)
+        self.ended = tuple(index for index, rank in enumerate(self) if rank.exit is not None)
+        return self
+
+    def changed(self, changes: Mapping[int, Rank]) -> Ranks:
+        """With some in another state, in time that grows with those alone (but for a copy of pointers)."""
+        ranks, counts = list(self), self.counts
+        for index, rank in changes.items():
+            counts = RankCounts(*(c - o + n for c, o, n in zip(counts, _rank_traits(ranks[index]), _rank_traits(rank))))  # noqa: B905
+            ranks[index] = rank
+        new = tuple.__new__(Ranks, ranks)
+        new.counts = counts
+        ends = tuple(index for index, rank in changes.items() if rank.exit is not None and self[index].exit is None)
+        new.ended = self.ended + ends if ends else self.ended
+        return new
+
+
+class Nodes(tuple[Node, ...]):
+    """Likewise of the nodes."""
+
+    counts: NodeCounts
+    away: frozenset[int]
+    """Nodes whose connection has closed."""
+
+    def __new__(cls, nodes: Iterable[Node]) -> Nodes:
+        self = super().__new__(cls, nodes)
+        self.counts = NodeCounts(*map(sum, zip(*map(_node_traits, self)))) if self else NodeCounts()  # noqa: B905 (of one length)
+        self.away = frozenset(index for index, node in enumerate(self) if node.closed_at is not None)
+        return self
+
+    def changed(self, changes: Mapping[int, Node]) -> Nodes:
+        nodes, counts = list(self), self.counts
+        for index, node in changes.items():
+            counts = NodeCounts(*(c - o + n for c, o, n in zip(counts, _node_traits(nodes[index]), _node_traits(node))))  # noqa: B905
+            nodes[index] = node
+        new = tuple.__new__(Nodes, nodes)
+        new.counts = counts
+        gone = {index for index, node in changes.items() if node.closed_at is not None}
+        back = {index for index, node in changes.items() if node.closed_at is None}
+        new.away = (self.away | gone) - back if gone or not self.away.isdisjoint(back) else self.away
+        return new
 
 
 @dataclass(frozen=True)
@@ -86,8 +180,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Gang:
-    nodes: tuple[Node, ...]
-    ranks: tuple[Rank, ...]
+    """`nodes` and `ranks` may be given as any tuple: they are counted then."""
+
+    nodes: Nodes
+    ranks: Ranks
     phase: Phase = Phase.WAITING
     attempt: int = 0
     """The newest attempt of this job; the next is one more than any that was ever heard of."""
@@ -105,6 +201,8 @@ class Gang:
     """What came of the newest stop that was asked for."""
     stragglers: tuple[Straggler, ...] = ()
     """Of the newest attempt, the slowest first."""
+    straggled_at: float = 0.0
+    """When they were looked for."""
     wait: Wait = field(default_factory=Wait)
     late: tuple[int, ...] = ()
     """Ranks that had not been heard when the start's time was over, for which the attempt is stopped."""
@@ -133,9 +231,27 @@ class Gang:
     """Of a dev environment: what people ask of it."""
     facts: Facts = field(default_factory=Facts)
     """What the operator says of the cluster."""
+    in_time_until: float = 0.0
+    """No rank's limit passes before; it may be later. 0: nobody has looked."""
+    unordered: frozenset[int] | None = None
+    """Nodes that have changed since orders were last decided; null: any may have."""
+    ordered_for: tuple[object, ...] = ()
+    """What all nodes' orders followed from then."""
+
+    def __post_init__(self) -> None:
+        if type(self.nodes) is not Nodes:
+            object.__setattr__(self, "nodes", Nodes(self.nodes))
+            object.__setattr__(self, "unordered", None)
+        if type(self.ranks) is not Ranks:
+            object.__setattr__(self, "ranks", Ranks(self.ranks))
+            object.__setattr__(self, "in_time_until", 0.0)
 
     def with_node(self, index: int, node: Node) -> Gang:
-        return replace(self, nodes=(*self.nodes[:index], node, *self.nodes[index + 1 :]))
+        return self.with_nodes({index: node})
+
+    def with_nodes(self, changes: Mapping[int, Node]) -> Gang:
+        unordered = self.unordered.union(changes) if self.unordered is not None else None
+        return replace(self, nodes=self.nodes.changed(changes), unordered=unordered)
 
     def with_lost(self, node: int, by_itself: bool = False) -> Gang:
         """The gang without what this node had of the attempt; the first sign of it counts."""
@@ -144,12 +260,15 @@ class Gang:
         return replace(self, lost=(*self.lost, LostNode(self.signs + 1, node, by_itself)), signs=self.signs + 1)
 
     def with_rank(self, index: int, rank: Rank) -> Gang:
-        return replace(self, ranks=(*self.ranks[:index], rank, *self.ranks[index + 1 :]))
+        return self.with_ranks({index: rank})
+
+    def with_ranks(self, changes: Mapping[int, Rank]) -> Gang:
+        return replace(self, ranks=self.ranks.changed(changes))
 
 
 def new_gang(run: Run) -> Gang:
     """Nobody is connected, nothing was ever started."""
-    return Gang(nodes=(Node(),) * run.nodes, ranks=(Rank(),) * run.world_size)
+    return Gang(nodes=Nodes((Node(),) * run.nodes), ranks=Ranks((Rank(),) * run.world_size))
 
 
 def told_to_start(node: Node, attempt: int) -> bool:
@@ -164,15 +283,17 @@ def was_stopped(exit_: RankExit) -> bool:
 
 def failed_ranks(gang: Gang, run: Run) -> Iterator[int]:
     """Ranks whose end nobody asked for and that is not success."""
-    for index, rank in enumerate(gang.ranks):
-        if rank.exit is None or rank.exit.ordered:
+    for index in sorted(gang.ranks.ended):
+        exit_ = gang.ranks[index].exit
+        if exit_ is None or exit_.ordered:
             continue
-        if rank.exit.exit_code != 0 or silent_success(gang, run, index):
+        if exit_.exit_code != 0 or silent_success(gang, run, index):
             yield index
 
 
 def has_failed(gang: Gang, run: Run) -> bool:
-    return next(failed_ranks(gang, run), None) is not None
+    first = gang.ranks[0].exit
+    return gang.ranks.counts.failed > 0 or (first is not None and not first.ordered and silent_success(gang, run, 0))
 
 
 def silent_success(gang: Gang, run: Run, rank: int) -> bool:

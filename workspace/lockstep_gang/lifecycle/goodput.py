@@ -18,6 +18,7 @@ from lockstep_gang.lifecycle.gang import Gang, Phase
 SAVE_WAIT = "saveWaitSeconds"
 """The trainer's metric of how long a step waited for the save before."""
 _ACTIVITIES = {"Evaluate": Spent.EVALUATE, "Save": Spent.SAVE, "Export": Spent.SAVE}
+STOPPING_MILLISECONDS = 5000
 _COSTS = frozenset({Spent.LOST, Spent.DOWN})
 
 
@@ -31,6 +32,13 @@ def accounted(gang: Gang, run: Run, now: float) -> Gang:
         return gang
     cause = _cause(gang, run) if kind in _COSTS else None
     return replace(gang, goodput=_added(book, kind, moment, cause, run.nodes * run.gpus_per_node))
+
+
+def accounted_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
+    """As `accounted`, for every change. What a stopping gang's time is spent on doesn't change with what is heard, and why it stops takes a
+    look at every rank: there it is enough now and then."""
+    is_due = gang.phase is not Phase.STOPPING or now * 1000 >= gang.goodput.until + STOPPING_MILLISECONDS
+    return accounted(gang, run, now) if is_due else gang
 
 
 def absent(gang: Gang, run: Run, now: float) -> Gang:
@@ -85,7 +93,7 @@ def _is_recovering(gang: Gang) -> bool:
 
 def _runs_without_steps(gang: Gang, run: Run) -> bool:
     """A script that has never told a step, all of whose ranks run: as far as anybody knows, it trains."""
-    return run.training is None and not gang.goodput.furthest_step and all(rank.ready for rank in gang.ranks)
+    return run.training is None and not gang.goodput.furthest_step and gang.ranks.counts.heard == len(gang.ranks)
 
 
 def _cause(gang: Gang, run: Run) -> Cause:

@@ -6,9 +6,11 @@ frozen, or its interpreter is held by native code), else by the run's limit for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from lockstep_gang.contract.exits import progress_seconds
 from lockstep_gang.contract.messages import Dumped
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
@@ -18,18 +20,25 @@ from lockstep_gang.lifecycle.progress import Hang, Progress, later
 SLACK_SECONDS = (5.0, 15.0)
 """Least and most that a rank with a watchdog of its own is given beyond its limit; half the limit in between. It knows more than we."""
 SILENT_SECONDS = 12.0
-"""A rank beats every 5 s; one without two beats doesn't run any more."""
+"""A rank beats every 5 s, and its agent says so within 5 s, or somewhat later in a big gang; one without two beats doesn't run any more."""
 STOPPED = frozenset({"T", "t"})
 SHOWN = 5
 
 
-def overdue(gang: Gang, run: Run, now: float) -> Hang | None:
-    """The hang of the rank whose time was up first."""
-    times = [(at, rank) for rank, at in _deadlines(gang, run)]
-    if not times or min(times)[0] > now:
-        return None
-    rank = min(times)[1]
-    return Hang(rank, _limit(gang.ranks[rank].progress, run) or 0, suspects(gang, now))
+def overdue(gang: Gang, run: Run, now: float) -> tuple[Gang, Hang | None]:
+    """The hang of the rank whose time was up first. All ranks are looked at only when the time of one of them may be up, which the gang remembers."""
+    if now < gang.in_time_until:
+        return gang, None
+    at, rank = min(((at, rank) for rank, at in deadlines(gang, run, range(len(gang.ranks)))), default=(math.inf, 0))
+    if at > now:
+        return replace(gang, in_time_until=at), None
+    return gang, Hang(rank, _limit(gang.ranks[rank].progress, run) or 0, suspects(gang, now))
+
+
+def watched(gang: Gang, run: Run, ranks: Iterable[int]) -> Gang:
+    """The gang after these ranks have moved, or their node has come back: the limit of what they are in now may be shorter."""
+    at = min((at for _, at in deadlines(gang, run, ranks)), default=math.inf)
+    return gang if at >= gang.in_time_until else replace(gang, in_time_until=at)
 
 
 def noticed(gang: Gang, rank: int, now: float) -> Hang:
@@ -38,14 +47,13 @@ def noticed(gang: Gang, rank: int, now: float) -> Hang:
     return Hang(rank, progress.limit_seconds or 0, suspects(gang, now), error.message if error is not None else "")
 
 
-def next_deadline(gang: Gang, run: Run) -> float | None:
-    return min((at for _, at in _deadlines(gang, run)), default=None)
-
-
 def excused(gang: Gang, seconds: float) -> Gang:
     """The gang after this process itself didn't run for so long: what ranks said in that time is still to be read."""
-    ranks = tuple(replace(rank, progress=later(rank.progress, seconds)) for rank in gang.ranks)
-    return replace(gang, ranks=ranks, stop_began=gang.stop_began + seconds)
+    away = {index: gang.nodes[index] for index in gang.nodes.away}
+    nodes = {index: replace(node, closed_at=node.closed_at + seconds) for index, node in away.items() if node.closed_at is not None}
+    ranks = {index: replace(rank, progress=later(rank.progress, seconds)) for index, rank in enumerate(gang.ranks)}
+    gang = gang.with_nodes(nodes) if nodes else gang
+    return replace(gang.with_ranks(ranks), stop_began=gang.stop_began + seconds)
 
 
 def suspects(gang: Gang, now: float) -> tuple[int, ...]:
@@ -54,17 +62,19 @@ def suspects(gang: Gang, now: float) -> tuple[int, ...]:
     if len(running) == 1:
         return tuple(running)
     told = {rank: state.progress for rank, state in running.items() if state.progress.heard_at}
-    return _silent(told, now) or _furthest_back(told)
+    return _silent(told, now, len(gang.ranks)) or _furthest_back(told)
 
 
-def _deadlines(gang: Gang, run: Run) -> Iterator[tuple[int, float]]:
+def deadlines(gang: Gang, run: Run, ranks: Iterable[int]) -> Iterator[tuple[int, float]]:
+    """(rank, when its time is up) for those of `ranks` that are judged."""
     if run.interactive is not None:
         return  # somebody watches, or debugs
-    for rank, state in _running(gang):
-        progress = state.progress
-        limit = _limit(progress, run)
+    late = progress_seconds(run.world_size)
+    for rank in ranks:
+        progress = gang.ranks[rank].progress
+        limit = _limit(progress, run) if gang.ranks[rank].exit is None else None
         if limit is not None and gang.nodes[run.node_of(rank)].connected:  # else the node is what is judged
-            yield rank, progress.since + limit + _slack(progress)
+            yield rank, progress.since + limit + _slack(progress, late)
 
 
 def _running(gang: Gang) -> Iterator[tuple[int, Rank]]:
@@ -77,16 +87,18 @@ def _limit(progress: Progress, run: Run) -> int | None:
     return run.timeouts.of_activity(progress.activity) if progress.step is not None else None
 
 
-def _slack(progress: Progress) -> float:
+def _slack(progress: Progress, late: float) -> float:
+    """`late`: how long its reports may wait for each other."""
     if progress.position is None or progress.limit_seconds is None:
-        return 0.0
-    return max(SLACK_SECONDS[0], min(progress.limit_seconds / 2, SLACK_SECONDS[1]))
+        return 0.0 if late <= SLACK_SECONDS[0] else late
+    return max(SLACK_SECONDS[0], late, min(progress.limit_seconds / 2, SLACK_SECONDS[1]))
 
 
-def _silent(told: Mapping[int, Progress], now: float) -> tuple[int, ...]:
+def _silent(told: Mapping[int, Progress], now: float, ranks: int) -> tuple[int, ...]:
     if any(progress.position is None for progress in told.values()):
         return ()
-    silent = tuple(rank for rank, progress in told.items() if now - progress.heard_at > SILENT_SECONDS)
+    longest = SILENT_SECONDS + max(0.0, progress_seconds(ranks) - SLACK_SECONDS[0])
+    silent = tuple(rank for rank, progress in told.items() if now - progress.heard_at > longest)
     return silent if len(silent) < len(told) else ()
 
 
@@ -94,7 +106,8 @@ def _furthest_back(told: Mapping[int, Progress]) -> tuple[int, ...]:
     with_beats = all(progress.position is not None for progress in told.values())
     reached = {rank: p.position if with_beats else p.step for rank, p in told.items()}
     known = {rank: at for rank, at in reached.items() if at is not None}
-    last = tuple(rank for rank, at in known.items() if at == min(known.values()))
+    least = min(known.values(), default=0)
+    last = tuple(rank for rank, at in known.items() if at == least)
     return last if len(last) < len(known) else ()
 
 

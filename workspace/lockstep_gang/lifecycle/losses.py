@@ -107,7 +107,7 @@ def is_doubted(gang: Gang, run: Run, now: float) -> bool:
 
 def is_asking(gang: Gang) -> bool:
     """Whether the operator's next answer is waited for."""
-    return gang.phase is Phase.WAITING and any(not node.connected or node.leaving for node in gang.nodes)
+    return gang.phase is Phase.WAITING and gang.nodes.counts.present < len(gang.nodes)
 
 
 def seconds_of(stamp: str | None) -> float | None:

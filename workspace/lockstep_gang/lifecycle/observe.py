@@ -34,17 +34,17 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.budget import stamp, training_again
 from lockstep_gang.lifecycle.fabric import seen, training
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
-from lockstep_gang.lifecycle.goodput import accounted, stepped
-from lockstep_gang.lifecycle.hang import STOPPED
+from lockstep_gang.lifecycle.goodput import accounted_now_and_then, stepped
+from lockstep_gang.lifecycle.hang import STOPPED, watched
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
 from lockstep_gang.lifecycle.session import wished
-from lockstep_gang.lifecycle.stragglers import judged, with_pace
+from lockstep_gang.lifecycle.stragglers import judged_now_and_then, with_pace
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:  # noqa: PLR0911 (one return a kind of message)
     """The gang after `message` of `node`. What belongs to another attempt changes nothing. Raises ContractError for a malformed report."""
-    gang = accounted(gang, run, now)
+    gang = accounted_now_and_then(gang, run, now)
     if isinstance(message, Hello):
         return _hello(gang, run, node, message, now)
     if isinstance(message, Checked):
@@ -93,6 +93,7 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     if hello.known_attempt == gang.attempt:
         for state in hello.ranks:
             gang = _caught_up(gang, run, node, state, now)
+    gang = watched(gang, run, run.ranks_of(node))
     exits = [gang.ranks[rank].exit for rank in run.ranks_of(node)]
     if gang.phase is Phase.STOPPING:
         return _stopped_unheard(gang, node, before, exits)
@@ -126,16 +127,15 @@ def _caught_up(gang: Gang, run: Run, node: int, state: RankState, now: float) ->
 def _started(gang: Gang, run: Run, node: int) -> Gang:
     if run.training is not None:
         return gang  # Lockstep's trainer says itself when it is there
-    for rank in run.ranks_of(node):
-        gang = gang.with_rank(rank, replace(gang.ranks[rank], ready=True))
-    return gang
+    return gang.with_ranks({rank: replace(gang.ranks[rank], ready=True) for rank in run.ranks_of(node)})
 
 
 def _dumped(gang: Gang, dump: Dumped) -> Gang:
     """What is left of a rank after SIGKILL is told after its stacks were, again and again: its state, unless it was a stopped process."""
-    known = next((index for index, other in enumerate(gang.dumps) if other.rank == dump.rank), None)
-    if known is None:
-        return replace(gang, dumps=(*gang.dumps, dump))
+    rank = gang.ranks[dump.rank]
+    if not rank.dumped:
+        return replace(gang.with_rank(dump.rank, replace(rank, dumped=True)), dumps=(*gang.dumps, dump))
+    known = next(index for index, other in enumerate(gang.dumps) if other.rank == dump.rank)
     before = gang.dumps[known]
     if before.state not in STOPPED:
         before = replace(before, state=dump.state, kernel_function=dump.kernel_function)
@@ -164,23 +164,24 @@ def heard(rank: Rank, report: RankReport, now: float) -> Rank:
 
 def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now: float) -> Gang:
     """As `_reported` for each, with one copy of the gang for all: a big one hears of its ranks all the time."""
-    ranks = list(gang.ranks)
-    own = [report for report in reports if report.rank in run.ranks_of(node)]
+    ranks: dict[int, Rank] = {}
+    of_node = run.ranks_of(node)
+    own = [report for report in reports if report.rank in of_node]
     for report in own:
-        ranks[report.rank] = heard(ranks[report.rank], report, now)
-    gang = replace(gang, ranks=tuple(ranks))
+        ranks[report.rank] = heard(ranks.get(report.rank) or gang.ranks[report.rank], report, now)
+    gang = watched(gang.with_ranks(ranks), run, ranks)
     if any(isinstance(report, Step) for report in own):
         gang = replace(gang, fabric=training(gang.fabric, run, now))
     for report in own:
         if report.rank == 0:
-            gang = judged(gang, run) if isinstance(report, Pace) else _told_by_rank_zero(gang, report, now)
+            gang = judged_now_and_then(gang, run, now) if isinstance(report, Pace) else _told_by_rank_zero(gang, report, now)
     return gang
 
 
 def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -> Gang:
     if report.rank not in run.ranks_of(node):
         return gang
-    gang = gang.with_rank(report.rank, heard(gang.ranks[report.rank], report, now))
+    gang = watched(gang.with_rank(report.rank, heard(gang.ranks[report.rank], report, now)), run, (report.rank,))
     if isinstance(report, Error):
         gang, sign = _sign(gang, report.rank)
         return gang.with_rank(report.rank, replace(gang.ranks[report.rank], error=report, sign=sign))

@@ -102,7 +102,7 @@ def _found(gang: Gang, node: int, found: Found) -> Gang:
 def prepared(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
     """The gang one step nearer to the attempt that was asked for, and whether that may start now."""
     request = gang.session.request
-    here = all(node.connected and not node.leaving and node.attempt == 0 for node in gang.nodes)
+    here = gang.nodes.counts.free == run.nodes
     if request is None or gang.nodes[0].leaving:
         gang = gang if request is None else ended(gang, SAVED, "the environment is being stopped", now)
         return replace(gang, preflight=preflight.interrupted(gang.preflight)), False

@@ -30,9 +30,9 @@ def missing_ranks(gang: Gang) -> list[int]:
 
 def waits_for(gang: Gang, now: float) -> str:
     """`nodes` or `ranks` while somebody is waited for, else nothing. A job that backs off waits for nobody."""
-    if gang.phase is Phase.WAITING and now >= gang.not_before and missing_nodes(gang):
+    if gang.phase is Phase.WAITING and now >= gang.not_before and gang.nodes.counts.free < len(gang.nodes):
         return "nodes"
-    return "ranks" if gang.phase is Phase.ACTIVE and missing_ranks(gang) else ""
+    return "ranks" if gang.phase is Phase.ACTIVE and gang.ranks.counts.missing else ""
 
 
 def timed(gang: Gang, now: float) -> Gang:

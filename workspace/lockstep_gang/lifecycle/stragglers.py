@@ -7,6 +7,7 @@ straggles when it takes clearly longer than the others over a window of samples,
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from lockstep_gang.contract.report import Straggler
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Gang, Rank
 
+JUDGED_AT_ONCE = 64
+"""Ranks of a gang that is judged whenever rank 0 tells its pace; a larger one is judged once in a millisecond for each further rank."""
 WINDOW = 30
 """Samples of a rank that count; one is told every 2 s, or every step if steps are longer."""
 ENOUGH = 20
@@ -35,8 +38,15 @@ def with_pace(rank: Rank, pace: Pace) -> Rank:
     return replace(rank, paces=(*rank.paces, pace)[-WINDOW:])
 
 
+def judged_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
+    """As `judged`, when rank 0 tells its pace, so that the work doesn't grow with the square of the ranks; in a big gang not every time."""
+    if now < gang.straggled_at + max(0, run.world_size - JUDGED_AT_ONCE) / 1000:
+        return gang
+    return replace(judged(gang, run), straggled_at=now)
+
+
 def judged(gang: Gang, run: Run) -> Gang:
-    """The gang with its stragglers, looked for when rank 0 tells its pace, so that the work doesn't grow with the square of the ranks."""
+    """The gang with its stragglers."""
     return replace(gang, stragglers=_stragglers(gang, run))
 
 
@@ -59,7 +69,7 @@ def _others(medians: Mapping[int, float]) -> dict[int, float]:
 
 def _median_without(ordered: list[float], value: float) -> float:
     """Of sorted values without one of them, in constant time after the search."""
-    place, left = ordered.index(value), len(ordered) - 1
+    place, left = bisect_left(ordered, value), len(ordered) - 1
     at = [index if index < place else index + 1 for index in ((left - 1) // 2, left // 2)]
     return (ordered[at[0]] + ordered[at[1]]) / 2
 

@@ -24,7 +24,7 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         state=state,
         message=message_of(gang, run),
         nodes=tuple(NodeReport(index, node.connected, _ready(gang, run.ranks_of(index))) for index, node in enumerate(gang.nodes)),
-        ranks=RankCount(run.world_size, _ready(gang, range(run.world_size))),
+        ranks=RankCount(run.world_size, _all_ready(gang)),
         trainer=gang.trainer,
         checkpoint=gang.checkpoint,
         failure=gang.failure if state in (State.BACKING_OFF, State.FAILED) else None,
@@ -48,7 +48,7 @@ def state_of(gang: Gang) -> State:
         return gang.ending.state
     if gang.phase is Phase.WAITING:
         return State.BACKING_OFF if gang.failure is not None else State.WAITING
-    if gang.phase is Phase.ACTIVE and not all(rank.ready or rank.exit is not None for rank in gang.ranks):
+    if gang.phase is Phase.ACTIVE and gang.ranks.counts.missing:
         return State.STARTING
     return State.RUNNING
 
@@ -70,7 +70,14 @@ def _message(gang: Gang, run: Run) -> str:
     if state_of(gang) is not State.STARTING:
         return f"attempt {gang.attempt} runs"
     missing = listed_ranks(run, tuple(missing_ranks(gang)))
-    return f"{_ready(gang, range(run.world_size))} of {run.world_size} ranks have reported; waiting for {missing}"
+    return f"{_all_ready(gang)} of {run.world_size} ranks have reported; waiting for {missing}"
+
+
+def message_facts(gang: Gang) -> tuple[object, ...]:
+    """What `message_of` is made of. While it is the same, so is the message, which takes a look at every rank."""
+    where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.trouble, gang.failure
+    checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.told
+    return *where, *checks, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready
 
 
 def _waiting_for(gang: Gang, run: Run) -> str:
@@ -98,6 +105,10 @@ def _listed(nodes: list[int]) -> str:
     shown = ", ".join(str(node) for node in nodes[:5])
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
     return f"node{'s' if len(nodes) > 1 else ''} {shown}{more}"
+
+
+def _all_ready(gang: Gang) -> int:
+    return gang.ranks.counts.ready if gang.phase is Phase.ACTIVE else 0
 
 
 def _ready(gang: Gang, ranks: range) -> int:

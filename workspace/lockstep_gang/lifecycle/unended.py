@@ -34,14 +34,12 @@ def stop_deadline(gang: Gang, run: Run) -> float | None:
 def is_over(gang: Gang, run: Run, now: float) -> bool:
     """The attempt that is being stopped is concluded: nothing of it is left on any node that can be reached, or its time is over."""
     deadline = stop_deadline(gang, run)
-    return deadline is not None and (not busy_nodes(gang) or now >= deadline)
+    return deadline is not None and (not gang.nodes.counts.busy or now >= deadline)
 
 
 def given_up(gang: Gang) -> Gang:
     """The gang whose attempt is concluded: nodes that have ranks yet are known for it."""
-    for index in busy_nodes(gang):
-        gang = gang.with_node(index, replace(gang.nodes[index], stuck=True))
-    return gang
+    return gang.with_nodes({index: replace(gang.nodes[index], stuck=True) for index in busy_nodes(gang)})
 
 
 def noted(text: str, gang: Gang, run: Run) -> str:
