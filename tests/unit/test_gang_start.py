@@ -16,6 +16,7 @@ from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.gang import Phase, new_gang
+from lockstep_gang.lifecycle.losses import heard
 from unit.gang_cases import KEY, make_run
 from unit.gang_story import Story, all_stopped, hello, started
 
@@ -45,6 +46,36 @@ def test_the_line_names_the_pod_and_what_it_waits_for() -> None:
     story.gang = replace(story.gang, facts=Facts((Fact(FactType.WAITING, 1, "x-1", "ImagePulling"),)))
     assert story.report.message == "waiting for node 1 of 2: x-1 (ImagePulling)"
     assert waiting(addresses=("127.0.0.1", "127.0.0.1")).report.message == "waiting for node 1 of 2"
+
+
+def told(story: Story, *reasons: str) -> Story:
+    """The operator's answer: why node 1's pod doesn't run."""
+    story.gang = heard(story.gang, [Fact(FactType.WAITING, 1, "x-1", reason) for reason in reasons], story.now)
+    return story.decide()
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "Scheduling", "NotCreated"])
+def test_a_node_that_the_cluster_has_no_room_for_is_waited_for_until_it_has(reason: str) -> None:
+    story = told(waiting(), reason)
+    assert story.wake_at is None
+    assert story.waits(10**6).gang.phase is Phase.WAITING
+    told(story, "ImagePullBackOff")
+    assert story.wake_at == story.now + 600
+    assert story.waits(599).gang.phase is Phase.WAITING
+    assert story.waits(1).report.message == "node 1 of 2: x-1 (ImagePullBackOff) did not come within the 600 s of startTimeoutSeconds"
+
+
+@pytest.mark.parametrize("reason", ["ClaimNotBound", "ImagePullBackOff", "ContainerCreating", "Terminating"])
+def test_a_node_whose_pod_has_room_and_does_not_come_up_is_given_up(reason: str) -> None:
+    assert told(waiting(), reason).waits(600).report.state is State.FAILED
+
+
+def test_what_the_operator_said_before_a_node_was_here_says_nothing_of_its_loss() -> None:
+    story = told(waiting(restart=RestartPolicy(3, 0)), "Unschedulable").hears(1, hello(1)).waits(5)
+    story.loses(1).waits(6).exits(0, None, signal="SIGKILL", ordered=True)
+    all_stopped(story)
+    assert story.gang.phase is Phase.WAITING
+    assert story.waits(600).report.state is State.FAILED
 
 
 def test_the_time_begins_anew_once_all_nodes_were_here() -> None:

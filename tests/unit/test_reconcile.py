@@ -31,6 +31,7 @@ from lockstep_gang.contract import (
 
 NOW = 1_800_000_000.0
 KEY = "ab" * 32
+HOLDS_ONE = "holds 1 of 2 nodes; lets go at 2027-01-15T08:10:00Z so that another job can run"
 UID = "11111111-1111-1111-1111-111111111111"
 CONTEXT = RenderContext("agent:1", KEY, UID, report_target("https://here/v1/report", "PEM"))
 PROFILE: Object = {
@@ -336,11 +337,13 @@ def test_unschedulable_pods_name_the_nodes_that_lack_what_they_ask_for() -> None
         {"metadata": {"name": name, "labels": {}}, "status": {"allocatable": {"nvidia.com/gpu": count}}}
         for name, count in (("a", "4"), ("b", "0"))
     )
-    plan = reconcile(replace(running(), pods=(first, waiting), nodes=nodes), None, CONTEXT, NOW)
-    assert condition(plan, "PodsScheduled") == ("False", "Unschedulable", "1 of 2 pods scheduled: node b lacks nvidia.com/gpu")
+    observed = replace(running(), pods=(first, waiting), nodes=nodes, waiting=())
+    plan = reconcile(observed, None, CONTEXT, NOW)
+    message = f"1 of 2 pods scheduled: node b lacks nvidia.com/gpu; {HOLDS_ONE}"
+    assert condition(plan, "PodsScheduled") == ("False", "Unschedulable", message)
     assert condition(plan, "Progressing")[:2] == ("False", "Unschedulable")
-    busy = replace(running(), pods=(first, waiting), nodes=tuple({**n, "status": {"allocatable": {"nvidia.com/gpu": "4"}}} for n in nodes))
-    assert condition(reconcile(busy, None, CONTEXT, NOW), "PodsScheduled")[2].endswith("nvidia.com/gpu is in use on node b")
+    busy = replace(observed, nodes=tuple({**n, "status": {"allocatable": {"nvidia.com/gpu": "4"}}} for n in nodes))
+    assert condition(reconcile(busy, None, CONTEXT, NOW), "PodsScheduled")[2].endswith(f"nvidia.com/gpu is in use on node b; {HOLDS_ONE}")
 
 
 def waiting(reason: str, message: str) -> Object:
@@ -381,7 +384,7 @@ def test_a_claim_is_blamed_only_when_the_pod_waits_for_it() -> None:
     assert told == ("False", "ClaimNotBound", "1 of 2 pods scheduled: claim ml-dev-workspace is Pending: its storage class is late")
     late = replace(observed, pods=(unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint."), pod(1)))
     assert condition(reconcile(late, None, CONTEXT, NOW), "PodsScheduled")[1] == "Unschedulable"
-    missing = replace(late, claims={})
+    missing = replace(observed, claims={}, pods=(unscheduled('persistentvolumeclaim "ml-dev-workspace" not found'), pod(1)))
     assert condition(reconcile(missing, None, CONTEXT, NOW), "PodsScheduled")[2].endswith("or let the profile name one that exists")
 
 

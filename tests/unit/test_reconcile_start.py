@@ -15,6 +15,12 @@ from unit.test_reconcile_stop import replicas, status
 
 PULLING = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}  # fmt: skip
 
+NO_ROOM = {
+    "kind": "Pod",
+    "spec": {"containers": []},
+    "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]},
+}
+
 
 def starting(node_0: Any, *others: Any, **spec: Any) -> Observed:
     """A start 600 s ago of which `node_0` is the first pod."""
@@ -54,15 +60,25 @@ def test_a_node_0_that_ran_before_is_its_coordinator_s_to_judge() -> None:
 
 
 def test_time_in_a_queue_is_not_taken_for_a_start() -> None:
-    """The clock begins when a pod gets a node, whichever is first."""
+    """The clock begins when the last pod gets a node: waiting for room is no failure, whichever pod waits."""
     placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(NOW + 7200)}
-    waiting = {"kind": "Pod", "spec": {"containers": []}, "status": {"phase": "Pending"}}
-    for observed in (
-        starting(pod(0, status={**PULLING, "conditions": [placed]}), pod(1, status={**PULLING, "conditions": [placed]})),
-        starting({**pod(0), **waiting}, pod(1, status={**PULLING, "conditions": [placed]})),
-    ):
-        assert condition(reconcile(observed, None, CONTEXT, NOW + 7201), "Failed")[0] == "False"
-        assert condition(reconcile(observed, None, CONTEXT, NOW + 7200 + 601), "Failed")[:2] == ("True", "StartTimeout")
+    early = {**placed, "lastTransitionTime": timestamp(NOW)}
+    first, last = pod(0, status={**PULLING, "conditions": [early]}), pod(1, status={**PULLING, "conditions": [placed]})
+    observed = starting(first, last)
+    assert condition(reconcile(observed, None, CONTEXT, NOW + 7201), "Failed")[0] == "False"
+    assert condition(reconcile(observed, None, CONTEXT, NOW + 7200 + 601), "Failed")[:2] == ("True", "StartTimeout")
+    for waiting in ({"kind": "Pod", "spec": {"containers": []}, "status": {"phase": "Pending"}}, NO_ROOM):
+        for pods in ((first, {**pod(1), **waiting}), ({**pod(0), **waiting}, last)):
+            assert condition(reconcile(starting(*pods), None, CONTEXT, NOW + 10**6), "Failed")[0] == "False"
+
+
+def test_a_claim_that_isnt_bound_is_no_lack_of_room() -> None:
+    """The start's time counts, and the nodes that are there stay held until it is over."""
+    said = {"type": "PodScheduled", "status": "False", "message": "pod has unbound immediate PersistentVolumeClaims"}
+    unbound = {"kind": "Pod", "spec": {"containers": []}, "status": {"phase": "Pending", "conditions": [said]}}
+    observed = starting(pod(0, status=PULLING), {**pod(1), **unbound})
+    assert "placement" not in status(reconcile(observed, None, CONTEXT, NOW + 590))
+    assert condition(reconcile(observed, None, CONTEXT, NOW + 601), "Failed")[:2] == ("True", "StartTimeout")
 
 
 def test_a_pod_that_its_kubelet_would_not_have_is_waited_for_until_it_is_replaced() -> None:

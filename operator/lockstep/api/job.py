@@ -130,7 +130,7 @@ class TrainingJobSpec(Model):
     """Secrets and ConfigMaps whose keys become variables of every rank."""
     restart: Restart = Restart()
     start_timeout_seconds: Seconds = START_SECONDS
-    """How long a start may take, first of nodes and then of ranks, restarts included, until the job fails (Interactive: only where node 0 never runs) and lets its GPUs go."""
+    """How long a start may take, first of nodes and then of ranks, restarts included, until the job fails (Interactive: only where node 0 never runs) and lets its GPUs go. Time in which the cluster has no room for a pod, or a queue holds it back, doesn't count."""
     hang_timeouts: HangTimeouts | None = None
     """When a script's rank is taken for hung. Lockstep's trainer has training.limits."""
     preflight: Preflight = Preflight()

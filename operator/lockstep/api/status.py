@@ -226,6 +226,23 @@ class ActiveTime(Model):
     """The spec.restart.retry that it is counted for: a retry starts anew."""
 
 
+class PlacementStatus(Model):
+    """Of a job whose pods don't all have a node: what it holds, and when it lets go of that so that another job can run. Unset otherwise."""
+
+    placed: Count = 0
+    """Pods that have a node; with retryTime: that had one when the job let go."""
+    wanted: Count = 0
+    """Pods that need one."""
+    since: Time | None = None
+    """Since when no further pod has got a node."""
+    release_time: Time | None = None
+    """When the job lets go of its nodes unless all pods have one by then; unset: it holds none."""
+    releases: Count = 0
+    """How often it has let go since all its pods last had a node."""
+    retry_time: Time | None = None
+    """It has let go, and makes its pods again at this time, or when jobs that were created earlier have their nodes."""
+
+
 class InteractiveStatus(Model):
     """What a dev environment does, and for how long nobody has used it."""
 
@@ -280,6 +297,7 @@ class TrainingJobStatus(Model):
     failure: FailureStatus | None = None
     stop: StopStatus | None = None
     active: ActiveTime | None = None
+    placement: PlacementStatus | None = None
     fabric: FabricStatus | None = None
     result: ResultStatus | None = None
     goodput: GoodputStatus | None = None

@@ -12,6 +12,7 @@ from lockstep.plan.interactive import is_ready, is_released, ready_words, releas
 from lockstep.plan.layers import Notice
 from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport
+from lockstep.plan.placing import Placing
 from lockstep.plan.pods import is_scheduled, why_not_started
 from lockstep.plan.preflightstatus import preflight_stops
 from lockstep.plan.readstatus import condition
@@ -65,6 +66,7 @@ class View:
     lost: Verdict = field(default_factory=Verdict)
     listening_since: float = 0.0
     """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
+    place: Placing = field(default_factory=Placing)
 
     @property
     def finished(self) -> bool:
@@ -127,6 +129,8 @@ def _no_pods(view: View) -> Fact | None:
         return Fact(FALSE, view.stopping.reason, f"{view.stopping.message}: {_pods_left(view)}")
     if view.refusal is not None and not view.observed.pods:
         return Fact(FALSE, Reason.NOT_ACCEPTED, "condition Accepted says why there are no pods")
+    if view.place.is_away:
+        return Fact(FALSE, Reason.NODES_RELEASED, view.place.message)
     return None
 
 
@@ -138,12 +142,16 @@ def pods_scheduled(view: View) -> Fact:
     if len(pods) < wanted:
         why = why_not_created(view.observed)
         reason = Reason.PODS_NOT_CREATED if why is None else Reason.PODS_REFUSED
-        return Fact(FALSE, reason, f"{len(pods)} of {wanted} pods created" + (f": {why}" if why else ""))
+        return Fact(FALSE, reason, f"{len(pods)} of {wanted} pods created" + (f": {why}" if why else "") + _holding(view))
     scheduled = sum(is_scheduled(pod) for pod in pods)
     if scheduled < len(pods):
         why_not = why_unscheduled(view.observed)
-        return Fact(FALSE, why_not.reason, f"{scheduled} of {wanted} pods scheduled: {why_not.message}")
+        return Fact(FALSE, why_not.reason, f"{scheduled} of {wanted} pods scheduled: {why_not.message}" + _holding(view))
     return Fact(TRUE, Reason.ALL_SCHEDULED, f"{scheduled} of {wanted} pods scheduled")
+
+
+def _holding(view: View) -> str:
+    return f"; {view.place.message}" if view.place.message else ""
 
 
 def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table of cases reads best as one)
@@ -191,12 +199,12 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
     if view.suspend:
         return Fact(FALSE, Reason.STOPPING if view.observed.pods else Reason.SUSPENDED, _suspended(view).message)
     if view.stopping is not None:
-        again = view.stopping.reason != Reason.DEADLINE_EXCEEDED
+        again = view.stopping.reason not in (Reason.DEADLINE_EXCEEDED, Reason.NODES_RELEASED)
         return Fact(TRUE if again else FALSE, view.stopping.reason, f"{view.stopping.message}: {_pods_left(view)}")
     if view.refusal is not None and not view.observed.pods:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
     if scheduled.status is not TRUE:
-        also = f"; {ready.message}" if ready.reason not in (Reason.PODS_NOT_SCHEDULED, *_ON_ITS_WAY) else ""
+        also = f"; {ready.message}" if ready.reason not in (scheduled.reason, Reason.PODS_NOT_SCHEDULED, *_ON_ITS_WAY) else ""
         return Fact(FALSE, scheduled.reason, scheduled.message + also)
     if is_silent(view):
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs")

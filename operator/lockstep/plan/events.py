@@ -46,9 +46,9 @@ _OVER: Mapping[str, tuple[str, str]] = {
 """A trouble that ends: what the condition's status was until then, and the reason under which that is told."""
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
-    "WaitingForRanks", "Ready", "Resizing", "Queued", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
+    "WaitingForRanks", "Ready", "Resizing", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
 })  # fmt: skip
-_SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "Queued": NORMAL, "DeadlineExceeded": WARNING}
+_SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "Queued": NORMAL, "NodesReleased": NORMAL, "DeadlineExceeded": WARNING}
 """Reasons of the summary that no other condition has."""
 _CAUSES = {"Hang": "RankHung", "Preempted": "Preempted", "Fabric": "FabricFailed"}
 """Restarts that have a reason of their own; the others are Restarting."""

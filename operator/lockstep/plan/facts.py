@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.api.names import pod_name
 from lockstep.plan.observed import Object, Observed, is_terminating
-from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.plan.pods import is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep.plan.running import is_running
 from lockstep_gang.contract import Fact, FactType
 
@@ -100,7 +100,8 @@ def facts_of(observed: Observed, remembered: Mapping[str, Fact]) -> tuple[Fact, 
     """For the coordinator: losses first, those of pods that are gone too (`remembered`: uid → fact), then why pods don't run yet."""
     there = {str(pod["metadata"]["uid"]) for pod in observed.pods}
     gone = [fact for uid, fact in remembered.items() if uid not in there]
-    return (*gone, *losses(observed).values(), *list(_waiting(observed))[:WAITING_MAX])
+    waiting = sorted(_waiting(observed), key=lambda fact: bool(fact.node_name))  # pods without a node hold the start's time
+    return (*gone, *losses(observed).values(), *waiting[:WAITING_MAX])
 
 
 def _waiting(observed: Observed) -> Iterator[Fact]:
@@ -118,6 +119,8 @@ def _why_waiting(pod: Object) -> tuple[str, str] | None:
         return "Terminating", "an earlier pod of this name is still ending"
     if not is_scheduled(pod):
         told = scheduler_message(pod)
+        if waits_for_a_claim(pod):
+            return "ClaimNotBound", told
         return ("Unschedulable", told) if told else ("Scheduling", "the scheduler has not decided yet")
     if is_running(pod):
         return None

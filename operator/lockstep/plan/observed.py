@@ -51,6 +51,8 @@ class Observed:
     """Pods of anybody else that have a node, looked at while a pod of this job has none: they may hold what it waits for."""
     unused: frozenset[tuple[str, str]] = frozenset()
     """(namespace, name) of dev environments in which nothing runs, while `others` are looked at."""
+    waiting: tuple[Object, ...] | None = None
+    """Other TrainingJobs with a status.placement, looked at while this one has no node for some of its pods; None: nobody can see them."""
     obstacle: Notice | None = None
     """Why the last attempt to write an object of the job failed."""
     delivery: Delivery | None = None

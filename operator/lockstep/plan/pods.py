@@ -43,6 +43,16 @@ def scheduler_message(pod: Object) -> str:
     return next((str(c.get("message", "")) for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
 
 
+def waits_for_room(pod: Object) -> bool:
+    """The scheduler, or a queue, lets it wait until there is room for it. A claim that isn't bound is another matter."""
+    blocked = bool(scheduler_message(pod) or pod["spec"].get("schedulingGates"))
+    return not is_scheduled(pod) and blocked and not waits_for_a_claim(pod)
+
+
+def waits_for_a_claim(pod: Object) -> bool:
+    return not is_scheduled(pod) and "persistentvolumeclaim" in scheduler_message(pod).lower()
+
+
 @dataclass(frozen=True)
 class Trouble:
     """What keeps one pod from running. Two pods with the same are told together."""

@@ -14,6 +14,10 @@ from lockstep.plan.observed import Object, Observed
 KUEUE_GATES = frozenset({"kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"})
 
 
+def is_gated(pod: Object) -> bool:
+    return bool(pod["spec"].get("schedulingGates"))
+
+
 def why_gated(observed: Observed, waiting: Sequence[Object]) -> Notice | None:
     """Why the scheduler may not place these pods yet; None: nothing holds them back."""
     gates = sorted({gate["name"] for pod in waiting for gate in pod["spec"].get("schedulingGates") or []})

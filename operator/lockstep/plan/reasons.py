@@ -30,6 +30,7 @@ class Reason(StrEnum):
     PODS_REFUSED = "PodsRefused"
     SCHEDULING = "Scheduling"
     QUEUED = "Queued"
+    NODES_RELEASED = "NodesReleased"
     UNSCHEDULABLE = "Unschedulable"
     CLAIM_NOT_BOUND = "ClaimNotBound"
     ALL_SCHEDULED = "AllScheduled"

@@ -23,6 +23,7 @@ from lockstep.plan.notify import due_message
 from lockstep.plan.objects import GangRun, RenderContext
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.passing import is_passing
+from lockstep.plan.placing import Placing, placing
 from lockstep.plan.readstatus import is_true
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
@@ -87,12 +88,15 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     if end.finished and held is None:
         life["active"] = ended_active_time(observed.status.get("active"), now)
     lost = lost_nodes(observed, received, now, context.listening_since)
-    decision = _decide(observed, accepted, there, late, finished=end.finished, held=held is not None)
+    place = Placing() if end.finished or _foreign(observed) is not None else placing(observed, now)
+    decision = _decide(observed, accepted, there, late, place, finished=end.finished, held=held is not None)
+    stop = decision.stopping
+    life["placement"] = place.status if stop is None or stop.reason is Reason.NODES_RELEASED else None
     create, apply, delete = object_writes(observed, decision, context)
     if end.finished:
         create, apply = with_log(observed, received, create, apply)
     view = replace(_view(observed, received, decision, end, now), held_until=held, last_word=word, stopped=_stopped(observed, word, life))
-    view = replace(view, lost=lost, listening_since=context.listening_since)
+    view = replace(view, lost=lost, place=place, listening_since=context.listening_since)
     status = _status(view, decision, life)
     write, again = due(observed.status, status, now)
     looks = (
@@ -101,6 +105,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         until_overdue(observed, life["active"], now),
         until_start_overdue(observed, now) if not end.finished else None,
         lost.again_seconds,
+        place.again_seconds,
         expires if expires and expires > 0 else None,
     )
     return Plan(
@@ -159,7 +164,7 @@ def _stopped(observed: Observed, word: Report | None, life: Object) -> str:
 
 
 def _decide(
-    observed: Observed, accepted_or_not: Accepted | Notice, there: Gang, late: Notice | None, *, finished: bool, held: bool
+    observed: Observed, accepted_or_not: Accepted | Notice, there: Gang, late: Notice | None, place: Placing, *, finished: bool, held: bool
 ) -> Decision:
     accepted = accepted_or_not if isinstance(accepted_or_not, Accepted) else None
     refusal = accepted_or_not if isinstance(accepted_or_not, Notice) else None
@@ -167,13 +172,13 @@ def _decide(
     if observed.at_zero:
         if accepted is not None and not (finished or suspended):
             refusal = missing_service_account(observed, accepted) or _previous(observed)
-        starts = accepted is not None and refusal is None and not (finished or suspended)
+        starts = accepted is not None and refusal is None and not (finished or suspended or place.is_away)
         running = accepted.frozen if starts and accepted is not None else None
         replicas = running.nodes if running is not None else 0
         return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
     running = there.run
     remains = _foreign(observed) or _previous(observed) if running is None else None
-    stop = None if finished else stopping(observed, accepted, running, late)
+    stop = None if finished else stopping(observed, accepted, running, late, place)
     nodes = running.nodes if running is not None else 0 if remains is not None else observed.replicas
     replicas = 0 if (finished and not held) or suspended or stop is not None else nodes
     refusal = refusal or remains or there.trouble or _obstacle(observed, finished)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from lockstep.api.timeouts import START_SECONDS
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, is_terminating
-from lockstep.plan.pods import is_scheduled, why_not_started
+from lockstep.plan.pods import is_scheduled, waits_for_a_claim, why_not_started
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import seconds_of
 from lockstep.plan.unscheduled import why_unscheduled
 
 
 def start_overdue(observed: Observed, now: float) -> Notice | None:
-    """That spec.startTimeoutSeconds is over while pods of the job hold nodes. A job of which no pod has a node holds nothing, and may wait."""
+    """That spec.startTimeoutSeconds is over while all pods of the job hold nodes, or would but for a claim."""
     left = until_start_overdue(observed, now)
     if left is None or left > 0:
         return None
@@ -26,16 +26,20 @@ def start_overdue(observed: Observed, now: float) -> Notice | None:
 def until_start_overdue(observed: Observed, now: float) -> float | None:
     """Seconds, at most 0 when it is; None: no clock runs.
 
-    It begins when the first pod gets a node: before, the job holds nothing, however long it waits in a queue. A pod that has ended
-    without a run (its kubelet would not have it) is the StatefulSet's to replace, and a new pod 0 has the whole time again.
+    It begins when the last pod gets a node: waiting for room is no failure, and what is held meanwhile is let go of (`plan.placing`). A
+    claim that isn't bound is no lack of room. A pod that has ended without a run (its kubelet would not have it) is the StatefulSet's to
+    replace, and a new pod 0 has the whole time again.
     """
     pod = observed.pod(0)
     if pod is None or is_terminating(pod) or _has_ended(pod) or _has_run(pod):
         return None
+    unplaced = [other for other in observed.pods if not is_scheduled(other)]
+    if len(observed.pods) < observed.replicas or not all(map(waits_for_a_claim, unplaced)):
+        return None
     created, placed = pod["metadata"].get("creationTimestamp"), [_placed_at(other) for other in observed.pods if is_scheduled(other)]
     if created is None or not placed:
         return None
-    begun = max(seconds_of(created), min(placed))
+    begun = max(seconds_of(created), *placed)
     return begun + float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)) - now
 
 

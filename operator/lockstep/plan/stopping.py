@@ -15,6 +15,7 @@ from lockstep.plan.interactive import is_released, is_stopped
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating
+from lockstep.plan.placing import Placing
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract import Report, Save, StopReport
@@ -47,7 +48,9 @@ class Stopping:
     why: str
 
 
-def stopping(observed: Observed, accepted: Accepted | None, running: Frozen | None, overdue: Notice | None) -> Stopping | None:
+def stopping(  # noqa: PLR0911 (a table of cases reads best as one)
+    observed: Observed, accepted: Accepted | None, running: Frozen | None, overdue: Notice | None, place: Placing | None = None
+) -> Stopping | None:
     """For a job that has pods and has not ended: whether they are to stop now."""
     if is_stopped(observed):
         return Stopping(Reason.STOPPING, "nobody used the environment" if is_released(observed) else "spec.suspend is true")
@@ -58,6 +61,8 @@ def stopping(observed: Observed, accepted: Accepted | None, running: Frozen | No
         return Stopping(Reason.NODE_EXCLUDED, left_out)
     if accepted is not None and running is not None and _new_size(observed, accepted, running):
         return Stopping(Reason.RESIZING, f"from {running.nodes} to {accepted.frozen.nodes} nodes")
+    if place is not None and place.lets_go:
+        return Stopping(Reason.NODES_RELEASED, place.message)
     if observed.replicas == 0 and any(is_terminating(pod) for pod in observed.pods):
         return Stopping(Reason.STOPPING, "this stop had begun already; the job starts again after it")
     return None

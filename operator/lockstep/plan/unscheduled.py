@@ -7,7 +7,7 @@ import re
 from lockstep.plan.layers import Notice
 from lockstep.plan.nodes import Others, named, why_no_node_fits
 from lockstep.plan.observed import Object, Observed
-from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.plan.pods import is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep.plan.queueing import why_gated
 
 _INSUFFICIENT = re.compile(r"Insufficient ([^\s,.]+(?:\.[^\s,.]+)*)")
@@ -45,7 +45,7 @@ def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str
 def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
     names = [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v]
     # A class that binds late leaves claims Pending until the pod has a node: only the scheduler knows whether it waits for the claim.
-    blamed = "persistentvolumeclaim" in scheduler_message(pod).lower()
+    blamed = waits_for_a_claim(pod)
     return [text for name in names if (text := _why_unbound(observed, name, blamed=blamed))]
 
 

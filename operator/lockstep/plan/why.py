@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.api.status import ConditionStatus
 from lockstep.plan.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.placing import holding_words
 from lockstep.plan.reasons import Reason
 from lockstep.plan.whynext import Step, next_steps
 
@@ -123,7 +124,8 @@ def _summary(state: Where, observed: Observed, conditions: dict[str, Object], no
     if state is Where.REFUSED:
         return _message(conditions, "Accepted")
     if state in (Where.WAITING, Where.STARTING) and observed.pods:
-        return waits_for(observed, now) or _message(conditions, "Progressing")
+        holding = holding_words(observed.status.get("placement") or {}, now)
+        return "; ".join(filter(None, (waits_for(observed, now) or _message(conditions, "Progressing"), holding)))
     if state is Where.RUNNING:
         return _progress(observed.status)
     return _message(conditions, {Where.COMPLETE: "Complete", Where.FAILED: "Failed"}.get(state, "Progressing"))

@@ -40,6 +40,8 @@ class Wait:
     what: str = ""
     attempt: int = 0
     since: float = 0.0
+    unplaced: bool = False
+    """A node that is waited for has no room in the cluster: this time isn't the start's."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from lockstep_gang.contract.reply import FactType
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.gang import Gang, Phase
@@ -13,6 +14,8 @@ from lockstep_gang.lifecycle.progress import Wait
 from lockstep_gang.lifecycle.unended import busy_nodes, noted
 
 SHOWN = 5
+_UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})
+"""What the operator says of a pod that no Node has room for yet. An image that can't be pulled, say, is another matter."""
 
 
 def missing_nodes(gang: Gang) -> list[int]:
@@ -22,6 +25,12 @@ def missing_nodes(gang: Gang) -> list[int]:
 
 def absent_nodes(gang: Gang) -> list[int]:
     return [index for index, node in enumerate(gang.nodes) if not node.connected or node.leaving]
+
+
+def unplaced_nodes(gang: Gang) -> list[int]:
+    """Absent nodes whose pod has no room in the cluster, by what the operator has said since they were last here."""
+    waiting = {fact.node for fact in gang.facts.told if fact.type is FactType.WAITING and fact.reason in _UNPLACED}
+    return [index for index in absent_nodes(gang) if index in waiting and gang.facts.heard_at >= (gang.nodes[index].closed_at or 0.0)]
 
 
 def missing_ranks(gang: Gang) -> list[int]:
@@ -36,14 +45,19 @@ def waits_for(gang: Gang, now: float) -> str:
 
 
 def timed(gang: Gang, now: float) -> Gang:
-    """The gang with the beginning of what it waits for."""
+    """The gang with the beginning of what it waits for: of nodes, the moment from which every one of them has had room."""
     what = waits_for(gang, now)
+    if what == "nodes" and unplaced_nodes(gang):
+        return replace(gang, wait=Wait(what, gang.attempt, now, unplaced=True))
+    gang = replace(gang, wait=replace(gang.wait, unplaced=False)) if gang.wait.unplaced else gang
     if what == gang.wait.what and (not what or gang.wait.attempt == gang.attempt):
         return gang
     return replace(gang, wait=Wait(what, gang.attempt, now) if what else Wait())
 
 
 def start_deadline(gang: Gang, run: Run) -> float | None:
+    if gang.wait.unplaced:
+        return None  # the operator sees to it that what is held meanwhile isn't held for ever
     if run.interactive is not None and gang.wait.what == "nodes":
         return None  # whoever waits in a dev environment can give up, and if nobody does, its idle time ends
     return gang.wait.since + run.timeouts.start_seconds if gang.wait.what else None

@@ -14,6 +14,7 @@ from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY, key_secret_name
 from lockstep.plan.interactive import is_interactive, unused
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.placing import is_unplaced
 from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.kept import Kept, job_of, version_of
 from lockstep.platforms.kubernetes.queue import Key
@@ -66,6 +67,8 @@ class Inventory:
         self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
         self._environments: set[Key] = set()
         """Interactive jobs, of which a job that waits for GPUs is told; there are few, and all jobs would be much to look through."""
+        self._unplaced: set[Key] = set()
+        """Jobs that have said so in status.placement, of which a job that waits for nodes is told."""
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
         self._deleted: set[str] = set()
@@ -96,6 +99,8 @@ class Inventory:
         self._put(kind, key, now)
         if kind == "TrainingJob" and is_interactive(item):
             self._environments.add(key)
+        if kind == "TrainingJob" and is_unplaced(item):
+            self._unplaced.add(key)
         if now is not None and known is not None and now.says_the_same(known):
             return set()
         if kind == "TrainingJob" and deleted:
@@ -176,8 +181,9 @@ class Inventory:
         children = {child: kept.item for child, kept in self._by_job.get(key, {}).items()}
         pods = tuple(sorted((i for c, i in children.items() if c[0] == "Pod"), key=lambda pod: str(pod["metadata"]["name"])))
         stuck = any(map(scheduler_message, pods))
+        job_object = job.item
         return Observed(
-            job=job.item,
+            job=job_object,
             profiles=self._all("ClusterProfile"),
             objects={child: item for child, item in children.items() if child[0] != "Pod"},
             pods=pods,
@@ -187,6 +193,7 @@ class Inventory:
             warnings=tuple(kept.item for kept in self._of_namespace("Event", key).values()),
             others=self._pods_of_others(key) if stuck else (),
             unused=unused(self._interactive()) if stuck else frozenset(),
+            waiting=self._unplaced_others(key) if stuck or is_unplaced(job_object) else (),
             obstacle=self._obstacles.get(key),
         )
 
@@ -198,6 +205,13 @@ class Inventory:
         replicas = 0 if stateful_set is None else stateful_set.item["spec"].get("replicas", 1)
         pods = sum(child[0] == "Pod" for child in self._by_job.get(key, ()))
         return max(job.item["spec"].get("nodes") or NODES_MAX, replicas, pods)
+
+    def _unplaced_others(self, job: Key) -> tuple[Object, ...]:
+        jobs = self._objects["TrainingJob"]
+        self._unplaced &= jobs.keys()
+        items = [(key, jobs[key].item) for key in self._unplaced if key != job]
+        self._unplaced -= {key for key, item in items if not is_unplaced(item)}
+        return tuple(item for _, item in items if is_unplaced(item))
 
     def _interactive(self) -> list[Object]:
         jobs = self._objects["TrainingJob"]
