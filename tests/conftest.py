@@ -3,12 +3,12 @@
 No test sees that person's kubeconfig, embedded cluster or checkout state. Tests that need a cluster bring up one of their own (tests/cluster).
 """
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
-
-import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -16,16 +16,10 @@ from lockstep.cli.paths import STATE
 from lockstep.devcluster.layout import NUMBER
 from own_cluster import GIVEN, NOBODYS
 
-_STATE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_STATE] = tempfile.TemporaryDirectory(prefix="lockstep-tests-")
-    os.environ[STATE] = config.stash[_STATE].name
+def pytest_configure() -> None:
+    os.environ[STATE] = tempfile.mkdtemp(prefix="lockstep-tests-")
+    atexit.register(shutil.rmtree, os.environ[STATE], ignore_errors=True)
     os.environ.pop("KUBECONFIG", None)
     if GIVEN not in os.environ:
         os.environ[NUMBER] = str(NOBODYS)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    config.stash[_STATE].cleanup()
