@@ -15,8 +15,10 @@ import pytest
 import yaml
 
 from lockstep.api.errors import ConfigError
-from lockstep.platforms.kubernetes import kubeconfig
+from lockstep.platforms.kubernetes import kubeconfig, loginprogram
 from lockstep.platforms.kubernetes.kubeconfig import Server, read
+
+V1 = "client.authentication.k8s.io/v1"
 
 
 def write(path: Path, user: dict[str, Any], *, name: str = "a", **cluster: Any) -> str:
@@ -95,12 +97,12 @@ def plugin(folder: Path, status: dict[str, Any], **stated: Any) -> dict[str, Any
         f"#!{sys.executable}\nimport json, os\nfrom pathlib import Path\n"
         f"count = Path({str(folder / 'count')!r})\ncount.write_text(str(int(count.read_text() or 0) + 1) if count.exists() else '1')\n"
         f"Path({str(folder / 'told')!r}).write_text(os.environ['KUBERNETES_EXEC_INFO'] + os.environ.get('PROFILE', ''))\n"
-        f"print(json.dumps({{'apiVersion': 'v1', 'kind': 'ExecCredential', 'status': {status!r}}}))\n"
+        f"print(json.dumps({{'apiVersion': {V1!r}, 'kind': 'ExecCredential', 'status': {status!r}}}))\n"
     )
     script.chmod(0o755)
     return {
         "exec": {
-            "apiVersion": "client.authentication.k8s.io/v1",
+            "apiVersion": V1,
             "command": "./login",
             "env": [{"name": "PROFILE", "value": "me"}],
             **stated,
@@ -121,7 +123,7 @@ def test_a_login_program_is_asked_once_while_its_token_lasts(tmp_path: Path) -> 
 
 
 def test_a_login_program_is_asked_again_when_its_token_ends(tmp_path: Path) -> None:
-    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=kubeconfig.RENEWED_SECONDS / 2)
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=loginprogram.RENEWED_SECONDS / 2)
     server = found(write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat().replace("+00:00", "Z")})))
     assert header(server) == "Bearer t"
     assert runs(tmp_path) == 2
@@ -143,7 +145,7 @@ def test_a_login_program_that_wants_it_is_told_of_the_cluster(tmp_path: Path) ->
 )
 def test_a_login_program_that_fails_is_told_in_its_own_words(tmp_path: Path, stated: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read(write(tmp_path / "k", {"exec": stated}))
+        read(write(tmp_path / "k", {"exec": {"apiVersion": V1} | stated}))
 
 
 def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:

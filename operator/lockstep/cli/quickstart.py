@@ -44,7 +44,7 @@ def quickstart(
     Example: lockstep quickstart
     """
     started = time.monotonic()
-    own_cluster = context is not None or "KUBECONFIG" in os.environ
+    own_cluster = context is not None or bool(os.environ.get("KUBECONFIG"))
     why_local = None if own_cluster and not local else _why_local(local)
     if why_local:
         print(f"{why_local}: the job runs as two processes on this machine.", flush=True)

@@ -41,7 +41,7 @@ def use_embedded_cluster(cluster: str, context: str | None) -> bool:
     Raises:
         ConfigError: it is not up.
     """
-    if cluster != EMBEDDED or context is not None or "KUBECONFIG" in os.environ:
+    if cluster != EMBEDDED or context is not None or os.environ.get("KUBECONFIG"):
         return bool(os.environ.get("KUBECONFIG")) and _is_embedded(os.environ["KUBECONFIG"])
     from lockstep.devcluster.layout import default_layout
 
@@ -61,7 +61,7 @@ def unnamed_cluster(context: str | None) -> str:
     from lockstep.devcluster.layout import default_layout
 
     last = deployed_last() if context is None else None
-    if last is None and "KUBECONFIG" not in os.environ and not default_layout().kubeconfig.exists():
+    if last is None and not os.environ.get("KUBECONFIG") and not default_layout().kubeconfig.exists():
         from lockstep.platforms.kubernetes.client import has_kubeconfig, kubeconfig_path
 
         if has_kubeconfig():

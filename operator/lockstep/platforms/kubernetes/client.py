@@ -19,12 +19,12 @@ IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
 
 def has_kubeconfig() -> bool:
-    return "KUBECONFIG" in os.environ or (Path.home() / ".kube" / "config").exists()
+    return bool(os.environ.get("KUBECONFIG")) or (Path.home() / ".kube" / "config").exists()
 
 
 def kubeconfig_path() -> str:
     """Read now: the libraries read $KUBECONFIG only once, when they are imported."""
-    return os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+    return os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
 
 def connect(context: str | None = None) -> Client:
@@ -84,7 +84,7 @@ def no_cluster(error: Exception) -> ConfigError:
     if not any(Path(part).expanduser().exists() for part in path.split(os.pathsep) if part):
         stated = (
             f"KUBECONFIG names {path}, which is not there"
-            if "KUBECONFIG" in os.environ
+            if os.environ.get("KUBECONFIG")
             else f"there is no {path} and KUBECONFIG is not set"
         )
         return ConfigError(

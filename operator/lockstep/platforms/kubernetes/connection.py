@@ -3,62 +3,111 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
 from lockstep.api.errors import ConfigError
-from lockstep.plan.proxy import proxy_of
 from lockstep.platforms.kubernetes import kubeconfig
 from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kubeconfig_path, no_cluster
 from lockstep.platforms.kubernetes.kubeconfig import Server
 
+UNAUTHORIZED = 401
 READ_BYTES = 1 << 21
 """A watch's event is one line, and may be as large as an object."""
 
 
 class Connection:
-    """A session that is opened with the first request, in the event loop that this is made in."""
+    """Sessions that are opened with the first request, in the event loop that this is made in."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self._session: Any = None
+        self._replaced: list[Any] = []
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in [*self._replaced, *filter(None, [self._session])]:
+            await session.close()
 
     def _opened(self) -> Any:
         if self._session is None:
-            from aiohttp import ClientSession, TCPConnector
-            from aiohttp.connector import NEEDS_CLEANUP_CLOSED
-
-            # Python before 3.12.8 leaves the socket open when TLS over it ended in disorder: at the end of such a session they are aborted.
-            tls = True if self.server.tls is None else self.server.tls
-            connector = TCPConnector(ssl=tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
-            # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
-            self._session = ClientSession(connector=connector, read_bufsize=READ_BYTES)
+            self._session = session_to(self.server)
         return self._session
 
     async def _asked_as(self) -> dict[str, Any]:
-        header = await self.server.authorization()
-        asked: dict[str, Any] = {"headers": {} if header is None else {"Authorization": header}, "proxy": self.server.proxy}
+        asked: dict[str, Any] = {"headers": await headers_of(self.server), "proxy": self.server.proxy}
         if self.server.tls_name is not None:
             asked["server_hostname"] = self.server.tls_name
         return asked
+
+    async def _renewed(self, began: float) -> bool:
+        """Whether a request that was refused with 401 is worth another try. Connections that are open may have shown an old certificate."""
+        if not await self.server.renew(began):
+            return False
+        if self._session is not None:
+            self._replaced.append(self._session)  # others may still read from it
+            self._session = None
+        return True
 
     async def request(self, method: str, path: str, body: str | BytesIO | None, headers: dict[str, str], seconds: float) -> Any:
         """aiohttp's response, whatever its status."""
         from aiohttp import ClientTimeout
 
-        asked = await self._asked_as()
-        asked["headers"] |= headers
-        return await self._opened().request(method, self.server.url + path, data=body, timeout=ClientTimeout(total=seconds), **asked)
+        async def ask() -> Any:
+            asked = await self._asked_as()
+            asked["headers"].update(headers)
+            return await self._opened().request(method, self.server.url + path, data=body, timeout=ClientTimeout(total=seconds), **asked)
+
+        began = time.monotonic()
+        response = await ask()
+        if response.status == UNAUTHORIZED and await self._renewed(began):
+            response.release()
+            if isinstance(body, BytesIO):
+                body.seek(0)
+            response = await ask()
+        return response
 
     async def websocket(self, path: str, protocols: Sequence[str], heartbeat: float | None) -> Any:
         """aiohttp's websocket. Its messages are as large as the server makes them."""
-        asked = await self._asked_as()
-        return await self._opened().ws_connect(self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=0, **asked)
+        from aiohttp import WSServerHandshakeError
+
+        async def ask() -> Any:
+            asked = await self._asked_as()
+            return await self._opened().ws_connect(
+                self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=0, **asked
+            )
+
+        began = time.monotonic()
+        try:
+            return await ask()
+        except WSServerHandshakeError as error:
+            if error.status != UNAUTHORIZED or not await self._renewed(began):
+                raise
+        return await ask()
+
+
+def session_to(server: Server, **options: Any) -> Any:
+    """aiohttp's session with the server's TLS."""
+    from aiohttp import ClientSession, TCPConnector
+    from aiohttp.connector import NEEDS_CLEANUP_CLOSED
+
+    # Python before 3.12.8 leaves the socket open when TLS over it ended in disorder: at the end of such a session they are aborted.
+    connector = TCPConnector(
+        ssl=True if server.tls is None else server.tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED, limit=options.pop("limit", 100)
+    )
+    # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
+    return ClientSession(connector=connector, read_bufsize=READ_BYTES, **options)
+
+
+async def headers_of(server: Server) -> Any:
+    """Who asks, and as whom: some of these headers come several times."""
+    from multidict import CIMultiDict
+
+    headers: CIMultiDict[str] = CIMultiDict(server.impersonation)
+    if (authorization := await server.authorization()) is not None:
+        headers["Authorization"] = authorization
+    return headers
 
 
 async def server_of(context: str | None) -> Server:
@@ -84,11 +133,13 @@ async def _by_the_library(context: str | None) -> Server:
 
     configuration = client.Configuration()
     namespace = proxy = None
+    impersonation: tuple[tuple[str, str], ...] = ()
     try:
         if has_kubeconfig() or IN_CLUSTER not in os.environ:
             loader = await config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
             namespace = loader.current_context.get("context", {}).get("namespace")
-            proxy = configuration.proxy or proxy_of(configuration.host, os.environ)
+            proxy = kubeconfig.proxy_to(configuration.host, {"name": "of the context", "proxy-url": configuration.proxy})
+            impersonation = kubeconfig.impersonation_of(kubeconfig_path(), context)
         else:
             config.load_incluster_config(client_configuration=configuration)
     except config.ConfigException as error:
@@ -97,9 +148,11 @@ async def _by_the_library(context: str | None) -> Server:
     async def authorization() -> str | None:
         return (await configuration.auth_settings()).get("BearerToken", {}).get("value") or None
 
-    tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    tls = kubeconfig.trusting(cafile=configuration.ssl_ca_cert)
     if configuration.cert_file:
         tls.load_cert_chain(configuration.cert_file, configuration.key_file)
     if not configuration.verify_ssl:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    return Server(configuration.host, namespace, tls, authorization, configuration.tls_server_name, proxy)
+    return Server(
+        configuration.host, namespace, tls, authorization, impersonation=impersonation, tls_name=configuration.tls_server_name, proxy=proxy
+    )

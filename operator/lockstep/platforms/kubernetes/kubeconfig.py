@@ -1,43 +1,50 @@
 """Kubeconfig files, read without the client library, whose import takes longer than most verbs: who asks which server.
 
-What kubectl documents: several files (the first that names a thing counts), contexts, certificates and tokens as text or file, user and password, and
-credential plugins (`exec`, by which `oc`, EKS, GKE and OIDC logins work). The legacy `auth-provider` is left to the library (`read` returns None).
+What kubectl documents: several files (the first that names a thing counts), contexts, certificates and tokens as text or file, user and password,
+impersonation, proxies, and credential plugins (`loginprogram.py`). The legacy `auth-provider` is left to the library.
+
+Laxer than kubectl in three things, as the official Python client: a token counts before user and password, text counts before a file of the same
+certificate, and a plugin of version v1 need not say its interactiveMode.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import os
-import shutil
 import ssl
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import yaml
 
 from lockstep.api.errors import ConfigError
 from lockstep.plan.proxy import proxy_of
+from lockstep.platforms.kubernetes.loginprogram import LoginProgram
 
 Values = dict[str, Any]
 RENEWED_SECONDS = 60.0
-"""A plugin's token is fetched anew this long before its end; a token's file is read again after as long."""
-PLUGIN_SECONDS = 300.0
-"""A plugin may open a browser and wait for a person."""
+"""A token's file is read again after as long."""
+PROXIES = ("http", "https")
+"""Schemes of proxies that aiohttp can speak to."""
+_HEADER_NAME = "!#$%&'*+-.^_`|~"
+"""What a header's name may hold besides letters and digits (RFC 9110, token)."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 async def nobody() -> str | None:
     """No Authorization header: a client certificate says who asks, or nothing does."""
     return None
+
+
+async def nothing_newer(since: float) -> bool:
+    """There is no other credential than the one that was refused."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,10 @@ class Server:
     """None: plain HTTP."""
     authorization: Callable[[], Awaitable[str | None]] = nobody
     """The header of that name, as it has to be now."""
+    renew: Callable[[float], Awaitable[bool]] = nothing_newer
+    """After a 401 to a request that began at this monotonic second: get another credential. False: there is none."""
+    impersonation: tuple[tuple[str, str], ...] = ()
+    """Headers by which the request is made as somebody else."""
     tls_name: str | None = None
     """The name in the server's certificate, where it isn't the URL's."""
     proxy: str | None = None
@@ -59,27 +70,104 @@ class Server:
 
 def read(paths: str, context: str | None = None) -> Server | None:
     """The server of `context`, or of the current one. None: only the client library can log in there. Raises ConfigError."""
+    namespace, cluster, user = _chosen(paths, context)
+    if "auth-provider" in user:
+        if "exec" in user:
+            raise ConfigError(f"user {user['name']} in {paths} has both auth-provider and exec: only one may log in")
+        return None
+    url = _url(cluster, user)
+    proxy = proxy_to(url, cluster)
+    authority = _bytes(cluster, "certificate-authority")
+    tls = _tls(cluster, user, authority) if url.startswith("https") else None
+    impersonation = _impersonation(user)
+    authorization: Callable[[], Awaitable[str | None]]
+    renew: Callable[[float], Awaitable[bool]]
+    if "exec" in user:
+        plugin = LoginProgram(user["exec"] or {}, cluster, user["name"], authority, lambda *pair: _present(tls, *pair))
+        plugin.credential()
+        authorization, renew = plugin.authorization, plugin.renew
+    else:
+        authorization, renew = _stated(user)
+    return Server(url, namespace, tls, authorization, renew, impersonation, cluster.get("tls-server-name"), proxy)
+
+
+def impersonation_of(paths: str, context: str | None) -> tuple[tuple[str, str], ...]:
+    """The headers by which requests of `context`, or of the current one, are made as somebody else. Raises ConfigError."""
+    return _impersonation(_chosen(paths, context)[2])
+
+
+def trusting(cadata: str | None = None, cafile: str | None = None) -> ssl.SSLContext:
+    """Verify servers as kubectl does: Python 3.13 and newer otherwise refuse CA certificates without key identifiers, as many clusters have them."""
+    context = ssl.create_default_context(cadata=cadata, cafile=cafile)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def proxy_to(url: str, cluster: Values) -> str | None:
+    """The proxy's URL: the cluster's own, else the environment's. None: directly. Raises ConfigError: it can't be used."""
+    own = cluster.get("proxy-url")
+    proxy = own or proxy_of(url, os.environ)
+    if proxy is None:
+        return None
+    stated = f"proxy-url of cluster {cluster['name']} in the kubeconfig" if own else "the proxy that HTTPS_PROXY or HTTP_PROXY names"
+    try:
+        parts = urlsplit(str(proxy))
+        scheme = parts.scheme if parts.hostname and parts.port != 0 else ""
+    except ValueError:
+        scheme = ""
+    if scheme.startswith("socks"):
+        raise ConfigError(
+            f"{stated} is a SOCKS proxy, which Lockstep can't speak to: name an HTTP proxy (http:// or https://) that leads there"
+        )
+    if scheme not in PROXIES:
+        raise ConfigError(f"{stated} is no proxy's URL: it must be http://HOST:PORT or https://HOST:PORT")
+    return str(proxy)
+
+
+def _chosen(paths: str, context: str | None) -> tuple[str | None, Values, Values]:
+    """Namespace, cluster and user of a context. Raises ConfigError."""
     merged = _merged(paths)
     name = context or merged["current-context"]
     if not name:
         raise ConfigError(f"{paths} names no current-context; there are {_names(merged['contexts'])}")
     chosen = _named(merged["contexts"], name, "context", paths)
-    cluster = _named(merged["clusters"], chosen.get("cluster"), "cluster", paths)
-    user = _named(merged["users"], chosen["user"], "user", paths) if chosen.get("user") else {}
-    if "auth-provider" in user:
-        return None
+    if not chosen.get("cluster"):
+        raise ConfigError(f"context {name} in {paths} names no cluster; there are {_names(merged['clusters'])}")
+    cluster = _named(merged["clusters"], chosen["cluster"], "cluster", paths)
     if not cluster.get("server"):
-        raise ConfigError(f"cluster {chosen.get('cluster')} in {paths} has no server")
-    plugin = _Plugin(user["exec"], cluster) if "exec" in user else None
-    proved = plugin.credential() if plugin is not None else {}
-    return Server(
-        url=str(cluster["server"]).rstrip("/"),
-        namespace=chosen.get("namespace"),
-        tls=_tls(cluster, user, proved) if str(cluster["server"]).startswith("https") else None,
-        authorization=plugin.authorization if plugin is not None and "token" in proved else _stated(user),
-        tls_name=cluster.get("tls-server-name"),
-        proxy=cluster.get("proxy-url") or proxy_of(str(cluster["server"]), os.environ),
-    )
+        raise ConfigError(f"cluster {chosen['cluster']} in {paths} has no server")
+    return chosen.get("namespace"), cluster, _named(merged["users"], chosen["user"], "user", paths) if chosen.get("user") else {}
+
+
+def _url(cluster: Values, user: Values) -> str:
+    """Without a scheme: https where anything is said about certificates, as kubectl has it."""
+    stated = str(cluster["server"]).rstrip("/")
+    if "://" in stated:
+        return stated
+    keys = [cluster.get(f"certificate-authority{end}") for end in ("", "-data")] + [
+        user.get(f"client-certificate{end}") for end in ("", "-data")
+    ]
+    return f"https://{stated}" if any(keys) or cluster.get("insecure-skip-tls-verify") else f"http://{stated}"
+
+
+def _impersonation(user: Values) -> tuple[tuple[str, str], ...]:
+    """Headers as https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation has them."""
+    name, uid, groups, extra = (user.get(key) for key in ("as", "as-uid", "as-groups", "as-user-extra"))
+    if not name:
+        if uid or groups or extra:
+            raise ConfigError(
+                f"user {user['name']} of the kubeconfig has as-uid, as-groups or as-user-extra without as: nobody to act as is named"
+            )
+        return ()
+    headers = [("Impersonate-User", name)] + ([("Impersonate-Uid", uid)] if uid else [])
+    headers += [("Impersonate-Group", group) for group in groups or []]
+    for key, values in (extra or {}).items():
+        escaped = quote(str(key), safe=_HEADER_NAME.replace("%", ""))
+        headers += [(f"Impersonate-Extra-{escaped}", value) for value in values or []]
+    for header, value in headers:
+        if not str(value).isprintable():
+            raise ConfigError(f"{header} of user {user['name']} of the kubeconfig has a character that no header may have")
+    return tuple((header, str(value)) for header, value in headers)
 
 
 def namespace_of_context(paths: str, context: str | None) -> str | None:
@@ -102,8 +190,12 @@ def _merged(paths: str) -> Values:
         try:
             content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}  # noqa: S506 (a safe loader)
             for kind, key in (("clusters", "cluster"), ("contexts", "context"), ("users", "user")):
+                items = {}
                 for item in content.get(kind) or []:
-                    merged[kind].setdefault(item["name"], {**(item.get(key) or {}), "folder": path.resolve().parent})
+                    if item["name"] in items:
+                        raise ConfigError(f"{path} has two {kind} of the name {item['name']}")
+                    items[item["name"]] = {**(item.get(key) or {}), "name": item["name"], "folder": path.resolve().parent}
+                merged[kind] = items | merged[kind]
             merged["current-context"] = merged["current-context"] or content.get("current-context")
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is no kubeconfig: {' '.join(str(error).split())}") from None
@@ -123,7 +215,10 @@ def _named(known: Values, name: Any, kind: str, paths: str) -> Values:
 def _bytes(values: Values, key: str) -> bytes | None:
     """`key-data` (base64), else the file `key`."""
     if values.get(f"{key}-data"):
-        return base64.b64decode(values[f"{key}-data"])
+        try:
+            return base64.b64decode(values[f"{key}-data"])
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{key}-data of {values['name']} in the kubeconfig is no base64 text: {error}") from None
     if values.get(key):
         path = values["folder"] / Path(str(values[key])).expanduser()
         try:
@@ -133,22 +228,32 @@ def _bytes(values: Values, key: str) -> bytes | None:
     return None
 
 
-def _tls(cluster: Values, user: Values, proved: Values) -> ssl.SSLContext:
-    authority = _bytes(cluster, "certificate-authority")
+def _tls(cluster: Values, user: Values, authority: bytes | None) -> ssl.SSLContext:
+    insecure = bool(cluster.get("insecure-skip-tls-verify"))
+    if insecure and authority:
+        raise ConfigError(
+            f"cluster {cluster['name']} in the kubeconfig has a certificate-authority and insecure-skip-tls-verify: take one of them out"
+        )
+    certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
+    if certificate and not key:
+        raise ConfigError(f"user {user['name']} of the kubeconfig has a client-certificate and no client-key")
     try:
-        context = ssl.create_default_context(cadata=authority.decode() if authority else None)
-        certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
-        if proved.get("clientCertificateData"):
-            certificate, key = proved["clientCertificateData"].encode(), str(proved.get("clientKeyData", "")).encode()
+        context = trusting(authority.decode() if authority else None)
         if certificate and key:
-            with _file(certificate) as certificate_file, _file(key) as key_file:
-                context.load_cert_chain(certificate_file, key_file)
+            _present(context, certificate.decode(), key.decode())
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"a certificate of the kubeconfig can't be used: {error}") from None
-    if cluster.get("insecure-skip-tls-verify"):
+    if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _present(context: ssl.SSLContext | None, certificate: str, key: str) -> None:
+    """Connections made from now on show this certificate (PEM). Raises ssl.SSLError."""
+    if context is not None:
+        with _file(certificate.encode()) as certificate_file, _file(key.encode()) as key_file:
+            context.load_cert_chain(certificate_file, key_file)
 
 
 @contextmanager
@@ -163,20 +268,23 @@ def _file(content: bytes) -> Any:
         Path(name).unlink()
 
 
-def _stated(user: Values) -> Callable[[], Awaitable[str | None]]:
-    """The header for a token, a token's file or a password."""
-    if user.get("tokenFile") and not user.get("token"):
-        return _TokenFile(user["folder"] / Path(user["tokenFile"]).expanduser()).authorization
+def _stated(user: Values) -> tuple[Callable[[], Awaitable[str | None]], Callable[[float], Awaitable[bool]]]:
+    """The header for a token, a token's file or a password, and what to do when it is refused."""
+    token = str(user.get("token") or "")
+    if user.get("tokenFile"):
+        file = _TokenFile(user["folder"] / Path(str(user["tokenFile"])).expanduser(), token)
+        file.read()
+        return file.authorization, file.renew
     header = None
-    if user.get("token"):
-        header = f"Bearer {user['token']}"
-    elif user.get("username") is not None and user.get("password") is not None:
-        header = "Basic " + base64.b64encode(f"{user['username']}:{user['password']}".encode()).decode()
+    if token:
+        header = f"Bearer {token}"
+    elif user.get("username"):
+        header = "Basic " + base64.b64encode(f"{user['username']}:{user.get('password') or ''}".encode()).decode()
 
     async def authorization() -> str | None:
         return header
 
-    return authorization
+    return authorization, nothing_newer
 
 
 @dataclass
@@ -184,78 +292,32 @@ class _TokenFile:
     """A token that somebody else renews in a file."""
 
     path: Path
-    read_at: float = -RENEWED_SECONDS
+    otherwise: str
+    """The token that counts as long as the file can't be read; empty: there is none."""
+    read_at: float = 0.0
     header: str | None = None
 
     async def authorization(self) -> str | None:
         if time.monotonic() - self.read_at >= RENEWED_SECONDS:
-            try:
-                self.header, self.read_at = f"Bearer {self.path.read_text(encoding='utf-8').strip()}", time.monotonic()
-            except OSError as error:
-                raise ConfigError(f"tokenFile of the kubeconfig can't be read: {error}") from None
+            self.read()
         return self.header
 
+    async def renew(self, since: float) -> bool:
+        if self.read_at > since:
+            return True
+        refused = self.header
+        self.read()
+        return self.header != refused
 
-@dataclass
-class _Plugin:
-    """A credential plugin: a program that prints an ExecCredential. Asked again shortly before its token's end."""
-
-    stated: Values
-    cluster: Values
-    given: Values = field(default_factory=dict)
-    until: float | None = None
-
-    async def authorization(self) -> str | None:
-        token = self.credential().get("token")
-        return None if token is None else f"Bearer {token}"
-
-    def credential(self) -> Values:
-        """Raises ConfigError with the plugin's own words."""
-        if self.given and (self.until is None or time.time() < self.until - RENEWED_SECONDS):
-            return self.given
-        command = [self._program(), *map(str, self.stated.get("args") or [])]
-        extra = {str(item["name"]): str(item["value"]) for item in self.stated.get("env") or []}
-        told = json.dumps({"apiVersion": self.stated.get("apiVersion"), "kind": "ExecCredential", "spec": self._spec()})
+    def read(self) -> None:
+        """Raises ConfigError: there is no token, and none was there before."""
         try:
-            ended = subprocess.run(
-                command, env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": told}, capture_output=True,
-                stdin=None if sys.stdin is not None and sys.stdin.isatty() else subprocess.DEVNULL, timeout=PLUGIN_SECONDS, check=False,
-            )  # fmt: skip
-            if ended.returncode != 0:
-                raise ConfigError(
-                    f"the login program {command[0]} of the kubeconfig failed: {_last_words(ended.stderr) or ended.returncode}"
-                )
-            self.given = dict(json.loads(ended.stdout)["status"])
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"the login program {command[0]} of the kubeconfig can't be run: {error}") from None
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"the login program {command[0]} of the kubeconfig printed no ExecCredential with a status") from None
-        ends = self.given.get("expirationTimestamp")
-        self.until = None if ends is None else datetime.fromisoformat(str(ends)).timestamp()
-        return self.given
-
-    def _program(self) -> str:
-        stated = str(self.stated.get("command") or "")
-        found = str(self.cluster["folder"] / stated) if "/" in stated else shutil.which(stated)
-        if not found or not Path(found).exists():
-            hint = (
-                f": {' '.join(str(self.stated['installHint']).split())}"
-                if self.stated.get("installHint")
-                else "; install it, or log in again"
-            )
-            raise ConfigError(f"the kubeconfig logs in by the program {stated or '(none named)'}, which is not installed{hint}")
-        return found
-
-    def _spec(self) -> Values:
-        spec: Values = {"interactive": sys.stdin is not None and sys.stdin.isatty()}
-        if self.stated.get("provideClusterInfo"):
-            shown = {"server": self.cluster.get("server"), "tls-server-name": self.cluster.get("tls-server-name")}
-            shown |= {"insecure-skip-tls-verify": self.cluster.get("insecure-skip-tls-verify"), "proxy-url": self.cluster.get("proxy-url")}
-            authority = _bytes(self.cluster, "certificate-authority")
-            shown["certificate-authority-data"] = base64.b64encode(authority).decode() if authority else None
-            spec["cluster"] = {key: value for key, value in shown.items() if value is not None}
-        return spec
-
-
-def _last_words(errors: bytes) -> str:
-    return " ".join(errors.decode(errors="replace").split())[-300:]
+            token = self.path.read_text(encoding="utf-8").strip()
+            problem = None if token else f"{self.path} is empty"
+        except (OSError, UnicodeDecodeError) as error:
+            token, problem = "", str(error)
+        self.read_at = time.monotonic()
+        if problem and not self.header and not self.otherwise:
+            raise ConfigError(f"tokenFile of the kubeconfig can't be read: {problem}")
+        if token or not self.header:
+            self.header = f"Bearer {token or self.otherwise}"

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
+from typing import TYPE_CHECKING
 
-import kopf
+from lockstep.api.errors import ConfigError
+from lockstep.platforms.kubernetes.connection import headers_of, server_of, session_to
 
-from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kubeconfig_path
+if TYPE_CHECKING:
+    import kopf
 
 
-async def connection() -> kopf.ConnectionInfo:
-    """KUBECONFIG or ~/.kube/config, else the pod's service account, whose token is read again at every login."""
-    from kubernetes.aio import client, config
+async def connection() -> kopf.AiohttpSession:
+    """KUBECONFIG or ~/.kube/config, else the pod's service account. The credential is asked for at every login, and kopf logs in again after a 401.
 
-    configuration = client.Configuration()
-    if has_kubeconfig() or IN_CLUSTER not in os.environ:
-        await config.load_kube_config(kubeconfig_path(), client_configuration=configuration)
-    else:
-        config.load_incluster_config(client_configuration=configuration)
-    header = (await configuration.auth_settings()).get("BearerToken", {}).get("value", "")  # "Bearer …" or "bearer …"
-    return kopf.ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        insecure=not configuration.verify_ssl,
-        token=header.rpartition(" ")[2] or None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-    )
+    Raises:
+        ConfigError: there is no cluster to talk to, or kopf can't talk to it.
+    """
+    import kopf
+
+    server = await server_of(None)
+    if server.tls_name is not None:
+        raise ConfigError(
+            "tls-server-name of the kubeconfig's cluster can't be used by the operator: name the server as its certificate does"
+        )
+    session = session_to(server, headers=await headers_of(server), proxy=server.proxy, limit=0)
+    return kopf.AiohttpSession(server=server.url, aiohttp_session=session)
