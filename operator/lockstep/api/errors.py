@@ -13,7 +13,13 @@ class LockstepError(Exception):
 
 
 class ConfigError(LockstepError):
-    """What was written can't be used. The message says where, what is valid and what to do; the command line exits with 2."""
+    """What was written can't be used. The message says where, what is valid and what to do; the command line exits with 2.
+
+    Several arguments are several lines, one a mistake. What a line quotes makes no further ones when it is printed.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class Failed(LockstepError):

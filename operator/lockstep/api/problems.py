@@ -36,7 +36,7 @@ class Problems:
 
     def error(self) -> ConfigError:
         """One line a problem, in the order of the file."""
-        return ConfigError("\n".join(f"{self.source}:{p.line}: {f'{p.path}: ' if p.path else ''}{p.text}" for p in sorted(self.found)))
+        return ConfigError(*(f"{self.source}:{p.line}: {f'{p.path}: ' if p.path else ''}{p.text}" for p in sorted(self.found)))
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption
 from lockstep.cli.trainer import run_trainer
+from lockstep.platforms.output import put, tell
 
 app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
 
@@ -66,7 +66,7 @@ def get(
     """
     from lockstep.cli.target import namespace_of
 
-    print(asyncio.run(_get(job, output, node, namespace_of(cluster, namespace, context), context)))
+    put(asyncio.run(_get(job, output, node, namespace_of(cluster, namespace, context), context)))
 
 
 async def _get(job: str, output: Path, node: int, namespace: str, context: str | None) -> str:
@@ -79,7 +79,7 @@ async def _get(job: str, output: Path, node: int, namespace: str, context: str |
 
     async with await Cluster.connect(context) as cluster:
         await known_job(cluster, namespace, job)
-        async with beside(cluster, namespace, job, node, say=lambda line: print(line, file=sys.stderr)) as place:
+        async with beside(cluster, namespace, job, node, say=tell) as place:
             roots = [*await place_roots(cluster, place, writing=False), TEMPORARY]
             adapter = await newest_adapter(cluster, place, job)
             with Meter() as meter:

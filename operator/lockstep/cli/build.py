@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections import deque
@@ -22,6 +21,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ContextOption
 from lockstep.plan.imagebuild import Image, Tool
+from lockstep.platforms.output import put, put_text
 
 if TYPE_CHECKING:
     from lockstep.plan.imagebuild import Build
@@ -85,16 +85,16 @@ def _by_tool(wanted: Build, root: Path, asked: Tool | None, push: bool, archive:
     with _machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
         build = replace(wanted, secrets=secrets)
         if dry_run:
-            print("\n".join(shlex.join(step) for step in commands(build, tool, push=push, archive=target)))
+            put(*(shlex.join(step) for step in commands(build, tool, push=push, archive=target)))
             return
-        print(f"building {wanted.reference} with {tool}", flush=True)
+        put(f"building {wanted.reference} with {tool}", flush=True)
         for step in commands(build, tool, push=push, archive=target, notes=folder):
             _run(step, root)
         digests = {path.name: path.read_text(encoding="utf-8").strip() for path in Path(folder).iterdir()}
     built, pushed = digests.get("built"), digests.get("pushed")
-    print(f"Ready: {wanted.reference}{f' ({built})' if built else ''}")
+    put(f"Ready: {wanted.reference}{f' ({built})' if built else ''}")
     if pushed:
-        print(f"Pushed: {wanted.repository}@{pushed}")
+        put(f"Pushed: {wanted.repository}@{pushed}")
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _run(command: list[str], root: Path) -> None:
     with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             for line in process.stderr or ():
-                print(line, end="", file=sys.stderr, flush=True)
+                put_text(line, error=True)
                 last.append(line)
         except BaseException:  # Ctrl-C: of a terminal's the tool knows by itself
             process.terminate()
@@ -145,17 +145,17 @@ def _by_openshift(wanted: Build, root: Path, namespace: str, context: str | None
     made = objects(wanted)
     files = packed(root, CONTEXT)
     if dry_run:
-        print(dump_all_yaml(made), end="")
-        print(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{wanted.name}/instantiatebinary in namespace {namespace}")
+        put_text(dump_all_yaml(made))
+        put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{wanted.name}/instantiatebinary in namespace {namespace}")
         return
 
     async def built() -> Outcome:
         from lockstep.platforms.kubernetes.cluster import Cluster
 
         async with await Cluster.connect(context) as cluster:
-            print(f"building {wanted.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
-            return await build(cluster, made, namespace, files, lambda line: print(line, flush=True))
+            put(f"building {wanted.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
+            return await build(cluster, made, namespace, files, lambda line: put(line, flush=True))
 
     done = asyncio.run(built())
-    print(f"Ready: pods of namespace {namespace} may use the image {wanted.stream_tag}{f' ({done.digest})' if done.digest else ''}")
-    print(f"Next: {next_step(wanted, namespace)}")
+    put(f"Ready: pods of namespace {namespace} may use the image {wanted.stream_tag}{f' ({done.digest})' if done.digest else ''}")
+    put(f"Next: {next_step(wanted, namespace)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption
+from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.api.calibration import Calibration
@@ -62,7 +62,7 @@ def calibrate(
     sweep = _measure(job, found, namespace or found.cluster.namespace, context, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
     if output is Form.JSON:
-        print(json.dumps(measured.to_dict(), indent=1))
+        put_json(measured.to_dict(), indent=1)
     else:
         _suggest(sweep, found)
     if save:
@@ -100,7 +100,6 @@ def _job(found: ClusterFile, nodes: int | None, mode: Mode, most: int | None, im
 
 
 def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str | None, *, quiet: bool) -> Sweep:
-    import sys
 
     from lockstep.platforms.kubernetes.calibrate import sweep_on_cluster
 
@@ -109,15 +108,15 @@ def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str 
     def hear(heard: Point | str) -> None:
         nonlocal told
         if isinstance(heard, str):
-            print(heard, file=sys.stderr, flush=True)
+            tell(heard)
         elif not quiet:
-            print(_row(heard) if told else f"{_head(heard)}\n{_row(heard)}", flush=True)
+            put(*([] if told else [_head(heard)]), _row(heard), flush=True)
             told = True
 
     try:
         return sweep_on_cluster(job, found.profile, namespace, context, hear)
     except KeyboardInterrupt:
-        print("lockstep: interrupted; the pods of the sweep are removed", file=sys.stderr)
+        tell("lockstep: interrupted; the pods of the sweep are removed")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -144,13 +143,11 @@ def _suggest(sweep: Sweep, found: ClusterFile) -> None:
     from lockstep.plan.calibration import suggested_threshold
 
     best = max(point.bus_gbs for point in sweep.points)
-    print(f"best: {best:.4g} GB/s bus bandwidth over {sweep.transport}, {sweep.nodes} nodes, {sweep.points[0].ranks} ranks")
+    put(f"best: {best:.4g} GB/s bus bandwidth over {sweep.transport}, {sweep.nodes} nodes, {sweep.points[0].ranks} ranks")
     network = found.profile.spec.network
     threshold = suggested_threshold(sweep.points, gpus=found.profile.spec.gpus.per_node > 0)
     if network.minimum_busbw is None and threshold is not None and (sweep.transport == "RDMA") == network.rdma.enabled:
-        print(
-            f'network.minimum_busbw: "{threshold}" in the cluster file would let preflight stop jobs on nodes that stay below 80% of this'
-        )
+        put(f'network.minimum_busbw: "{threshold}" in the cluster file would let preflight stop jobs on nodes that stay below 80% of this')
 
 
 def _path(cluster: str, found: ClusterFile) -> Path:
@@ -178,4 +175,4 @@ def _store(path: Path, measured: Calibration, found: ClusterFile, *, quiet: bool
     except OSError as error:
         raise ConfigError(f"{shown} can't be written: {error.strerror}") from error
     if not quiet:
-        print(f"Stored in {shown}, section calibration")
+        put(f"Stored in {shown}, section calibration")

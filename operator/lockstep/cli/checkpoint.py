@@ -11,6 +11,7 @@ import typer
 
 from lockstep.cli.jobargs import Form, FormOption, HiddenJsonOption
 from lockstep.cli.trainer import ask_trainer
+from lockstep.platforms.output import put, put_json_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,12 +34,12 @@ def list_commits(sources: SourceArgument, output: FormOption = Form.TEXT, as_jso
     """
     text, _ = ask_trainer("inspect", ["list", *sources])
     if as_json or output is Form.JSON:
-        typer.echo(text)
+        put_json_text(text)
         return
     answer = json.loads(text)
     _print(commits_table(answer["commits"]))
     for problem in answer["problems"]:
-        typer.echo(problem)
+        put(problem)
 
 
 @app.command("verify")
@@ -53,7 +54,10 @@ def verify(
     Example: lockstep checkpoint verify runs/demo --all
     """
     text, code = ask_trainer("inspect", ["verify", *sources, *(["--all"] if everything else [])])
-    typer.echo(text if as_json or output is Form.JSON else "\n".join(verdicts(json.loads(text)["commits"])))
+    if as_json or output is Form.JSON:
+        put_json_text(text)
+    else:
+        put(*verdicts(json.loads(text)["commits"]))
     raise typer.Exit(code)
 
 
@@ -65,10 +69,10 @@ def inspect(sources: SourceArgument, output: FormOption = Form.TEXT, as_json: Hi
     """
     text, _ = ask_trainer("inspect", ["show", *sources])
     if as_json or output is Form.JSON:
-        typer.echo(text)
+        put_json_text(text)
         return
     answer = json.loads(text)
-    typer.echo("\n".join(words(answer)))
+    put(*words(answer))
     _print(shards_table(answer["manifest"]["shards"]))
 
 

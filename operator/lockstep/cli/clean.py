@@ -12,6 +12,7 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, planned
 from lockstep.cli.progress import Progress
+from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -105,11 +106,11 @@ async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool
             await remove.remove_dev_environment(connection, plan.namespace, print)
             await remove.remove(connection, [item for item in (*account, *claims) if item not in stays], print)
     for item in stays:
-        print(f"{called(item)} stays: you may not delete it")
+        put(f"{called(item)} stays: you may not delete it")
     if others:
-        print(f"{', '.join(others)} stay, with their service account: lockstep delete NAME")
+        put(f"{', '.join(others)} stay, with their service account: lockstep delete NAME")
     kept = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
-    print(f"Namespace {plan.namespace} is clean{kept}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}")
+    put(f"Namespace {plan.namespace} is clean{kept}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}")
 
 
 def _is_dev(job: dict[str, Any]) -> bool:
@@ -139,7 +140,7 @@ async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: 
         doomed = f", and of the jobs {', '.join(sorted(there))}," if there else ""
         ask(f"Remove Lockstep's operator, profile and CRDs{doomed} from {connection.server}?", yes=yes)
         await remove.uninstall(connection, objects, print)
-    print(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
+    put(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
 
 
 async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, Any]]) -> None:
@@ -180,8 +181,8 @@ async def _rollback(context: str | None, yes: bool) -> None:
                 )
             await write_record(connection, record.turned_back())
             await until_ready(connection, OPERATOR_NAMESPACE, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
-    print(f"Back to {record.previous.said}; CRDs stay as they are, and jobs that run go on.")
+    put(f"Back to {record.previous.said}; CRDs stay as they are, and jobs that run go on.")
     known = {called(item) for item in record.previous.objects}
     for item in record.current.objects:
         if called(item) not in known:
-            print(f"{called(item)} was not part of it, and stays")
+            put(f"{called(item)} was not part of it, and stays")

@@ -116,7 +116,7 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
             table.add_row("", name, "(has mistakes)")
     console().print(table)
     if mistakes:
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError(*mistakes)
 
 
 def _mark(found: ClusterFile, server: str | None) -> str:

@@ -19,10 +19,20 @@ PIPED_WIDTH = 240
 
 
 def console(**options: Any) -> Console:
-    """rich's own NO_COLOR leaves bold and underlined text, which a log or a plain terminal shows as rubbish."""
-    from rich.console import Console
+    """rich's own NO_COLOR leaves bold and underlined text, which a log or a plain terminal shows as rubbish.
 
-    made = Console(color_system=None if is_plain() else "auto", **options)
+    Text stands as it is, brackets and colons too, and what a terminal would act on as escapes (`output.py`).
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from lockstep_gang.contract import printable_line
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable_line(text), **options)
+
+    made = Plain(color_system=None if is_plain() else "auto", markup=False, emoji=False, **options)
     if not made.is_terminal:
         made.width = PIPED_WIDTH
     return made

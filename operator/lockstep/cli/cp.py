@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from lockstep.api.errors import ConfigError, LockstepError
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, unknown_job
 from lockstep.cli.meter import Meter, size
+from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -64,7 +64,7 @@ def cp(
     try:
         whole = asyncio.run(_copy(copy, place, context, node))
     except KeyboardInterrupt:
-        print("interrupted: what has arrived is kept, and the same command goes on from there", file=sys.stderr)
+        tell("interrupted: what has arrived is kept, and the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
     if not whole:
         raise typer.Exit(1)
@@ -130,7 +130,7 @@ async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress
     from lockstep.platforms.kubernetes.reader import beside, place_roots
     from lockstep.platforms.kubernetes.transfer import get, put, refuse_outside
 
-    async with beside(cluster, namespace, copy.remote.job, node, say=lambda line: print(line, file=sys.stderr)) as place:
+    async with beside(cluster, namespace, copy.remote.job, node, say=tell) as place:
         roots = await place_roots(cluster, place, writing=copy.up)
         refuse_outside(copy.remote.path, roots)
         if copy.up:
@@ -145,12 +145,12 @@ def _tell(copy: Copy, node: int, result: Any) -> bool:
             raise result
         if isinstance(result, ConfigError):
             raise result
-        print(f"{where}: not copied: {result}", file=sys.stderr)
+        tell(f"{where}: not copied: {result}")
         return False
     done = (
         f"{result.sent} of {result.files} files copied ({size(result.bytes)})"
         if result.sent
         else f"{result.files} files were there already"
     )
-    print(f"{where}: {done}" + (f", {result.resumed} of them went on where they were" if result.resumed else ""))
+    put(f"{where}: {done}" + (f", {result.resumed} of them went on where they were" if result.resumed else ""))
     return True

@@ -9,6 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+from lockstep.platforms.output import put
 
 
 def delete(
@@ -34,4 +35,4 @@ def delete(
         delete_job(found.target.client, found.namespace, job)
     except TimeoutError as error:
         raise Failed(str(error)) from error
-    print(f"{job} is deleted; its claims stay")
+    put(f"{job} is deleted; its claims stay")

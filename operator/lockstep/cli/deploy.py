@@ -12,6 +12,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.platforms.output import put, put_text
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -106,7 +107,7 @@ def deploy(
         from lockstep.api.yamltext import dump_all_yaml
 
         plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring)
-        return print(dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])]), end="")
+        return put_text(dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])]))
     plan = _checked(cluster, mode, context, image, force, monitoring)
     if diff:
         from lockstep.cli.diff import diff_deployment
@@ -117,7 +118,7 @@ def deploy(
     try:
         complete = asyncio.run(carry_out(plan, context, dev, timeout))
     except KeyboardInterrupt:
-        print(f"\nStopped looking; the cluster goes on: make status-cluster CLUSTER={plan.cluster.cluster.name}")
+        put("", f"Stopped looking; the cluster goes on: make status-cluster CLUSTER={plan.cluster.cluster.name}")
         raise
     if not complete:
         raise typer.Exit(1)

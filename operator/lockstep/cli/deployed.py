@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api.errors import ConfigError
+from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.cli.deploy import Deployment
@@ -24,20 +25,19 @@ def tell_left(plan: Deployment, sent: Sent) -> None:
         return
     cluster = plan.cluster.cluster.name
     sure = any(part.state is not State.UNSEEN for part in left)
-    print(
-        "\nNOT COMPLETE: you may not send these:"
-        if sure
-        else "\nYou may neither send nor see these; that all is well with them is unknown:"
+    put(
+        "",
+        "NOT COMPLETE: you may not send these:" if sure else "You may neither send nor see these; that all is well with them is unknown:",
     )
     for part in left:
-        print(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
-    print("An administrator of the cluster types, in a checkout:")
-    print(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
-    print(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
+        put(f"  {called(part.item)}: {part.state.value}{f' ({part.reason})' if part.reason else ''}")
+    put("An administrator of the cluster types, in a checkout:")
+    put(f"  make deploy-cluster CLUSTER={cluster} {plan.choices} DEV=0")
+    put(f"or, with the files that were just written, in which the operator's image is {plan.sent_image} (OPERATOR_IMAGE= names another):")
     for command in admin_commands(cluster, *for_an_administrator(left)):
-        print(f"  {command}")
+        put(f"  {command}")
     if sure:
-        print(f"Then repeat: make deploy-cluster CLUSTER={cluster} {plan.choices}")
+        put(f"Then repeat: make deploy-cluster CLUSTER={cluster} {plan.choices}")
 
 
 def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
@@ -66,16 +66,16 @@ def tell_end(plan: Deployment, *, dev: bool, complete: bool) -> None:
     """The profile's notes, what is ready, and the next commands."""
     cluster, namespace = plan.cluster.cluster.name, plan.namespace
     if plan.profile.spec.security.requires_privileged_scc:
-        print("\nsecurity.requires_privileged_scc has no effect, and can be taken out of the cluster file: no pod is privileged.")
+        put("", "security.requires_privileged_scc has no effect, and can be taken out of the cluster file: no pod is privileged.")
     if plan.profile.spec.notes:
-        print(f"\nNotes of {plan.profile.metadata.name}:\n{plan.profile.spec.notes.rstrip()}")
+        put("", f"Notes of {plan.profile.metadata.name}:", *plan.profile.spec.notes.rstrip().splitlines())
     if not complete:
-        print(f"\nWhat is wrong: lockstep doctor {cluster}")
+        put("", f"What is wrong: lockstep doctor {cluster}")
         return
     remember(cluster)
-    print("\nReady. Next:")
+    put("", "Ready. Next:")
     for command, meaning in _next_with_pods(cluster, namespace) if dev else _next_without(cluster, namespace):
-        print(f"  {command:<62} # {meaning}")
+        put(f"  {command:<62} # {meaning}")
 
 
 def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:

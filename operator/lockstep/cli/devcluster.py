@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import Form, FormOption
+from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.devcluster.layout import Layout
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 
 def _say(text: str) -> None:
-    print(f"devcluster: {text}", flush=True)
+    put(f"devcluster: {text}", flush=True)
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (ClusterError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        tell(f"lockstep: {error}")
         raise typer.Exit(1) from error
 
 
@@ -80,7 +80,7 @@ def up(
     Example: lockstep devcluster up --resource nvidia.com/gpu=4
     """
     with _failures():
-        print(f"export KUBECONFIG={bring_up(nodes, resource, rails)}")
+        put(f"export KUBECONFIG={bring_up(nodes, resource, rails)}")
 
 
 @app.command("prepare")
@@ -127,14 +127,14 @@ def status(output: FormOption = Form.TEXT) -> None:
 
     state = state_of(default_layout())
     if output is Form.JSON:
-        print(json.dumps(state, indent=2))
+        put_json(state)
     else:
         for name, runs in state["daemons"].items():
-            print(f"{name:32} {'running' if runs else 'ended'}")
+            put(f"{name:32} {'running' if runs else 'ended'}")
         for name, ready in state["nodes"].items():
-            print(f"{name:32} {'Ready' if ready else 'NotReady'}")
+            put(f"{name:32} {'Ready' if ready else 'NotReady'}")
         if not state["daemons"]:
-            print("the cluster is down: lockstep devcluster up")
+            put("the cluster is down: lockstep devcluster up")
     if not state["nodes"] or not all(state["nodes"].values()) or not all(state["daemons"].values()):
         raise typer.Exit(1)
 
@@ -147,7 +147,7 @@ def kubeconfig() -> None:
     """
     from lockstep.devcluster.layout import default_layout
 
-    print(default_layout().kubeconfig)
+    put(default_layout().kubeconfig)
 
 
 @app.command("publish")
@@ -162,12 +162,12 @@ def publish() -> None:
     volume = default_layout().python_volume
     with _failures():
         publish_packages(volume)
-        print(publish_code(volume))
+        put(publish_code(volume))
 
 
 if __name__ == "__main__":
     try:
         app()
     except ConfigError as problem:
-        print(f"lockstep: {problem}", file=sys.stderr)
+        tell(f"lockstep: {problem}")
         sys.exit(2)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
+from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.plan.live import Comparison
@@ -72,7 +73,7 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
             try:
                 found = await would_change(connection, item)
             except ApiError as error:
-                print(f"? {called(item)}: {error}")
+                put(f"? {called(item)}: {error}")
                 continue
             if found is None or found:
                 _print(Comparison(called(item), absent=found is None, changes=tuple(found or ())))
@@ -82,13 +83,13 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
 
 def _print(comparison: Comparison) -> None:
     if comparison.foreign:
-        print(f"! {comparison.name} is there and belongs to something else: the job can't start while it is")
+        put(f"! {comparison.name} is there and belongs to something else: the job can't start while it is")
     elif not comparison.changes:
-        print(f"+ {comparison.name}")
+        put(f"+ {comparison.name}")
     else:
-        print(f"~ {comparison.name}")
+        put(f"~ {comparison.name}")
     for change in comparison.changes:
-        print(f"    {change.path}: {_shown(change.observed)} → {_shown(change.desired)}")
+        put(f"    {change.path}: {_shown(change.observed)} → {_shown(change.desired)}")
 
 
 def _shown(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
+from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.plan.diffruns import Side
@@ -51,7 +51,10 @@ def diff_runs(
     if sides[0].name == sides[1].name:
         sides = [replace(side, name=given) for side, given in zip(sides, (one, other), strict=True)]
     found = compare(*sides)
-    print(json.dumps(found, indent=2) if output is Form.JSON else "\n".join(page(found)))
+    if output is Form.JSON:
+        put_json(found)
+    else:
+        put(*page(found))
 
 
 def _side(given: str, cluster: str, namespace: str | None, context: str | None) -> Side:
@@ -133,4 +136,4 @@ def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side
 
 
 def _say(line: str) -> None:
-    print(f"lockstep: {line}", file=sys.stderr)
+    tell(f"lockstep: {line}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ContextOption, NamespaceOption
+from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.plan.clusterfacts import ClusterFacts, ProbeFacts
@@ -57,7 +57,7 @@ def discover(
     facts = _interruptible(_look(namespace, context, probe))
     text, entries = _written(name, facts)
     if path is None:
-        print(text, end="")
+        put_text(text)
         return
     _write(path, text)
     _tell(name if output is None else str(path), path, facts, entries)
@@ -79,7 +79,7 @@ def _interruptible(looking: Coroutine[Any, Any, ClusterFacts]) -> ClusterFacts:
     try:
         return asyncio.run(looking)
     except KeyboardInterrupt:
-        print("lockstep: interrupted; nothing was written, and no pod is left", file=sys.stderr)
+        tell("lockstep: interrupted; nothing was written, and no pod is left")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -120,15 +120,15 @@ def _write(path: Path, text: str) -> None:
 
 
 def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> None:
-    print(f"Wrote {path}, by what {facts.server} showed you of namespace {facts.namespace}")
+    put(f"Wrote {path}, by what {facts.server} showed you of namespace {facts.namespace}")
     for probe in facts.probes:
-        print(f"  node {probe.node}: {_seen_inside(probe)}")
+        put(f"  node {probe.node}: {_seen_inside(probe)}")
     unseen = [entry for entry in entries if entry.unseen]
     if unseen:
-        print(f"{len(unseen)} values are unknown and stand there as comments:", file=sys.stderr)
+        tell(f"{len(unseen)} values are unknown and stand there as comments:")
     for entry in unseen:
-        print(f"  {entry.key}: {entry.source.removeprefix('unknown: ')}", file=sys.stderr)
-    print(f"Next: read it, then lockstep cluster lint {name}")
+        tell(f"  {entry.key}: {entry.source.removeprefix('unknown: ')}")
+    put(f"Next: read it, then lockstep cluster lint {name}")
 
 
 def _seen_inside(probe: ProbeFacts) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -37,12 +37,12 @@ def doctor(
     use_embedded_cluster(found.cluster.name, context)
     findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
     if output is Form.JSON:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        put_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            print(f"{finding.verdict.value:8} {finding.subject:16} {finding.said}")
+            put(f"{finding.verdict.value:8} {finding.subject:16} {finding.said}")
             if finding.fix:
-                print(f"{'':25} → {finding.fix}")
+                put(f"{'':25} → {finding.fix}")
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption, Found, NamespaceOption, find_job
-from lockstep.plan.drill import RISKS, Fault, Outcome, text, why_not_now
+from lockstep.plan.drill import RISKS, Fault, text, why_not_now
+from lockstep.platforms.output import put, put_json, tell
 
 MIB = 1 << 20
 
@@ -47,15 +47,14 @@ def drill(
     place = Place(found.target.client, found.job, timeout, _say)
     last = int(found.job["status"]["ranks"]["desired"]) - 1
     outcome = run_drill(place, fault, last if rank is None else rank, fill_at_most * MIB)
-    print(_written(outcome, output))
+    if output is Form.JSON:
+        put_json(outcome.as_json())
+    else:
+        put(*text(outcome).splitlines())
 
 
 def _say(line: str) -> None:
-    print(f"lockstep: {line}", file=sys.stderr, flush=True)
-
-
-def _written(outcome: Outcome, form: Form) -> str:
-    return json.dumps(outcome.as_json(), indent=2) if form is Form.JSON else text(outcome)
+    tell(f"lockstep: {line}")
 
 
 def _refuse_without_rights(found: Found, fault: Fault) -> None:

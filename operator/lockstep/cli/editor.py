@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +13,7 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import WORKSPACE
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
 from lockstep.cli.podargs import DEFAULT_JOB, NodeOption, OptionalJobArgument, running_pod
+from lockstep.platforms.output import put, put_json, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -87,7 +86,7 @@ def vscode(
 
         async with forwarded(connection, found.namespace, pod, pod_port, port or pod_port, _complain, exactly=port is not None) as local:
             _print_launch(pod, local)
-            print(f"Port {local} of this machine leads to port {pod_port} of {pod}. Ctrl-C ends that.", flush=True)
+            put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Ctrl-C ends that.", flush=True)
             await asyncio.Event().wait()
 
     _connected(found.namespace, context, forward)
@@ -131,10 +130,10 @@ def _serve(
             async with way as local:
                 if wanted.kind == "debug":
                     _print_launch(pod, local)
-                    print(f"{wanted.command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
+                    put(f"{wanted.command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
                 else:
-                    print(f"http://127.0.0.1:{local}/?token={wanted.token}", flush=True)
-                    print(f"{wanted.kind} in {pod}, {wanted.folder}. Ctrl-C ends it.", flush=True)
+                    put(f"http://127.0.0.1:{local}/?token={wanted.token}", flush=True)
+                    put(f"{wanted.kind} in {pod}, {wanted.folder}. Ctrl-C ends it.", flush=True)
                 why = await server.until_end()
         if why:
             raise Failed(f"{wanted.kind} in pod {pod}: {why}")
@@ -163,13 +162,13 @@ def _print_launch(pod: str, port: int) -> None:
         "connect": {"host": "127.0.0.1", "port": port},
         "pathMappings": [{"localRoot": "${workspaceFolder}/workspace" if here.is_dir() else "${workspaceFolder}", "remoteRoot": WORKSPACE}],
     }
-    print("Into .vscode/launch.json, configurations:")
-    print(json.dumps(entry, indent=2), flush=True)
+    put("Into .vscode/launch.json, configurations:")
+    put_json(entry)
 
 
 def _echo(text: str) -> None:
-    print(text, end="", file=sys.stderr, flush=True)
+    put_text(text.replace("\r\n", "\n").replace("\r", "\n"), error=True)
 
 
 def _complain(text: str) -> None:
-    print(f"lockstep: {text}", file=sys.stderr, flush=True)
+    tell(f"lockstep: {text}")

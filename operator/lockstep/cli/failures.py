@@ -16,26 +16,30 @@ LACKING = "an administrator of the namespace can grant it (the built-in roles vi
 
 
 def told(error: BaseException) -> tuple[int, str] | None:
-    """None: nothing that a person could have caused; a traceback says more."""
+    """As text that can be printed. None: nothing that a person could have caused; a traceback says more."""
+    from lockstep_gang.contract import printable_line
+
     if isinstance(error, ConfigError):
-        return EXIT_USAGE, str(error)
+        return EXIT_USAGE, "\n".join(printable_line(str(line)) for line in error.args)
+    refused = _of_cluster(error)
+    return None if refused is None else (EXIT_FAILED, printable_line(refused))
+
+
+def _of_cluster(error: BaseException) -> str | None:
     if isinstance(error, Failed):
         unreachable = isinstance(error, OSError)
-        return EXIT_FAILED, f"the cluster can't be reached: {error}: {NO_ANSWER}" if unreachable else _with_advice(
-            getattr(error, "status", None), str(error)
-        )
+        if unreachable:
+            return f"the cluster can't be reached: {error}: {NO_ANSWER}"
+        return _with_advice(getattr(error, "status", None), str(error))
     if type(error).__module__.partition(".")[0] not in CLIENT_LIBRARIES:
         return None
     pool = getattr(error, "pool", None)
     if pool is not None:  # urllib3 gave up
-        return (
-            EXIT_FAILED,
-            f"the cluster can't be reached: {pool.scheme}://{pool.host}:{pool.port} doesn't answer ({_reason(error)}): {NO_ANSWER}",
-        )
+        return f"the cluster can't be reached: {pool.scheme}://{pool.host}:{pool.port} doesn't answer ({_reason(error)}): {NO_ANSWER}"
     status = getattr(error, "status", None)
     if isinstance(status, int) and status:
-        return EXIT_FAILED, _with_advice(status, f"the cluster refused: {_message(error)} ({status} {getattr(error, 'reason', '')})")
-    return EXIT_FAILED, f"the cluster can't be reached or refused: {error}"
+        return _with_advice(status, f"the cluster refused: {_message(error)} ({status} {getattr(error, 'reason', '')})")
+    return f"the cluster can't be reached or refused: {error}"
 
 
 def _with_advice(status: object, said: str) -> str:

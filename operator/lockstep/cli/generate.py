@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption
+from lockstep.platforms.output import Output, tell
 
 INTERRUPTED = 130
 
@@ -74,7 +74,7 @@ async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, con
     from lockstep.platforms.kubernetes.generating import base_model, idle_or_own_pod, write_on
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr)
+        tell(line)
 
     async with await Cluster.connect(context) as cluster:
         await known_job(cluster, namespace, job)
@@ -83,9 +83,4 @@ async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, con
             model = None if named else await base_model(cluster, namespace, job)
             command = ["--adapter", adapter.folder, *asked, *([] if model is None else ["--model", model])]
             say(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
-            return await write_on(cluster, place, command, _show)
-
-
-def _show(text: bytes) -> None:
-    sys.stdout.buffer.write(text)
-    sys.stdout.flush()
+            return await write_on(cluster, place, command, Output().put)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from enum import StrEnum
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from lockstep.api.errors import Failed
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, Output, OutputOption, find_job
+from lockstep.platforms.output import put, put_json, put_text
 
 POLL_SECONDS = 0.5
 
@@ -45,7 +45,7 @@ def get(
     target = target_of(cluster, namespace, context)
     jobs = list_jobs(target.client, target.namespace)
     if not jobs and output in (Output.TABLE, Output.WIDE):
-        return print(f"there is no TrainingJob in namespace {target.namespace}")
+        return put(f"there is no TrainingJob in namespace {target.namespace}")
     return _print(jobs, output, single=False)
 
 
@@ -53,12 +53,12 @@ def _print(jobs: list[dict[str, Any]], output: Output, *, single: bool) -> None:
     from lockstep.api.yamltext import dump_all_yaml
 
     if output is Output.JSON:
-        print(json.dumps(jobs[0] if single else {"apiVersion": "v1", "kind": "List", "items": jobs}, indent=2))
+        put_json(jobs[0] if single else {"apiVersion": "v1", "kind": "List", "items": jobs})
     elif output is Output.YAML:
-        print(dump_all_yaml(jobs), end="")
+        put_text(dump_all_yaml(jobs))
     elif output is Output.NAME:
         for job in jobs:
-            print(f"trainingjob.lockstep.dev/{job['metadata']['name']}")
+            put(f"trainingjob.lockstep.dev/{job['metadata']['name']}")
     else:
         _table(jobs, wide=output is Output.WIDE)
 
@@ -68,7 +68,7 @@ def _table(jobs: list[dict[str, Any]], *, wide: bool) -> None:
     from lockstep.plan.table import COLUMNS, WIDE, row
 
     for line in aligned([COLUMNS + WIDE if wide else COLUMNS, *(row(job, time.time(), wide=wide) for job in jobs)]):
-        print(line)
+        put(line)
 
 
 def describe(
@@ -83,7 +83,7 @@ def describe(
 
     found = find_job(job, cluster, namespace, context)
     for line in page(found.job, job_events(found.target.client, found.job), time.time()):
-        print(line)
+        put(line)
 
 
 def events(
@@ -99,7 +99,7 @@ def events(
     found = find_job(job, cluster, namespace, context)
     for event in job_events(found.target.client, found.job):
         when = age(event.get("lastTimestamp") or event.get("eventTime"), time.time())
-        print(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
+        put(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
 
 
 def wait(
@@ -127,7 +127,7 @@ def wait(
         line = f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet')}"
         if line != told:
             told = line
-            print(f"{job}: {line}", flush=True)
+            put(f"{job}: {line}", flush=True)
         if _is_so(status, until):
             break
         if has_ended(status):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.jobargs import ContextOption, NamespaceOption, OptionalClusterArgument
+from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -38,7 +38,7 @@ def gpus(
 
     found = load(cluster)
     if found.profile.spec.gpus.per_node == 0:
-        print(f"cluster {found.cluster.name} has no GPUs (gpus.per_node is 0 in its file): ranks run on the CPU")
+        put(f"cluster {found.cluster.name} has no GPUs (gpus.per_node is 0 in its file): ranks run on the CPU")
         return
     use_embedded_cluster(found.cluster.name, context)
     said = asyncio.run(_ask(namespace or found.cluster.namespace, job, context, cluster))
@@ -100,7 +100,7 @@ async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
 
 
 def _show_nodes(nodes: list[Sequence[str]], why: str) -> None:
-    print(f"lockstep: {why}. Until then, what the nodes say of themselves:", file=sys.stderr)
+    tell(f"lockstep: {why}. Until then, what the nodes say of themselves:")
     _print_table([NODE_COLUMNS, *nodes])
 
 
@@ -114,4 +114,4 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
     from lockstep.plan.columns import aligned
 
     for line in aligned(rows):
-        print(line)
+        put(line)

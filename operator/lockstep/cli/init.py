@@ -10,6 +10,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import UNNAMED
+from lockstep.platforms.output import put
 
 app = typer.Typer(help="Write a commented file to start from: a cluster, a job, a script.", no_args_is_help=True)
 SCAFFOLDS = Path(__file__).with_name("scaffolds")
@@ -36,7 +37,7 @@ def cluster(name: Annotated[str, typer.Argument(help="The cluster's name.")], ou
     path = output or folder / f"{name}.yaml"
     parse_cluster_file(text, str(path))  # a name that can't be is refused before anything is written
     _write(path, text)
-    print(f"Next: edit it, then lockstep deploy {name if output is None else path} --dry-run")
+    put(f"Next: edit it, then lockstep deploy {name if output is None else path} --dry-run")
 
 
 @app.command("job")
@@ -64,7 +65,7 @@ def job(
         text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)
     parse_job_file(text, str(path))
     _write(path, text)
-    print(f"Next: edit it, then lockstep validate -f {path}")
+    put(f"Next: edit it, then lockstep validate -f {path}")
 
 
 @app.command("script")
@@ -80,7 +81,7 @@ def script(folder: Annotated[Path, typer.Argument(help="Where to write them.")] 
         raise ConfigError(f"{', '.join(taken)} exists already and is left as it is: name another folder")
     for name in SCRIPT_FILES:
         _write(folder / name, (checkout() / "workspace" / name).read_text(encoding="utf-8"))
-    print("Next: put your model and your data where its two comments say; a job for it: lockstep init job NAME --script")
+    put("Next: put your model and your data where its two comments say; a job for it: lockstep init job NAME --script")
 
 
 def _write(path: Path, text: str) -> None:
@@ -92,4 +93,4 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} exists already and is left as it is: name another file with -o") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
-    print(f"Wrote {path}")
+    put(f"Wrote {path}")

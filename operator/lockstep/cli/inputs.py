@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -79,4 +79,4 @@ def resolve_inputs(inputs: Inputs) -> Resolved:
 
 
 def warn(reason: str, message: str) -> None:
-    print(f"warning: {reason}: {message}", file=sys.stderr)
+    tell(f"warning: {reason}: {message}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -100,11 +100,11 @@ def _show(findings: list[Finding], path: str, found: ClusterFile, *, as_json: bo
         for one in findings
     ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        put_json(rows)
         return
     for row in rows:
-        print(f"{row['verdict']:8} {path}:{row['line']}: {row['key']}: {row['said']}")
+        put(f"{row['verdict']:8} {path}:{row['line']}: {row['key']}: {row['said']}")
         if row["fix"]:
-            print(f"{'':8} → {row['fix']}")
+            put(f"{'':8} → {row['fix']}")
     bad = sum(row["verdict"] in ("failed", "warning") for row in rows)
-    print(f"{len(rows)} findings, {bad} to mend" if rows else "nothing to mend")
+    put(f"{len(rows)} findings, {bad} to mend" if rows else "nothing to mend")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -84,7 +84,7 @@ async def _print(job: Object, context: str | None, wanted: Wanted, *, follow: bo
         printed = wanted.tail == 0
         async for line in lines(cluster, job, wanted, _say):
             printed = True
-            print(line)
+            put(line)
     if not printed:
         raise Failed(f"node {wanted.node} of job {name} has printed nothing that was asked for: lockstep why {name} -n {namespace}")
     return 0
@@ -108,7 +108,7 @@ async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
     found = rank_failures([line async for line in lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say)])
     failure = {} if wanted.attempt is not None else job.get("status", {}).get("failure") or {}
     of_it = "" if wanted.attempt is None else f" in attempt {wanted.attempt}"
-    print("\n".join(error_lines(failure, found)) or f"no rank of job {job['metadata']['name']} has failed{of_it}")
+    put(*(list(error_lines(failure, found)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
     return 0
 
 
@@ -134,12 +134,12 @@ async def _follow(cluster: Cluster, job: Object, wanted: Wanted) -> int:
     printed = False
     async for line in follow(cluster, namespace, name, wanted, over):
         printed = True
-        print(line, flush=True)
+        put(line, flush=True)
     if not printed:
         async for line in lines(cluster, job, wanted, _say):
-            print(line)
+            put(line)
     return EXIT_FAILED if is_true(status, "Failed") else 0
 
 
 def _say(line: str) -> None:
-    print(f"lockstep: {line}", file=sys.stderr)
+    tell(f"lockstep: {line}")

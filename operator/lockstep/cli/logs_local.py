@@ -12,6 +12,7 @@ from lockstep.plan.logs import error_lines, node_of_rank, rank_failures
 from lockstep.plan.readstatus import condition, is_true
 from lockstep.platforms import runfolder
 from lockstep.platforms.local.records import observed_run
+from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.logs import Wanted
@@ -34,7 +35,7 @@ def print_local(job: str, workspace: Path, wanted: Wanted, *, follow: bool, erro
     if errors:
         found = rank_failures(runfolder.log(**{**request_of(replace(wanted, node=0, rank=None, tail=None)), "root": root}))
         failure = status.get("failure") or {} if wanted.attempt is None else {}
-        print("\n".join(error_lines(failure, found)) or f"no rank of run {job} has failed")
+        put(*(list(error_lines(failure, found)) or [f"no rank of run {job} has failed"]))
         return 0
     return _print(job, workspace, {**request_of(wanted), "root": root}, follow=follow)
 
@@ -61,7 +62,7 @@ def _print(job: str, workspace: Path, request: Object, *, follow: bool) -> int:
         found = list(runfolder.log(**{**request, "tail": -1}))
         first = 0 if request["tail"] < 0 else max(0, len(found) - request["tail"])
         for line in found[first if known is None else known :]:
-            print(line, flush=follow)
+            put(line, flush=True)
         known = len(found)
         if not follow and not found:
             raise Failed(f"run {job} has printed nothing that was asked for: its logs are in {request['root']}/{runfolder.OUTPUT}")

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterable
 from importlib import import_module
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
 
 from lockstep.cli.consoles import is_plain
 from lockstep.cli.failures import told
+from lockstep.platforms.output import put, put_text
 
 VERBS = {
     "Start": {
@@ -112,7 +115,7 @@ def print_version(asked: bool) -> None:
     if asked:
         from lockstep.cli.version import own_version
 
-        typer.echo(own_version())
+        put(own_version())
         raise typer.Exit
 
 
@@ -120,6 +123,11 @@ def options(
     show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster."""
+
+
+def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As Python does, with escapes for what a terminal would act on: errors quote what pods and clusters say."""
+    put_text("".join(traceback.format_exception(kind, error, trace)), error=True)
 
 
 def main() -> int:
@@ -131,8 +139,9 @@ def main() -> int:
     except Exception as error:
         known = told(error)
         if known is None:
+            sys.excepthook = show_traceback
             raise
-        print(f"lockstep: {known[1]}", file=sys.stderr)
+        put_text(f"lockstep: {known[1]}\n", error=True)
         return known[0]
     return 0
 

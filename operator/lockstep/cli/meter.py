@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from lockstep.platforms.output import put_over, tell
+
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.transfer import Progress
 
@@ -56,7 +58,7 @@ class Meter:
 
     def _write(self, line: str) -> None:
         if self._terminal:
-            print("\r" + line.ljust(self._width) + ("" if line else "\r"), end="", file=sys.stderr, flush=True)
+            put_over(line, self._width)
             self._width = len(line)
         elif line:
-            print(line, file=sys.stderr, flush=True)
+            tell(line)

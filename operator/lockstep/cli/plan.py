@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
 from lockstep.cli.jobargs import ContextOption
+from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
     from lockstep.cli.inputs import Inputs
@@ -98,18 +98,16 @@ def _show(lines: list[Line], told: Forecast, output: Output) -> None:
 
     found = verdict(lines)
     if output is Output.JSON:
-        print(
-            json.dumps(
-                {"verdict": found.value, "said": sentence(lines), "lines": [_as_json(line) for line in lines], "figures": told.figures},
-                indent=1,
-            )
+        put_json(
+            {"verdict": found.value, "said": sentence(lines), "lines": [_as_json(line) for line in lines], "figures": told.figures},
+            indent=1,
         )
     else:
         for line in lines:
-            print(f"{line.outcome.value:8} {line.section:10} {line.said}")
+            put(f"{line.outcome.value:8} {line.section:10} {line.said}")
             if line.fix:
-                print(f"{'':19} → {line.fix}")
-        print(sentence(lines))
+                put(f"{'':19} → {line.fix}")
+        put(sentence(lines))
     raise typer.Exit(EXIT_CODES[found])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +9,7 @@ import typer
 
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs
 from lockstep.cli.jobargs import Form, FormOption, HiddenJsonOption
+from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -59,22 +58,22 @@ def _with_nodes(job: TrainingJob, nodes: int | None) -> TrainingJob:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    tell(line)
 
 
 def _show(result: PreflightReport, as_json: bool) -> None:
     from lockstep_gang.contract import to_json
 
     if as_json:
-        print(json.dumps(to_json(result), indent=1))
+        put_json(to_json(result), indent=1)
         return
     _table(result)
     measured = result.all_reduce
     if measured is not None:
         size = f"{measured.bytes // 1024**2} MiB over {measured.ranks} ranks"
-        print(f"all-reduce of {size}: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth")
+        put(f"all-reduce of {size}: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth")
     found = "passed" if result.ok else "found errors: the job would not start"
-    print(f"{len(result.checks)} checks on {result.nodes} nodes {found} ({result.milliseconds / 1000:.1f} s)")
+    put(f"{len(result.checks)} checks on {result.nodes} nodes {found} ({result.milliseconds / 1000:.1f} s)")
 
 
 def _table(result: PreflightReport) -> None:
@@ -92,7 +91,7 @@ def _table(result: PreflightReport) -> None:
         table.add_row(*_row(finding))
     console().print(table)
     if result.omitted:
-        print(f"{result.omitted} more findings are left out")
+        put(f"{result.omitted} more findings are left out")
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lockstep.cli.consoles import is_plain
+from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -37,9 +38,11 @@ class Progress:
         if self._status is not None:
             from rich.text import Text
 
-            self._status.update(Text(text))
+            from lockstep_gang.contract import printable_line
+
+            self._status.update(Text(printable_line(text)))
         elif text != self._told:
-            print(f"… {text}", flush=True)
+            put(f"… {text}", flush=True)
         self._told = text
 
     def quietly(self, text: str) -> None:
@@ -48,4 +51,4 @@ class Progress:
             self.now(text)
 
     def done(self, what: str, text: str) -> None:
-        print(f"{what:<12} {text}", flush=True)
+        put(f"{what:<12} {text}", flush=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -47,11 +48,11 @@ def quickstart(
     own_cluster = context is not None or bool(os.environ.get("KUBECONFIG"))
     why_local = None if own_cluster and not local else _why_local(local)
     if why_local:
-        print(f"{why_local}: the job runs as two processes on this machine.", flush=True)
+        put(f"{why_local}: the job runs as two processes on this machine.", flush=True)
         code = _run_local()
     else:
         code = _run_on_cluster(context, embedded=not own_cluster)
-    print(f"quickstart took {time.monotonic() - started:.0f} s", flush=True)
+    put(f"quickstart took {time.monotonic() - started:.0f} s", flush=True)
     raise typer.Exit(code)
 
 
@@ -69,10 +70,10 @@ def _why_local(asked: bool) -> str | None:
 @contextmanager
 def _step(title: str) -> Iterator[None]:
     """One line when a step begins and one when it ends, with its seconds."""
-    print(f"==> {title}", flush=True)
+    put(f"==> {title}", flush=True)
     started = time.monotonic()
     yield
-    print(f"    {time.monotonic() - started:.1f} s", flush=True)
+    put(f"    {time.monotonic() - started:.1f} s", flush=True)
 
 
 def demo_folder() -> Path:
@@ -123,11 +124,12 @@ def _run_local() -> int:
         command = _generate(str(demo / "models" / "tiny-base"), end["result"]["adapter"])
         subprocess.run([sys.executable, *command[1:]], check=True)
     _print_result(end["result"])
-    print(f"""
+    put_text(f"""
 Next:
   lockstep run -f manifests/samples/trainingjob-zero3.yaml --local --workspace {root}
   lockstep render -f {JOB_FILE} --explain
-  sudo make quickstart""")
+  sudo make quickstart
+""")
     return 0
 
 
@@ -192,7 +194,7 @@ def _train_and_show(client: Client, job: TrainingJob, resolved: Resolved, demo: 
             return 1
         with _step("One sample without and with the adapter"):
             model = job.spec.training.model.name if job.spec.training else ""
-            print(run_in_pod(client, files, _generate(model, result["adapter"])))
+            put(*run_in_pod(client, files, _generate(model, result["adapter"])).splitlines())
     _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
     _print_next(namespace, job.metadata.name)
     return 0
@@ -214,7 +216,7 @@ def _follow(client: Client, namespace: str, name: str) -> dict[str, Any]:
     async def show() -> None:
         async with await Cluster.connect() as cluster:
             async for line in follow(cluster, namespace, name, Wanted(), over):
-                print(f"    {line}", flush=True)
+                put(f"    {line}", flush=True)
 
     asyncio.run(show())
     return job_status(client, namespace, name)
@@ -223,25 +225,23 @@ def _follow(client: Client, namespace: str, name: str) -> dict[str, Any]:
 def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:
     for condition in status.get("conditions", []):
         if condition["type"] in ("Accepted", "PodsScheduled", "Progressing", "Failed"):
-            print(f"{condition['type']} {condition['status']}: {condition['reason']}: {condition['message']}", file=sys.stderr)
-    print(f"See: kubectl describe tj {name} -n {namespace}", file=sys.stderr)
+            tell(f"{condition['type']} {condition['status']}: {condition['reason']}: {condition['message']}")
+    tell(f"See: kubectl describe tj {name} -n {namespace}")
 
 
 def _print_result(result: dict[str, Any], where: str = "") -> None:
-    print(f"""
-Complete
-  eval loss before   {result.get("evalLossBefore")}
-  eval loss after    {result.get("evalLossAfter")}
-  adapter            {result.get("adapter")}{where}""")
+    put("", "Complete", f"  eval loss before   {result.get('evalLossBefore')}", f"  eval loss after    {result.get('evalLossAfter')}")
+    put(f"  adapter            {result.get('adapter')}{where}")
 
 
 def _print_next(namespace: str, name: str) -> None:
     kubeconfig = os.environ.get("KUBECONFIG", "your kubeconfig")
-    print(f"""
+    put_text(f"""
 Next:
   export KUBECONFIG={kubeconfig}
   kubectl get tj -n {namespace} -w
   kubectl describe tj {name} -n {namespace}
   kubectl apply -n {namespace} -f manifests/samples/trainingjob-zero3.yaml
   make logs JOB={name}
-  make cluster-down""")
+  make cluster-down
+""")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
+from lockstep.platforms.output import put_json, put_text
 
 if TYPE_CHECKING:
     from lockstep.cli.inputs import Inputs
@@ -54,13 +55,16 @@ def render(
     inputs = read_inputs(file, cluster, namespace, changes)
     resolved = resolve_inputs(inputs)
     if output is Output.JOB and not explain:
-        print(_job(inputs), end="")
+        put_text(_job(inputs))
         return
     if explain:
         _print_settings(resolved.settings, output)
         return
     rendered = [_readable(item) for item in objects.render(resolved)]
-    print(_as_json(rendered) if output is Output.JSON else _as_yaml(rendered), end="")
+    if output is Output.JSON:
+        put_json({"apiVersion": "v1", "kind": "List", "items": rendered}, ascii_only=False)
+    else:
+        put_text(_as_yaml(rendered))
 
 
 def _job(inputs: Inputs) -> str:
@@ -86,25 +90,24 @@ def _as_yaml(rendered: list[dict[str, Any]]) -> str:
     return YAML_HEADER + dump_all_yaml(rendered)
 
 
-def _as_json(rendered: list[dict[str, Any]]) -> str:
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered}, indent=2, ensure_ascii=False) + "\n"
-
-
 def _print_settings(settings: tuple[Setting, ...], output: Output) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from lockstep.cli.consoles import console
+    from lockstep_gang.contract import printable_line
 
     rows = [{"field": row.field, "value": row.value, "layer": row.layer.value} for row in settings]
     if output is Output.JSON:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        put_json(rows, ascii_only=False)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("FIELD", "VALUE", "LAYER"):
         table.add_column(column, overflow="fold")
     for row in settings:
-        table.add_row(Text(row.field), Text(_shown(row.value)), Text(row.layer.value))  # Text: rich reads brackets in str as markup
+        table.add_row(
+            Text(row.field), Text(printable_line(_shown(row.value))), Text(row.layer.value)
+        )  # Text: rich reads brackets in str as markup
     console().print(table)
 
 

@@ -11,6 +11,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.cli.inputs import read_inputs
 from lockstep.cli.jobargs import ContextOption, find_job
 from lockstep.cli.run import LOCAL_CLUSTER, refuse_interactive
+from lockstep.platforms.output import put
 
 
 def retry(
@@ -32,7 +33,7 @@ def retry(
     if job is None or file is not None or local or in_namespace:
         raise ConfigError("say which job failed: lockstep retry JOB, or -f FILE with either --local or --in-namespace")
     number = _raise_retry(job, cluster or LOCAL_CLUSTER, namespace, context)
-    print(
+    put(
         f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f"
         + (f" -n {namespace}" if namespace else "")
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.inputs import NamespaceOption, SetOption, read_inputs
+from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -148,4 +148,4 @@ def _warn(job: TrainingJob) -> None:
 
     ignored = without_operator(job.spec)
     if ignored:
-        print(f"warning: {', '.join(ignored)} has no effect without the operator", file=sys.stderr)
+        tell(f"warning: {', '.join(ignored)} has no effect without the operator")

@@ -8,6 +8,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+from lockstep.platforms.output import put
 
 
 def scale(
@@ -28,9 +29,9 @@ def scale(
         raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
     before = found.job["spec"].get("nodes")
     if before == nodes:
-        print(f"{job} has {nodes} nodes already")
+        put(f"{job} has {nodes} nodes already")
         return
     patch_spec(found.target.client, found.namespace, job, {"nodes": nodes})
-    print(
+    put(
         f"{job}: {'the profile’s number of' if before is None else before} → {nodes} nodes; see it with: lockstep get {job} -n {found.namespace}"
     )

@@ -9,6 +9,7 @@ import typer
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Found, JobArgument, NamespaceOption, find_job
+from lockstep.platforms.output import put
 
 POLL_SECONDS = 0.5
 
@@ -23,9 +24,9 @@ def suspend(
     found = find_job(job, cluster, namespace, context)
     _refuse_ended(found)
     if _set_suspend(found, suspended=True):
-        print(f"{job}: asked to save and stop; go on with: lockstep resume {job} -n {found.namespace}")
+        put(f"{job}: asked to save and stop; go on with: lockstep resume {job} -n {found.namespace}")
     else:
-        print(f"{job} is suspended already")
+        put(f"{job} is suspended already")
 
 
 def resume(
@@ -38,9 +39,9 @@ def resume(
     found = find_job(job, cluster, namespace, context)
     _refuse_ended(found)
     if _set_suspend(found, suspended=False) or _take_back(found):
-        print(f"{job}: goes on; see it with: lockstep logs {job} -f -n {found.namespace}")
+        put(f"{job}: goes on; see it with: lockstep logs {job} -f -n {found.namespace}")
     else:
-        print(f"{job} is not suspended")
+        put(f"{job} is not suspended")
 
 
 def stop(
@@ -66,7 +67,7 @@ def stop(
         condition = condition_of(job_status(found.target.client, found.namespace, job), "Suspended")
         if condition.get("message", told) != told:
             told = condition["message"]
-            print(f"{job}: {told}", flush=True)
+            put(f"{job}: {told}", flush=True)
         if condition.get("status") == "True":
             return
         time.sleep(POLL_SECONDS)

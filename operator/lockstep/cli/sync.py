@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed, LockstepError
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, NamespaceOption, known_names
+from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -133,13 +133,13 @@ class Told:
 
     def problem(self, text: str) -> None:
         if self._last != [text]:
-            print(f"not sent: {text}", file=sys.stderr, flush=True)
+            tell(f"not sent: {text}")
         self._last = [text]
 
     def all_have_everything(self, results: list[Synced]) -> bool:
         lines = [line for result in results for line in _lines(result)]
         if lines != self._last or any(result.sent or result.removed for result in results):
-            print("\n".join(lines), flush=True)
+            put(*lines, flush=True)
         self._last = lines
         return all(result.problem is None and not result.changed for result in results)
 

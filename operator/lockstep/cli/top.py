@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, NamespaceOption, find_job
+from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ async def _show(looks: Looks, output: Form, *, live: bool) -> None:
 async def _until_over(looks: Looks, put: Callable[[Iterable[str]], None], output: Form, *, live: bool) -> None:
     async for found, lines, over in looks:
         if output is Form.JSON:
-            print(json.dumps(found, indent=2))
+            put_json(found)
         else:
             put(lines)
         if over or not live:
@@ -78,7 +78,7 @@ async def _until_over(looks: Looks, put: Callable[[Iterable[str]], None], output
 def _screen(live: bool) -> Iterator[Callable[[Iterable[str]], None]]:
     """What shows lines in place of those before; where nothing is live, one after the other."""
     if not live:
-        yield lambda lines: print("\n".join(lines))
+        yield lambda lines: put(*lines)
         return
     from rich.live import Live
 
@@ -89,7 +89,9 @@ def _screen(live: bool) -> Iterator[Callable[[Iterable[str]], None]]:
 def _text(lines: Iterable[str]) -> Text:
     from rich.text import Text
 
-    text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+    from lockstep_gang.contract import printable_line
+
+    text = Text("\n".join(map(printable_line, lines)), no_wrap=True, overflow="ellipsis")
     text.highlight_words(["Running", "Complete", "verified"], "green")
     text.highlight_words(["Failed", "NOT as asked", "not running", "not seen"], "red")
     text.highlight_regex(r"(?m)^(loss|speed|fabric|checkpoint|goodput|NODE.*|NAME.*)", "bold")
@@ -154,7 +156,7 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
 
 
 def _say(line: str) -> None:
-    print(f"lockstep: {line}", file=sys.stderr)
+    tell(f"lockstep: {line}")
 
 
 def _page(seen: Object) -> list[str]:

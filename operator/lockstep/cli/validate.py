@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
+from lockstep.platforms.output import put
 
 
 def validate(file: FileOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
@@ -13,4 +14,4 @@ def validate(file: FileOption, cluster: ClusterOption = None, namespace: Namespa
     from lockstep.plan.objects import render
 
     render(resolve_inputs(read_inputs(file, cluster, namespace, changes)))
-    print("ok")
+    put("ok")

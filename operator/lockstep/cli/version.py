@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption
+from lockstep.platforms.output import put, put_json
 
 
 def own_version() -> str:
@@ -38,7 +38,10 @@ def version(
 
         use_embedded_cluster(cluster, context)
         found += asyncio.run(_cluster_versions(context))
-    print(json.dumps(dict(found), indent=2) if output is Form.JSON else "\n".join(f"{name:12} {version}" for name, version in found))
+    if output is Form.JSON:
+        put_json(dict(found))
+    else:
+        put(*(f"{name:12} {version}" for name, version in found))
 
 
 async def _cluster_versions(context: str | None) -> list[tuple[str, str]]:

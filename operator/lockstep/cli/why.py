@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption, JobArgument, NamespaceOption, find_job
+from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.jobargs import Found
@@ -46,7 +45,10 @@ def why(
     from lockstep.plan.why import text
 
     answer = _of_folder(job, workspace) if local else _on_cluster(find_job(job, cluster, namespace, context), context, bundle)
-    print(json.dumps(answer.as_json(), indent=2) if output is Form.JSON else text(answer))
+    if output is Form.JSON:
+        put_json(answer.as_json())
+    else:
+        put(*text(answer).splitlines())
     if not answer.is_well:
         raise typer.Exit(EXIT_IN_ITS_WAY)
 
@@ -77,7 +79,7 @@ async def _write(path: Path, connection: Cluster, observed: Observed, said: str)
         missing = await write_bundle(path, connection, observed, said)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    print(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""), file=sys.stderr)
+    tell(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""))
 
 
 def _of_folder(job: str, workspace: Path) -> Answer:

@@ -201,7 +201,7 @@ def install(packages: Iterable[str], say: Callable[[str], None]) -> None:
 
 def _refuse(missing: tuple[str, ...]) -> None:
     if missing:
-        raise ConfigError("the embedded cluster can't run here:\n" + "\n".join(f"  - {line}" for line in missing))
+        raise ConfigError("the embedded cluster can't run here:", *(f"  - {line}" for line in missing))
 
 
 def _apt(*arguments: str) -> None:

@@ -21,7 +21,7 @@ from lockstep.plan.refused import why_not_created
 from lockstep.plan.running import is_running
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.unscheduled import why_unscheduled
-from lockstep_gang.contract import Report, State, Straggler
+from lockstep_gang.contract import Report, State, Straggler, printable_line
 
 MESSAGE_CHARACTERS = 4096
 SILENT_SECONDS = 60.0
@@ -330,7 +330,7 @@ def _condition(kind: ConditionType, fact: Fact, before: Object | None, generatio
         "type": str(kind),
         "status": str(fact.status),
         "reason": str(fact.reason),
-        "message": fact.message[:MESSAGE_CHARACTERS],
+        "message": printable_line(fact.message)[:MESSAGE_CHARACTERS],
         "lastTransitionTime": before["lastTransitionTime"] if kept and before is not None else timestamp(now),
         "observedGeneration": generation,
     }

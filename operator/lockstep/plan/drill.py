@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.plan.readstatus import condition, is_true
+from lockstep_gang.contract import printable_line
 
 Object = dict[str, Any]
 WATCHED_PODS = 16
@@ -143,4 +144,4 @@ def text(outcome: Outcome) -> str:
         ("named as", outcome.named), ("next attempt after", seconds(outcome.started_seconds)), ("downtime", seconds(outcome.downtime_seconds)),
         ("steps done again", "" if outcome.lost_steps is None else str(outcome.lost_steps)), *(("note", note) for note in outcome.notes),
     )  # fmt: skip
-    return "\n".join([f"{outcome.fault}: recovered", *(f"  {label:<22} {value}" for label, value in rows if value)])
+    return "\n".join([f"{outcome.fault}: recovered", *(f"  {label:<22} {printable_line(value)}" for label, value in rows if value)])

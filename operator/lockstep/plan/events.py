@@ -12,6 +12,7 @@ from types import MappingProxyType
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Object
 from lockstep.plan.stopping import stop_event
+from lockstep_gang.contract import printable_line
 
 NORMAL, WARNING = "Normal", "Warning"
 MESSAGE_CHARACTERS = 1024
@@ -77,7 +78,8 @@ def notes(before: Object, after: Object) -> tuple[Note, ...]:
         *_idleness(before, after),
     )
     return tuple(
-        Note(n.type, n.reason, n.message[:MESSAGE_CHARACTERS]) for n in (*found, *_checkpoint(before, after), *_heard(before, after))
+        Note(n.type, n.reason, printable_line(n.message)[:MESSAGE_CHARACTERS])
+        for n in (*found, *_checkpoint(before, after), *_heard(before, after))
     )
 
 

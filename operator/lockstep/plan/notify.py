@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.readstatus import is_true
 from lockstep.plan.times import seconds_of
+from lockstep_gang.contract import printable_line
 
 BOUND_SECONDS = 1800.0
 """After the end of the job; one try is made in any case."""
@@ -140,4 +141,4 @@ def notification_status(observed: Observed) -> Object | None:
     found = observed.delivery
     if found is None:
         return observed.status.get("notification")
-    return {"id": found.id, "delivered": found.delivered, "attempts": found.attempts, "message": found.message[:1024]}
+    return {"id": found.id, "delivered": found.delivered, "attempts": found.attempts, "message": printable_line(found.message)[:1024]}

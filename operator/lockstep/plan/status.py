@@ -17,7 +17,7 @@ from lockstep.plan.preflightstatus import preflight_status
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import retry_of
 from lockstep.plan.times import seconds_of, timestamp
-from lockstep_gang.contract import Cause, Failure, Report, Restart
+from lockstep_gang.contract import Cause, Failure, Report, Restart, printable_line
 
 PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
@@ -65,7 +65,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
         },
     }
     if view.failed and view.failure_reason == Reason.START_TIMEOUT:
-        status["failure"] = {"cause": Cause.SETUP.value, "node": 0, "message": view.failure_message[:LONG_TEXT]}
+        status["failure"] = {"cause": Cause.SETUP.value, "node": 0, "message": printable_line(view.failure_message)[:LONG_TEXT]}
     said = view.report or view.last_word
     if said is not None:
         status |= _reported(observed, said, view.now)

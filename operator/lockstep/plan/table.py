@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.plan.readstatus import condition, is_true
 from lockstep.plan.times import seconds_of
+from lockstep_gang.contract import printable_line
 
 Object = dict[str, Any]
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
@@ -29,7 +30,7 @@ def row(job: Object, now: float, *, wide: bool = False) -> tuple[str, ...]:
         summary.get("reason", "Unknown"),
         age(job["metadata"].get("creationTimestamp"), now),
     )
-    return cells + _wide(status, summary) if wide else cells
+    return tuple(printable_line(str(cell)) for cell in (cells + _wide(status, summary) if wide else cells))
 
 
 def _wide(status: Object, summary: Object) -> tuple[str, ...]:
@@ -47,6 +48,10 @@ def _wide(status: Object, summary: Object) -> tuple[str, ...]:
 
 def describe(job: Object, events: list[Object], now: float) -> Iterator[str]:
     """A page about one job, line by line."""
+    return map(printable_line, _page(job, events, now))
+
+
+def _page(job: Object, events: list[Object], now: float) -> Iterator[str]:
     metadata, spec, status = job["metadata"], job["spec"], job.get("status", {})
     yield f"Name        {metadata['name']} (namespace {metadata['namespace']}, {age(metadata.get('creationTimestamp'), now)} old)"
     yield f"Work        {_work(spec)}"

@@ -13,6 +13,7 @@ from lockstep.plan.observed import Object, Observed
 from lockstep.plan.placing import holding_words
 from lockstep.plan.reasons import Reason
 from lockstep.plan.whynext import Step, next_steps
+from lockstep_gang.contract import printable_line
 
 LABEL_COLUMNS = 13
 SHOWN_LINES = 10
@@ -189,12 +190,12 @@ def _duration(seconds: int) -> str:
 
 def text(answer: Answer) -> str:
     """For a person: what it is about before every part, the next commands last."""
-    parts = [f"{answer.job}: {answer.state}: {answer.summary}"]
+    parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labelled = (
         ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("lost", [answer.cost]), ("held", [answer.held]),
         ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for label, lines in labelled:
         for index, line in enumerate(filter(None, lines)):
-            parts.append(f"{'' if index else label:<{LABEL_COLUMNS}}{line}")
+            parts.append(f"{'' if index else label:<{LABEL_COLUMNS}}{printable_line(line)}")
     return "\n".join(parts)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_gang.contract.exits import FAILED
+from lockstep_gang.contract.text import printable_line
 
 VERBS = ("run", "stop", "env")
 SOCKET = "/lockstep/agent.sock"
@@ -135,14 +136,14 @@ class Conversation:
 def _told(answer: dict[str, Any]) -> int | None:
     """The exit code once it is over."""
     for line in answer.get("lines", ()):
-        print(line)
+        print(printable_line(line))
     for name, value in sorted(answer.get("environment", {}).items()):
         print(f"export {name}={shlex.quote(value)}")
     sys.stdout.flush()
     if "exitCode" not in answer:
         return None
     if answer["message"]:
-        print(f"[lockstep] {answer['message']}", file=sys.stderr, flush=True)
+        print(f"[lockstep] {printable_line(answer['message'])}", file=sys.stderr, flush=True)
     return int(answer["exitCode"])
 
 

@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from lockstep_gang.contract.text import printable_line
+
 if TYPE_CHECKING:
     from lockstep_gang.agent.journal import Journal
 
@@ -42,8 +44,8 @@ class Console:
             self._news.notify()
 
     def say(self, text: str) -> None:
-        """A line of Lockstep's own."""
-        self.write(f"[lockstep] {text}")
+        """A line of Lockstep's own, and no more than one: what it quotes of a script's exception may look like others."""
+        self.write(f"[lockstep] {printable_line(text)}")
 
     def begin_attempt(self, attempt: int) -> None:
         """Lines are of this attempt from here on."""

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from lockstep_gang.contract.text import printable as printable_text
 from lockstep_gang.lifecycle.causes import TIMED_OUT
 
 LINE_BYTES_MAX = 8192
@@ -17,13 +18,11 @@ _READ_BYTES = 65536
 _READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
 _CRASH = "Fatal Python error: "
 """faulthandler's first word of a signal."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(raw: bytes) -> str:
     """Text that can do nothing to a terminal or a log reader: other bytes and control characters become escapes."""
-    text = raw.decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return printable_text(raw.decode("utf-8", "backslashreplace"))
 
 
 class Relay:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.messages import RANK_REPORT_BYTES_MAX, Error, RankReport, rank_report_from_json
+from lockstep_gang.contract.text import printable_line
 
 _BUFFER_BYTES = 4 * 1024 * 1024
 
@@ -65,7 +66,8 @@ def read_error_file(path: Path, rank: int) -> Error | None:
     extra = value.get("extraInfo") if isinstance(value, dict) else None
     stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
     exception = name if name.isidentifier() else "Error"
-    return Error(rank, exception, (message if name.isidentifier() else text)[:2000], tuple(stack.splitlines()[-20:]))
+    words = printable_line(message if name.isidentifier() else text)
+    return Error(rank, printable_line(exception), words[:2000], tuple(printable_line(line) for line in stack.splitlines()[-20:]))
 
 
 def make_folder(parent: Path) -> Path:

@@ -55,6 +55,7 @@ from lockstep_gang.contract.run import (
 )
 from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
+from lockstep_gang.contract.text import cleaned, json_escaped, printable, printable_line
 from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
@@ -119,13 +120,17 @@ __all__ = [
     "WhenDone",
     "are_whole_names",
     "claimed_job",
+    "cleaned",
     "from_json",
     "is_report_signature",
     "job_header",
+    "json_escaped",
     "parse_key",
     "parse_reply",
     "parse_report",
     "parse_run",
+    "printable",
+    "printable_line",
     "reply_json",
     "report_body",
     "report_bytes_max",

@@ -11,6 +11,7 @@ from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Interrupted, InUse, Printed, Show
 from lockstep_gang.contract.preflight import Check, Checked
 from lockstep_gang.contract.report import State
+from lockstep_gang.contract.text import cleaned
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ _COUNTS = ("step", "total_steps", "epoch", "estimated_remaining_seconds", "posit
 
 
 def rank_report_from_json(value: object, where: str = "rank report") -> RankReport:
-    """One datagram of a rank, parsed: `event` says which. Raises ContractError."""
-    report: RankReport = _tagged(_EVENTS, "event", value, where)
+    """One datagram of a rank, parsed, its texts as lines that can be printed: `event` says which. Raises ContractError."""
+    report: RankReport = _tagged(_EVENTS, "event", cleaned(value), where)
     for name in _COUNTS:
         number = getattr(report, name, None)
         if number is not None and not 0 <= number <= COUNT_MAX:

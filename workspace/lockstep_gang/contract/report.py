@@ -15,6 +15,7 @@ from lockstep_gang.contract.interactive import InteractiveReport
 from lockstep_gang.contract.preflight import PreflightReport
 from lockstep_gang.contract.run import JobIdentity
 from lockstep_gang.contract.stop import StopReport
+from lockstep_gang.contract.text import cleaned
 
 REPORT_FORMAT = "lockstep-report/1"
 REPORT_BYTES_MAX = 1024 * 1024
@@ -194,11 +195,11 @@ class Report:
 
 
 def parse_report(body: bytes) -> Report:
-    """A report's body. Raises ContractError."""
+    """A report's body, its texts as lines that can be printed: they go into statuses and events. Raises ContractError."""
     if len(body) > REPORT_BYTES_MAX:
         raise ContractError(f"report has {len(body)} bytes, must have at most {REPORT_BYTES_MAX}")
     try:
-        value = json.loads(body)
+        value = cleaned(json.loads(body))
     except (ValueError, RecursionError) as error:
         raise ContractError(f"report is not JSON: {error}") from None
     report = from_json(Report, value, "report")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.api.yamltext import dump_yaml
+from lockstep_gang.contract import printable_line
 
 WIDTH = 118
 INLINE = 72
@@ -52,7 +53,7 @@ def unknown(key: str, example: Any, why: str) -> Entry:
 
 def write(header: Sequence[str], entries: Sequence[Entry]) -> str:
     """The text of the file; sections in the order of their first entry."""
-    lines = [f"# {line}".rstrip() for text in header for line in textwrap.wrap(text, WIDTH - 2) or [""]]
+    lines = [f"# {line}".rstrip() for text in map(printable_line, header) for line in textwrap.wrap(text, WIDTH - 2) or [""]]
     for section in dict.fromkeys(entry.key.split(".")[0] for entry in entries):
         inside = [entry for entry in entries if entry.key.split(".")[0] == section]
         lines += ["", *_section(inside, 0)]
@@ -74,17 +75,18 @@ def _section(entries: Sequence[Entry], depth: int) -> Iterator[str]:
 
 def _leaf(entry: Entry, name: str, depth: int) -> Iterator[str]:
     indent, mark = "  " * depth, "" if entry.known else "# "
+    source = printable_line(entry.source)
     listed = isinstance(entry.value, list)
     first = f"{indent}{mark}{name}:" if listed or _is_block(entry.value) else f"{indent}{mark}{name}: {_scalar(entry.value)}"
-    if entry.source and (listed or len(entry.source) > INLINE or len(first) + len(entry.source) + 4 > WIDTH):
-        yield from (f"{indent}# {line}" for line in textwrap.wrap(entry.source, WIDTH - len(indent) - 2))
+    if source and (listed or len(source) > INLINE or len(first) + len(source) + 4 > WIDTH):
+        yield from (f"{indent}# {line}" for line in textwrap.wrap(source, WIDTH - len(indent) - 2))
         yield first
     else:
-        yield f"{first}  # {entry.source}" if entry.source else first
+        yield f"{first}  # {source}" if source else first
     if _is_block(entry.value):
         yield from (f"{indent}{mark}  {line}".rstrip() for line in dump_yaml(entry.value).splitlines())
     for item in entry.value if listed else []:
-        said = f"  # {item.comment}" if item.comment else ""
+        said = f"  # {printable_line(item.comment)}" if item.comment else ""
         yield f"{indent}{mark}  - {_scalar(item.value)}{said}"
 
 

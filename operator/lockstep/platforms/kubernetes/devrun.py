@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import AGENT_PATH, CONTAINER, pod_name
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.exec import STDERR, Broken, Place, Program, ProgramFailed, program
+from lockstep.platforms.output import Output
 
 INTERRUPTED = 130
 CTRL_C, ALIVE = b"c", b"."
@@ -48,12 +48,10 @@ async def run_on_all_nodes(context: str | None, namespace: str, job: str, comman
 
 
 async def _follow(running: Program) -> int:
-    streams: dict[bool, BinaryIO] = {True: sys.stderr.buffer, False: sys.stdout.buffer}
+    streams = {True: Output(error=True), False: Output()}
     try:
         async for channel, data in running.output():
-            stream = streams[channel == STDERR]
-            stream.write(data)
-            stream.flush()
+            streams[channel == STDERR].put(data)
     except Broken as error:
         raise Failed(f"{error}, and the run was stopped with it") from error
     return 1 if running.code is None else running.code

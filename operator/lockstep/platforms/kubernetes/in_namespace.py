@@ -27,6 +27,7 @@ from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
 from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.logs import STAMP
+from lockstep.platforms.output import put
 from lockstep_gang.contract import parse_run
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
@@ -91,7 +92,7 @@ async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    put(line, flush=True)
 
 
 def _detached(run: Run) -> str:

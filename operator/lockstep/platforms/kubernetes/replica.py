@@ -26,6 +26,7 @@ from lockstep.platforms.kubernetes.operator import Operator, Settings
 from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, serving, tls_context
 from lockstep.platforms.kubernetes.secrets import certificates, master_key
+from lockstep_gang.contract import printable, printable_line
 
 CERTIFICATE_SECONDS = 600.0
 log = logging.getLogger("lockstep.operator")
@@ -115,6 +116,16 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], 
         await Replica(cluster, settings, master, tls).run(stop, ready)
 
 
+class OneLine(logging.Formatter):
+    """What tenants wrote is quoted in the operator's log: no name or message of theirs makes a line of its own or acts on who reads it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable_line(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))  # (a traceback's lines are lines)
+
+
 async def _main() -> None:
     stop = asyncio.Event()
     try:
@@ -125,6 +136,8 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs = logging.StreamHandler()
+    logs.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[logs])
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event of every object
     asyncio.run(_main())

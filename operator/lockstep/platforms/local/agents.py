@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from lockstep.platforms.output import tell
+
 END_SECONDS = 15.0
 """For the other agents to end after node 0's; then they are told to, then killed."""
 FAILED = 1
@@ -43,9 +45,7 @@ class Agents:
                 return 0 if code == 0 else FAILED
             if code not in ENDINGS:  # killed from outside, or it could not start; no platform is here to replace it
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-                print(
-                    f"lockstep: the agent of node {node} {how}, its log is {self._logs}/node-{node}.log: stopping the job", file=sys.stderr
-                )
+                tell(f"lockstep: the agent of node {node} {how}, its log is {self._logs}/node-{node}.log: stopping the job")
                 return FAILED
 
     def tell(self, number: signal.Signals) -> None:
@@ -100,7 +100,7 @@ def run_agents(run_path: Path, nodes: int, logs: Path, *, shown: bool = True) ->
             agents.wait_all(END_SECONDS)
             return code
         except Interrupted:
-            print("\nlockstep: stopping, the ranks save first (Ctrl-C again: at once)", file=sys.stderr)
+            tell("", "lockstep: stopping, the ranks save first (Ctrl-C again: at once)")
             _save_and_stop(agents)
             return INTERRUPTED
         finally:

@@ -1,0 +1,77 @@
+"""The one way to standard output and standard error: whatever a cluster, a pod or a file says reaches a terminal as text that does nothing there.
+
+`print` is not used (`make lint` refuses it): each line given here stays one line, and control characters and those that change the direction of
+writing come out as escapes. A terminal of `lockstep shell` is the one exception: that is a terminal of the pod.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from typing import TextIO
+
+
+def put(*lines: object, flush: bool = False) -> None:
+    """Lines to standard output, each as one line whatever it quotes."""
+    _write(sys.stdout, lines, flush)
+
+
+def tell(*lines: object) -> None:
+    """Lines to standard error, at once."""
+    _write(sys.stderr, lines, True)
+
+
+def put_text(text: str, *, error: bool = False) -> None:
+    """Text whose line ends are Lockstep's own: YAML, a page. Values of others are in it as lines."""
+    from lockstep_gang.contract import printable
+
+    stream = sys.stderr if error else sys.stdout
+    stream.write(printable(text))
+    stream.flush()
+
+
+def put_json(value: object, *, indent: int = 2, ascii_only: bool = True) -> None:
+    """JSON that every parser reads as `value`, and no terminal acts on."""
+    put_json_text(json.dumps(value, indent=indent, ensure_ascii=ascii_only))
+
+
+def put_json_text(text: str) -> None:
+    from lockstep_gang.contract import json_escaped
+
+    sys.stdout.write(f"{json_escaped(text)}\n")
+    sys.stdout.flush()
+
+
+def put_over(line: str, width: int) -> None:
+    """In place of what was put so before, `width` characters of it: on a terminal's standard error."""
+    from lockstep_gang.contract import printable_line
+
+    sys.stderr.write("\r" + printable_line(line).ljust(width) + ("" if line else "\r"))
+    sys.stderr.flush()
+
+
+class Output:
+    """What a program in a pod prints, as it comes, in pieces that end anywhere. A carriage return ends a line, as it does in node logs."""
+
+    def __init__(self, *, error: bool = False) -> None:
+        self._error = error
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._returned = False
+
+    def put(self, data: bytes) -> None:
+        text = self._decoder.decode(data)
+        if self._returned and text.startswith("\n"):
+            text = text[1:]
+        if text:
+            self._returned = text.endswith("\r")
+        put_text(text.replace("\r\n", "\n").replace("\r", "\n"), error=self._error)
+
+
+def _write(stream: TextIO, lines: tuple[object, ...], flush: bool) -> None:
+    from lockstep_gang.contract import printable_line
+
+    for line in lines or ("",):
+        stream.write(f"{printable_line(str(line))}\n")
+    if flush:
+        stream.flush()

@@ -1,0 +1,46 @@
+"""What a terminal or a reader of logs may be given of a text that somebody else wrote: the one definition for node 0's log, statuses, events and the
+command line.
+
+Control characters would let a script clear the screen, change a window's title or write over what stands there, and those that change the direction
+of writing would show a name as another one. Both become escapes, which nothing acts on and everybody sees.
+"""
+
+from __future__ import annotations
+
+import re
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 without tab and newline, DEL, C1; marks, embeddings, overrides and isolates of direction; line and paragraph separators; halves of pairs, which
+can't be encoded."""
+
+
+def printable(text: str) -> str:
+    """`text` with escapes (``\\x1b``, ``\\u202e``) for what a terminal would act on. Tabs and line ends stay."""
+    return _UNPRINTABLE.sub(_escape, text)
+
+
+def printable_line(text: str) -> str:
+    """The same as one line, so that no text can look like a line of somebody else's: line ends become ` | `."""
+    lines = text.splitlines()
+    if len(lines) < 2 and (not lines or lines[0] == text):
+        return printable(text)
+    return " | ".join(printable(line.strip()) for line in lines if line.strip())
+
+
+def cleaned(value: object) -> object:
+    """Parsed JSON with every text in it, keys too, as `printable_line` gives it."""
+    if isinstance(value, str):
+        return printable_line(value)
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    return [cleaned(item) for item in value] if isinstance(value, list) else value
+
+
+def json_escaped(text: str) -> str:
+    """JSON that parses to the same, without a character that a terminal would act on: such stand only within its strings."""
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
