@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
 import json
@@ -33,7 +34,10 @@ from lockstep_gang.contract import (
     parse_report,
     to_json,
 )
-from unit.gang_cases import KEY, Gang, free_port, gang
+from lockstep_gang.coordinator.reporter import Reporter
+from lockstep_gang.lifecycle.gang import new_gang
+from lockstep_gang.lifecycle.summary import summarise
+from unit.gang_cases import KEY, Gang, free_port, gang, make_run
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,33 @@ def test_a_refused_report_is_repeated_until_it_is_taken(
     assert agents.codes() == [0]
     assert operator.states()[0] == "Waiting"
     assert operator.seen[0] == operator.seen[1]
+
+
+def test_jobs_that_an_operator_did_not_hear_come_back_at_different_moments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their coordinators doubled the same waits; each now takes from half of it to all."""
+    waits: list[list[float]] = []
+
+    class Enough(Exception):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        waits[-1].append(seconds)
+        if len(waits[-1]) == 10:
+            raise Enough
+
+    async def deliver() -> None:
+        reporter = Reporter(ReportTarget("https://127.0.0.1:1/", "", str(tmp_path / "none")), KEY, lambda reply: None, lambda text: None)
+        reporter.transition(summarise(new_gang(make_run()), make_run()))
+        with pytest.raises(Enough):
+            await reporter.run()
+
+    monkeypatch.setattr("lockstep_gang.coordinator.reporter.asyncio.sleep", sleep)
+    for _ in range(20):
+        waits.append([])
+        asyncio.run(deliver())
+    for number, longest in enumerate((0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0)):
+        times = [wait[number] for wait in waits]
+        assert longest / 2 <= min(times) < max(times) <= longest
 
 
 def test_the_replica_that_another_one_names_is_asked_from_then_on(

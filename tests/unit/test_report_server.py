@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,8 @@ from lockstep.platforms.kubernetes.authenticate import POD_NAME_CLAIM, POD_UID_C
 from lockstep.platforms.kubernetes.certificate import make_certificates, needs_renewal, renew, service_names
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.inventory import Inventory
-from lockstep.platforms.kubernetes.report_server import PATH, Reports, ReportServer, Standing, serving, tls_context
+from lockstep.platforms.kubernetes.listening import serving
+from lockstep.platforms.kubernetes.report_server import PATH, Reports, ReportServer, Standing, tls_context
 from lockstep.platforms.kubernetes.secrets import job_key
 from lockstep_gang.contract import (
     CLAIM_BYTES_MAX,
@@ -266,6 +267,34 @@ def test_nothing_is_parsed_before_its_signature_is_checked(monkeypatch: pytest.M
     for headers in (signed(body, "another-job"), {**signed(body), "X-Lockstep-Signature": ""}):
         assert code(headers, body) == 401
         assert code(old(headers), body) == 401
+
+
+@pytest.mark.parametrize("form", [dict, old], ids=["header", "old"])
+def test_a_body_that_comes_too_slowly_is_not_waited_for(
+    form: Callable[[dict[str, str]], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_server, "BODY_SECONDS", 0.1)
+    body = report_body(REPORT)
+
+    async def drip() -> AsyncIterator[bytes]:
+        yield body[:-1]
+        await asyncio.Event().wait()
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        async with connection.post(PATH, data=drip(), headers=form(signed(body))) as reply:
+            assert reply.status == 408
+
+    assert served(use) == []
+
+
+def test_only_a_signed_report_keeps_its_connection_from_being_given_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    proven: list[str] = []
+    monkeypatch.setattr(report_server, "prove", lambda request: proven.append(request.path))
+    body = report_body(REPORT)
+    assert code(signed(body, "another-job"), body) == 401
+    assert proven == []
+    assert code(signed(body), body, {"authenticated": False}) == 401
+    assert proven == [PATH]
 
 
 def test_a_coordinator_that_names_its_job_in_the_body_only_is_heard() -> None:

@@ -20,11 +20,12 @@ from lockstep.api.names import OPERATOR_NAME
 from lockstep.platforms.kubernetes.certificate import Certificates, service_names
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.lease import Lease, LeaseLost
+from lockstep.platforms.kubernetes.listening import METRICS, REPORTS, serving
 from lockstep.platforms.kubernetes.metrics import Metrics
 from lockstep.platforms.kubernetes.metrics_server import MetricsServer
 from lockstep.platforms.kubernetes.operator import Operator, Settings
 from lockstep.platforms.kubernetes.patience import patiently
-from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, serving, tls_context
+from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, tls_context
 from lockstep.platforms.kubernetes.secrets import certificates, master_key
 from lockstep_gang.contract import printable, printable_line
 
@@ -52,10 +53,10 @@ class Replica:
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Until `stop`, which SIGTERM and SIGINT set. Raises LeaseLost, and whatever ended the work."""
         async with AsyncExitStack() as stack:
-            reports = serving(self._operator.server.application(), "", self._settings.port, self._tls_context)
+            reports = serving(self._operator.server.application(), "", self._settings.port, self._tls_context, REPORTS)
             port = await stack.enter_async_context(reports)
             if self._settings.metrics_port:
-                metrics = serving(self._metrics.application(), "", self._settings.metrics_port, self._tls_context)
+                metrics = serving(self._metrics.application(), "", self._settings.metrics_port, self._tls_context, METRICS)
                 await stack.enter_async_context(metrics)
             ready(port)
             stop_on_signals(stop)

@@ -7,8 +7,8 @@ import logging
 import ssl
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from lockstep.platforms.kubernetes.authenticate import (
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.inventory import NODES_MAX, Inventory
+from lockstep.platforms.kubernetes.listening import Seldom, prove
 from lockstep.platforms.kubernetes.queue import Key
 from lockstep.platforms.kubernetes.remembered import RememberedLosses
 from lockstep_gang.contract import (
@@ -56,6 +57,7 @@ SHARE = 0.1
 WRITTEN_SECONDS = 6.0
 """Less than a coordinator waits for the reply."""
 log = logging.getLogger(__name__)
+log.addFilter(Seldom())
 
 
 class Reports:
@@ -154,6 +156,7 @@ class ReportServer:
             async with asyncio.timeout(BODY_SECONDS):
                 job, body = await self._read(request)
             check_signature(self.master, job, body, request.headers.get(SIGNATURE_HEADER, ""))
+            prove(request)
             standing = self.standing()
             return await self._take(request, job, body) if standing.leads else _elsewhere(standing.leader)
         except Refusal as refusal:
@@ -233,6 +236,8 @@ def _elsewhere(leader: str | None) -> web.Response:
 
 def tls_context(certificates: Certificates) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could ask for one handshake after the other in a single connection
+    context.num_tickets = 0  # nobody comes back to a session
     load_certificate(context, certificates)
     return context
 
@@ -243,16 +248,3 @@ def load_certificate(context: ssl.SSLContext, certificates: Certificates) -> Non
         file.write(certificates.tls_key + certificates.tls_cert)
         file.flush()
         context.load_cert_chain(Path(file.name))
-
-
-@asynccontextmanager
-async def serving(app: web.Application, host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
-    """The port it listens on, until the block ends."""
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port, ssl_context=context)
-        await site.start()
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
