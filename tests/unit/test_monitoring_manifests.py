@@ -5,19 +5,27 @@ Well formed, not right: Prometheus' own checker is not at hand. Brackets, string
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from golden.plan_cases import Case
+from lockstep.plan.metadata import pod_labels
+from lockstep.platforms.kubernetes.certificate import make_certificates
 from lockstep.platforms.kubernetes.install import kustomized
 from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
+from lockstep.platforms.kubernetes.secrets import AUTHORITY, publish_authority
 from unit.test_metrics import job, status
 
 MONITORING = Path(__file__).resolve().parents[2] / "manifests" / "monitoring"
+BASE = kustomized(MONITORING.parent / "operator" / "base")
 OBJECTS = {item["kind"]: item for item in kustomized(MONITORING)}
 FUNCTIONS = {"absent", "changes", "delta", "histogram_quantile", "increase", "label_values", "rate", "sum"}
 WORDS = {"and", "by", "on", "or", "unless"}
@@ -104,12 +112,66 @@ def test_the_scraper_s_account_may_read_metrics_and_nothing_else() -> None:
     assert OBJECTS["ServiceAccount"]["automountServiceAccountToken"] is False
 
 
+def test_nobody_has_to_read_a_secret_with_a_key_to_scrape() -> None:
+    """The one that Prometheus reads holds its own token."""
+    assert "lockstep-operator-tls" not in json.dumps(OBJECTS)
+    assert AUTHORITY in [item["metadata"]["name"] for item in BASE if item["kind"] == "ConfigMap"]
+
+
+class Applied:
+    """Takes what is applied."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+
+    async def apply(self, item: dict[str, Any]) -> None:
+        self.items.append(item)
+
+
+def test_the_operator_publishes_the_authority_s_certificate_and_no_key() -> None:
+    made, cluster = make_certificates(("localhost",), datetime.now(UTC)), Applied()
+    asyncio.run(publish_authority(cluster, "lockstep-system", made.ca_cert))  # type: ignore[arg-type]
+    [item] = cluster.items
+    assert (item["kind"], item["metadata"]["name"], item["data"]) == ("ConfigMap", AUTHORITY, {"ca.crt": made.ca_cert})
+    role = next(item for item in BASE if item["kind"] == "Role")
+    assert {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [AUTHORITY], "verbs": ["patch"]} in role["rules"]
+
+
+def admits(policy: dict[str, Any], sender: dict[str, str], port: str) -> bool:
+    """Whether a NetworkPolicy of this form (senders of all namespaces, by their labels) lets a pod with these labels reach a named port."""
+    for rule in policy["spec"]["ingress"]:
+        for peer in rule["from"]:
+            assert set(peer) == {"namespaceSelector", "podSelector"}
+            assert peer["namespaceSelector"] == {}
+            wanted = peer["podSelector"]
+            exist = [expression["key"] for expression in wanted.get("matchExpressions", ())]
+            assert all(expression["operator"] == "Exists" for expression in wanted.get("matchExpressions", ()))
+            if wanted["matchLabels"].items() <= sender.items() and set(exist) <= set(sender) and port in [p["port"] for p in rule["ports"]]:
+                return True
+    return False
+
+
+def test_pods_of_jobs_and_prometheus_reach_the_operator_and_nobody_else() -> None:
+    policy = next(item for item in BASE if item["kind"] == "NetworkPolicy")
+    deployment = next(item for item in BASE if item["kind"] == "Deployment")["spec"]["template"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    ports = {port["name"] for port in deployment["spec"]["containers"][0]["ports"]}
+    assert ports == {"report", "metrics"}
+    gang = pod_labels(Case("local", "TCP", "Shared").resolved())
+    prometheus = {"app.kubernetes.io/name": "prometheus"}
+    senders = (gang, prometheus, {}, {"app.kubernetes.io/managed-by": "lockstep"}, {"lockstep.dev/job": "x"})
+    assert [[admits(policy, sender, port) for port in ("report", "metrics")] for sender in senders] == [
+        [True, False], [False, True], [False, False], [False, False], [False, False],
+    ]  # fmt: skip
+
+
 def test_the_monitor_finds_the_service_and_trusts_the_operator_s_own_authority() -> None:
     monitor, service = OBJECTS["ServiceMonitor"]["spec"], OBJECTS["Service"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     endpoint = monitor["endpoints"][0]
     assert endpoint["port"] == service["spec"]["ports"][0]["name"]
-    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": "lockstep-operator-tls", "key": "ca.crt"}
+    assert endpoint["tlsConfig"]["ca"] == {"configMap": {"name": AUTHORITY, "key": "ca.crt"}}
     deployment = yaml.safe_load((MONITORING.parent / "operator" / "base" / "deployment.yaml").read_text())
     ports = {p["name"]: p["containerPort"] for p in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]}
     assert ports["metrics"] == service["spec"]["ports"][0]["port"] == 8444

@@ -148,7 +148,7 @@ def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[s
     pods = core.list_namespaced_pod(OPERATOR_SPACE, label_selector="app.kubernetes.io/component=operator").items
     addresses = [pod.status.pod_ip for pod in pods if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None]
     asked = {
-        "ca": system.secret("lockstep-operator-tls", "ca.crt").decode(), "name": SERVER_NAME, "addresses": addresses,
+        "ca": (system.get("ConfigMap", "lockstep-operator-ca") or {})["data"]["ca.crt"], "name": SERVER_NAME, "addresses": addresses,
         "tokens": [system.secret("lockstep-metrics-reader", "token").decode(), other, ""],
     }  # fmt: skip
     ran = kubectl("exec", "-i", listener, "-n", jobs.namespace, "--", "python3", "-c", SCRAPE, input=json.dumps(asked))

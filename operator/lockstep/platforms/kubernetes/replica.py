@@ -26,7 +26,7 @@ from lockstep.platforms.kubernetes.metrics_server import MetricsServer
 from lockstep.platforms.kubernetes.operator import Operator, Settings
 from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, tls_context
-from lockstep.platforms.kubernetes.secrets import certificates, master_key
+from lockstep.platforms.kubernetes.secrets import certificates, master_key, publish_authority
 from lockstep_gang.contract import printable, printable_line
 
 CERTIFICATE_SECONDS = 600.0
@@ -60,7 +60,7 @@ class Replica:
                 await stack.enter_async_context(metrics)
             ready(port)
             stop_on_signals(stop)
-            await first_of(self._give_way(stop), self._lead(stop), self._renew_certificate())
+            await first_of(self._give_way(stop), self._lead(stop), self._renew_certificate(), self._publish_authority())
 
     async def _give_way(self, stop: asyncio.Event) -> None:
         """Before anything is ended: kopf may take longer for that than a pod has. From the release on nothing is written."""
@@ -73,6 +73,15 @@ class Replica:
             await first_of(self._lease.keep(), self._operator.run(lambda: stop_on_signals(stop)))
         finally:
             await self._lease.release()
+
+    async def _publish_authority(self) -> None:
+        """Every replica, every ten minutes: written with what is there already, nothing changes."""
+        while True:
+            try:
+                await publish_authority(self._cluster, self._settings.namespace, self._operator.tls.ca_cert)
+            except (ApiError, OSError) as error:  # only who scrapes metrics looks there
+                log.warning("ConfigMap of the authority: %s", error)
+            await asyncio.sleep(CERTIFICATE_SECONDS)
 
     async def _renew_certificate(self) -> None:
         names = service_names(OPERATOR_NAME, self._settings.namespace)

@@ -15,6 +15,7 @@ from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, O
 
 KEY_SECRET = f"{OPERATOR_NAME}-key"
 TLS_SECRET = f"{OPERATOR_NAME}-tls"
+AUTHORITY = f"{OPERATOR_NAME}-ca"
 MASTER_KEY_BYTES = 32
 _FIELDS = {"ca_cert": "ca.crt", "ca_key": "ca.key", "tls_cert": "tls.crt", "tls_key": "tls.key"}
 
@@ -50,6 +51,12 @@ async def certificates(cluster: Cluster, namespace: str, dns_names: tuple[str, .
     body["metadata"] |= {"uid": seen["uid"], "resourceVersion": seen["resourceVersion"]}
     await cluster.apply(body)
     return renewed
+
+
+async def publish_authority(cluster: Cluster, namespace: str, ca_cert: str) -> None:
+    """The authority's certificate into the ConfigMap that Prometheus reads. Raises ApiError, OSError."""
+    metadata = {"name": AUTHORITY, "namespace": namespace}
+    await cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {_FIELDS["ca_cert"]: ca_cert}})
 
 
 async def _get_or_create(cluster: Cluster, namespace: str, name: str, data: dict[str, bytes]) -> dict[str, bytes]:
