@@ -181,6 +181,10 @@ JOB_CASES = {
         training(evaluation={"holdout": "5e-1"}), training(evaluation={"holdout": "0"}), "spec.training.evaluation.holdout"
     ),
     ("spec.env[]", "may not have both value and valueFrom"): Case(env(value="1"), env(value="1", valueFrom=SECRET_KEY), "spec.env[0]"),
+    (
+        "spec.env[]",
+        "a variable that the dynamic loader reads (LD_*, GLIBC_TUNABLES) takes a value, not valueFrom: only ranks get it, never the agent",
+    ): Case(env(name="LD_PRELOAD", value="/a.so"), env(name="LD_PRELOAD", valueFrom=SECRET_KEY), "spec.env[0]"),
     ("spec.env[]", "name must not start with LOCKSTEP_: those variables are Lockstep's own"): Case(
         env(name="MY_LOCKSTEP_"), env(name="LOCKSTEP_X"), "spec.env[0].name"
     ),

@@ -29,6 +29,39 @@ def test_the_file_alone_runs_a_job(tmp_path: Path) -> None:
     assert "[rank 0] from the zip" in ended.stdout
 
 
+def test_variables_of_a_job_reach_its_ranks_and_leave_the_agent_alone(tmp_path: Path) -> None:
+    """A folder with a logging.py, a Python home that isn't there, and what OpenSSL and others read in the agent's own process."""
+    write_zipapp(tmp_path / "agent.pyz")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for module in ("logging", "json", "sitecustomize"):
+        (broken / f"{module}.py").write_text("raise RuntimeError('not the module you know')")
+    job = {
+        "PYTHONPATH": str(broken),
+        "PYTHONHOME": "/nowhere",
+        "PYTHONINSPECT": "1",
+        "OPENSSL_CONF": "/nowhere",
+        "https_proxy": "http://nowhere",
+        "MINE": "1",
+    }
+    script = "import os\nprint('rank', *sorted(n for n in os.environ if n in os.environ['NAMES'].split()))\n"
+    look = "print('agent', *sorted(n for n in os.environ if n in os.environ['LOCKSTEP_NAMES'].split()))"
+    with gang(tmp_path) as agents:
+        run = agents.write(script, nodes=1, command=(sys.executable, "-I", "-S", "rank.py"))
+        assert run.nodes == 1
+        names = " ".join(job)
+        command = [sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"), "--run", str(agents.run_path), "--node", "0"]
+        environment = {"PATH": os.environ["PATH"], "TMPDIR": agents.private.name, "NAMES": names, "LOCKSTEP_NAMES": names, **job}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/", env=environment)
+        code = f"import os, sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r}); from lockstep_gang.agent.environment import isolate; isolate(); {look}"
+        agent = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True, env=environment
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"[rank 0] rank {' '.join(sorted(job))}" in ended.stdout
+    assert agent.stdout == "agent\n"
+
+
 def test_a_pod_that_is_told_to_go_while_its_agent_starts_goes_at_once(tmp_path: Path) -> None:
     write_zipapp(tmp_path / "agent.pyz")
     run = tmp_path / "run.json"

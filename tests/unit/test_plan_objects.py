@@ -10,6 +10,7 @@ import pytest
 from golden.plan_cases import CONTEXT, TRAINING, cluster, job, of_kind, profile
 from lockstep.plan.objects import PLAIN, RenderContext, children, claims, freeze, render, thaw
 from lockstep.plan.resolve import MADE_BY_OPERATOR, PlatformDefaults, Refused, resolve
+from lockstep.plan.variables import variable_warnings
 from lockstep_gang.contract import Storage, WhenDone, parse_run
 
 
@@ -105,6 +106,26 @@ def test_the_run_is_what_the_agents_parse() -> None:
 def test_the_run_holds_no_variable_of_the_job() -> None:
     frozen = freeze(resolve(job(env=[{"name": "TOKEN", "value": "s3cret"}]), profile()), CONTEXT)
     assert "s3cret" not in frozen.run
+
+
+def test_what_the_interpreter_or_the_loader_reads_reaches_ranks_and_not_the_agent() -> None:
+    env = [{"name": name, "value": f"{name}-of-$job"} for name in ("LD_PRELOAD", "GLIBC_TUNABLES", "PYTHONPATH")]
+    shared = {"env": [{"name": "LD_PRELOAD", "value": "p"}, {"name": "LD_LIBRARY_PATH", "value": "/p"}]}
+    frozen = freeze(resolve(job(env=env), profile(pod=shared)), CONTEXT)
+    assert parse_run(frozen.run).environment == {
+        "LD_PRELOAD": "LD_PRELOAD-of-$job", "LD_LIBRARY_PATH": "/p", "GLIBC_TUNABLES": "GLIBC_TUNABLES-of-$job",
+    }  # fmt: skip
+    spec = json.loads(frozen.template)["pod"]["spec"]
+    (trainer,), (agent,) = spec["containers"], spec["initContainers"]
+    assert trainer["command"][:2] == ["python3", "-I"]
+    given = {variable["name"] for container in (trainer, agent) for variable in container.get("env", [])}
+    assert given & {"LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES", "PYTHONPATH"} == {"PYTHONPATH"}
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"])
+def test_a_variable_that_every_rank_gets_from_its_agent_is_said_to_have_no_effect(name: str) -> None:
+    (notice,) = variable_warnings(job(env=[{"name": name, "value": "1"}]), profile())
+    assert notice.message == f"{name} in the job's env has no effect: Lockstep sets it itself, remove it"
 
 
 @pytest.mark.parametrize(

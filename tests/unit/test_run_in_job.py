@@ -45,7 +45,7 @@ def test_a_run_that_has_to_wait_is_asked_for_all_the_same(reason: str) -> None:
 def test_the_script_s_words_are_no_options_of_ours_and_no_shell_reads_them() -> None:
     words = ["a.py", "--detach", "two words", "$(id)"]
     command = devrun.agent_command(words, "ada@laptop", detach=False)
-    assert command == ["python3", "/lockstep/agent.pyz", "run", "--by", "ada@laptop", "--until-eof", "--", *words]
+    assert command == ["python3", "-I", "/lockstep/agent.pyz", "run", "--by", "ada@laptop", "--until-eof", "--", *words]
     assert "--until-eof" not in devrun.agent_command(words, "ada@laptop", detach=True)
 
 

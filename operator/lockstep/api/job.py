@@ -125,9 +125,9 @@ class TrainingJobSpec(Model):
     interactive: Interactive | None = None
     """When a dev environment that nobody uses gives its GPUs back. Of an Interactive job only."""
     env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
-    """Variables of every rank."""
+    """Variables of every rank. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not in the container's environment, which a shell in the pod sees: only ranks get them."""
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
-    """Secrets and ConfigMaps whose keys become variables of every rank."""
+    """Secrets and ConfigMaps whose keys become variables of every rank. Give what the dynamic loader reads (LD_*) in env: from here it would reach the agent, too."""
     restart: Restart = Restart()
     start_timeout_seconds: Seconds = START_SECONDS
     """How long a start may take, first of nodes and then of ranks, restarts included, until the job fails (Interactive: only where node 0 never runs) and lets its GPUs go. Time in which the cluster has no room for a pod, or a queue holds it back, doesn't count."""

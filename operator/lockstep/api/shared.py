@@ -93,6 +93,11 @@ class VariableSource(Model):
     )
 
 
+def is_loaders(name: str) -> bool:
+    """Whether the dynamic loader reads this variable, before a program of Lockstep's can ignore it."""
+    return name.startswith("LD_") or name == "GLIBC_TUNABLES"
+
+
 class Variable(Model):
     """An environment variable of every rank: a value, or where the kubelet finds it."""
 
@@ -113,6 +118,11 @@ class Variable(Model):
             message="name must not start with LOCKSTEP_: those variables are Lockstep's own",
             holds=lambda v: not v.name.startswith("LOCKSTEP_"),
             field="name",
+        ),
+        Rule(
+            cel="!((self.name.startsWith('LD_') || self.name == 'GLIBC_TUNABLES') && has(self.valueFrom))",
+            message="a variable that the dynamic loader reads (LD_*, GLIBC_TUNABLES) takes a value, not valueFrom: only ranks get it, never the agent",
+            holds=lambda v: not (is_loaders(v.name) and v.value_from is not None),
         ),
     )
 

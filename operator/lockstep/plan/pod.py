@@ -51,7 +51,7 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
         agent_mounts=agent_mounts(resolved),
         trainer_name=names.CONTAINER,
         image=resolved.image,
-        command=["python3", names.AGENT_PATH, "--run", join(names.RUN_FOLDER, names.RUN_KEY)],
+        command=["python3", "-I", names.AGENT_PATH, "--run", join(names.RUN_FOLDER, names.RUN_KEY)],
         workspace=names.WORKSPACE,
         env=pod_variables(resolved),
         env_from=[variables.to_dict() for variables in spec.env_from],

@@ -37,7 +37,7 @@ def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
     container = {
         "name": "probe",
         "image": image,
-        "command": ["python3", names.AGENT_PATH, PROBE],
+        "command": ["python3", "-I", names.AGENT_PATH, PROBE],
         "securityContext": security,
         "resources": RESOURCES,
         "volumeMounts": [{"name": "agent", "mountPath": names.AGENT_FOLDER}],

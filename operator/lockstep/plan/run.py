@@ -12,6 +12,7 @@ from lockstep.api.interactive import JobType
 from lockstep.api.job import TrainingJobSpec
 from lockstep.plan.fabric import fabric_asked
 from lockstep.plan.preflight import expected
+from lockstep.plan.variables import loader_variables
 from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, Timeouts, WhenDone
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def report_target(url: str, ca_pem: str) -> ReportTarget:
 
 
 def build_run(resolved: Resolved, placement: Placement) -> Run:
-    """The run of a resolved job. Variables of the job are in the pod, not here: some are secrets."""
+    """The run of a resolved job. Its variables are in the pod, not here, since some are secrets; but for those that only ranks may have."""
     restart = resolved.job.spec.restart
     return Run(
         job=JobIdentity(resolved.name, resolved.namespace, resolved.uid),
@@ -68,6 +69,7 @@ def build_run(resolved: Resolved, placement: Placement) -> Run:
         key_file=placement.key_file,
         command=resolved.command,
         working_directory=resolved.platform.workspace,
+        environment=loader_variables(resolved),
         restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds, restart.retry),
         when_done=placement.when_done,
         timeouts=_timeouts(resolved.job.spec),

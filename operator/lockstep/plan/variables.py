@@ -8,6 +8,7 @@ from lockstep.api import names
 from lockstep.api.interactive import JobType
 from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile, ClusterProfileSpec
+from lockstep.api.shared import is_loaders
 from lockstep.plan.fabric import Transport
 from lockstep.plan.layers import Notice
 from lockstep.plan.security import locks_memory_as_root
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
 _INDEX = {"fieldRef": {"fieldPath": f"metadata.labels['{names.LABEL_POD_INDEX}']"}}
-OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE", "WORLD_SIZE")
+OWN_VARIABLES = (
+    "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+    "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
+)  # fmt: skip
 """Set by Lockstep: a job or profile that sets them too would only mislead shells, ranks get the agent's."""
 
 
@@ -33,11 +37,14 @@ def variable_warnings(job: TrainingJob, profile: ClusterProfile) -> list[Notice]
 
 
 def _is_own(name: str) -> bool:
-    return name in OWN_VARIABLES or name.startswith("LOCKSTEP_")
+    return name in OWN_VARIABLES or name.startswith(("LOCKSTEP_", "TORCHELASTIC_"))
 
 
 def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
-    """Variables by name, once each. The job's win over NCCL's, those over the profile's; Lockstep's own win over all."""
+    """Variables of the container by name, once each. The job's win over NCCL's, those over the profile's; Lockstep's own win over all.
+
+    Without what the dynamic loader reads: that would reach the agent, too, and a library that can't be loaded there would end it.
+    """
     spec, profile = resolved.job.spec, resolved.profile.spec
     variables = _home(resolved)
     variables |= {variable["name"]: {"value": variable["value"]} for variable in profile_variables(profile)}
@@ -46,12 +53,19 @@ def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
         source = variable.to_dict()
         variables[source.pop("name")] = source | ({"value": literal(variable.value)} if variable.value is not None else {})
     variables |= _own(resolved)
-    return [{"name": name, **source} for name, source in variables.items()]
+    return [{"name": name, **source} for name, source in variables.items() if not is_loaders(name)]
+
+
+def loader_variables(resolved: Resolved) -> dict[str, str]:
+    """What the dynamic loader reads: for ranks alone. The job's win over the profile's."""
+    profiles = {variable.name: variable.value for variable in resolved.profile.spec.pod.env}
+    stated = profiles | {variable.name: variable.value or "" for variable in resolved.job.spec.env}
+    return {name: value for name, value in stated.items() if is_loaders(name)}
 
 
 def profile_variables(profile: ClusterProfileSpec) -> list[dict[str, Any]]:
-    """What the profile gives to every container of every pod."""
-    return [{"name": variable.name, "value": literal(variable.value)} for variable in profile.pod.env]
+    """What the profile gives to every container of every pod; what the dynamic loader reads is for ranks alone."""
+    return [{"name": variable.name, "value": literal(variable.value)} for variable in profile.pod.env if not is_loaders(variable.name)]
 
 
 def _home(resolved: Resolved) -> dict[str, dict[str, Any]]:

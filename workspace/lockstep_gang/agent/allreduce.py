@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep_gang
+from lockstep_gang.agent.environment import inherited
 from lockstep_gang.agent.processes import send_to_group, start_process
 from lockstep_gang.contract.preflight import Group, Measured
 from lockstep_gang.contract.run import Run
@@ -90,7 +91,7 @@ class AllReduceRanks:
             "LOCKSTEP_SECONDS": group.seconds,
             "OMP_NUM_THREADS": 1,
         }
-        base = {**os.environ, **self._run.environment}
+        base = {**inherited(), **self._run.environment}
         path = os.pathsep.join(filter(None, [_SOURCES, base.get("PYTHONPATH", "")]))
         return {**base, **{name: str(value) for name, value in place.items()}, "PYTHONPATH": path}
 

@@ -1,12 +1,34 @@
-"""The environment of a rank: torchrun's variables, so that any script written for torchrun runs unchanged."""
+"""The environment of a rank: torchrun's variables, so that any script written for torchrun runs unchanged; and what of it the agent itself has."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from lockstep_gang.contract.messages import Start
 from lockstep_gang.contract.run import Run
+
+_AGENTS = frozenset({"PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"})
+_AGENTS_PREFIXES = ("LOCKSTEP_", "LC_")
+_given: dict[str, str] = {}
+
+
+def isolate(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Leave this process only the variables that the agent may have: all others are the ranks' (`inherited`).
+
+    A job's SSL_CERT_FILE, OPENSSL_CONF or proxy is meant for its ranks, and would break the agent's reports. What the interpreter and the
+    dynamic loader read before comes from nobody else: agents run with `python3 -I`, and a job's LD_* is in run.json.
+    """
+    _given.update(environment)
+    for name in _given.keys() - _AGENTS:
+        if not name.startswith(_AGENTS_PREFIXES):
+            del environment[name]
+
+
+def inherited() -> dict[str, str]:
+    """The container's variables, as ranks and whatever runs in their place get them."""
+    return {**_given, **os.environ}
 
 
 @dataclass(frozen=True)

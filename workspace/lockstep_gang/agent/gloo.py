@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import socket
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from lockstep_gang.agent.environment import inherited
 from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.run import Run
 
@@ -22,7 +22,7 @@ class GlooInterface:
     def __init__(self, run: Run) -> None:
         self._run = run
         silent = run.gpus_per_node > 0 or run.fabric is None
-        self._name = None if silent else gloo_interface({**os.environ, **run.environment})
+        self._name = None if silent else gloo_interface({**inherited(), **run.environment})
         self._told_attempt = 0
 
     def news(self, attempt: int, group_rank: int) -> tuple[RankFabric, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from lockstep_gang.agent import ask, probe, sweep
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.environment import isolate
 from lockstep_gang.agent.journal import Journal
 from lockstep_gang.agent.ranks import Node
 from lockstep_gang.agent.reports import make_folder, remove_folder
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(given)
     if options.parent is None:  # the first process of a pod; on somebody's own machine their umask counts
         os.umask(POD_UMASK)
+        isolate()
     try:
         run = parse_run(Path(options.run).read_text(encoding="utf-8"))
         key = parse_key(Path(run.key_file).read_text(encoding="ascii"))

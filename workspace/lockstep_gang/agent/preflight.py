@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 from lockstep_gang.agent.allreduce import AllReduceRanks
 from lockstep_gang.agent.checks import devices, files, network, software
+from lockstep_gang.agent.environment import inherited
 from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
 from lockstep_gang.contract.run import Run, Storage
 from lockstep_gang.coordinator.waiting import in_thread
@@ -88,7 +88,7 @@ class NodePreflight:
         received_ms = _now_ms()
         run, expected = self._run, self._expected
         near = [run.addresses[node] for node in sorted({0, *neighbours(self._node, run.nodes)})]
-        variables = {**os.environ, **run.environment}
+        variables = {**inherited(), **run.environment}
         parts: dict[str, Callable[[], Any]] = {
             "unresolved": lambda: network.unresolved(near),
             "paths": lambda: files.path_facts(expected.paths, run.working_directory),

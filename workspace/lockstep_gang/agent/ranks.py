@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep_gang.agent.environment import Place, rank_environment
+from lockstep_gang.agent.environment import Place, inherited, rank_environment
 from lockstep_gang.agent.nccl_log import LogChoice, NcclLogs, log_choice
 from lockstep_gang.agent.processes import Ended, group_is_gone, kill_strays, send, send_to_group, start_process
 from lockstep_gang.agent.progress import offered
@@ -72,8 +72,9 @@ class RankProcess:
         self._relay = Relay(self.rank, write)
         self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
         place = Place(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
-        inherited = {**os.environ, **offered(node.reporting, {**os.environ, **node.run.environment})}
-        self._environment = rank_environment(node.run, start, place, inherited)
+        container = inherited()
+        container |= offered(node.reporting, {**container, **node.run.environment})
+        self._environment = rank_environment(node.run, start, place, container)
 
     def log_nccl(self, run: Run, pattern: str) -> LogChoice:
         """Let NCCL log to `pattern`, as far as nobody else has said where and what."""

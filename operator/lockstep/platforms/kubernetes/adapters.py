@@ -44,7 +44,7 @@ async def newest_adapter(cluster: Cluster, place: Place, job: str) -> Adapter:
     """Raises NoAdapter."""
     run = run_folder(job)
     program = Path(newest.__file__).read_text(encoding="utf-8")  # noqa: ASYNC240 (a page, once)
-    answer = await output_of(cluster, place, ["python3", "-c", program, run])
+    answer = await output_of(cluster, place, ["python3", "-I", "-c", program, run])
     exported, commit = _folders(answer, run, place.pod)
     if commit is not None:
         return await _exported(cluster, place, job, commit)

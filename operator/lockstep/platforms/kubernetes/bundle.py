@@ -147,7 +147,7 @@ async def _run_folder(connection: Cluster, observed: Observed, redactor: Redacto
     own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))
     pieces = []
     for pod in running if own_volumes else running[:1]:
-        command = ["python3", "-c", SEND, f"{RUN_FOLDER}/{RUN_KEY}", str(FILE_BYTES), str(ALL_BYTES)]
+        command = ["python3", "-I", "-c", SEND, f"{RUN_FOLDER}/{RUN_KEY}", str(FILE_BYTES), str(ALL_BYTES)]
         try:
             data = await output_of(
                 connection, Place(observed.namespace, pod, CONTAINER), command, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX

@@ -27,7 +27,7 @@ ALIVE_SECONDS = 30.0
 def agent_command(words: Sequence[str], by: str, *, detach: bool) -> list[str]:
     """What is typed in the pod, by whom on which machine."""
     options = ["--by", by, *(["--detach"] if detach else ["--until-eof"])]
-    return ["python3", AGENT_PATH, "run", *options, "--", *words]
+    return ["python3", "-I", AGENT_PATH, "run", *options, "--", *words]
 
 
 async def run_on_all_nodes(context: str | None, namespace: str, job: str, command: Sequence[str]) -> int:

@@ -77,4 +77,4 @@ class Place:
 
 
 def command_of(verb: str, arguments: Object) -> list[str]:
-    return ["python3", "-c", SOURCE.read_text(encoding="utf-8"), verb, json.dumps(arguments)]
+    return ["python3", "-I", "-c", SOURCE.read_text(encoding="utf-8"), verb, json.dumps(arguments)]

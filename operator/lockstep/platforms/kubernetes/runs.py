@@ -36,7 +36,7 @@ def _text() -> str:
 @asynccontextmanager
 async def asked(cluster: Cluster, place: Place, **request: Any) -> AsyncIterator[Program]:
     """The program with its first request sent."""
-    async with program(cluster, place, ["python3", "-c", BOOTSTRAP]) as running:
+    async with program(cluster, place, ["python3", "-I", "-c", BOOTSTRAP]) as running:
         await running.write(json.dumps([_text(), request]).encode() + b"\n")
         yield running
 

@@ -96,7 +96,7 @@ async def _carried(
 async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
     text = _text()
     mine, theirs = socket.socketpair()
-    command = ["python3", "-c", BOOT, str(len(text)), json.dumps(request)]
+    command = ["python3", "-I", "-c", BOOT, str(len(text)), json.dumps(request)]
     try:
         async with program(cluster, place, command) as running:
             await running.write(text)
