@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.in_namespace import _Log
-from lockstep.platforms.kubernetes.in_namespace_run import Run
+import pytest
 
+from golden.plan_cases import CONTEXT, job, profile
+from lockstep.api.errors import ConfigError
+from lockstep.plan.objects import freeze
+from lockstep.plan.observed import Observed
+from lockstep.plan.resolve import resolve
+from lockstep.platforms.kubernetes import in_namespace
+from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.in_namespace import _follow, _Log, _remove_finished, _running, _verdict
+from lockstep.platforms.kubernetes.in_namespace_run import Run, objects
+
+Object = dict[str, Any]
 DAY = "2026-11-21T09:00:0"
 ENDED = [f"{DAY}1Z rank 1 raised ValueError", f"{DAY}2Z Failed"]
 STARTED_AGAIN = [f"{DAY}3Z this job has failed already"]
@@ -86,3 +96,144 @@ def test_a_log_that_breaks_off_before_its_first_line_is_asked_for_again() -> Non
 
     asyncio.run(follow())
     assert said == ["rank 1 raised ValueError", "Failed"]
+
+
+def ran() -> Run:
+    """A job of two nodes."""
+    resolved = resolve(job(), profile())
+    return Run(resolved, freeze(resolved, CONTEXT), "00" * 32, b"")
+
+
+RUNS = {"state": {"running": {}}}
+NO_ROOM = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]}
+
+
+def ended(code: int) -> Object:
+    return {"state": {"terminated": {"exitCode": code}}}
+
+
+def node(number: int, container: Object | None, **metadata: Any) -> Object:
+    """`container`: its state; None: the scheduler has no node for it."""
+    placed = {"nodeName": f"n{number}"} if container else {}
+    status = {"phase": "Running", "containerStatuses": [{"name": "trainer", **container}]} if container else NO_ROOM
+    return {"metadata": {"name": f"x-{number}", "uid": f"pod-{number}", **metadata}, "spec": {"containers": [], **placed}, "status": status}
+
+
+def seen(*pods: Object, replicas: int = 2) -> Observed:
+    made = {("StatefulSet", "x"): {"metadata": {"uid": "s"}, "spec": {"replicas": replicas}}}
+    return Observed(job={"metadata": {"name": "x", "namespace": "ns"}, "spec": {}}, objects=made, pods=pods)
+
+
+@pytest.mark.parametrize("code", [0, 1, 78])
+def test_an_agent_that_has_nothing_left_to_do_has_the_verdict(code: int) -> None:
+    verdict = _verdict(seen(node(0, ended(code))))
+    assert verdict is not None
+    assert verdict.code == code
+
+
+@pytest.mark.parametrize("code", [70, 137])
+def test_an_agent_that_its_kubelet_starts_again_has_no_verdict(code: int) -> None:
+    """70: it met what it doesn't know; 137: it was killed."""
+    assert _verdict(seen(node(0, ended(code)))) is None
+
+
+def test_a_pod_that_is_replaced_has_no_verdict_when_it_has_saved() -> None:
+    drained = node(0, ended(75), deletionTimestamp="2026-01-01T00:00:00Z")
+    assert _verdict(seen(drained)) is None
+    assert _verdict(seen(drained, replicas=0)) is not None
+    assert _verdict(seen(node(0, ended(75)))) is not None
+    assert _verdict(seen(node(0, ended(1), deletionTimestamp="2026-01-01T00:00:00Z"))) is not None
+
+
+class Namespace:
+    """An API server with the objects of a run, and a clock that goes on by 20 s at every look at the pods."""
+
+    def __init__(self, run: Run, *looks: tuple[Object, ...]) -> None:
+        self.items: dict[tuple[str, str], Object] = {}
+        for number, item in enumerate(objects(run)):
+            owner = [{"kind": "ConfigMap", "name": run.frozen.name}] if number else []
+            metadata = {**item["metadata"], "uid": str(number), "ownerReferences": owner}
+            self.items[item["kind"], item["metadata"]["name"]] = {**item, "metadata": metadata}
+        self.looks = list(looks)
+        self.now = 1_800_000_000.0
+        self.scaled: list[int] = []
+        self.deleted: list[str] = []
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        return self.items.get((kind, name))
+
+    async def list(self, kind: str, namespace: str, query: Mapping[str, str] | None = None) -> Object:
+        if kind != "Pod":
+            return {"items": []}
+        self.now += 20
+        replicas = self.items["StatefulSet", "x"]["spec"]["replicas"] if self.items else 0
+        pods = self.looks.pop(0) if len(self.looks) > 1 and replicas else self.looks[0]
+        return {"items": list(pods) if replicas else []}
+
+    async def request(self, method: str, path: str, body: Object, content_type: str) -> None:
+        self.scaled.append(body["spec"]["replicas"])
+        self.items["StatefulSet", "x"]["spec"]["replicas"] = self.scaled[-1]
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+        self.deleted.append(name)
+        self.items.clear()
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        for line in ():
+            yield line
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("LOOK_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(in_namespace, name, 0.001)
+    return monkeypatch
+
+
+def test_a_run_that_holds_part_of_its_nodes_lets_go_and_tries_again(quick: pytest.MonkeyPatch) -> None:
+    half, whole = (node(0, RUNS), node(1, None)), (node(0, RUNS), node(1, RUNS))
+    server, said = Namespace(ran(), *[half] * 30, whole, (node(0, ended(0)), node(1, ended(0)))), list[str]()
+    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    until_half_is_gone = server.looks
+
+    async def follow() -> int:
+        return await asyncio.wait_for(_follow(cast(Cluster, server), ran(), said.append), 20)
+
+    assert asyncio.run(follow()) == 0
+    assert until_half_is_gone == [(node(0, ended(0)), node(1, ended(0)))]
+    assert server.scaled[:2] == [0, 2]
+    assert len(server.scaled) % 2 == 0
+    told = "\n".join(said)
+    assert "holds 1 of 2 nodes; lets go at " in told
+    assert "let go of 1 of 2 nodes so that another job can run; tries again at " in told
+
+
+def test_a_run_that_somebody_scales_to_zero_stays_there(quick: pytest.MonkeyPatch) -> None:
+    server = Namespace(ran(), ())
+    server.items["StatefulSet", "x"]["spec"]["replicas"] = 0
+    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), lambda line: None), 0.3))
+    assert server.scaled == []
+
+
+def test_a_run_that_is_there_is_followed_as_it_was_started() -> None:
+    started, typed = ran(), ran()
+    typed = replace(typed, frozen=replace(typed.frozen, nodes=5))
+    server = Namespace(started, ())
+    attached = asyncio.run(_running(cast(Cluster, server), typed))
+    assert (attached.frozen.name, attached.frozen.nodes) == (started.frozen.name, 2)
+    server.items["StatefulSet", "x"]["metadata"]["ownerReferences"] = [{"kind": "TrainingJob", "name": "x"}]
+    with pytest.raises(ConfigError, match="no run x without an operator runs in namespace"):
+        asyncio.run(_running(cast(Cluster, server), typed))
+
+
+def test_a_run_that_ended_while_nobody_followed_it_makes_room_and_one_that_runs_does_not() -> None:
+    started = ran()
+    runs = Namespace(started, (node(0, RUNS), node(1, RUNS)))
+    with pytest.raises(ConfigError, match="runs: follow it with --attach, or stop it"):
+        asyncio.run(_remove_finished(cast(Cluster, runs), started, lambda line: None))
+    assert runs.deleted == []
+    over = Namespace(started, (node(0, ended(0)), node(1, ended(0))))
+    asyncio.run(_remove_finished(cast(Cluster, over), started, lambda line: None))
+    assert over.deleted == [started.frozen.name]

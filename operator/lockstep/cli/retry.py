@@ -62,12 +62,12 @@ def _refuse(job: str, status: dict[str, object]) -> None:
 
 def _run_again(file: Path, cluster: str | None, namespace: str | None, context: str | None, workspace: Path | None) -> int:
     """`workspace`: of a local run; None: in a namespace."""
-    from lockstep.platforms.kubernetes.in_namespace import run_in_namespace
+    from lockstep.platforms.kubernetes.in_namespace import How, run_in_namespace
     from lockstep.platforms.local.retry import failed_run
     from lockstep.platforms.local.run import run_local
 
     inputs = read_inputs(file, cluster or (LOCAL_CLUSTER if workspace is not None else None), None if workspace is not None else namespace)
     refuse_interactive(inputs.job)
     if workspace is None:
-        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, retry=True)
+        return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, How.RETRY)
     return run_local(inputs.job, inputs.cluster.profile, workspace, failed_run(inputs.job.metadata.name, workspace))

@@ -37,6 +37,9 @@ def run(
     in_namespace: Annotated[
         bool, typer.Option("--in-namespace", help="On Kubernetes with the role admin in one namespace: no CRD, no operator.")
     ] = False,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="With --in-namespace: follow the run that is there, to its end, and let its nodes go then.")
+    ] = False,
     namespace: NamespaceOption = None,
     context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
     cluster: Annotated[
@@ -68,7 +71,9 @@ def run(
     if file is None:
         from lockstep.cli.target import unnamed_cluster
 
-        _refuse_file_options({"--local": local, "--in-namespace": in_namespace, "--nodes": nodes, "--set": changes, "--preview": preview})
+        _refuse_file_options(
+            {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--preview": preview}
+        )
         raise typer.Exit(_run_in_job(script, job, (cluster or unnamed_cluster(context), namespace, context), detach=detach))
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
@@ -81,7 +86,9 @@ def run(
     if in_namespace:
         if preview is not None:
             raise ConfigError("--preview reads the data on this machine: say --local")
-        raise typer.Exit(_run_in_namespace(file, cluster, namespace, context, changes))
+        raise typer.Exit(_run_in_namespace(file, cluster, namespace, context, changes, attach=attach))
+    if attach:
+        raise ConfigError("--attach follows a run on Kubernetes: say --in-namespace")
     read, profile = _read_local(file, cluster or LOCAL_CLUSTER, nodes, changes)
     raise typer.Exit(_run_local(read, profile, workspace) if preview is None else _preview(read, profile, workspace, preview))
 
@@ -110,13 +117,15 @@ def refuse_interactive(job: TrainingJob) -> None:
         )
 
 
-def _run_in_namespace(file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: list[str] | None) -> int:
-    from lockstep.platforms.kubernetes.in_namespace import run_in_namespace
+def _run_in_namespace(
+    file: Path, cluster: str | None, namespace: str | None, context: str | None, changes: list[str] | None, *, attach: bool
+) -> int:
+    from lockstep.platforms.kubernetes.in_namespace import How, run_in_namespace
 
     inputs = read_inputs(file, cluster, namespace, changes)
     refuse_interactive(inputs.job)
     _warn(inputs.job)
-    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context)
+    return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, How.ATTACH if attach else How.NEW)
 
 
 def _read_local(file: Path, cluster: str, nodes: int | None, changes: list[str] | None) -> tuple[TrainingJob, ClusterProfile]:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from kubernetes import client, dynamic
 
-from cluster_jobs import Jobs, prepare
+from cluster_jobs import Jobs, prepare, until
 from installed_operator import local_objects, send
+
+GPU = "nvidia.com/gpu"
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,21 @@ def other(jobs: Jobs) -> Iterator[Jobs]:
         yield dataclasses.replace(jobs, namespace=namespace)
     finally:
         core.delete_namespace(namespace)
+
+
+@pytest.fixture
+def gpus(jobs: Jobs) -> Iterator[list[str]]:
+    """Both nodes have one GPU, as far as the scheduler knows."""
+    core = client.CoreV1Api(jobs.api.client)
+    nodes = sorted(node.metadata.name for node in core.list_node().items)
+    path = GPU.replace("/", "~1")
+
+    def patch(operation: dict[str, str]) -> None:
+        for node in nodes:
+            core.patch_node_status(node, [operation])
+
+    patch({"op": "add", "path": f"/status/capacity/{path}", "value": "1"})
+    until("the GPUs can be had", lambda: all((n.status.allocatable or {}).get(GPU) == "1" for n in core.list_node().items))
+    yield nodes
+    patch({"op": "remove", "path": f"/status/capacity/{path}"})
+    until("the GPUs are gone", lambda: all((n.status.allocatable or {}).get(GPU) in (None, "0") for n in core.list_node().items), 60)

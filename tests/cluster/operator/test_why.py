@@ -7,11 +7,10 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from kubernetes import client
 
 from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, prepare, until
@@ -37,24 +36,6 @@ def why(jobs: Jobs, name: str) -> tuple[int, dict[str, Any]]:
     done = lockstep("why", name, "-n", jobs.namespace, "-o", "json")
     assert done.stdout.startswith("{"), done.stderr
     return done.returncode, json.loads(done.stdout)
-
-
-@pytest.fixture
-def gpus(jobs: Jobs) -> Iterator[list[str]]:
-    """Both nodes have one GPU, as far as the scheduler knows."""
-    core = client.CoreV1Api(jobs.api.client)
-    nodes = sorted(node.metadata.name for node in core.list_node().items)
-    path = GPU.replace("/", "~1")
-
-    def patch(operation: dict[str, str]) -> None:
-        for node in nodes:
-            core.patch_node_status(node, [operation])
-
-    patch({"op": "add", "path": f"/status/capacity/{path}", "value": "1"})
-    until("the GPUs can be had", lambda: all((n.status.allocatable or {}).get(GPU) == "1" for n in core.list_node().items))
-    yield nodes
-    patch({"op": "remove", "path": f"/status/capacity/{path}"})
-    until("the GPUs are gone", lambda: all((n.status.allocatable or {}).get(GPU) in (None, "0") for n in core.list_node().items), 60)
 
 
 def dev_pod(node: str) -> dict[str, Any]:

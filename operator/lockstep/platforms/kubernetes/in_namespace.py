@@ -11,7 +11,8 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from lockstep.api import names
 from lockstep.api.errors import ConfigError
@@ -19,8 +20,9 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.api.status import ConditionStatus
 from lockstep.plan.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
-from lockstep.plan.objects import claims
-from lockstep.plan.observed import Observed, is_terminating, owner_uid
+from lockstep.plan.objects import claims, thaw
+from lockstep.plan.observed import Object, Observed, is_terminating, owner_uid
+from lockstep.plan.placing import Placing, placing
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import Earlier
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
@@ -29,9 +31,11 @@ from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.logs import STAMP
 from lockstep.platforms.output import put
 from lockstep_gang.contract import parse_run
+from lockstep_gang.contract.exits import CONFIGURATION, DONE, SAVED
+from lockstep_gang.contract.exits import FAILED as FAILED_JOB
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
-_VERDICTS = (0, 1, 75, 78)  # exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet
+_VERDICTS = (DONE, FAILED_JOB, SAVED, CONFIGURATION)  # of an agent that has nothing left to do; any other one is restarted by the kubelet
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 0.25
 DRAIN_SECONDS = 5.0
@@ -40,20 +44,31 @@ GONE_SECONDS = 240.0
 Say = Callable[[str], None]
 
 
-def run_in_namespace(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, *, retry: bool = False) -> int:
-    """`retry`: go on from the run of this name that ended. The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
+class How(Enum):
+    """What there is of a run of this name, and what is to become of it."""
+
+    NEW = "new"
+    RETRY = "retry"  # go on from one that ended
+    ATTACH = "attach"  # follow one that runs, or has ended since nobody followed it
+
+
+def run_in_namespace(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, how: How = How.NEW) -> int:
+    """The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
     with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(_run(job, profile, namespace, context, retry=retry))
+        return asyncio.run(_run(job, profile, namespace, context, how))
     return INTERRUPTED
 
 
-async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, *, retry: bool) -> int:
+async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, how: How) -> int:
     async with await Cluster.connect(context) as cluster:
         place = namespace or job.metadata.namespace or cluster.namespace or "default"
-        earlier = await _ended_run(cluster, job.metadata.name, place) if retry else None
+        earlier = await _ended_run(cluster, job.metadata.name, place) if how is How.RETRY else None
         run = prepare(job, profile, place, earlier)
         try:
-            await _start(cluster, run, _print)
+            if how is How.ATTACH:
+                run = await _running(cluster, run)
+            else:
+                await _start(cluster, run, _print)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the job: {error.message}") from None
         try:
@@ -61,7 +76,7 @@ async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None,
         except asyncio.CancelledError:
             _print(_detached(run))
             raise
-        await _scale_to_zero(cluster, run)
+        await _scale(cluster, run, 0)
         _print(
             f"{'Complete' if code == COMPLETE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes all but the claims"
         )
@@ -98,9 +113,29 @@ def _print(line: str) -> None:
 def _detached(run: Run) -> str:
     where = f"-n {run.namespace}"
     return (
-        f"\nlockstep: job {run.name} runs on. Follow it: kubectl logs -f {names.pod_name(run.name, 0)} -c {names.CONTAINER} {where}\n"
+        f"\nlockstep: job {run.name} runs on, and nobody lets its nodes go at its end: its pods hold them until you follow it to its end\n"
+        f"Follow it: lockstep run -f FILE --in-namespace --attach {where}\n"
         f"Stop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
     )
+
+
+async def _running(cluster: Cluster, wanted: Run) -> Run:
+    """The run of this name that is there. Raises ConfigError."""
+    found = await cluster.get("StatefulSet", wanted.namespace, wanted.name)
+    owner = _owning_run(found, wanted.name) if found is not None else None
+    config = await cluster.get("ConfigMap", wanted.namespace, owner) if owner is not None else None
+    if found is None or config is None or found["spec"].get("replicas") == 0:
+        raise ConfigError(
+            f"no run {wanted.name} without an operator runs in namespace {wanted.namespace}: start it with lockstep run -f FILE --in-namespace"
+        )
+    return replace(wanted, frozen=thaw(config))
+
+
+def _owning_run(stateful_set: Object, name: str) -> str | None:
+    """Name of the ConfigMap of the run that made it; None: this command didn't."""
+    owner = next(iter(stateful_set["metadata"].get("ownerReferences", [])), {"kind": "", "name": ""})
+    ours = owner["kind"] == "ConfigMap" and owner["name"].startswith(names.run_name(name, ""))
+    return str(owner["name"]) if ours else None
 
 
 async def _start(cluster: Cluster, run: Run, say: Say) -> None:
@@ -146,41 +181,45 @@ async def _check_service_account(cluster: Cluster, run: Run) -> None:
 
 
 async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
-    """A job of this name that was scaled to zero makes room, once its pods have ended; one that runs, or that is an operator's, does not."""
+    """A job of this name that has ended makes room, once its pods have ended; one that runs, or that is an operator's, does not."""
     found = await cluster.get("StatefulSet", run.namespace, run.name)
     if found is None:
         return
-    owner = next(iter(found["metadata"].get("ownerReferences", [])), {"kind": "", "name": ""})
-    ours = owner["kind"] == "ConfigMap" and owner["name"].startswith(names.run_name(run.name, ""))
-    if not ours or found["spec"].get("replicas") != 0:
-        hint = f"kubectl delete configmap {owner['name']} -n {run.namespace}" if ours else "give this job another name"
-        raise ConfigError(
-            f"StatefulSet {run.name} is in namespace {run.namespace} already and {'runs' if ours else 'is not this command’s'}: {hint}"
-        )
-    say(f"lockstep: removing what the finished run {owner['name']} left")
-    await cluster.delete("ConfigMap", run.namespace, owner["name"])
+    there = f"StatefulSet {run.name} is in namespace {run.namespace} already"
+    owner = _owning_run(found, run.name)
+    if owner is None:
+        raise ConfigError(f"{there} and is not this command’s: give this job another name")
+    if found["spec"].get("replicas") != 0 and _verdict(await _observe(cluster, run)) is None:
+        stop = f"kubectl delete configmap {owner} -n {run.namespace}"
+        raise ConfigError(f"{there} and runs: follow it with --attach, or stop it: {stop}")
+    say(f"lockstep: removing what the finished run {owner} left")
+    await cluster.delete("ConfigMap", run.namespace, owner)
     wanted = [(item["kind"], item["metadata"]["name"]) for item in objects(run)[1:]]
     end = time.monotonic() + GONE_SECONDS
     while any([await cluster.get(kind, run.namespace, name) for kind, name in wanted]) or (await _observe(cluster, run)).pods:
         if time.monotonic() > end:
             raise ConfigError(
-                f"what the finished run {owner['name']} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
+                f"what the finished run {owner} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
             )
         await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
-    """Node 0's log while it runs, and until then why it doesn't; node 0's exit code at the end."""
+    """Node 0's log while it runs, and until then why it doesn't; node 0's exit code at the end. Nodes that don't suffice are let go of meanwhile."""
     log = _Log(cluster, run, say)
     relaying = asyncio.create_task(log.follow())
     told = ""
+    status: Object = {}
     try:
         while True:
-            observed = await _observe(cluster, run)
-            ended = _verdict(observed)
+            observed = await _observe(cluster, run, status)
+            place = placing(observed, time.time())
+            ended = None if place.lets_go else _verdict(observed)
             if ended is not None:
                 break
-            text = _waiting_for(observed, run)
+            await _follow_placing(cluster, run, observed, place)
+            status = {"placement": place.status} if place.status else {}
+            text = _waiting_for(observed, run, place)
             if text not in ("", told):
                 say(f"lockstep: {text}")
             told = text
@@ -195,7 +234,16 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
     return ended.code
 
 
-async def _observe(cluster: Cluster, run: Run) -> Observed:
+async def _follow_placing(cluster: Cluster, run: Run, observed: Observed, place: Placing) -> None:
+    """Pods go, or come back, as the operator would have it."""
+    if place.lets_go and observed.replicas:
+        await _scale(cluster, run, 0)
+    elif observed.at_zero and "retryTime" in observed.status.get("placement", {}) and not (place.lets_go or place.is_away):
+        await _scale(cluster, run, run.frozen.nodes)
+
+
+async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> Observed:
+    """`status`: what a TrainingJob would remember."""
     selector = {"labelSelector": f"{names.LABEL_JOB}={run.name}"}
     place = run.namespace
     pods = (await cluster.list("Pod", place, selector))["items"]
@@ -203,7 +251,8 @@ async def _observe(cluster: Cluster, run: Run) -> Observed:
     quiet = all(pod["status"].get("phase") == "Running" for pod in pods) and len(pods) == run.frozen.nodes
     bound = [] if quiet else (await cluster.list("PersistentVolumeClaim", place))["items"]
     warnings = [] if quiet else (await cluster.list("Event", place, {"fieldSelector": "type=Warning"}))["items"]
-    job = {"metadata": {"name": run.name, "namespace": place, "uid": run.resolved.uid}, "spec": {}}
+    spec = {"startTimeoutSeconds": run.frozen.parsed.timeouts.start_seconds}
+    job = {"metadata": {"name": run.name, "namespace": place, "uid": run.frozen.parsed.job.uid}, "spec": spec, "status": status or {}}
     return Observed(
         job=job,
         objects={} if found is None else {("StatefulSet", run.name): found},
@@ -222,19 +271,23 @@ class _End:
 
 
 def _verdict(observed: Observed) -> _End | None:
+    """None while node 0 runs, or will run again: a pod that was evicted or drained saves, and another one follows it."""
     pod = observed.pod(0)
+    replaced = pod is not None and is_terminating(pod) and observed.replicas > 0
     statuses = [] if pod is None else pod.get("status", {}).get("containerStatuses") or []
     for status in statuses:
         for state in ("state", "lastState"):
             code = status.get(state, {}).get("terminated", {}).get("exitCode")
-            if code in _VERDICTS:
+            if code in _VERDICTS and not (replaced and code == SAVED):
                 return _End(int(code), state == "lastState")
     return None
 
 
-def _waiting_for(observed: Observed, run: Run) -> str:
+def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
     """'' once all pods run."""
-    view = View(observed, None, None, run.frozen.nodes, False, False, False, "", time.time())
+    if place.lets_go or place.is_away:
+        return place.message
+    view = View(observed, None, None, run.frozen.nodes, False, False, False, "", time.time(), place=place)
     scheduled = pods_scheduled(view)
     ready = ranks_ready(view, scheduled)
     summary = progressing(view, scheduled, ready, restarting=Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
@@ -278,6 +331,6 @@ class _Log:
                 self._say(text)
 
 
-async def _scale_to_zero(cluster: Cluster, run: Run) -> None:
+async def _scale(cluster: Cluster, run: Run, replicas: int) -> None:
     path = path_of("StatefulSet", run.namespace, run.name)
-    await cluster.request("PATCH", path, {"spec": {"replicas": 0}}, content_type="application/merge-patch+json")
+    await cluster.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type="application/merge-patch+json")
