@@ -108,6 +108,19 @@ class Jobs:
         assert found is not None
         return base64.b64decode(found["data"][key])
 
+    def key_secret(self, name: str) -> str:
+        """Name of the Secret that the pods of this job mount for their key."""
+        stateful_set = self.get("StatefulSet", name, "apps/v1")
+        assert stateful_set is not None
+        volumes = stateful_set["spec"]["template"]["spec"]["volumes"]
+        return next(
+            v["secret"]["secretName"] for v in volumes if (v.get("secret") or {}).get("secretName", "").startswith(f"{name}-agents")
+        )
+
+    def key_of(self, name: str) -> bytes:
+        """The key of its agents, 64 hexadecimal digits."""
+        return self.secret(self.key_secret(name), "key")
+
 
 def prepare(api: dynamic.DynamicClient, namespace: str) -> Jobs:
     """The namespace with what jobs need in it."""

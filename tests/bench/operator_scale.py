@@ -304,7 +304,11 @@ class Played:
     async def _credentials(self, namespace: str, name: str) -> tuple[str, bytes]:
         if (namespace, name) not in self._tokens:
             pod = await self._cluster.get("Pod", namespace, f"{name}-0")
-            secret = await self._cluster.get("Secret", namespace, f"{name}-agents")
+            volumes = (await self._cluster.get("StatefulSet", namespace, name) or {})["spec"]["template"]["spec"]["volumes"]
+            named = next(
+                v["secret"]["secretName"] for v in volumes if v.get("secret", {}).get("secretName", "").startswith(f"{name}-agents")
+            )
+            secret = await self._cluster.get("Secret", namespace, named)
             assert pod is not None
             assert secret is not None
             bound = {"apiVersion": "v1", "kind": "Pod", "name": f"{name}-0", "uid": pod["metadata"]["uid"]}

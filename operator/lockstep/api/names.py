@@ -64,8 +64,9 @@ def service_name(job: str) -> str:
     return f"{job}-headless"
 
 
-def key_secret_name(job: str) -> str:
-    return f"{job}-agents"
+def key_secret_name(job: str, mark: str = "") -> str:
+    """Of the Secret with the key of a job's agents. `mark`: what only this job, and only its operator, would call it by; without an operator none."""
+    return f"{job}-agents" + (f"-{mark}" if mark else "")
 
 
 def run_name(job: str, run_hash: str) -> str:

@@ -67,6 +67,8 @@ class View:
     listening_since: float = 0.0
     """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
     place: Placing = field(default_factory=Placing)
+    made_anew: str = ""
+    """What of the operator's own was made anew since the pods were started."""
 
     @property
     def finished(self) -> bool:
@@ -102,7 +104,7 @@ def facts(view: View) -> dict[ConditionType, Fact]:
 def _accepted(view: View) -> Fact:
     if view.refusal is not None:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
-    return Fact(TRUE, Reason.ACCEPTED, "the job fits its profile")
+    return Fact(TRUE, Reason.ACCEPTED, f"the job fits its profile; {view.made_anew}" if view.made_anew else "the job fits its profile")
 
 
 def _suspended(view: View) -> Fact:
@@ -207,7 +209,8 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
         also = f"; {ready.message}" if ready.reason not in (scheduled.reason, Reason.PODS_NOT_SCHEDULED, *_ON_ITS_WAY) else ""
         return Fact(FALSE, scheduled.reason, scheduled.message + also)
     if is_silent(view):
-        return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs")
+        why = f"; {view.made_anew}" if view.made_anew else ""
+        return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs{why}")
     if restarting.status is TRUE:
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
     if ready.status is not TRUE and ready.reason != Reason.READY:

@@ -15,11 +15,12 @@ import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, run_name
+from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, key_secret_name, run_name
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext, run_proof
 from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.reasons import Reason
+from lockstep.plan.times import timestamp
 from lockstep_gang.contract import ContractError, parse_run
 
 
@@ -56,6 +57,25 @@ def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Ga
     if remembered is not None:
         return _known(observed, remembered.run, proven=remembered.proven)
     return Gang(trouble=_unknown(observed, hashes))
+
+
+def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) -> str:
+    """What of the operator's own was made anew since the pods were started, so that it can't check who reports, or they not whom they report to."""
+    reports_to = None if run is None or observed.at_zero else run.parsed.report
+    if run is None or reports_to is None or context.report is None:
+        return ""
+    if reports_to.ca_pem != context.report.ca_pem:
+        when = f" at {timestamp(context.authority_made)}" if context.authority_made else ""
+        text = f"the operator's certificate authority was made anew{when}, and these pods trust the earlier one only, so that no report arrives"
+        return f"{text}: {_mend(observed)}"
+    if context.key_secret and run.key_secret not in (context.key_secret, key_secret_name(observed.name)):
+        text = "the operator's key was made anew since these pods were started, so that their reports are taken by the token of their node 0 alone"
+        return f"{text}: {_mend(observed)}"
+    if context.is_unverified:
+        text = f"node 0 reports with another key than the operator put into Secret {run.key_secret}, so that its reports are refused"
+        where = f"-n {observed.namespace}"
+        return f"{text}: `lockstep stop {observed.name} {where}`, `kubectl delete secret {run.key_secret} {where}`, `lockstep resume {observed.name} {where}`"
+    return ""
 
 
 def _hashes(observed: Observed) -> Iterator[str]:

@@ -73,7 +73,7 @@ def _context(running: Frozen | None, uid: str | None) -> RenderContext:
     if running is None:
         return replace(PLAIN, owner_uid=owner)
     (agent,) = json.loads(running.template)["pod"]["spec"]["initContainers"]
-    return replace(PLAIN, owner_uid=owner, agent_image=agent["image"], report=parse_run(running.run).report)
+    return replace(PLAIN, owner_uid=owner, agent_image=agent["image"], report=parse_run(running.run).report, key_secret=running.key_secret)
 
 
 def _is_over(job: Object | None) -> bool:

@@ -17,7 +17,7 @@ from lockstep.plan.metadata import app_labels
 from lockstep.plan.pod import pod_template
 from lockstep.plan.resolve import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.run import build_run, pod_placement, report_target
-from lockstep.plan.storage import Claim, pod_claims, run_volume, shared_claims
+from lockstep.plan.storage import KEY_VOLUME, Claim, pod_claims, run_volume, shared_claims
 from lockstep.plan.template import fill
 from lockstep_gang.contract import ReportTarget, Run, parse_run, run_text
 
@@ -41,6 +41,12 @@ class RenderContext:
     report: ReportTarget | None = _PLAIN_REPORT
     listening_since: float = 0.0
     """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
+    key_secret: str = ""
+    """Name of the Secret with `key`; empty: the one that a job without an operator has."""
+    authority_made: float = 0.0
+    """When the authority of `report` was made, seconds since the epoch; 0: not known."""
+    is_unverified: bool = False
+    """The job's live node 0 has reported lately, and not with the key of `key_secret`."""
     run_key: str = ""
     """What frozen runs of this job are signed with; empty: they aren't."""
     remembered: GangRun | None = None
@@ -67,6 +73,12 @@ class Frozen:
     def parsed(self) -> Run:
         """run.json's content."""
         return parse_run(self.run)
+
+    @cached_property
+    def key_secret(self) -> str:
+        """Name of the Secret with the key of its agents."""
+        volumes = json.loads(self.template)["pod"]["spec"]["volumes"]
+        return next(str(volume["secret"]["secretName"]) for volume in volumes if volume["name"] == KEY_VOLUME)
 
     @cached_property
     def hash(self) -> str:
@@ -97,7 +109,7 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     """What the job would run with if it started from zero pods now. Raises Refused when that is too large to keep."""
     reports = context.report is not None
     template: Object = {
-        "pod": pod_template(resolved, context.agent_image, reports=reports),
+        "pod": pod_template(resolved, context.agent_image, context.key_secret or names.key_secret_name(resolved.name), reports=reports),
         "claims": [_claim_template(claim, app_labels(resolved)) for claim in pod_claims(resolved)],
     }
     if resolved.job.spec.queue_name is not None:
@@ -165,7 +177,7 @@ def _metadata(frozen: Frozen, name: str, owner: Object | None, annotations: dict
 
 def _secret(frozen: Frozen, owner: Object | None, key: str) -> Object:
     data = {names.KEY_KEY: b64encode(key.encode()).decode()}
-    return fill("secret", metadata=_metadata(frozen, names.key_secret_name(frozen.job), owner), data=data)
+    return fill("secret", metadata=_metadata(frozen, frozen.key_secret, owner), data=data)
 
 
 def _run_config_map(frozen: Frozen, owner: Object | None, proof: str) -> Object:

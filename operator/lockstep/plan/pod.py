@@ -23,8 +23,8 @@ AGENT_COMMAND = ["python3", "-m", "lockstep_gang.package", names.AGENT_PATH]
 AGENT_RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
-def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict[str, Any]:
-    """The pod template, without its frozen run's name; `reports` says whether there is an operator to report to."""
+def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, reports: bool) -> dict[str, Any]:
+    """The pod template, without its frozen run's name; `reports` says whether there is an operator to report to, `key_secret` which Secret has the key."""
     spec, profile = resolved.job.spec, resolved.profile.spec
     extra = spec.pod_template
     return fill(
@@ -59,7 +59,7 @@ def pod_template(resolved: Resolved, agent_image: str, *, reports: bool) -> dict
         resources=_resources(resolved),
         trainer_security=trainer_security_context(profile, resolved.transport),
         mounts=mounts(resolved, reports=reports),
-        volumes=pod_volumes(resolved, reports=reports),
+        volumes=pod_volumes(resolved, key_secret, reports=reports),
     )
 
 

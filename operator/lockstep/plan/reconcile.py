@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from lockstep.plan.accept import Accepted, accept, missing_service_account
 from lockstep.plan.conditions import SILENT_SECONDS, View, heard_until
 from lockstep.plan.events import Note, notes
-from lockstep.plan.frozenrun import Gang, gang
+from lockstep.plan.frozenrun import Gang, gang, made_anew
 from lockstep.plan.hold import held_until
 from lockstep.plan.interactive import is_stopped
 from lockstep.plan.layers import Notice
@@ -96,7 +96,8 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     if end.finished:
         create, apply = with_log(observed, received, create, apply)
     view = replace(_view(observed, received, decision, end, now), held_until=held, last_word=word, stopped=_stopped(observed, word, life))
-    view = replace(view, lost=lost, place=place, listening_since=context.listening_since)
+    anew = "" if end.finished else made_anew(observed, there.run, context)
+    view = replace(view, lost=lost, place=place, listening_since=context.listening_since, made_anew=anew)
     status = _status(view, decision, life)
     write, again = due(observed.status, status, now)
     looks = (

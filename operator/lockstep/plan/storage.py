@@ -73,12 +73,12 @@ def _volume_problems(volume: ExtraVolume | ProfileVolume, used: Counter[str], pa
     return problems
 
 
-def pod_volumes(resolved: Resolved, *, reports: bool) -> list[dict[str, Any]]:
+def pod_volumes(resolved: Resolved, key_secret: str, *, reports: bool) -> list[dict[str, Any]]:
     """Every volume of the pod but the frozen run's (`run_volume`), whose name is known only when all else is."""
     spec = resolved.profile.spec
     volumes: list[dict[str, Any]] = [
         {"name": AGENT_VOLUME, "emptyDir": {}},
-        {"name": KEY_VOLUME, "secret": {"secretName": names.key_secret_name(resolved.name), "defaultMode": KEY_MODE}},
+        {"name": KEY_VOLUME, "secret": {"secretName": key_secret, "defaultMode": KEY_MODE}},
         {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
         {"name": TMP_VOLUME, "emptyDir": {}},
     ]

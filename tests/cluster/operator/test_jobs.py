@@ -246,7 +246,9 @@ def test_a_job_deleted_and_created_again_under_its_name_works(jobs: Jobs) -> Non
     second = jobs.start("again")
     assert first["metadata"]["uid"] != second["metadata"]["uid"]
     jobs.until_running("again")
-    owners = [jobs.get(kind, name, api) for kind, name, api in (("StatefulSet", "again", "apps/v1"), ("Secret", "again-agents", "v1"))]
+    owners = [
+        jobs.get(kind, name, api) for kind, name, api in (("StatefulSet", "again", "apps/v1"), ("Secret", jobs.key_secret("again"), "v1"))
+    ]
     assert {o["metadata"]["ownerReferences"][0]["uid"] for o in owners if o} == {second["metadata"]["uid"]}
     jobs.end("again")
 

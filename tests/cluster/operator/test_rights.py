@@ -52,12 +52,12 @@ print(json.dumps([post(*message) for message in json.load(sys.stdin)]))
 MAY = [
     ("list", "trainingjobs.lockstep.dev"), ("watch", "clusterprofiles.lockstep.dev"), ("patch", "trainingjobs.lockstep.dev/status"),
     ("update", "trainingjobs.lockstep.dev/finalizers"), ("create", "statefulsets.apps"), ("delete", "statefulsets.apps"),
-    ("create", "secrets"), ("get", "secrets"), ("create", "persistentvolumeclaims"), ("delete", "configmaps"), ("list", "nodes"),
+    ("create", "secrets"), ("create", "persistentvolumeclaims"), ("delete", "configmaps"), ("list", "nodes"),
     ("watch", "pods"), ("delete", "pods"), ("create", "events"), ("delete", "trainingjobs.lockstep.dev"),
     ("create", "tokenreviews.authentication.k8s.io"), ("create", "subjectaccessreviews.authorization.k8s.io"), ("patch", "networkpolicies.networking.k8s.io"),
 ]  # fmt: skip
 MAY_NOT = [
-    ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"), ("delete", "secrets"), ("update", "secrets"), ("create", "pods"),
+    ("get", "secrets"), ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"), ("delete", "secrets"), ("update", "secrets"), ("create", "pods"),
 ("create", "pods/exec"), ("deletecollection", "pods"), ("patch", "pods"), ("create", "pods/eviction"), ("get", "pods/log"), ("delete", "persistentvolumeclaims"), ("patch", "persistentvolumeclaims"),
     ("create", "serviceaccounts"), ("create", "serviceaccounts/token"), ("patch", "nodes"), ("delete", "services"), ("create", "trainingjobs.lockstep.dev"),
     ("patch", "trainingjobs.lockstep.dev"), ("create", "namespaces"), ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
@@ -146,7 +146,7 @@ def speaker(jobs: Jobs, kubectl: Kubectl) -> Iterator[Speaker]:
     """A job that runs; nobody but the tests' messages and its own coordinator speak for it."""
     jobs.start("speaks")
     jobs.until_running("speaks")
-    key = parse_key(jobs.secret("speaks-agents", "key").decode())
+    key = parse_key(jobs.key_of("speaks").decode())
     yield Speaker(jobs, kubectl, jobs.job("speaks"), key)
     jobs.end("speaks")
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from lockstep.api.names import LABEL_JOB, REPORT_AUDIENCE, pod_name
 from lockstep.plan.observed import Object, Observed, owner_uid
+from lockstep.plan.storage import KEY_VOLUME
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.kinds import path_of
-from lockstep.platforms.kubernetes.secrets import job_key
+from lockstep.platforms.kubernetes.secrets import job_key, key_secret
 from lockstep_gang.contract import JOB_HEADER, SIGNATURE_HEADER, JobIdentity, Report, is_report_signature, parse_key
 
 POD_NAME_CLAIM = "authentication.kubernetes.io/pod-name"
@@ -94,8 +95,8 @@ def check_signature(master: bytes, job: JobIdentity, body: bytes, signature: str
 
 def check_job(claimed: JobIdentity, report: Report) -> None:
     """A job's key signs for that job only. Raises Refusal."""
-    if report.job != claimed:
-        raise Refusal(FORBIDDEN, f"report.job isn't the job that {JOB_HEADER} names")
+    if report.job != claimed or report.pod != pod_name(claimed.name, 0):
+        raise Refusal(FORBIDDEN, f"report.job isn't the job that {JOB_HEADER} names, or report.pod not its node 0")
 
 
 async def bearer_of(review: ReviewToken, authorization: str) -> Bearer:
@@ -118,13 +119,22 @@ def _bearer(user: Any) -> Bearer:
     return Bearer(parts[2], pod[0], uid[0])
 
 
-def check_node_zero(inventory: Inventory, bearer: Bearer, report: Report) -> Observed:
-    """What is seen of the job, when the bearer is the pod x-0 that lives now, made by the StatefulSet of the very job that the report is about. Raises Refusal."""
-    job = report.job
+def has_other_key(observed: Observed, master: bytes) -> bool:
+    """Whether the pods mount another Secret than this operator makes for the job: it was made with a key that was lost, or by an older version.
+
+    Then nothing but the token can prove who sends. Whoever can change what the StatefulSet mounts can make pods, and so has a node 0 anyway.
+    """
+    volumes = ((observed.stateful_set or {}).get("spec", {}).get("template", {}).get("spec", {}).get("volumes")) or []
+    names = [volume.get("secret", {}).get("secretName") for volume in volumes if volume.get("name") == KEY_VOLUME]
+    return bool(names) and names != [key_secret(master, observed.name, observed.uid)]
+
+
+def check_node_zero(inventory: Inventory, bearer: Bearer, job: JobIdentity) -> Observed:
+    """What is seen of the job, when the bearer is the pod x-0 that lives now, made by the StatefulSet of this very job. Raises Refusal."""
     observed = inventory.observed((job.namespace, job.name))
     if observed is None or observed.uid != job.uid:
         raise Refusal(FORBIDDEN, f"there is no job {job.namespace}/{job.name} of that uid")
-    if (bearer.namespace, bearer.pod) != (job.namespace, pod_name(job.name, 0)) or report.pod != bearer.pod:
+    if (bearer.namespace, bearer.pod) != (job.namespace, pod_name(job.name, 0)):
         raise Refusal(FORBIDDEN, f"only pod {pod_name(job.name, 0)} may report for job {job.namespace}/{job.name}")
     pod, stateful_set = inventory.pod(bearer.namespace, bearer.pod), observed.stateful_set
     if pod is None or pod["metadata"]["uid"] != bearer.pod_uid or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -61,11 +62,25 @@ def renew(old: Certificates, dns_names: tuple[str, ...], now: datetime) -> Certi
     return Certificates(old.ca_cert, old.ca_key, _pem(builder.sign(authority_key, hashes.SHA256())), _key_pem(key))
 
 
+def check(certificates: Certificates) -> None:
+    """Raises ValueError where one of the texts is not what it should be."""
+    for text in (certificates.ca_cert, certificates.tls_cert):
+        x509.load_pem_x509_certificate(text.encode())
+    for text in (certificates.ca_key, certificates.tls_key):
+        serialization.load_pem_private_key(text.encode(), password=None)
+
+
 def needs_renewal(certificates: Certificates, dns_names: tuple[str, ...], now: datetime) -> bool:
     """Whether it ends within 30 days or is for other names."""
     certificate = x509.load_pem_x509_certificate(certificates.tls_cert.encode())
     named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
     return certificate.not_valid_after_utc - now < timedelta(days=RENEW_DAYS) or set(named) != set(dns_names)
+
+
+@lru_cache(maxsize=1)
+def authority_made(certificates: Certificates) -> datetime:
+    """When the authority was made."""
+    return x509.load_pem_x509_certificate(certificates.ca_cert.encode()).not_valid_before_utc + _BACKDATE
 
 
 def service_names(service: str, namespace: str) -> tuple[str, ...]:

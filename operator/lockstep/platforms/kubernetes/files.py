@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import APP, CONTAINER, LABEL_MANAGED_BY, LABEL_NAME
+from lockstep.api.names import APP, CONTAINER, LABEL_MANAGED_BY, LABEL_NAME, key_secret_name
 from lockstep.plan.objects import claims
 from lockstep.plan.pod import pod_template
 from lockstep.plan.resolve import Resolved
@@ -54,7 +54,7 @@ class PodError(Failed):
 
 def files_pod(name: str, resolved: Resolved) -> dict[str, Any]:
     """A pod with the claims, rights and environment of the job's pods, which runs nothing and asks for no GPU."""
-    spec = pod_template(resolved, resolved.image, reports=False)["spec"]
+    spec = pod_template(resolved, resolved.image, key_secret_name(resolved.name), reports=False)["spec"]
     trainer = next(c for c in spec["containers"] if c["name"] == CONTAINER)
     own = {volume["name"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume or "emptyDir" in volume}
     return {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY, key_secret_name
+from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY
 from lockstep.plan.interactive import is_interactive, unused
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
@@ -130,7 +130,9 @@ class Inventory:
 
     def forget_secret(self, job: Key) -> None:
         """Secrets aren't watched: what is known of them is what was written."""
-        self._put("Secret", (job[0], key_secret_name(job[1])), None)
+        for kind, name in list(self._by_job.get(job, ())):
+            if kind == "Secret":
+                self._put(kind, (job[0], name), None)
 
     def _put(self, kind: str, key: Key, item: Kept | None) -> None:
         namespace, name = key

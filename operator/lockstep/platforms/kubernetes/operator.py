@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from lockstep.plan.reconcile import reconcile
 from lockstep.plan.run import report_target
 from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
-from lockstep.platforms.kubernetes.certificate import Certificates
+from lockstep.platforms.kubernetes.certificate import Certificates, authority_made
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
@@ -34,7 +35,7 @@ from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.queue import Key, WorkQueue
 from lockstep.platforms.kubernetes.remembered import RememberedRuns
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
-from lockstep.platforms.kubernetes.secrets import job_key, run_key
+from lockstep.platforms.kubernetes.secrets import job_key, key_secret, run_key
 from lockstep.platforms.kubernetes.settling import Settling
 from lockstep.platforms.kubernetes.watching import LIST_ITEMS, kopf_settings, registry
 
@@ -135,7 +136,7 @@ class Operator:
         observed = replace(observed, delivery=self.notifier.delivery(observed.uid))
         self.notifier.look(observed)
         self.metrics.count(observed, observed.status)
-        context = self._context(observed.uid)
+        context = self._context(observed)
         received = self.server.reports.of(observed.uid)
         plan = reconcile(observed, received, context, time.time())
         self.runs.see(observed.uid, plan.run)
@@ -158,7 +159,8 @@ class Operator:
             self.metrics.count(observed, plan.status)
         return OBSTACLE_SECONDS if obstacle is not None else plan.again_seconds
 
-    def _context(self, uid: str) -> RenderContext:
+    def _context(self, observed: Observed) -> RenderContext:
+        uid = observed.uid
         report = report_target(self.settings.report_url, self.tls.ca_cert)
         return RenderContext(
             self.settings.agent_image,
@@ -166,6 +168,9 @@ class Operator:
             uid,
             report,
             self.server.reports.since,
+            key_secret=key_secret(self.master, observed.name, uid),
+            authority_made=authority_made(self.tls).timestamp(),
+            is_unverified=self.server.reports.is_unverified(uid, time.time()),
             run_key=run_key(self.master, uid),
             remembered=self.runs.of(uid),
         )
@@ -243,6 +248,6 @@ class Operator:
 
 def lacks_secret(observed: Observed) -> bool:
     """The kubelet says that the job's Secret, made once and not watched, is gone."""
-    told = f'secret "{key_secret_name(observed.name)}" not found'
+    told = re.compile(rf'secret "{re.escape(key_secret_name(observed.name))}[-0-9a-f]*" not found')
     waiting = [pod for pod in observed.pods if not is_running(pod)]
-    return any(told in event.get("message", "") for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))
+    return any(told.search(event.get("message", "")) for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))

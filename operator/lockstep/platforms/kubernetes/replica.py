@@ -26,10 +26,10 @@ from lockstep.platforms.kubernetes.metrics_server import MetricsServer
 from lockstep.platforms.kubernetes.operator import Operator, Settings
 from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, tls_context
-from lockstep.platforms.kubernetes.secrets import certificates, master_key, publish_authority
+from lockstep.platforms.kubernetes.secrets import KEY_SECRET, UnusableSecret, certificates, master_key, publish_authority
 from lockstep_gang.contract import printable, printable_line
 
-CERTIFICATE_SECONDS = 600.0
+SECRETS_SECONDS = 600.0
 log = logging.getLogger("lockstep.operator")
 
 
@@ -44,6 +44,7 @@ class Replica:
         cluster.requested = metrics.requested
         self._metrics = MetricsServer(cluster, metrics.registry)
         self._operator = Operator(cluster.fenced(self._lease.check), settings, master, tls, standing=self._standing, metrics=metrics)
+        self._master = master
         self._tls_context = tls_context(tls)
 
     def _standing(self) -> Standing:
@@ -60,7 +61,7 @@ class Replica:
                 await stack.enter_async_context(metrics)
             ready(port)
             stop_on_signals(stop)
-            await first_of(self._give_way(stop), self._lead(stop), self._renew_certificate(), self._publish_authority())
+            await first_of(self._give_way(stop), self._lead(stop), self._keep_secrets_forever(), self._publish_authority())
 
     async def _give_way(self, stop: asyncio.Event) -> None:
         """Before anything is ended: kopf may take longer for that than a pod has. From the release on nothing is written."""
@@ -81,18 +82,35 @@ class Replica:
                 await publish_authority(self._cluster, self._settings.namespace, self._operator.tls.ca_cert)
             except (ApiError, OSError) as error:  # only who scrapes metrics looks there
                 log.warning("ConfigMap of the authority: %s", error)
-            await asyncio.sleep(CERTIFICATE_SECONDS)
+            await asyncio.sleep(SECRETS_SECONDS)
 
-    async def _renew_certificate(self) -> None:
-        names = service_names(OPERATOR_NAME, self._settings.namespace)
+    async def _keep_secrets_forever(self) -> None:
         while True:
-            await asyncio.sleep(CERTIFICATE_SECONDS)
+            await asyncio.sleep(SECRETS_SECONDS)
             try:
-                self._operator.tls = await certificates(self._cluster, self._settings.namespace, names, datetime.now(UTC))
-            except (ApiError, OSError) as error:  # another replica was faster, or the API server is away: the next time will do
-                log.warning("certificate: %s", error)
-                continue
-            load_certificate(self._tls_context, self._operator.tls)
+                await self.keep_secrets(datetime.now(UTC))
+            except (
+                ApiError,
+                OSError,
+                UnusableSecret,
+            ) as error:  # another replica was faster, or the API server is away: the next time will do
+                log.warning("the operator's own Secrets: %s", error)
+
+    async def keep_secrets(self, now: datetime) -> None:
+        """Renew the certificate in time, and write back what somebody has deleted: what is made anew is known to no running gang.
+
+        Raises ApiError, OSError, UnusableSecret; what this process uses stays as it is then.
+        """
+        namespace = self._settings.namespace
+        if await master_key(self._cluster, namespace, self._master) != self._master:
+            log.warning(
+                "Secret %s in namespace %s holds another key now: this process goes on with the one that it began with",
+                KEY_SECRET,
+                namespace,
+            )
+        names = service_names(OPERATOR_NAME, namespace)
+        self._operator.tls = await certificates(self._cluster, namespace, names, now, self._operator.tls)
+        load_certificate(self._tls_context, self._operator.tls)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
@@ -140,7 +158,7 @@ async def _main() -> None:
     stop = asyncio.Event()
     try:
         await serve(Settings.from_environment(dict(os.environ)), stop, lambda port: log.info("reports are taken on port %d", port))
-    except LeaseLost as error:
+    except (LeaseLost, UnusableSecret) as error:
         log.error("%s; the process ends and begins anew", error)
         sys.exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import ssl
 import tempfile
@@ -25,6 +26,7 @@ from lockstep.platforms.kubernetes.authenticate import (
     check_job,
     check_node_zero,
     check_signature,
+    has_other_key,
 )
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError
@@ -54,6 +56,9 @@ TURN_SECONDS = 5.0
 """For which a report waits for its job's turn; with the rest less than a coordinator waits for the reply."""
 SHARE = 0.1
 """Of the operator's time, for the reports of one job: a pod holds its job's key, and may send what it likes."""
+ASKED_SECONDS = 5.0
+UNVERIFIED_SECONDS = 120.0
+"""For which a report that was signed with another key is remembered: longer than a coordinator waits before it repeats it."""
 WRITTEN_SECONDS = 6.0
 """Less than a coordinator waits for the reply."""
 log = logging.getLogger(__name__)
@@ -66,6 +71,8 @@ class Reports:
     def __init__(self) -> None:
         self._newest: dict[str, ReceivedReport] = {}
         self._free_at: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, bytes]] = {}
+        self._unverified: dict[str, float] = {}
         self.since = time.time()
         """When this replica began to lead, and so to hear them."""
 
@@ -101,8 +108,35 @@ class Reports:
             now = time.monotonic()
             self._free_at[uid] = max(self._free_at.get(uid, 0.0), now) + (now - began) / SHARE
 
+    def may_ask(self, uid: str, token: str) -> bool:
+        """Whether the API server may be asked now for whom a token is that came with a report which the job's key didn't sign.
+
+        Everybody who reaches this port can send such reports: one question a job every `ASKED_SECONDS`, and one token that was found good.
+        """
+        asked, good = self._asked.get(uid, (-ASKED_SECONDS, b""))
+        now = time.monotonic()
+        if good == _digest(token):
+            return True
+        if now - asked < ASKED_SECONDS:
+            return False
+        self._asked[uid] = now, good
+        return True
+
+    def is_good(self, uid: str, token: str) -> None:
+        """The token is that of the job's live node 0."""
+        self._asked[uid] = self._asked.get(uid, (0.0, b""))[0], _digest(token)
+
+    def unverified(self, uid: str, now: float) -> None:
+        """The job's live node 0 has signed with a key that isn't the job's."""
+        self._unverified[uid] = now
+
+    def is_unverified(self, uid: str, now: float) -> bool:
+        return uid in self._unverified and now - self._unverified[uid] < UNVERIFIED_SECONDS
+
     def forget(self, uids: set[str]) -> None:
         """Keep the reports of these jobs only."""
+        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in uids}
+        self._unverified = {uid: at for uid, at in self._unverified.items() if uid in uids}
         self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
         self._free_at = {uid: until for uid, until in self._free_at.items() if uid in uids}
 
@@ -155,9 +189,9 @@ class ReportServer:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 job, body = await self._read(request)
-            check_signature(self.master, job, body, request.headers.get(SIGNATURE_HEADER, ""))
-            prove(request)
             standing = self.standing()
+            await self._check_sender(request, job, body, leads=standing.leads)
+            prove(request)
             return await self._take(request, job, body) if standing.leads else _elsewhere(standing.leader)
         except Refusal as refusal:
             log.info("report refused with %d: %s", refusal.status, refusal)
@@ -192,13 +226,29 @@ class ReportServer:
         limit = report_bytes_max(max(nodes, 1 if newest is None else len(newest.report.nodes)))
         return limit if has_header or not nodes else REPORT_BYTES_MAX
 
+    async def _check_sender(self, request: web.Request, job: JobIdentity, body: bytes, *, leads: bool) -> None:
+        """The job's key signs; where it was made by an operator whose key was lost, the token of its live node 0 has to do. Raises Refusal."""
+        try:
+            return check_signature(self.master, job, body, request.headers.get(SIGNATURE_HEADER, ""))
+        except Refusal:
+            token = request.headers.get("Authorization", "")
+            if not leads or not self.inventory.gang_size((job.namespace, job.name), job.uid) or not token:
+                raise
+            if not self.reports.may_ask(job.uid, token):
+                raise
+            observed = check_node_zero(self.inventory, await bearer_of(self.review, token), job)
+            self.reports.is_good(job.uid, token)
+            if not has_other_key(observed, self.master):
+                self.reports.unverified(job.uid, time.time())
+                raise
+
     async def _take(self, request: web.Request, job: JobIdentity, body: bytes) -> web.Response:
         await self.reports.turn(job.uid)
         with self.reports.taking_time(job.uid):
             report = parse_report(body)
         check_job(job, report)
         bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
-        observed = check_node_zero(self.inventory, bearer, report)
+        observed = check_node_zero(self.inventory, bearer, job)
         newest = self.reports.sequence(job.uid)
         if report.sequence <= newest:
             return web.json_response({"message": f"sequence must be greater than {newest}", "sequence": newest}, status=409)
@@ -226,6 +276,10 @@ async def _read_more(content: StreamReader, body: bytearray, size: int) -> None:
     """Until all is there, or more than `size` bytes."""
     while len(body) <= size and (chunk := await content.readany()):
         body += chunk
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
 
 
 def _elsewhere(leader: str | None) -> web.Response:
