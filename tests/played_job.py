@@ -115,6 +115,7 @@ class PlayedJob:
         if uid != self._zero:
             self.attempt += bool(self._zero)
             self._zero, self._leaves, self.nodes, self.preflight = uid, None, self._replicas(), None
+            self._key = None  # a new start may have another
         if _ends(zero) and self._leaves is None and (self.is_over or self._is_known_to_stop()):
             self._leaves = time.monotonic() + PATIENCE_SECONDS
             if not self.is_over:

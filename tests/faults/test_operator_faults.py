@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster_jobs import Jobs
 from fault_proxy import Fault
-from operator_faults import SCENARIOS, Rig, operator_process, rig_in, tell
-from played_job import JOB
+from lockstep.api.names import LABEL_JOB
+from operator_faults import SCENARIOS, SYSTEM, Rig, is_suspended, operator_process, rig_in, tell
+from played_job import JOB, PlayedJob
 
 WRITES_MAX = 60
 ALONE = os.environ.get("LOCKSTEP_FAULTS") == "all"
@@ -87,3 +89,95 @@ def test_deleting_a_job_needs_no_operator(rig: Rig) -> None:
         SCENARIOS["delete"].act(job)
         job.until("the job is gone", lambda: SCENARIOS["delete"].is_done(job))
     rig.operator.start()
+
+
+def run_of(job: PlayedJob) -> str:
+    return str(job.jobs.job(JOB)["status"]["run"]["name"])
+
+
+def relabel(job: PlayedJob, kind: str, name: str, api_version: str = "v1") -> None:
+    job.jobs.patch(kind, name, {"metadata": {"labels": {LABEL_JOB: None}}}, api_version)
+
+
+def has_label(job: PlayedJob, kind: str, name: str, api_version: str = "v1") -> bool:
+    return ((job.jobs.get(kind, name, api_version) or {"metadata": {}})["metadata"].get("labels") or {}).get(LABEL_JOB) == JOB
+
+
+OF_A_GANG = [
+    ("ConfigMap", "v1"), ("Service", "v1"), ("NetworkPolicy", "networking.k8s.io/v1"), ("StatefulSet", "apps/v1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "api_version"), OF_A_GANG)
+def test_an_object_of_a_running_gang_that_is_relabelled_or_deleted_comes_back_and_stops_no_pod(
+    rig: Rig, kind: str, api_version: str
+) -> None:
+    with rig.job() as job:
+        SCENARIOS["restart"].prepare(job)
+        name = {"ConfigMap": run_of(job), "Service": f"{JOB}-headless"}.get(kind, JOB)
+        pods, before = job.uids("Pod"), job.jobs.get(kind, name, api_version) or {}
+        relabel(job, kind, name, api_version)
+        job.until("it has its labels again", lambda: has_label(job, kind, name, api_version))
+        if kind != "StatefulSet":  # whoever deletes that asks for its pods to go
+            job.jobs.delete(kind, name, api_version)
+            job.until("it is there again", lambda: has_label(job, kind, name, api_version))
+        job.fail_and_start_again()
+        job.until("the gang is heard", job.runs)
+        after = job.jobs.get(kind, name, api_version) or {}
+        assert after.get("data") == before.get("data")
+        assert job.uids("Pod") == pods
+
+
+def test_a_gang_whose_frozen_run_is_lost_while_nobody_leads_runs_on_and_starts_anew_when_it_is_told_to(rig: Rig) -> None:
+    with rig.job() as job:
+        SCENARIOS["restart"].prepare(job)
+        pods, lost = job.uids("Pod"), run_of(job)
+        rig.operator.kill()
+        job.jobs.delete("ConfigMap", lost)
+        with operator_process({**rig.settings, "LOCKSTEP_AGENT_IMAGE": "agent:2"}, rig.folder):
+            job.until("status says so", lambda: job.jobs.condition(JOB, "Accepted").get("reason") == "FrozenRunLost")
+            job.fail_and_start_again()
+            job.until("the gang is heard", job.runs)
+            assert job.uids("Pod") == pods
+            job.jobs.change(JOB, suspend=True)
+            job.until("suspended", lambda: is_suspended(job))
+            assert job.jobs.job(JOB)["status"]["stop"]["save"] == "Saved"
+            job.jobs.change(JOB, suspend=False)
+            job.until("the new start runs", job.runs)
+            assert run_of(job) != lost
+        rig.operator.start()
+
+
+def test_a_frozen_run_that_somebody_else_wrote_is_not_obeyed(rig: Rig) -> None:
+    """Made while the job was suspended, by somebody who may write ConfigMaps: a pod template that is not the job's."""
+    with rig.job() as job:
+        SCENARIOS["resume"].prepare(job)
+        forged = job.jobs.get("ConfigMap", run_of(job)) or {}
+        true = dict(forged["data"])
+        forged["data"]["template.json"] = true["template.json"].replace("agent:1", "agent:bad")
+        forged["metadata"] = {key: forged["metadata"][key] for key in ("name", "labels", "ownerReferences", "annotations")}
+        job.jobs.delete("ConfigMap", forged["metadata"]["name"])
+        job.jobs.create(forged)
+        SCENARIOS["resume"].act(job)
+        job.until("resumed", job.runs)
+        assert (job.jobs.get("ConfigMap", run_of(job)) or {})["data"] == true
+        assert "agent:bad" not in str(job.jobs.get("StatefulSet", JOB, "apps/v1"))
+
+
+def test_a_gang_whose_operator_lost_its_key_is_heard_and_its_next_start_has_a_secret_of_the_new_one(rig: Rig) -> None:
+    with rig.job() as job:
+        SCENARIOS["restart"].prepare(job)
+        pods, before = job.uids("Pod"), job.jobs.key_secret(JOB)
+        rig.operator.kill()
+        Jobs(rig.api, SYSTEM).delete("Secret", "lockstep-operator-key")
+        rig.operator.start()
+        job.fail_and_start_again()
+        job.until("the gang is heard", lambda: job.runs() and job.jobs.job(JOB)["status"]["attempts"] == job.attempt)
+        assert "key was made anew" in job.jobs.condition(JOB, "Accepted")["message"]
+        assert job.uids("Pod") == pods
+        job.jobs.change(JOB, suspend=True)
+        job.until("suspended", lambda: is_suspended(job))
+        job.jobs.change(JOB, suspend=False)
+        job.until("it runs again", job.runs)
+        assert job.jobs.key_secret(JOB) != before
+        job.until("nothing is amiss", lambda: "made anew" not in job.jobs.condition(JOB, "Accepted")["message"])
