@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock
+.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -140,6 +140,12 @@ format: setup ## let ruff format and sort
 
 manifests: setup ## generate the CRDs and the reference pages from the models
 	@$(BIN)/python scripts/generate.py all
+
+sbom: setup ## write what the images and the command line bring along, as CycloneDX, into dist/sbom/
+	@$(BIN)/python scripts/supply.py sbom
+
+audit: setup ## look every locked package up in a database of known vulnerabilities (LOCKSTEP_OSV=URL of a mirror); exit code 3: it can't be reached
+	@$(BIN)/python scripts/supply.py audit
 
 lock: setup ## pin every dependency with hashes into requirements/*.lock
 	@$(BIN)/python scripts/lock.py

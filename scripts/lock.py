@@ -31,6 +31,7 @@ def main() -> int:
     compile_lock("-", "bootstrap.lock", stdin=UV + "\n")
     for extra in EXTRAS:
         compile_lock("pyproject.toml", f"{extra}.lock", "--extra", extra)
+    compile_lock("pyproject.toml", "audit.lock", "--extra", "audit")
     # In the trainer's image beside the trainer's packages: where both have one, it is the same.
     compile_lock("pyproject.toml", "editors.lock", "--extra", "editors", "--constraint", "requirements/train.lock")
     return 0

@@ -79,7 +79,7 @@ def test_an_image_runs_as_a_number_in_group_0_and_is_told_its_base(path: Path) -
     text = path.read_text()
     users = re.findall(r"^USER (.+)$", text, re.MULTILINE)
     assert re.fullmatch(r"[1-9]\d*:0", users[-1]) and set(users[:-1]) == {"0"}
-    assert re.search(r"^ARG BASE=\S+:(?!latest)\S+$", text, re.MULTILINE)
+    assert re.search(r"^ARG BASE=\S+:(?!latest)[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert "latest" not in text
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) <= {"${BASE}", "packages", "tools"}
 

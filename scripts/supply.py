@@ -1,0 +1,74 @@
+"""What the locks bring along: scripts/supply.py sbom | audit
+
+`sbom` writes a CycloneDX document for each lock that an image or a laptop is made of, into dist/sbom/. `audit` looks the same locks up in a database of
+known vulnerabilities, by default PyPI's (LOCKSTEP_OSV names another, of OSV's kind). Exit codes of audit: 0 nothing is known, 1 something is,
+3 the database can't be reached, so that nothing can be said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setup import REQUIREMENTS, ROOT, cache_root, packages
+
+LOCKS = ("operator", "train", "editors", "cli", "bootstrap")
+SBOM = ROOT / "dist" / "sbom"
+CLEAN, VULNERABLE, UNKNOWN = 0, 1, 3
+SPEC = "1.6"
+"""CycloneDX's version: https://cyclonedx.org/docs/1.6/json/."""
+
+
+def tool(name: str) -> str:
+    return str(packages("audit", cache_root()) / "bin" / name)
+
+
+def sbom(folder: Path) -> list[Path]:
+    """Write `<lock>.cdx.json` for every lock: each package with its version, purl and hashes. The same locks give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program, written = tool("cyclonedx-py"), []
+    for lock in LOCKS:
+        path = folder / f"{lock}.cdx.json"
+        command = [program, "requirements", "--output-reproducible", "--spec-version", SPEC, "--of", "JSON", "-o", str(path)]
+        subprocess.run([*command, str(REQUIREMENTS / f"{lock}.lock")], check=True)
+        written.append(path)
+    return written
+
+
+def audit() -> int:
+    """Print what is known of each lock's packages; see the module for the exit code."""
+    program, worst = tool("pip-audit"), CLEAN
+    service = ["--vulnerability-service", "osv", "--osv-url", url] if (url := os.environ.get("LOCKSTEP_OSV")) else []
+    for lock in LOCKS:
+        path = REQUIREMENTS / f"{lock}.lock"
+        command = [program, "--require-hashes", "--disable-pip", "--progress-spinner", "off", *service, "-r", str(path)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        print(f"== {path.relative_to(ROOT)}\n{ended.stdout}", end="")
+        if ended.returncode != 0 and "known vulnerabilit" not in ended.stderr:
+            reason = (ended.stderr.strip().splitlines() or ["no reason was given"])[-1]
+            print(
+                f"audit: {lock}.lock was not looked up, because the database can't be reached: {reason}; "
+                "run `make audit` where it can, or name a mirror of OSV by LOCKSTEP_OSV",
+                file=sys.stderr,
+            )
+            return UNKNOWN
+        print(ended.stderr, end="", file=sys.stderr)
+        worst = max(worst, VULNERABLE if ended.returncode else CLEAN)
+    return worst
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sbom", "audit"])
+    if parser.parse_args().what == "audit":
+        return audit()
+    for path in sbom(SBOM):
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
