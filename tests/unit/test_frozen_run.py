@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.remembered import RememberedRuns
 from lockstep.platforms.kubernetes.secrets import job_key, run_key
+from lockstep_gang.contract import State
 from unit.test_reconcile import CONTEXT, NOW, UID, after, condition, fresh, pod, report, settled, stored
 
 SIGNING = replace(CONTEXT, run_key=run_key(b"m" * 32, UID))
@@ -330,6 +332,44 @@ def test_runs_are_remembered_as_long_as_pods_are_there() -> None:
         runs.see("u", run)
         forget()
         assert runs.of("u") is None
+
+
+def test_a_very_large_run_is_not_remembered_so_that_memory_stays_bounded() -> None:
+    runs, run = RememberedRuns(), run_of(gang())
+    noise = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(10_000))
+    runs.see("u", GangRun(run, proven=True))
+    runs.see("u", GangRun(replace(run, template=noise), proven=True))
+    assert runs.of("u") is None
+
+
+def test_the_last_lines_of_a_job_decide_nothing_whoever_deletes_or_writes_them() -> None:
+    ended = report(State.COMPLETE, ready=0, log=("the end",))
+    observed = gang()
+    observed = replace(after(observed, reconcile(observed, ended, SIGNING, NOW)), pods=())
+    assert ("ConfigMap", "x-log") in observed.objects
+    left = {key: item for key, item in observed.objects.items() if key[1] != "x-log"}
+    other = {
+        **observed.objects,
+        ("ConfigMap", "x-log"): {**observed.objects["ConfigMap", "x-log"], "data": {"node-0.log": "never happened"}},
+    }
+    for objects in (left, other):
+        changed = replace(observed, objects=objects)
+        assert (plan := reconcile(changed, None, SIGNING, NOW + 60)).status is None
+        assert (plan.create, plan.apply, plan.delete) == ((), (), ())
+        heard = reconcile(changed, ended, SIGNING, NOW + 60)
+        assert [item["data"] for item in (*heard.create, *heard.apply)] == [{"node-0.log": "the end\n"}]
+
+
+def test_what_somebody_writes_into_a_status_ends_his_own_job_at_most_and_changes_no_template() -> None:
+    """Who may write a job's status may end the job as well; no other object, and no pod template, follows from it."""
+    observed = gang()
+    told = [{**c, "status": "True"} if c["type"] == "Complete" else c for c in observed.status["conditions"]]
+    status = {**observed.status, "conditions": told, "run": {"name": "x-run-another", "pending": False}}
+    plan = reconcile(replace(observed, job={**observed.job, "status": status}), report(), SIGNING, NOW + 5)
+    (applied,) = plan.apply
+    before = observed.objects["StatefulSet", "x"]
+    assert applied["spec"] == {**before["spec"], "replicas": 0}
+    assert (plan.create, plan.delete) == ((), ())
 
 
 def test_a_run_key_is_neither_the_job_s_key_nor_another_job_s() -> None:

@@ -13,6 +13,8 @@ from lockstep.plan.observed import Object, Observed
 from lockstep.platforms.kubernetes.queue import Key
 from lockstep_gang.contract import Fact
 
+RUN_BYTES_MAX = 32 * 1024
+"""Compressed; most have 3 KB. Jobs of a megabyte each are no reason to remember as much of all of them."""
 KEPT_SECONDS = 3600.0
 KEPT_MAX = 256
 """Of one job."""
@@ -21,7 +23,7 @@ KEPT_MAX = 256
 class RememberedRuns:
     """The frozen run of every job that has pods, by the job's uid: its ConfigMap can be deleted by anybody, and its gang needs it to start again.
 
-    In memory only, as compressed text. The next leader reads the ConfigMaps.
+    In memory only, as compressed text; not of a job with a very large one. The next leader reads the ConfigMaps.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,10 @@ class RememberedRuns:
         if run is None:
             self._of.pop(uid, None)
         elif self._of.get(uid, ("", False))[:2] != (run.run.hash, run.proven):
-            self._of[uid] = run.run.hash, run.proven, zlib.compress(json.dumps(astuple(run.run)).encode(), 1)
+            text = zlib.compress(json.dumps(astuple(run.run)).encode(), 1)
+            self._of.pop(uid, None)
+            if len(text) <= RUN_BYTES_MAX:
+                self._of[uid] = run.run.hash, run.proven, text
 
     def forget(self, uids: set[str]) -> None:
         """Keep those of these jobs only."""
