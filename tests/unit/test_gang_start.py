@@ -29,8 +29,14 @@ def waiting(**changes: Any) -> Story:
     return story.hears(0, hello(0))
 
 
+def told(story: Story, *reasons: str) -> Story:
+    """The operator's answer: why node 1's pod doesn't run; without a reason it has a node, and runs."""
+    story.gang = heard(story.gang, [Fact(FactType.WAITING, 1, "x-1", reason) for reason in reasons], story.now)
+    return story.decide()
+
+
 def test_a_node_that_never_comes_fails_the_job_when_the_time_is_over_and_not_before() -> None:
-    story = waiting()
+    story = told(waiting())
     assert story.wake_at == story.now + 600
     assert story.waits(599).gang.phase is Phase.WAITING
     story.waits(1)
@@ -46,12 +52,6 @@ def test_the_line_names_the_pod_and_what_it_waits_for() -> None:
     story.gang = replace(story.gang, facts=Facts((Fact(FactType.WAITING, 1, "x-1", "ImagePulling"),)))
     assert story.report.message == "waiting for node 1 of 2: x-1 (ImagePulling)"
     assert waiting(addresses=("127.0.0.1", "127.0.0.1")).report.message == "waiting for node 1 of 2"
-
-
-def told(story: Story, *reasons: str) -> Story:
-    """The operator's answer: why node 1's pod doesn't run."""
-    story.gang = heard(story.gang, [Fact(FactType.WAITING, 1, "x-1", reason) for reason in reasons], story.now)
-    return story.decide()
 
 
 @pytest.mark.parametrize("reason", ["Unschedulable", "Scheduling", "NotCreated"])
@@ -70,19 +70,28 @@ def test_a_node_whose_pod_has_room_and_does_not_come_up_is_given_up(reason: str)
     assert told(waiting(), reason).waits(600).report.state is State.FAILED
 
 
-def test_what_the_operator_said_before_a_node_was_here_says_nothing_of_its_loss() -> None:
-    story = told(waiting(restart=RestartPolicy(3, 0)), "Unschedulable").hears(1, hello(1)).waits(5)
+def test_a_node_of_which_nobody_says_that_there_is_room_for_it_is_waited_for() -> None:
+    """Without an operator `lockstep run` looks at its pod, or its process; with one that is away, nobody does."""
+    story = waiting()
+    assert story.wake_at is None
+    assert story.waits(10**6).gang.phase is Phase.WAITING
+    assert told(story).waits(600).report.state is State.FAILED
+
+
+@pytest.mark.parametrize("reasons", [(), ("Unschedulable",)], ids=["runs", "waits"])
+def test_what_the_operator_said_before_a_node_was_here_says_nothing_of_its_loss(reasons: tuple[str, ...]) -> None:
+    story = told(waiting(restart=RestartPolicy(3, 0)), *reasons).hears(1, hello(1)).waits(5)
     story.loses(1).waits(6).exits(0, None, signal="SIGKILL", ordered=True)
     all_stopped(story)
-    assert story.gang.phase is Phase.WAITING
-    assert story.waits(600).report.state is State.FAILED
+    assert story.waits(10**6).gang.phase is Phase.WAITING
+    assert told(story).waits(600).report.state is State.FAILED
 
 
 def test_the_time_begins_anew_once_all_nodes_were_here() -> None:
     story = waiting(restart=RestartPolicy(3, 0)).waits(500).hears(1, hello(1)).waits(500)
     story.hears(1, Leaving()).exits(0, 75, ordered=True).exits(1, 75, ordered=True)
     all_stopped(story)
-    assert story.gang.phase is Phase.WAITING
+    assert told(story).gang.phase is Phase.WAITING
     assert story.waits(599).gang.phase is Phase.WAITING
     assert story.waits(1).report.state is State.FAILED
 

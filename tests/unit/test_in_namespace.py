@@ -208,6 +208,19 @@ def test_a_run_that_holds_part_of_its_nodes_lets_go_and_tries_again(quick: pytes
     assert "let go of 1 of 2 nodes so that another job can run; tries again at " in told
 
 
+def test_a_run_whose_pods_have_nodes_and_do_not_come_up_is_given_up(quick: pytest.MonkeyPatch) -> None:
+    pulling = node(1, {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}})
+    server, said = Namespace(ran(), (node(0, RUNS), node(1, None)), (node(0, RUNS), pulling)), list[str]()
+    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    quick.setattr(in_namespace, "DRAIN_SECONDS", 0.001)
+    began = server.now
+    assert asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), said.append), 20)) == 1
+    assert 1800 <= server.now - began <= 1860
+    assert "x-1: image" in said[-2]
+    assert said[-1] == "lockstep: given up: all pods have nodes, and did not come up within the 1800 s of startTimeoutSeconds"
+    assert server.scaled == []
+
+
 def test_a_run_that_somebody_scales_to_zero_stays_there(quick: pytest.MonkeyPatch) -> None:
     server = Namespace(ran(), ())
     server.items["StatefulSet", "x"]["spec"]["replicas"] = 0

@@ -41,7 +41,7 @@ class Wait:
     attempt: int = 0
     since: float = 0.0
     unplaced: bool = False
-    """A node that is waited for has no room in the cluster: this time isn't the start's."""
+    """A node that is waited for may have no room in the cluster: this time isn't the start's."""
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,13 @@ def absent_nodes(gang: Gang) -> list[int]:
 
 
 def unplaced_nodes(gang: Gang) -> list[int]:
-    """Absent nodes whose pod has no room in the cluster, by what the operator has said since they were last here."""
+    """Absent nodes that nobody says the cluster has room for: the operator says that it has none, or has said nothing since they were last here.
+
+    Without an operator that is every absent node: `lockstep run` sees their pods, or their agents.
+    """
     waiting = {fact.node for fact in gang.facts.told if fact.type is FactType.WAITING and fact.reason in _UNPLACED}
-    return [index for index in absent_nodes(gang) if index in waiting and gang.facts.heard_at >= (gang.nodes[index].closed_at or 0.0)]
+    heard_at = gang.facts.heard_at
+    return [index for index in absent_nodes(gang) if index in waiting or not heard_at or heard_at < (gang.nodes[index].closed_at or 0.0)]
 
 
 def missing_ranks(gang: Gang) -> list[int]:
@@ -57,7 +61,7 @@ def timed(gang: Gang, now: float) -> Gang:
 
 def start_deadline(gang: Gang, run: Run) -> float | None:
     if gang.wait.unplaced:
-        return None  # the operator sees to it that what is held meanwhile isn't held for ever
+        return None  # the operator, or who has typed `lockstep run`, sees to it that what is held meanwhile isn't held for ever
     if run.interactive is not None and gang.wait.what == "nodes":
         return None  # whoever waits in a dev environment can give up, and if nobody does, its idle time ends
     return gang.wait.since + run.timeouts.start_seconds if gang.wait.what else None

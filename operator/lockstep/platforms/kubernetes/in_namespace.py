@@ -23,8 +23,10 @@ from lockstep.plan.conditions import Fact, View, pods_scheduled, progressing, ra
 from lockstep.plan.objects import claims, thaw
 from lockstep.plan.observed import Object, Observed, is_terminating, owner_uid
 from lockstep.plan.placing import Placing, placing
+from lockstep.plan.pods import is_scheduled
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import Earlier
+from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
 from lockstep.platforms.kubernetes.kinds import path_of
@@ -210,11 +212,13 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
     relaying = asyncio.create_task(log.follow())
     told = ""
     status: Object = {}
+    begun: float | None = None
     try:
         while True:
-            observed = await _observe(cluster, run, status)
-            place = placing(observed, time.time())
-            ended = None if place.lets_go else _verdict(observed)
+            observed, now = await _observe(cluster, run, status), time.time()
+            place = placing(observed, now)
+            begun = (begun or now) if _comes_up(observed) else None
+            ended = None if place.lets_go else _verdict(observed) or _given_up(run, begun, now, say)
             if ended is not None:
                 break
             await _follow_placing(cluster, run, observed, place)
@@ -281,6 +285,21 @@ def _verdict(observed: Observed) -> _End | None:
             if code in _VERDICTS and not (replaced and code == SAVED):
                 return _End(int(code), state == "lastState")
     return None
+
+
+def _comes_up(observed: Observed) -> bool:
+    """All pods have nodes, and some don't run yet: no more room is waited for."""
+    there = len(observed.pods) >= observed.replicas > 0 and all(map(is_scheduled, observed.pods))
+    return there and not all(map(is_running, observed.pods))
+
+
+def _given_up(run: Run, begun: float | None, now: float, say: Say) -> _End | None:
+    """Nobody tells node 0 what becomes of the other nodes' pods, so that it waits for them for ever."""
+    seconds = run.frozen.parsed.timeouts.start_seconds
+    if begun is None or now - begun < seconds:
+        return None
+    say(f"lockstep: given up: all pods have nodes, and did not come up within the {seconds} s of startTimeoutSeconds")
+    return _End(FAILED, restarted=False)
 
 
 def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
