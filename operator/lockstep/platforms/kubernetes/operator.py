@@ -170,7 +170,7 @@ class Operator:
             self.server.reports.since,
             key_secret=key_secret(self.master, observed.name, uid),
             authority_made=authority_made(self.tls).timestamp(),
-            is_unverified=self.server.reports.is_unverified(uid, time.time()),
+            is_unverified=self.server.reports.is_unverified(uid),
             run_key=run_key(self.master, uid),
             remembered=self.runs.of(uid),
         )
@@ -224,8 +224,8 @@ class Operator:
 
     async def run(self, watching: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
-        self.server.reports.since = time.time()
         await patiently("the first list", self.resync)
+        self.server.reports.since = time.time()  # no report is taken before; where the list takes a minute, that is no gang's silence
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(watching))
             group.create_task(self.queue.run())

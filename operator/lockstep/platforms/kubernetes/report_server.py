@@ -126,12 +126,13 @@ class Reports:
         """The token is that of the job's live node 0."""
         self._asked[uid] = self._asked.get(uid, (0.0, b""))[0], _digest(token)
 
-    def unverified(self, uid: str, now: float) -> None:
+    def unverified(self, uid: str) -> None:
         """The job's live node 0 has signed with a key that isn't the job's."""
-        self._unverified[uid] = now
+        self._unverified[uid] = time.monotonic()
 
-    def is_unverified(self, uid: str, now: float) -> bool:
-        return uid in self._unverified and now - self._unverified[uid] < UNVERIFIED_SECONDS
+    def is_unverified(self, uid: str) -> bool:
+        """Whether that was lately."""
+        return uid in self._unverified and time.monotonic() - self._unverified[uid] < UNVERIFIED_SECONDS
 
     def forget(self, uids: set[str]) -> None:
         """Keep the reports of these jobs only."""
@@ -239,7 +240,7 @@ class ReportServer:
             observed = check_node_zero(self.inventory, await bearer_of(self.review, token), job)
             self.reports.is_good(job.uid, token)
             if not has_other_key(observed, self.master):
-                self.reports.unverified(job.uid, time.time())
+                self.reports.unverified(job.uid)
                 raise
 
     async def _take(self, request: web.Request, job: JobIdentity, body: bytes) -> web.Response:
