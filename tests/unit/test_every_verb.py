@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -18,9 +19,11 @@ from typing import Any
 import click
 import pytest
 import typer
+import yaml
 
-from api_stub import ApiStub, kubeconfig, served
+from api_stub import ALWAYS, ApiStub, kubeconfig, served
 from lockstep.cli import main as entry
+from lockstep.platforms.kubernetes.kinds import KINDS
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 ON_THIS_MACHINE = (
@@ -170,3 +173,171 @@ def test_a_job_that_is_not_there_is_told_with_the_namespace_that_was_looked_in(
     told = capsys.readouterr()
     assert code == USAGE, told
     assert "there is no TrainingJob x in namespace team: there is none at all; -n names another namespace" in told.err
+
+
+HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200f\u061c\u2028\x9b1;1H\x7f\r\nINJECTED: the job is Complete\nINJECTED too"
+ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+OUTPUTS = {
+    "": ["get", "describe", "events", "why", "top", "logs"],
+    "json": ["get", "why", "top"],
+    "yaml": ["get"],
+    "wide": ["get"],
+    "name": ["get"],
+}
+MOMENT = "2026-01-01T00:00:00Z"
+
+
+def hostile_job(name: str = "x") -> dict[str, Any]:
+    """All that its owner, its script, its pods or a forger may have written there."""
+    conditions = [
+        {"type": kind, "status": status, "reason": HOSTILE if kind == "Progressing" else "RanksFailed", "message": HOSTILE, "lastTransitionTime": MOMENT}
+        for kind, status in (("Accepted", "False"), ("PodsScheduled", "False"), ("RanksReady", "False"), ("FabricVerified", "False"), ("Progressing", "False"), ("Suspended", "True"), ("Failed", "True"))
+    ]  # fmt: skip
+    failure = {
+        "cause": HOSTILE,
+        "message": HOSTILE,
+        "rank": 0,
+        "node": 0,
+        "nodeName": HOSTILE,
+        "exception": HOSTILE,
+        "lastLines": [HOSTILE],
+        "stacks": HOSTILE,
+    }
+    restart = {"attempt": 1, "time": MOMENT, "cause": HOSTILE, "message": HOSTILE, "lostSteps": 1, "downtimeSeconds": 2, "counts": True}
+    trainer = {
+        "activity": HOSTILE,
+        "step": 1,
+        "totalSteps": 2,
+        "metrics": [{"name": HOSTILE, "value": HOSTILE}, {"name": "loss", "value": HOSTILE}],
+    }
+    return {
+        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "team", "uid": "u", "resourceVersion": "1", "creationTimestamp": MOMENT, "annotations": {"a": HOSTILE}},
+        "spec": {"clusterProfileName": HOSTILE, "nodes": 1, "script": {"path": HOSTILE, "args": [HOSTILE]}},
+        "status": {
+            "conditions": conditions, "failure": failure, "restartHistory": [restart], "restarts": 1, "attempts": 2, "trainer": trainer, "nodes": 1,
+            "ranks": {"desired": 1, "ready": 0}, "profile": {"name": HOSTILE, "transport": HOSTILE}, "result": {"adapter": HOSTILE, "evalLossBefore": HOSTILE},
+            "checkpoint": {"lastCommittedStep": 1, "lastCommitTime": MOMENT, "path": HOSTILE}, "notification": {"message": HOSTILE}, "startTime": MOMENT,
+            "fabric": {"transport": HOSTILE, "uses": HOSTILE}, "excludedNodes": [{"name": HOSTILE, "time": MOMENT, "message": HOSTILE}],
+            "stop": {"attempt": 2, "message": HOSTILE, "reason": HOSTILE},
+        },
+    }  # fmt: skip
+
+
+def hostile_objects() -> dict[str, list[dict[str, Any]]]:
+    waiting = {
+        "name": "trainer",
+        "ready": False,
+        "restartCount": 1,
+        "state": {"waiting": {"reason": HOSTILE, "message": HOSTILE}},
+        "lastState": {"terminated": {"exitCode": 1, "reason": HOSTILE, "message": HOSTILE}},
+    }
+    pod = {
+        "metadata": {"name": "x-0", "namespace": "team", "uid": "p", "labels": {"lockstep.dev/job": "x"}},
+        "spec": {"nodeName": HOSTILE, "containers": [{"name": "trainer", "image": HOSTILE}], "volumes": []},
+        "status": {
+            "phase": "Pending",
+            "containerStatuses": [waiting],
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": HOSTILE}],
+        },
+    }
+    event = {
+        "metadata": {"name": "e", "namespace": "team", "uid": "e"},
+        "involvedObject": {"kind": "Pod", "name": "x-0", "uid": "p"},
+        "type": "Warning",
+        "reason": HOSTILE,
+        "message": HOSTILE,
+        "lastTimestamp": MOMENT,
+    }
+    node = {
+        "metadata": {"name": HOSTILE, "uid": "n", "labels": {HOSTILE: HOSTILE}},
+        "spec": {"taints": [{"key": HOSTILE, "value": HOSTILE, "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"},
+            "conditions": [{"type": "Ready", "status": "False", "reason": HOSTILE, "message": HOSTILE}],
+            "nodeInfo": {"kubeletVersion": HOSTILE},
+        },
+    }
+    claim = {
+        "metadata": {"name": HOSTILE, "namespace": "team", "uid": "c"},
+        "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": HOSTILE},
+        "status": {"phase": HOSTILE},
+    }
+    storage = {"metadata": {"name": HOSTILE, "uid": "s"}, "provisioner": HOSTILE, "volumeBindingMode": "Immediate"}
+    template = {"spec": {"containers": [{"name": "trainer", "image": HOSTILE, "volumeMounts": []}], "volumes": []}}
+    stateful_set = {"metadata": {"name": "x", "namespace": "team", "uid": "t"}, "spec": {"template": template, "volumeClaimTemplates": []}}
+    profile = {"metadata": {"name": "local", "uid": "f", "annotations": {"a": HOSTILE}}, "spec": {"notes": HOSTILE}}
+    return {"trainingjobs": [hostile_job()], "statefulsets": [stateful_set], "pods": [pod], "events": [event], "nodes": [node], "persistentvolumeclaims": [claim], "storageclasses": [storage], "clusterprofiles": [profile]}  # fmt: skip
+
+
+class HostileStub(ApiStub):
+    """A cluster in which every text that somebody else may write is hostile, and so are its refusals."""
+
+    refuses = False
+    often = 0
+    """Whoever asks for the same so many times waits for what never comes, and gets a Ctrl-C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = threading.Event()
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:  # noqa: PLR0911 (one return a kind of answer)
+        plural, parts = self.plural(path), path.strip("/").split("/")
+        refusal = {"kind": "Status", "status": "Failure", "reason": "Invalid", "message": HOSTILE, "code": 422}
+        if self.often and [(method, path)] * self.often == [asked[:2] for asked in self.asked if asked[:2] == (method, path)]:
+            os.kill(os.getpid(), signal.SIGINT)
+            self.ended.wait(30)
+        if path in ALWAYS:
+            return 200, ALWAYS[path]
+        if self.refuses or (method in ("POST", "PATCH") and plural not in ("selfsubjectaccessreviews", "trainingjobs")):
+            return 422, refusal
+        if plural == "selfsubjectaccessreviews":
+            return 201, {"status": {"allowed": True, "reason": HOSTILE}}
+        known = hostile_objects().get(plural)
+        if path.endswith("/log"):
+            return 200, f"{MOMENT} [rank 0] {HOSTILE}\n[lockstep] rank 0 on node 0 exited with 1\n"
+        if known is None or method == "DELETE":
+            return super().answer(method, path, body)
+        if parts[-1] == plural:
+            return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": known}
+        named = [item for item in known if item["metadata"]["name"] == parts[-1]]
+        kind = next(kind for kind, known in KINDS.items() if known.plural == plural)
+        return (200, {"kind": kind, **named[0]}) if named else (404, refusal | {"code": 404, "reason": "NotFound"})
+
+
+def check_harmless(told: Any, *, lines: bool = True) -> None:
+    for text in (told.out, told.err):
+        assert ACTS.search(text) is None, text
+        assert not lines or not any(line.lstrip().startswith("INJECTED") for line in text.splitlines()), text
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("name", REMOTE)
+def test_no_text_of_a_cluster_acts_on_the_terminal(
+    name: str, refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = HostileStub()
+    stub.refuses, stub.often = refuses, 4
+    with served(stub, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        run(monkeypatch, arguments(name, tmp_path))
+        stub.ended.set()
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err
+    check_harmless(told)
+
+
+@pytest.mark.parametrize(("output", "name"), [(output, name) for output, names in OUTPUTS.items() for name in names])
+def test_every_form_of_what_is_known_of_a_job_is_harmless_and_can_be_read(
+    output: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(HostileStub(), tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        run(monkeypatch, [name, "x", "-n", "team", *(["-o", output] if output else []), *(["--context", "c"])])
+    told = capsys.readouterr()
+    check_harmless(told)
+    if output in ("json", "yaml"):
+        document = yaml.safe_load(told.out) if output == "yaml" else json.loads(told.out)
+        assert name != "get" or document == hostile_job(), "the values are as they were"
+    elif output != "name":
+        assert "evil\\x1b]0;owned\\x07" in told.out, "it is seen that there was something"

@@ -20,6 +20,8 @@ ASKED = ("index", "name", "memory.used", "memory.total", "utilization.gpu", "tem
 COLUMNS = ("POD", "GPU", "NAME", "USED MiB", "TOTAL MiB", "LOAD %", "°C", "DRIVER")
 NODE_COLUMNS = ("NODE", "GPUS", "NAME", "TOTAL MiB", "")
 SECONDS = 30.0
+GPUS_MAX = 64
+"""Of a node."""
 
 
 def gpus(
@@ -67,7 +69,10 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
                 text = (await output_of(connection, place, command, seconds=SECONDS)).decode(errors="replace")
             except ProgramFailed as error:
                 return str(error)
-            return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+            rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+            if any(len(cells) != len(ASKED) for cells in rows[:GPUS_MAX]):
+                return f"nvidia-smi of pod {place.pod} says {text[:100]!r}, which is no table of GPUs"
+            return rows[:GPUS_MAX]
 
         places = [place for _, place in sorted(pods.items())]
         return dict(zip([place.pod for place in places], await asyncio.gather(*map(ask, places)), strict=True))

@@ -102,13 +102,15 @@ def _before(job: Object) -> int:
 async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
     from dataclasses import replace
 
-    from lockstep.plan.logs import error_lines, rank_failures
+    from lockstep.plan.logs import RankFailures, error_lines
     from lockstep.platforms.kubernetes.logs import lines
 
-    found = rank_failures([line async for line in lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say)])
+    failures = RankFailures()
+    async for line in lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say):
+        failures.add(line)
     failure = {} if wanted.attempt is not None else job.get("status", {}).get("failure") or {}
     of_it = "" if wanted.attempt is None else f" in attempt {wanted.attempt}"
-    put(*(list(error_lines(failure, found)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
+    put(*(list(error_lines(failure, failures.found)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
     return 0
 
 

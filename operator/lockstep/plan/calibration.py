@@ -64,8 +64,12 @@ def point_in(line: str) -> Point | None:
     _, mark, text = line.partition(SWEEP_POINT)
     if not mark:
         return None
-    said = json.loads(text)
-    return Point(int(said["bytes"]), int(said["microseconds"]), int(said["ranks"]))
+    try:
+        said = json.loads(text)
+        point = Point(int(said["bytes"]), int(said["microseconds"]), int(said["ranks"]))
+    except (ValueError, KeyError, TypeError, RecursionError):  # (somebody else's line)
+        return None
+    return point if min(point.bytes, point.microseconds, point.ranks) > 0 else None
 
 
 def is_done(line: str) -> bool:

@@ -13,11 +13,13 @@ from lockstep.api.errors import ConfigError
 Object = dict[str, Any]
 LAST_LINES = 20
 SHOWN_RANKS = 8
+OWN_RANKS_MAX, FAILURES_MAX, LINE_CHARACTERS = 256, 10_000, 8192
+"""What is remembered of a log that somebody else may have written."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_RANK = re.compile(r"\[rank (\d+)\] (.*)")
-_ENDED = re.compile(r"\[lockstep\] rank (\d+) on node (\d+) ((?:exited with|was ended by) \S+?)(?:, its last lines:)?$")
-_TOLD = re.compile(r"\[lockstep\] rank (\d+) \| (.*)")
-_BEGINS = re.compile(r"\[lockstep\] attempt (\d+) starts")
+_RANK = re.compile(r"\[rank (\d{1,6})\] (.*)")
+_ENDED = re.compile(r"\[lockstep\] rank (\d{1,6}) on node (\d{1,6}) ((?:exited with|was ended by) \S+?)(?:, its last lines:)?$")
+_TOLD = re.compile(r"\[lockstep\] rank (\d{1,6}) \| (.*)")
+_BEGINS = re.compile(r"\[lockstep\] attempt (\d{1,6}) starts")
 
 
 @dataclass(frozen=True)
@@ -70,27 +72,40 @@ def seconds_of(text: str) -> int:
     return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)([smhd])", text))
 
 
-def rank_failures(lines: Iterable[str]) -> list[RankFailure]:
-    """Every rank that ended with an error, in the order in which node 0 heard of it.
+class RankFailures:
+    """Every rank that ended with an error, in the order in which node 0 heard of it: `found`. A log of any length is read line by line.
 
     The last lines of node 0's own ranks stand before their end, those of the others after it.
     """
-    found: list[RankFailure] = []
-    attempt: int | None = None
-    said: dict[int, deque[str]] = {}
-    for line in lines:
+
+    def __init__(self) -> None:
+        self.found: list[RankFailure] = []
+        self._attempt: int | None = None
+        self._said: dict[int, deque[str]] = {}
+
+    def add(self, line: str) -> None:
         if begins := _BEGINS.match(line):
-            attempt, said = int(begins[1]), {}
+            self._attempt, self._said = int(begins[1]), {}
         elif own := _RANK.match(line):
-            said.setdefault(int(own[1]), deque(maxlen=LAST_LINES)).append(own[2])
+            rank = int(own[1])
+            if rank in self._said or len(self._said) < OWN_RANKS_MAX:
+                self._said.setdefault(rank, deque(maxlen=LAST_LINES)).append(own[2][:LINE_CHARACTERS])
         elif ended := _ENDED.match(line):
-            rank = int(ended[1])
-            found.append(RankFailure(attempt, rank, int(ended[2]), ended[3], tuple(said.get(rank, ()))))
-        elif (told := _TOLD.match(line)) and found:
-            last = found[-1]
+            if len(self.found) < FAILURES_MAX:
+                rank = int(ended[1])
+                self.found.append(RankFailure(self._attempt, rank, int(ended[2]), ended[3], tuple(self._said.get(rank, ()))))
+        elif (told := _TOLD.match(line)) and self.found:
+            last = self.found[-1]
             if int(told[1]) == last.rank:
-                found[-1] = RankFailure(attempt, last.rank, last.node, last.how, (*last.lines, told[2])[-LAST_LINES:])
-    return found
+                lines = (*last.lines, told[2][:LINE_CHARACTERS])[-LAST_LINES:]
+                self.found[-1] = RankFailure(self._attempt, last.rank, last.node, last.how, lines)
+
+
+def rank_failures(lines: Iterable[str]) -> list[RankFailure]:
+    failures = RankFailures()
+    for line in lines:
+        failures.add(line)
+    return failures.found
 
 
 def error_lines(failure: Object, found: list[RankFailure]) -> Iterator[str]:

@@ -62,7 +62,10 @@ def ending_with_it(run: Run, run_dir: str) -> Run:
 def result_in(line: str) -> PreflightReport | None:
     """The result, where this line of node 0's log has it."""
     _, mark, text = line.partition(PREFLIGHT_RESULT)
-    return from_json(PreflightReport, json.loads(text), "preflight result") if mark else None
+    try:
+        return from_json(PreflightReport, json.loads(text), "preflight result") if mark else None
+    except (ValueError, RecursionError):  # (somebody else's line)
+        return None
 
 
 def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:

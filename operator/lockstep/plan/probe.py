@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 
 from lockstep.api import names
@@ -19,6 +20,7 @@ SECONDS = 180
 UNKNOWN_NODES = 2
 """Pods where nodes may not be listed: each on a node of its own."""
 NODES_MAX = 64
+TEXT, NICS_MAX = 200, 256
 RESOURCES: Object = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
 
 
@@ -81,7 +83,20 @@ def read_probe(pod: Object, lines: Sequence[str]) -> ProbeFacts:
     said = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
     if said is None:
         return ProbeFacts(node, error=_why(pod) or (lines[-1] if lines else "it said nothing"))
-    return ProbeFacts(node, **json.loads(said))
+    try:
+        seen = json.loads(said)
+        memlock, capabilities = seen.get("memlock_bytes"), str(seen.get("capabilities", ""))
+        return ProbeFacts(
+            node,
+            gpus=int(seen.get("gpus", 0)),
+            driver=str(seen.get("driver", ""))[:TEXT],
+            hcas={str(name)[:TEXT]: str(state)[:TEXT] for name, state in list(seen.get("hcas", {}).items())[:NICS_MAX]},
+            interfaces={str(name)[:TEXT]: int(mtu) for name, mtu in list(seen.get("interfaces", {}).items())[:NICS_MAX]},
+            memlock_bytes=None if memlock is None else int(memlock),
+            capabilities=capabilities if re.fullmatch("[0-9a-fA-F]{0,32}", capabilities) else "",
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return ProbeFacts(node, error=f"the probe's image says {said[:100]!r}, which is no probe's answer")
 
 
 def _wanted(pod: Object) -> str | None:

@@ -22,7 +22,7 @@ from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, ProgramFailed, output_of
 from lockstep.platforms.kubernetes.look import Look
 
-LOG_LINES = 20_000
+LOG_LINES, LOG_BYTES = 20_000, 32 << 20
 FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
 ARCHIVE_BYTES_MAX = ALL_BYTES + (16 << 20)
 """With what tar adds to ten thousand small files."""
@@ -131,7 +131,12 @@ async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: l
         for suffix, query in wanted:
             try:
                 place = pod["metadata"]["namespace"]
-                lines = [line async for line in connection.log(place, name, container["name"], {"tailLines": str(LOG_LINES), **query})]
+                lines = [
+                    line
+                    async for line in connection.log(
+                        place, name, container["name"], {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), **query}
+                    )
+                ]
             except (ApiError, OSError) as error:
                 missing.append(f"log of container {container['name']}{suffix} of pod {name}: {error}")
                 continue

@@ -20,6 +20,7 @@ from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
 OWN = "lockstep:"
 """Begins what the command says itself, not node 0's log."""
 LAST_LINES = 6
+POINTS_MAX = 1000
 Hear = Callable[[Point | str], None]
 
 
@@ -52,7 +53,7 @@ async def _sweep(run: Run, context: str | None, hear: Hear) -> Sweep:
 
     def listen(line: str) -> None:
         point = point_in(line)
-        if point is not None:
+        if point is not None and len(points) < POINTS_MAX:
             points.append(point)
             hear(point)
         elif is_done(line):

@@ -18,6 +18,8 @@ from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 Object = dict[str, Any]
 FIELD_MANAGER = "lockstep-operator"
 LOG_SECONDS = 30 * 24 * 3600.0  # a followed log ends with its container
+LOG_LINE_BYTES_MAX = 1 << 18
+EVENT_BYTES_MAX = 16 << 20
 PING_SECONDS = 30.0  # proxies in front of API servers cut connections that are silent for a minute
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
@@ -198,7 +200,7 @@ class Cluster:
     async def watch(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> AsyncIterator[Object]:
         """Events from now (or query's resourceVersion) until the server ends the stream."""
         response = await self._send("GET", path_of(kind, namespace), None, query={"watch": "true", **query}, seconds=3600)
-        async for line in _lines(response):
+        async for line in _lines(response, EVENT_BYTES_MAX):
             yield json.loads(line)
 
     async def stream(
@@ -239,8 +241,8 @@ class Cluster:
     async def log_of(self, path: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of whatever log stands at `path`."""
         response = await self._send("GET", path, None, query=query, seconds=LOG_SECONDS)
-        async for line in _lines(response):
-            yield line.decode(errors="replace").rstrip("\n")
+        async for line in _lines(response, LOG_LINE_BYTES_MAX):
+            yield line.decode(errors="replace")
 
 
 @contextmanager
@@ -259,10 +261,20 @@ def _reaching(server: str) -> Iterator[None]:
         raise Unreachable(f"{server} doesn't answer in time") from error
 
 
-async def _lines(response: Any) -> AsyncIterator[bytes]:
+async def _lines(response: Any, most: int) -> AsyncIterator[bytes]:
+    """Without their ends. A longer one comes in pieces of `most` bytes: what writes a log may never end its line."""
+    rest = bytearray()
     try:
-        async for line in response.content:
-            yield line
+        async for data in response.content.iter_any():
+            rest += data
+            *whole, rest = rest.split(b"\n") if b"\n" in data else (rest,)
+            for line in whole:
+                yield bytes(line)
+            while len(rest) > most:
+                yield bytes(rest[:most])
+                del rest[:most]
+        if rest:
+            yield bytes(rest)
     finally:
         response.close()
 

@@ -15,6 +15,7 @@ from lockstep.plan.logs import node_of_rank
 from lockstep.plan.observed import Object
 from lockstep.platforms.kubernetes import exec as pods
 from lockstep.platforms.kubernetes.client import Client
+from lockstep.platforms.kubernetes.exec import answer_of
 from lockstep.platforms.kubernetes.files import run_in_pod
 from lockstep.platforms.kubernetes.jobs import job_status
 
@@ -62,7 +63,14 @@ class Place:
 
     def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
         """The last answer. Raises ProgramFailed."""
-        answer: Object = json.loads(run_in_pod(self.client, self.trainer(pod), command_of(verb, arguments)).strip().splitlines()[-1])
+        lines = run_in_pod(self.client, self.trainer(pod), command_of(verb, arguments)).strip().splitlines()
+        answer = answer_of(lines[-1] if lines else "", f"pod {pod}")
+        if any(
+            not (answer[key] is None or (isinstance(answer[key], int) and not isinstance(answer[key], bool)))
+            for key in ("step", "hit")
+            if key in answer
+        ):
+            raise pods.ProgramFailed(f"python3 in pod {pod} answers {verb} with {str(answer)[:100]}: look at the image's python3")
         return answer
 
     def until(self, what: str, look: Callable[[], T | None]) -> T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +15,11 @@ from lockstep.plan.drill import WATCHED_PODS
 from lockstep.plan.observed import Object
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.drill_place import Place, command_of
-from lockstep.platforms.kubernetes.exec import program
+from lockstep.platforms.kubernetes.exec import ProgramFailed, answer_of, program
 from lockstep.platforms.kubernetes.runs import lines_of
+
+WORDS_MAX = 1000
+"""Of a verb that goes on; each says a handful."""
 
 
 class Stream:
@@ -69,7 +71,9 @@ class Stream:
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         async with program(cluster, self._place.trainer(self._pod), self._command, stdin=False, pings=True) as running:
             async for line in lines_of(running):
-                self._heard.append((time.monotonic(), json.loads(line)))
+                if len(self._heard) >= WORDS_MAX:
+                    raise ProgramFailed(f"pod {self._pod}: python3 says more than {WORDS_MAX} things: look at the image's python3")
+                self._heard.append((time.monotonic(), answer_of(line, f"pod {self._pod}")))
 
 
 class Watch:

@@ -90,12 +90,12 @@ def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
 def _with_step_back(place: Place, outcome: Outcome, hurt: Object) -> Outcome:
     """The gang counts from the newest commit that it heard of; the damaged one had to be left out."""
     record = place.in_pod(pod_name(place.name, 0), "started_from", attempt=outcome.attempt + 1)
-    if record["step"] is None or record["step"] >= hurt["step"]:
+    if record.get("step") is None or hurt.get("step") is None or record["step"] >= hurt["step"]:
         raise Failed(
-            f"{hurt['damaged']} was damaged, but attempt {outcome.attempt + 1} started from {record['start']}: it did not step back"
+            f"{hurt.get('damaged')} was damaged, but attempt {outcome.attempt + 1} started from {record.get('start')}: it did not step back"
         )
     more = int(hurt["step"]) - int(record["step"])
-    note = f"damaged {hurt['damaged']}; attempt {outcome.attempt + 1} went back to {record['start'] or 'the beginning'}"
+    note = f"damaged {hurt.get('damaged')}; attempt {outcome.attempt + 1} went back to {record.get('start') or 'the beginning'}"
     return replace(outcome, lost_steps=(outcome.lost_steps or 0) + more, notes=[*outcome.notes, note])
 
 
@@ -192,7 +192,9 @@ def _failed_save(place: Place, pod: str, since: float) -> str | None:
     seconds = int(time.monotonic() - since) + 2
 
     async def look(cluster: Cluster) -> str | None:
-        lines = cluster.log(place.namespace, pod, CONTAINER, {"sinceSeconds": str(seconds)})
-        return next((line for line in [line async for line in lines] if SAVE_FAILED in line and "FAILED" in line), None)
+        async for line in cluster.log(place.namespace, pod, CONTAINER, {"sinceSeconds": str(seconds)}):
+            if SAVE_FAILED in line and "FAILED" in line:
+                return line
+        return None
 
     return place.client.run(look)

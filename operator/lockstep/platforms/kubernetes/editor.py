@@ -16,11 +16,13 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, WORKSPACE
 from lockstep.platforms.kubernetes import editor_in_pod
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, program
+from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, ProgramFailed, answer_of, program
 from lockstep.platforms.kubernetes.rights import may
 
 BEAT_SECONDS = 15.0
 END_SECONDS = 15.0
+ANSWER_BYTES_MAX = 1 << 18
+LINES_MAX, WORDS_MAX = 20, 20_000
 Say = Callable[[str], None]
 
 
@@ -93,19 +95,24 @@ async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, ech
 
 async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> str:
     """Its answers, to the end."""
-    buffered, why = b"", ""
+    buffered, why = bytearray(), ""
     async for channel, data in session.output():
         if channel == STDERR:
             echo(data.decode(errors="replace"))
             continue
-        *lines, buffered = (buffered + data).split(b"\n")
+        buffered += data
+        if len(buffered) > ANSWER_BYTES_MAX:
+            raise ProgramFailed(f"python3 in pod {session.place.pod} doesn't end its answer: look at the image's python3")
+        *lines, buffered = buffered.split(b"\n")
         for line in lines:
-            said: dict[str, Any] = json.loads(line)
-            if "port" in said and not listens.done():
-                listens.set_result(int(said["port"]))
-            elif "failed" in said or said.get("ended"):
-                reason = said.get("failed") or f"it ended with exit code {said['ended']}"
-                why = " | ".join([reason, *said.get("said", [])])
+            answer = answer_of(bytes(line), f"pod {session.place.pod}")
+            port = answer.get("port")
+            if isinstance(port, int) and 0 < port < 1 << 16 and not listens.done():
+                listens.set_result(port)
+            elif "failed" in answer or answer.get("ended"):
+                reason = str(answer.get("failed") or f"it ended with exit code {answer['ended']}")
+                words = answer.get("said")
+                why = " | ".join([reason, *map(str, words[:LINES_MAX] if isinstance(words, list) else ())])[:WORDS_MAX]
     return why
 
 

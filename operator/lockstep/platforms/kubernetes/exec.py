@@ -18,6 +18,7 @@ V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 FRAME_BYTES = 1 << 18
 _REMEMBERED_BYTES = 1 << 16
 _WORDS_MAX = 2000
+LINE_BYTES_MAX = 4 << 20
 OUTPUT_BYTES_MAX = 16 << 20
 """Of a program whose output is kept: what a pod prints must not fill this machine's memory."""
 BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
@@ -118,6 +119,29 @@ def _parsed_ending(data: bytes) -> tuple[int, str]:
         return ending_of(json.loads(data))
     except (ValueError, AttributeError, TypeError, RecursionError):
         return 1, "its connection ended with a status that can't be read"
+
+
+async def lines_in(running: Program) -> AsyncIterator[bytes]:
+    """Its standard output line by line; what has no end is none. Raises ProgramFailed for a line that is longer than any answer."""
+    rest = b""
+    while data := await running.read():
+        *whole, rest = (rest + data).split(b"\n")
+        if max(map(len, (*whole, rest))) > LINE_BYTES_MAX:
+            raise ProgramFailed(f"pod {running.place.pod}: python3 prints a line of more than {LINE_BYTES_MAX} bytes, which is no answer")
+        for line in whole:
+            yield line
+
+
+def answer_of(text: bytes | str, pod: str) -> dict[str, Any]:
+    """An object that a program prints as one line of JSON in `pod`. Raises ProgramFailed: whoever made its image decides what it prints."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        start = text[:100] if isinstance(text, str) else text[:100].decode(errors="replace")
+        raise ProgramFailed(f"python3 in {pod} says {start!r}, which is no answer")
+    return answer
 
 
 def ending_of(status: dict[str, Any]) -> tuple[int, str]:

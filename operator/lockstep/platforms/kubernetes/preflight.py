@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from posixpath import join
@@ -20,6 +21,7 @@ from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
 from lockstep_gang.contract import PreflightReport, WhenDone, parse_run, run_text
 
 SUFFIX = "-preflight"
+LAST_LINES = 5
 OWN = "lockstep:"
 """Begins what the command says itself, not node 0's log."""
 Say = Callable[[str], None]
@@ -45,12 +47,14 @@ def prepared(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
 
 
 async def _preflight(run: Run, context: str | None, say: Say) -> PreflightReport:
-    lines: list[str] = []
+    lines: deque[str] = deque(maxlen=LAST_LINES)
+    results: list[PreflightReport] = []
     heard = asyncio.Event()
 
     def hear(line: str) -> None:
         lines.append(line)
-        if result_in(line) is not None:
+        if not results and (result := result_in(line)) is not None:
+            results.append(result)
             heard.set()
         elif line.startswith(OWN):
             say(line)
@@ -60,7 +64,6 @@ async def _preflight(run: Run, context: str | None, say: Say) -> PreflightReport
             await run_until(cluster, run, hear, heard)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the preflight: {error.message}") from None
-    result = next(filter(None, map(result_in, lines)), None)
-    if result is None:
-        raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines[-5:]))
-    return result
+    if not results:
+        raise Failed("preflight ended without a result; the log of node 0 ends with: " + " | ".join(lines))
+    return results[0]

@@ -17,6 +17,7 @@ from lockstep.platforms.kubernetes.in_namespace_run import build_agent
 WAIT_SECONDS = 120.0
 """For all of them together, the pull of the image included; what has not ended by then is told as it is."""
 POLL_SECONDS = 0.5
+LOG_BYTES_MAX = 1 << 20
 _OVER = ("Succeeded", "Failed")
 
 
@@ -58,6 +59,6 @@ async def _ended(cluster: Cluster, namespace: str, token: str, count: int) -> li
 async def _log(cluster: Cluster, pod: Object) -> list[str]:
     lines: list[str] = []
     with contextlib.suppress(ApiError, OSError):
-        async for line in cluster.log(pod["metadata"]["namespace"], pod["metadata"]["name"], "probe", {}):
+        async for line in cluster.log(pod["metadata"]["namespace"], pod["metadata"]["name"], "probe", {"limitBytes": str(LOG_BYTES_MAX)}):
             lines.append(line)
     return lines

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.names import RUN_KEY, WORKSPACE
+from lockstep.plan.answers import read_summary
 from lockstep.platforms import runfolder
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import Place, Program, program
+from lockstep.platforms.kubernetes.exec import Place, Program, answer_of, lines_in, program
 
 # The program comes by standard input: a command is part of a URL, which a proxy on the way may find too long.
 BOOTSTRAP = "import json, sys; text, asked = json.loads(sys.stdin.readline()); space = {'__name__': 'runfolder'}; exec(text, space); space['main'](asked)"
@@ -25,8 +26,11 @@ async def frozen_run(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     """run.json of the job's newest start, as the cluster keeps it; {} when there is none any more, or none yet."""
     name = (job.get("status", {}).get("run") or {}).get("name")
     found = await cluster.get("ConfigMap", job["metadata"]["namespace"], name) if name else None
-    run: dict[str, Any] = {} if found is None else json.loads(found["data"][RUN_KEY])
-    return run
+    try:
+        run = {} if found is None else json.loads(found["data"][RUN_KEY])
+    except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
+        return {}
+    return run if isinstance(run, dict) else {}
 
 
 def _text() -> str:
@@ -43,11 +47,8 @@ async def asked(cluster: Cluster, place: Place, **request: Any) -> AsyncIterator
 
 async def lines_of(running: Program) -> AsyncIterator[str]:
     """Its output line by line. Raises ProgramFailed when it ended with an error."""
-    rest = b""
-    while data := await running.read():
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
-            yield line.decode(errors="replace")
+    async for line in lines_in(running):
+        yield line.decode(errors="replace")
     if running.code != 0:
         raise running.failure()
 
@@ -61,7 +62,8 @@ async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) ->
 
 async def summary(cluster: Cluster, place: Place, job: str, points: int = 1000) -> dict[str, Any]:
     """What the run has measured, as `runfolder.summary` says it."""
+    text = ""
     async with asked(cluster, place, what="summary", root=run_root(job), points=points) as running:
-        text = [line async for line in lines_of(running)]
-    found: dict[str, Any] = json.loads(text[-1])
-    return found
+        async for line in lines_of(running):
+            text = line
+    return read_summary(answer_of(text, f"pod {place.pod}"))

@@ -21,12 +21,14 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER
 from lockstep.platforms.kubernetes import receiver
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import BOOT, Place, Program, program
+from lockstep.platforms.kubernetes.exec import BOOT, Place, Program, answer_of, lines_in, program
 
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
 IGNORE_FILES = (".lockstepignore", ".gitignore")
 """The first that is there counts, in the words of git."""
 SILENCE_SECONDS = 30.0
+LINES_WAITING_MAX = 4
+"""Of a pod; one is asked for at a time."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class _Receiver:
 
     def __init__(self, running: Program, stack: AsyncExitStack) -> None:
         self._running, self._stack = running, stack
-        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue(LINES_WAITING_MAX)
         self._hearing = asyncio.create_task(self._hear())
 
     @classmethod
@@ -168,7 +170,7 @@ class _Receiver:
     async def take(self, folder: Path, request: dict[str, Any]) -> Synced:
         """Raises Failed, in the program's own words where it has some."""
         await self._running.write(json.dumps(request).encode() + b"\n")
-        answer = await self._answer()
+        answer = _checked(await self._answer(), request["files"], self._running.place.pod)
         size = 0
         if not answer["done"]:
             archive = await asyncio.to_thread(_packed, folder, answer["wanted"], request["files"])
@@ -185,25 +187,33 @@ class _Receiver:
             raise Failed(f"nothing heard for {SILENCE_SECONDS:.0f} s") from None
         if line is None:
             raise self._running.failure()
-        try:
-            return dict(json.loads(line))
-        except ValueError:
-            raise Failed(f"python3 in the pod says {line[:100].decode(errors='replace')!r}, which is no answer") from None
+        return answer_of(line, "the pod")
 
     async def _hear(self) -> None:
-        heard = b""
+        """As far as there is room: a program that says more than it is asked waits until it is heard, or was left."""
         try:
-            while data := await self._running.read():
-                *lines, heard = (heard + data).split(b"\n")
-                for line in lines:
-                    self._lines.put_nowait(line)
+            async for line in lines_in(self._running):
+                await self._lines.put(line)
         finally:
+            if self._lines.full():
+                self._lines.get_nowait()
             self._lines.put_nowait(None)
 
     async def close(self) -> None:
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)
         await self._stack.aclose()
+
+
+def _checked(answer: dict[str, Any], files: dict[str, Any], pod: str) -> dict[str, Any]:
+    """The pod's first answer: what it wants is offered, and what else it names are names. Raises Failed."""
+    wanted, removed, changed = (answer.get(key) for key in ("wanted", "removed", "changed"))
+    lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (wanted, removed, changed))
+    if not (
+        lists and len(set(wanted or ())) == len(wanted or ()) and set(wanted or ()) <= files.keys() and isinstance(answer.get("done"), bool)
+    ):
+        raise Failed(f"python3 in pod {pod} asks for what wasn't offered: look at the image's python3")
+    return answer
 
 
 @cache

@@ -14,8 +14,9 @@ from typing import Any
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import LABEL_JOB
+from lockstep.plan.answers import read_node
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
-from lockstep.platforms.kubernetes.exec import Place, Program
+from lockstep.platforms.kubernetes.exec import Place, Program, answer_of
 from lockstep.platforms.kubernetes.reader import Say, beside, running_pods
 from lockstep.platforms.kubernetes.runs import asked, lines_of, run_root, summary
 
@@ -107,8 +108,7 @@ class _Asked:
     async def answer(self, points: int) -> Object:
         await self._program.write(json.dumps({"points": points}).encode() + b"\n")
         async for line in self._lines:
-            found: Object = json.loads(line)
-            return found
+            return read_node(answer_of(line, f"pod {self._program.place.pod}"))
         raise self._program.failure()
 
     async def close(self) -> None:

@@ -1,0 +1,92 @@
+"""What pods say of themselves, taken apart: only what was asked for, with the types that it must have, and no more of it than makes sense (pure).
+
+Whoever made a job's image, or runs code in it, decides what `runfolder.py` answers there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+Object = dict[str, Any]
+T = TypeVar("T")
+POINTS_MAX = 20_000
+NICS_MAX, GPUS_MAX, RANKS_MAX, WORDS_MAX = 64, 64, 4096, 200
+
+
+def read_node(answer: Mapping[str, Any]) -> Object:
+    """`runfolder.Watch.answer`, without what is none of it."""
+    found: Object = {
+        "gigabits": _table(answer.get("gigabits"), _rates, NICS_MAX),
+        "memory": _counts(answer.get("memory"), ("bytes", "limitBytes")),
+        "gpus": [
+            gpu
+            for gpu in (_counts(item, ("index", "bytes", "limitBytes", "percentage")) for item in _items(answer.get("gpus"), GPUS_MAX))
+            if len(gpu) == 4
+        ],
+        "curve": _records(answer.get("curve")),
+    }
+    found = {key: value for key, value in found.items() if value}
+    if "bytes" not in found.get("memory", {}):
+        found.pop("memory", None)
+    if isinstance(answer.get("ranks"), list):
+        found["ranks"] = [rank for rank in _items(answer["ranks"], RANKS_MAX) if _is_count(rank)]
+    return found
+
+
+def read_summary(answer: Mapping[str, Any]) -> Object:
+    """`runfolder.summary`, without what is none of it."""
+    end = _mapping(answer.get("end"))
+    result = {key: value for key, value in _mapping(end.get("result")).items() if isinstance(value, str)}
+    return {
+        "there": answer.get("there") is True,
+        "steps": _records(answer.get("steps")),
+        "evaluations": _records(answer.get("evaluations")),
+        "medians": _table(answer.get("medians"), _number, len(answer)),
+        "run": _mapping(answer.get("run")),
+        "goodput": _mapping(answer.get("goodput")),
+        "end": {**({"state": end["state"][:WORDS_MAX]} if isinstance(end.get("state"), str) else {}), "result": result},
+        "attempts": [record for record in _items(answer.get("attempts"), POINTS_MAX) if isinstance(record, dict)],
+    }
+
+
+def _records(value: object) -> dict[str, Object]:
+    """step → name → number."""
+    steps = {step: record for step, record in _mapping(value).items() if step.isdecimal() and len(step) < 20}
+    return _table(steps, lambda record: _table(record, _number, NICS_MAX), POINTS_MAX)
+
+
+def _table(value: object, read: Callable[[object], T | None], most: int) -> dict[str, T]:
+    """The first entries that `read` takes."""
+    entries = ((str(key)[:WORDS_MAX], read(item)) for key, item in list(_mapping(value).items())[:most])
+    return {key: item for key, item in entries if item is not None}
+
+
+def _rates(value: object) -> list[float] | None:
+    rates = [_number(item) for item in _items(value, 2)]
+    return [rate for rate in rates if rate is not None] if len(rates) == 2 and None not in rates else None
+
+
+def _counts(value: object, names: tuple[str, ...]) -> Object:
+    return {name: item for name, item in _mapping(value).items() if name in names and _is_count(item)}
+
+
+def _number(value: object) -> float | None:
+    """None for what isn't one, and for those that no picture can show."""
+    try:
+        return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _items(value: object, most: int) -> list[Any]:
+    return value[:most] if isinstance(value, list) else []

@@ -1,0 +1,251 @@
+"""What programs in pods answer, when whoever made the image wants to do harm: a sentence, little memory, and never a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import tarfile
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fake_cluster import FakeCluster
+from lockstep.api.errors import Failed
+from lockstep.plan.answers import read_node, read_summary
+from lockstep.plan.calibration import point_in
+from lockstep.plan.diffruns import Side, compare, curve, page, results_of
+from lockstep.plan.logs import RankFailures, error_lines
+from lockstep.plan.preflight import result_in
+from lockstep.plan.probe import read_probe
+from lockstep.plan.top import page as top_page
+from lockstep.plan.top import snapshot
+from lockstep.platforms.kubernetes import bundle
+from lockstep.platforms.kubernetes.cluster import LOG_LINE_BYTES_MAX, _lines
+from lockstep.platforms.kubernetes.editor import _hear
+from lockstep.platforms.kubernetes.exec import LINE_BYTES_MAX, STDOUT, Place, Program, ProgramFailed, answer_of, lines_in
+from lockstep.platforms.kubernetes.runs import frozen_run
+from lockstep.platforms.kubernetes.sync import _checked
+from lockstep_gang.contract import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
+
+NAMES = st.sampled_from(
+    ["gigabits", "memory", "gpus", "curve", "ranks", "bytes", "limitBytes", "index", "percentage", "steps", "medians", "end", "result", "state", "run", "loss", "1", "-1", "1e9", "9" * 40, "evaluations", "evalLoss", "x"]
+)  # fmt: skip
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just(10**400), st.just(-1)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(NAMES, inner, max_size=6)),
+    max_leaves=12,
+)
+ANSWERS = st.dictionaries(NAMES, VALUES, max_size=8)
+JOB: dict[str, Any] = {"metadata": {"name": "x", "namespace": "n"}, "spec": {"nodes": 1}, "status": {"ranks": {"desired": 1, "ready": 1}}}
+POD = {"metadata": {"name": "x-0"}, "spec": {"nodeName": "a"}}
+NONSENSE = [b"", b"[]", b"1", b"null", b'"x"', b"{", b"[" * 100_000, b"\xff\xfe", b"Welcome!", b"9" * 10_000]
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANSWERS)
+def test_whatever_a_node_says_of_itself_top_shows_a_page(answer: dict[str, Any]) -> None:
+    assert list(top_page(snapshot(JOB, [POD], {0: read_node(answer)}), 0.0))
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANSWERS)
+def test_whatever_a_folder_says_of_itself_two_runs_are_compared(answer: dict[str, Any]) -> None:
+    summary = read_summary(answer)
+    side = Side("x", {}, None, results_of(summary, {}), curve(summary["steps"], "loss"), curve(summary["evaluations"], "evalLoss"))
+    assert list(page(compare(side, side)))
+
+
+def test_what_a_node_truly_says_stays_as_it_is() -> None:
+    answer = {"gigabits": {"eth0": [1.5, 2.0]}, "memory": {"bytes": 5, "limitBytes": 9}, "ranks": [0, 1], "gpus": [{"index": 0, "bytes": 1, "limitBytes": 2, "percentage": 3}], "curve": {"10": {"loss": 0.5}}}  # fmt: skip
+    assert read_node({**answer, "node": 0, "problem": "forged"}) == answer
+    summary = {"there": True, "steps": {"1": {"loss": 2.0}}, "evaluations": {}, "medians": {"mfu": 0.3}, "run": {"nodes": 2}, "goodput": {}, "end": {"state": "Complete", "result": {"adapter": "/a"}}, "attempts": [{"attempt": 1}]}  # fmt: skip
+    assert read_summary(summary) == summary
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_what_is_no_object_is_told_with_how_it_begins(text: bytes) -> None:
+    with pytest.raises(ProgramFailed, match=r"python3 in pod x-0 says .* which is no answer") as raised:
+        answer_of(text, "pod x-0")
+    assert len(str(raised.value)) < 700
+
+
+class Says:
+    """A program in a pod that prints these pieces."""
+
+    place = Place("n", "x-0", "trainer")
+    code = 0
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    async def read(self) -> bytes:
+        return next(self._pieces, b"")
+
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        for piece in self._pieces:
+            yield STDOUT, piece
+
+
+def says(*pieces: bytes, times: int = 1) -> Program:
+    return cast(Program, Says(piece for _ in range(times) for piece in pieces))
+
+
+async def all_lines(running: Program) -> list[bytes]:
+    return [line async for line in lines_in(running)]
+
+
+def test_lines_are_whole_however_they_come() -> None:
+    assert asyncio.run(all_lines(says(b"on", b"e\ntw", b"o\n\nrest"))) == [b"one", b"two", b""]
+
+
+def test_a_line_without_an_end_is_given_up() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProgramFailed, match=f"prints a line of more than {LINE_BYTES_MAX} bytes"):
+            asyncio.run(all_lines(says(bytes(1 << 18), times=1000)))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+async def heard(running: Program) -> tuple[str, int | None]:
+    listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    why = await _hear(running, listens, lambda text: None)
+    return why, listens.result() if listens.done() else None
+
+
+@pytest.mark.parametrize("text", [*NONSENSE[1:], b'{"x":' * 100_000])
+def test_an_editors_server_that_answers_nonsense_has_failed(text: bytes) -> None:
+    with pytest.raises(Failed, match=r"no answer|doesn't end its answer"):
+        asyncio.run(heard(says(text + b"\n", bytes(1 << 18), b"x")))
+
+
+def test_of_an_editors_server_only_ports_and_words_are_taken() -> None:
+    assert asyncio.run(heard(says(b'{"port": -1}\n{"port": "22"}\n{"port": 99999}\n{"port": 8888}\n'))) == ("", 8888)
+    why, port = asyncio.run(heard(says(json.dumps({"failed": {"a": 1}, "said": ["x" * 900] * 200}).encode() + b"\n")))
+    assert port is None and len(why) <= 20_000
+    assert asyncio.run(heard(says(b'{"failed": "no", "said": 3}\n')))[0] == "no"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"wanted": ["../../.ssh/id_rsa"], "removed": [], "changed": [], "done": False},
+        {"wanted": ["a", "a"], "removed": [], "changed": [], "done": False},
+        {"wanted": "a", "removed": [], "changed": [], "done": False},
+        {"wanted": [["a"]], "removed": [], "changed": [], "done": False},
+        {"wanted": [], "removed": {}, "changed": [], "done": False},
+        {"wanted": [], "removed": [], "changed": [1], "done": False},
+        {"wanted": [], "removed": [], "changed": [], "done": "yes"},
+    ],
+)
+def test_a_pod_gets_no_file_by_sync_that_was_not_offered(answer: dict[str, Any]) -> None:
+    with pytest.raises(Failed, match="asks for what wasn't offered"):
+        _checked(answer, {"a": {}}, "x-0")
+
+
+@pytest.mark.parametrize(
+    "text", [b"[]", b"{", b"[" * 100_000, b'{"gpus": []}', b'{"hcas": 1}', b'{"memlock_bytes": "x"}', b'{"interfaces": {"a": null}}']
+)
+def test_a_probe_that_says_something_else_has_seen_nothing(text: bytes) -> None:
+    facts = read_probe({"spec": {"nodeName": "a"}}, [PROBED + text.decode()])
+    assert facts.node == "a" and facts.error.endswith("which is no probe's answer")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "[" * 100_000, '{"bytes": "x"}', '{"bytes": 0, "microseconds": 1, "ranks": 1}', '{"checks": 3}']
+)
+def test_a_line_that_looks_like_a_result_is_none(text: str) -> None:
+    assert point_in(SWEEP_POINT + text) is None
+    assert result_in(PREFLIGHT_RESULT + text) is None
+
+
+@pytest.mark.parametrize("data", [None, {}, {"run.json": "[]"}, {"run.json": "{"}, {"run.json": "[" * 100_000}])
+def test_a_frozen_run_that_somebody_else_wrote_is_none(data: Any) -> None:
+    item = {"kind": "ConfigMap", "metadata": {"name": "x-run-1"}, **({} if data is None else {"data": data})}
+    job = {"metadata": {"name": "x", "namespace": "ns"}, "status": {"run": {"name": "x-run-1"}}}
+    assert asyncio.run(frozen_run(FakeCluster(item).as_cluster, job)) == {}
+
+
+def test_what_is_remembered_of_a_log_has_limits() -> None:
+    failures = RankFailures()
+    for number in range(20_000):
+        failures.add(f"[rank {number}] {'x' * 20_000}")
+        failures.add(f"[lockstep] rank {number} on node 0 exited with 1")
+    failures.add(f"[rank {'9' * 5000}] x")
+    assert len(failures.found) == 10_000
+    assert sum(len(line) for one in failures.found for line in one.lines) < 256 * 8192 + 1
+    assert list(error_lines({}, failures.found))
+
+
+class Response:
+    """A log as aiohttp gives it."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.content, self._pieces = self, pieces
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_logs_line_without_an_end_comes_in_pieces() -> None:
+    async def read(pieces: list[bytes]) -> list[bytes]:
+        return [line async for line in _lines(Response(pieces), LOG_LINE_BYTES_MAX)]
+
+    assert asyncio.run(read([b"a\nb", b"c\n", b"\nd"])) == [b"a", b"bc", b"", b"d"]
+    lines = asyncio.run(read([bytes(1 << 16)] * 20))
+    assert b"".join(lines) == bytes(20 << 16) and max(map(len, lines)) == LOG_LINE_BYTES_MAX
+
+
+def archive(*members: tuple[str, bytes, int]) -> bytes:
+    """(name, type, stated size)"""
+    data = b""
+    for name, kind, size in members:
+        info = tarfile.TarInfo(name)
+        info.type, info.size = kind, size
+        data += info.tobuf() + b"x" * 512
+    return data + bytes(1024)
+
+
+def test_a_bundle_takes_only_plain_files_that_came_whole() -> None:
+    data = archive(
+        ("a", tarfile.REGTYPE, 512), ("../b", tarfile.REGTYPE, 512), ("/c", tarfile.REGTYPE, 512), ("d/../../e", tarfile.REGTYPE, 512)
+    )
+    assert dict(bundle._unpacked(data)) == {"a": b"x" * 512}
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+        assert dict(bundle._unpacked(archive(("l", kind, 0))[:512] + bytes(1024))) == {}
+
+
+@pytest.mark.parametrize(
+    "data", [b"x" * 2048, archive(("a", tarfile.REGTYPE, 1 << 33)), archive(("a", tarfile.REGTYPE, 512))[:700], archive(("a", tarfile.GNUTYPE_SPARSE, 1 << 40))]
+)  # fmt: skip
+def test_an_archive_that_lies_costs_neither_memory_nor_a_traceback(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        files: list[Any] = []
+        with contextlib.suppress(ProgramFailed):
+            files += bundle._unpacked(data)
+        assert files == []
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_tar_of_many_names_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "FILES_MAX", 100)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for number in range(bundle.FILES_MAX + 5):
+            tar.addfile(tarfile.TarInfo(str(number)))
+    assert len(dict(bundle._unpacked(buffer.getvalue()))) == bundle.FILES_MAX
