@@ -16,6 +16,7 @@ from lockstep.plan.placing import AWAY_SECONDS, HOLD_ALONE_SECONDS, HOLD_SECONDS
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.why import text, why
+from lockstep.platforms.kubernetes.inventory import Inventory
 from unit.test_reconcile import CONTEXT, NOW, UID, after, condition, pod, running
 from unit.test_reconcile_start import NO_ROOM
 from unit.test_reconcile_stop import replicas, status
@@ -231,6 +232,49 @@ def test_a_stop_that_somebody_asked_for_is_no_release() -> None:
     plan = reconcile(fewer, None, CONTEXT, NOW)
     assert condition(plan, "Progressing")[1] == "Resizing"
     assert "placement" not in status(plan)
+
+
+@pytest.mark.parametrize(("kind", "created", "released"), [("Interactive", 0, True), ("Interactive", 90, False), ("Batch", 90, True)])
+def test_a_dev_environment_that_has_lost_a_node_keeps_the_others(kind: str, created: int, released: bool) -> None:
+    """Whoever works there waits for the node. One that never had all of its nodes is in others' way like any job."""
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(NOW + 1)}
+    observed = holding_since(10**4, queued())
+    first, second = (
+        {**item, "metadata": {**item["metadata"], "creationTimestamp": timestamp(NOW + at)}}
+        for item, at in ((pod(0, status={"phase": "Running", "conditions": [placed]}), 0), (observed.pods[1], created))
+    )
+    body = {**observed.job, "spec": {**observed.job["spec"], "type": kind}}
+    assert placing(replace(observed, pods=(first, second), job=body), NOW + 10**4).lets_go == released
+
+
+def test_a_job_that_waits_for_nodes_is_told_of_the_others_that_do() -> None:
+    inventory, key = Inventory(), ("ns", "x")
+
+    def others(job: str = "x") -> list[str]:
+        observed = inventory.observed(("ns", job))
+        assert observed is not None
+        return [str(other["metadata"]["uid"]) for other in observed.waiting or ()]
+
+    def saw(name: str, version: int, placement: Object | None, deleted: bool = False) -> None:
+        metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "creationTimestamp": CREATED, "resourceVersion": str(version)}
+        inventory.observe("TrainingJob", {"metadata": metadata, "spec": {}, "status": {"placement": placement}}, deleted=deleted)
+
+    said = {"placed": 1, "wanted": 2}
+    saw("x", 1, said)
+    saw("y", 2, {"releases": 1})
+    assert others() == []
+    saw("y", 3, said)
+    saw("z", 4, said)
+    assert (others(), others("y")) == (["uid-y", "uid-z"], ["uid-x", "uid-z"])
+    saw("y", 5, None)
+    saw("z", 6, said, deleted=True)
+    assert others() == []
+    saw("z", 7, said)
+    inventory.drop_others("TrainingJob", {key, ("ns", "y")}, 8)
+    assert others() == []
+    saw("z", 9, said)
+    saw("x", 10, None)
+    assert others() == [], "a job that has its nodes needs to know of nobody"
 
 
 def test_why_counts_the_seconds() -> None:

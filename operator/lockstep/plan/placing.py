@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.plan.interactive import is_stopped
+from lockstep.plan.interactive import is_interactive, is_stopped
 from lockstep.plan.observed import Object, Observed, is_terminating
-from lockstep.plan.pods import is_scheduled, waits_for_room
+from lockstep.plan.pods import is_scheduled, placed_at, waits_for_room
 from lockstep.plan.queueing import is_gated
 from lockstep.plan.refused import why_not_created
 from lockstep.plan.times import seconds_of, timestamp
@@ -72,13 +72,10 @@ def _with_replicas(observed: Observed, before: Object, now: float) -> Placing:
         return Placing(releases or None)
     counted = {"placed": placed, "wanted": wanted, **releases}
     since = _since(before, placed, now)
-    if placed == 0:
-        aside = _earlier_holders(observed)
-        return (
-            _release(observed, counted, "an earlier job gathers its nodes", now)
-            if aside
-            else Placing({**counted, "since": timestamp(since)})
-        )
+    if placed == 0 and _earlier_holders(observed):
+        return _release(observed, counted, "an earlier job gathers its nodes", now)
+    if placed == 0 or _is_in_use(observed):
+        return Placing({**counted, "since": timestamp(since)})
     due = since + _hold_seconds(observed, before, now)
     if now >= due:
         return _release(observed, counted, f"held {placed} of {wanted} nodes for {now - since:.0f} s while the rest found none", now)
@@ -136,10 +133,24 @@ def is_unplaced(job: Mapping[str, Any]) -> bool:
     return "wanted" in ((job.get("status") or {}).get("placement") or {})
 
 
+def contender(job: Mapping[str, Any]) -> Object:
+    """The part of an unplaced TrainingJob that others have to know."""
+    metadata = {key: job["metadata"].get(key, "") for key in ("uid", "creationTimestamp")}
+    return {"metadata": metadata, "status": {"placement": job["status"]["placement"]}}
+
+
 def _lacks_room(observed: Observed) -> bool:
     """Somebody has said that a pod of the job has to wait: the scheduler, a queue, or a quota."""
     lacking = len(observed.pods) < observed.replicas and why_not_created(observed) is not None
     return lacking or any(map(waits_for_room, observed.pods))
+
+
+def _is_in_use(observed: Observed) -> bool:
+    """A dev environment that had its nodes and has lost some, so that their pods are younger: people may be at work on the others."""
+    if not is_interactive(observed.job):
+        return False
+    began = min((placed_at(pod) for pod in observed.pods if is_scheduled(pod)), default=0.0)
+    return any(seconds_of(pod["metadata"].get("creationTimestamp", timestamp(0))) > began for pod in observed.pods if not is_scheduled(pod))
 
 
 def _since(before: Object, placed: int, now: float) -> float:

@@ -10,6 +10,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.openshift_images import REGISTRY, pull_command
 from lockstep.plan.running import is_running
+from lockstep.plan.times import seconds_of
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
 _NOT_YET = ("ContainerCreating", "PodInitializing")
@@ -35,6 +36,13 @@ _HINTS = (
 
 def is_scheduled(pod: Object) -> bool:
     return bool(pod["spec"].get("nodeName"))
+
+
+def placed_at(pod: Object) -> float:
+    """When it got its node; where nobody says, when it was made."""
+    told = [c for c in pod.get("status", {}).get("conditions") or [] if c["type"] == "PodScheduled" and c["status"] == "True"]
+    since = next((c["lastTransitionTime"] for c in told if c.get("lastTransitionTime")), pod["metadata"].get("creationTimestamp"))
+    return seconds_of(since) if since else 0.0
 
 
 def scheduler_message(pod: Object) -> str:

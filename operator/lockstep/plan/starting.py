@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.api.timeouts import START_SECONDS
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, is_terminating
-from lockstep.plan.pods import is_scheduled, waits_for_a_claim, why_not_started
+from lockstep.plan.pods import is_scheduled, placed_at, waits_for_a_claim, why_not_started
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import seconds_of
 from lockstep.plan.unscheduled import why_unscheduled
@@ -36,18 +36,11 @@ def until_start_overdue(observed: Observed, now: float) -> float | None:
     unplaced = [other for other in observed.pods if not is_scheduled(other)]
     if len(observed.pods) < observed.replicas or not all(map(waits_for_a_claim, unplaced)):
         return None
-    created, placed = pod["metadata"].get("creationTimestamp"), [_placed_at(other) for other in observed.pods if is_scheduled(other)]
+    created, placed = pod["metadata"].get("creationTimestamp"), [placed_at(other) for other in observed.pods if is_scheduled(other)]
     if created is None or not placed:
         return None
     begun = max(seconds_of(created), *placed)
     return begun + float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)) - now
-
-
-def _placed_at(pod: Object) -> float:
-    """When it got its node; where nobody says, when it was made."""
-    told = [c for c in pod.get("status", {}).get("conditions") or [] if c["type"] == "PodScheduled" and c["status"] == "True"]
-    since = next((c["lastTransitionTime"] for c in told if c.get("lastTransitionTime")), pod["metadata"].get("creationTimestamp"))
-    return seconds_of(since) if since else 0.0
 
 
 def _has_ended(pod: Object) -> bool:

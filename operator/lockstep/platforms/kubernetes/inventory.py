@@ -14,7 +14,7 @@ from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY
 from lockstep.plan.interactive import is_interactive, unused
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
-from lockstep.plan.placing import is_unplaced
+from lockstep.plan.placing import contender, is_unplaced
 from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.kept import Kept, job_of, version_of
 from lockstep.platforms.kubernetes.queue import Key
@@ -67,8 +67,8 @@ class Inventory:
         self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
         self._environments: set[Key] = set()
         """Interactive jobs, of which a job that waits for GPUs is told; there are few, and all jobs would be much to look through."""
-        self._unplaced: set[Key] = set()
-        """Jobs that have said so in status.placement, of which a job that waits for nodes is told."""
+        self._unplaced: dict[Key, Object] = {}
+        """What a job that waits for nodes is told of others that do (`placing.contender`): a queue may have a thousand, too many to unpack."""
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
         self._deleted: set[str] = set()
@@ -99,8 +99,8 @@ class Inventory:
         self._put(kind, key, now)
         if kind == "TrainingJob" and is_interactive(item):
             self._environments.add(key)
-        if kind == "TrainingJob" and is_unplaced(item):
-            self._unplaced.add(key)
+        if kind == "TrainingJob" and not deleted and is_unplaced(item):
+            self._unplaced[key] = contender(item)
         if now is not None and known is not None and now.says_the_same(known):
             return set()
         if kind == "TrainingJob" and deleted:
@@ -137,6 +137,8 @@ class Inventory:
     def _put(self, kind: str, key: Key, item: Kept | None) -> None:
         namespace, name = key
         old = self._objects[kind].pop(key, None)
+        if kind == "TrainingJob":
+            self._unplaced.pop(key, None)
         if old is not None:
             self._in_namespace[kind, namespace].pop(name, None)
             if old.job:
@@ -209,11 +211,7 @@ class Inventory:
         return max(job.item["spec"].get("nodes") or NODES_MAX, replicas, pods)
 
     def _unplaced_others(self, job: Key) -> tuple[Object, ...]:
-        jobs = self._objects["TrainingJob"]
-        self._unplaced &= jobs.keys()
-        items = [(key, jobs[key].item) for key in self._unplaced if key != job]
-        self._unplaced -= {key for key, item in items if not is_unplaced(item)}
-        return tuple(item for _, item in items if is_unplaced(item))
+        return tuple(item for key, item in self._unplaced.items() if key != job)
 
     def _interactive(self) -> list[Object]:
         jobs = self._objects["TrainingJob"]
