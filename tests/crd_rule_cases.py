@@ -129,6 +129,9 @@ JOB_CASES = {
     ("spec", "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank"): Case(
         job(gpusPerNode=0, ranksPerNode=2), job(gpusPerNode=4, ranksPerNode=2), "spec.ranksPerNode"
     ),
+    ("spec", "a gang may have at most 8192 ranks, nodes times gpusPerNode (or ranksPerNode): take fewer nodes, or several jobs"): Case(
+        job(nodes=1024, gpusPerNode=8), job(nodes=513, gpusPerNode=0, ranksPerNode=16), "spec.nodes"
+    ),
     ("spec", "hangTimeouts is for a script: the trainer watches itself, by training.limits"): Case(
         job(hangTimeouts={"stepSeconds": 60}),
         training() | {"spec": training()["spec"] | {"hangTimeouts": {"stepSeconds": 60}}},

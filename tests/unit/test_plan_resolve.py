@@ -52,6 +52,13 @@ def test_the_strongest_layer_that_states_a_value_sets_it(
     assert layer_of(resolve(job(**in_job), profile(**in_profile)), field) == expected
 
 
+def test_a_gang_that_the_profile_makes_too_large_is_refused_with_its_numbers() -> None:
+    resolve(job(nodes=1024), profile(gpus={"perNode": 8}))
+    with pytest.raises(Refused, match=r"1024 nodes with 16 ranks each are 16384 ranks, and a gang may have at most 8192") as refused:
+        resolve(job(nodes=1024), profile(gpus={"perNode": 16}))
+    assert reasons(refused.value) == ["TooManyRanks"]
+
+
 def test_the_platform_gives_the_image_that_nobody_states() -> None:
     resolved = resolve(job(), profile(image=None), PlatformDefaults(image="here:1"))
     assert layer_of(resolved, "image") == ("here:1", Layer.PLATFORM)

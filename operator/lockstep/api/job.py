@@ -95,6 +95,15 @@ def _restarts_as_by_default(spec: TrainingJobSpec) -> bool:
     )
 
 
+RANKS_MAX = 8192
+"""Ranks of one gang: so many are proven (tests/bench/gang_scale.py)."""
+
+
+def ranks_a_node(gpus: int | None, ranks: int | None) -> int:
+    """One rank for every GPU; without GPUs as many as stated, else 1."""
+    return gpus or ranks or 1
+
+
 def _ranks_match_gpus(spec: TrainingJobSpec) -> bool:
     return spec.ranks_per_node is None or not spec.gpus_per_node or spec.ranks_per_node == spec.gpus_per_node
 
@@ -107,7 +116,7 @@ class TrainingJobSpec(Model):
     type: JobType = JobType.BATCH
     """Batch: one run from start to end. Interactive: a dev environment, whose nodes wait for what `lockstep run --job` or launch_deepspeed.sh asks for."""
     nodes: Annotated[int | None, Field(ge=1, le=1024)] = None
-    """Nodes, one pod each. Default: the profile's."""
+    """Nodes, one pod each. Default: the profile's. With all their ranks at most 8192: larger gangs are refused, since none has been tried."""
     gpus_per_node: Annotated[int | None, Field(ge=0, le=64)] = None
     """GPUs a node, one rank each; 0: CPU ranks over gloo. Default: the profile's."""
     ranks_per_node: Annotated[int | None, Field(ge=1, le=64)] = None
@@ -173,6 +182,13 @@ class TrainingJobSpec(Model):
             "ranksPerNode may only be set when gpusPerNode is 0: every GPU has one rank",
             _ranks_match_gpus,
             field="ranksPerNode",
+        ),
+        Rule(
+            "!has(self.nodes) || self.nodes * (has(self.gpusPerNode) && self.gpusPerNode > 0 ? self.gpusPerNode : has(self.ranksPerNode) ? self.ranksPerNode : 1)"
+            f" <= {RANKS_MAX}",
+            f"a gang may have at most {RANKS_MAX} ranks, nodes times gpusPerNode (or ranksPerNode): take fewer nodes, or several jobs",
+            lambda spec: (spec.nodes or 1) * ranks_a_node(spec.gpus_per_node, spec.ranks_per_node) <= RANKS_MAX,
+            field="nodes",
         ),
         Rule(
             "!(has(self.training) && has(self.hangTimeouts))",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.interactive import JobType
-from lockstep.api.job import TrainingJob
+from lockstep.api.job import RANKS_MAX, TrainingJob, ranks_a_node
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import StorageMode
@@ -102,6 +102,7 @@ def resolve(job: TrainingJob, profile: ClusterProfile, platform: PlatformDefault
     storage = _storage_mode(job, profile)
     claim = _workspace_claim(job, profile)
     refusals = [
+        *_size_refusals(nodes.value, ranks_a_node(gpus.value, spec.ranks_per_node)),
         *fabric_refusals(transport.value, cluster.network, name),
         *_image_refusals(image, name),
         *_storage_refusals(job, storage, name),
@@ -179,6 +180,14 @@ def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notic
     if image.value:
         return []
     return [Notice("NoImage", f"image is set neither in the job nor in the profile {profile_name}: set spec.image")]
+
+
+def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
+    """What the profile gives may make a gang larger than the job's own fields say."""
+    if nodes * ranks <= RANKS_MAX:
+        return []
+    message = f"{nodes} nodes with {ranks} ranks each are {nodes * ranks} ranks, and a gang may have at most {RANKS_MAX}: take fewer nodes"
+    return [Notice("TooManyRanks", message)]
 
 
 def _storage_refusals(job: TrainingJob, mode: Layered[StorageMode], profile_name: str) -> list[Notice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lockstep_gang.agent.progress import ProgressServer
 from lockstep_gang.agent.ranks import Node, Ranks
 from lockstep_gang.agent.reports import ReportSocket
 from lockstep_gang.agent.silence import watch
+from lockstep_gang.agent.stacks import remove_old
 from lockstep_gang.agent.standby import Standby
 from lockstep_gang.agent.survivors import Survivors
 from lockstep_gang.contract.codec import ContractError
@@ -40,7 +42,7 @@ from lockstep_gang.contract.messages import (
 )
 from lockstep_gang.contract.preflight import Check
 from lockstep_gang.contract.report import State
-from lockstep_gang.contract.run import Run, WhenDone
+from lockstep_gang.contract.run import Run, Storage, WhenDone
 
 KEEP_SECONDS = 3.0
 """How long the agent's end waits until the logs of NCCL are on the job's volume."""
@@ -145,6 +147,8 @@ class Agent:
         if order.attempt <= self._known_attempt or self._running or self._leaving or self._finish is not None:
             return  # of the past, or ranks of before are here yet
         self._known_attempt = order.attempt
+        if self._node.index == 0 or self._run.storage is not Storage.SHARED:  # a volume that all share is one node's to tidy
+            threading.Thread(target=remove_old, args=(Path(self._run.run_dir) / "logs",), name="old stacks", daemon=True).start()
         self._console.begin_attempt(order.attempt)
         self._outbox.begin_attempt(order.attempt)
         self._progress.begin_attempt()

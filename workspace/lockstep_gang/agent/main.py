@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from lockstep_gang.agent.journal import Journal
 from lockstep_gang.agent.ranks import Node
 from lockstep_gang.agent.reports import make_folder, remove_folder
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import CONFIGURATION
+from lockstep_gang.contract.exits import CONFIGURATION, INTERNAL
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
 from lockstep_gang.contract.sweep import PROBE, SWEEP
@@ -32,7 +33,8 @@ SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used."""
+    """The agent's exit code: 0 complete, 1 failed, 75 saved and stopped as asked, 78 what it was given can't be used; 70 a fault of its own,
+    which is no verdict on the job."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] and given[0] in ask.VERBS:
         return ask.main(given)
@@ -40,7 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return sweep.main(given[1:])
     if given[:1] == [PROBE]:
         return probe.main()
-    options = _parse(given)
+    try:
+        return _agent(_parse(given))
+    except Exception:  # Python's own exit code for it, 1, would say that the job has failed
+        traceback.print_exc()
+        return INTERNAL
+
+
+def _agent(options: argparse.Namespace) -> int:
     if options.parent is None:  # the first process of a pod; on somebody's own machine their umask counts
         os.umask(POD_UMASK)
         isolate()
@@ -61,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ContractError, OSError) as error:
         console.say(f"the agent of node {index} cannot go on: {error}")
         return CONFIGURATION
+    except Exception as error:
+        console.say(f"the agent of node {index} ends by a fault of its own, which says nothing about the job: {error!r}")
+        raise
     finally:
         remove_folder(folder)
         if options.parent not in (None, os.getppid()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,7 +86,8 @@ class Outbox:
         self._waiting.clear()
 
     async def run(self) -> None:
-        """Flush now and then; never ends."""
+        """Flush now and then; never ends. The agents of a big gang, which began together, do so at different moments."""
+        await asyncio.sleep(random.uniform(0, self._pause))  # noqa: S311 (no secret)
         while True:
             await asyncio.sleep(self._pause)
             self.flush()

@@ -24,6 +24,7 @@ from lockstep_gang.agent.stacks import (
     dumped,
     head_line,
     process_state,
+    shortened,
     stack_path,
     state_after_kill,
     write_stacks,
@@ -135,7 +136,8 @@ class RankProcess:
         lines = self._relay.captured or []
         path = stack_path(node.run.run_dir, self._attempt, self.rank)
         head = head_line(self.rank, node.index, self._attempt, self.pid, seen)
-        return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, lines) if self._asked else None)
+        shown = shortened(lines, node.run.world_size)
+        return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, shown) if self._asked else None)
 
     def ended(self, ended: Ended) -> RankExit:
         """All it wrote before its end is in the pipe by now, so its last lines are its last."""

@@ -23,6 +23,13 @@ WRITE_SECONDS = 1.0
 """How long a volume may take to write one file; what hangs may be the volume."""
 PROC = Path("/proc")
 STOPPED = frozenset({"T", "t"})
+HANGS = 3
+"""The newest attempts whose files stay on the volume; a job may be started again a thousand times."""
+STACKS_BYTES = 512 * 1024 * 1024
+"""Of all ranks' stacks together,"""
+FILE_BYTES = 1024 * 1024
+"""and of one rank's at most."""
+_FILES = re.compile(r"(?:hang|nccl)-attempt-(\d+)-rank-\d+\.(?:txt|json)")
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _COLLECTIVE = re.compile(r"torch/distributed/|deepspeed/comm/|torch/nn/parallel/distributed|mpi4py|horovod")
 _DEVICE_WAIT = re.compile(r"\.(item|tolist|cpu|numpy)\(|\bsynchronize\(")
@@ -163,6 +170,30 @@ def write_stacks(path: Path, head: str, lines: Sequence[str]) -> str | None:
 
 def stack_path(run_dir: str, attempt: int, rank: int) -> Path:
     return Path(run_dir) / "logs" / f"hang-attempt-{attempt}-rank-{rank}.txt"
+
+
+def remove_old(logs: Path) -> None:
+    """Remove what ranks wrote when they hung, but for the newest attempts. May take as long as the volume does; never raises."""
+    files: dict[int, list[Path]] = {}
+    with contextlib.suppress(OSError):
+        for path in logs.iterdir():
+            match = _FILES.fullmatch(path.name)
+            if match is not None:
+                files.setdefault(int(match[1]), []).append(path)
+    for attempt in sorted(files)[:-HANGS]:
+        for path in files[attempt]:
+            with contextlib.suppress(OSError):  # another agent was faster
+                path.unlink()
+
+
+def shortened(lines: Sequence[str], ranks: int) -> list[str]:
+    """What of a rank's stacks goes into its file, in a gang of so many ranks: the newest, since the main thread comes last."""
+    left = min(FILE_BYTES, STACKS_BYTES // ranks)
+    first = len(lines)
+    while first and left >= len(lines[first - 1]) + 1:
+        first -= 1
+        left -= len(lines[first]) + 1
+    return [f"{first} lines left out", *lines[first:]] if first else list(lines)
 
 
 def head_line(rank: int, node: int, attempt: int, pid: int, state: ProcessState) -> str:

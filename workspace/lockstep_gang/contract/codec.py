@@ -92,20 +92,35 @@ def _decode_enum(kind: type[Enum], value: Any, where: str) -> Enum:
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[str, Any, bool]]:
-    """JSON key → (field name, its type, whether it may be left out)."""
+def _fields(kind: Any) -> dict[str, tuple[str, Any, frozenset[type]]]:
+    """JSON key → (field name, its type, classes of values that are taken as they are)."""
     hints = get_type_hints(kind)
+    return {camel(f.name): (f.name, hints[f.name], _taken_as_they_are(hints[f.name])) for f in dataclasses.fields(kind)}
+
+
+@cache
+def _required(kind: Any) -> tuple[str, ...]:
+    """JSON keys that may not be left out."""
     optional = (dataclasses.MISSING, dataclasses.MISSING)
-    return {camel(f.name): (f.name, hints[f.name], (f.default, f.default_factory) != optional) for f in dataclasses.fields(kind)}
+    return tuple(camel(f.name) for f in dataclasses.fields(kind) if (f.default, f.default_factory) == optional)
+
+
+def _taken_as_they_are(kind: Any) -> frozenset[type]:
+    if get_origin(kind) in (Union, types.UnionType):
+        return _taken_as_they_are(_without_none(kind)) | {type(None)}
+    return frozenset({kind}) if kind in _PLAIN else frozenset()
 
 
 def _decode_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
-    fields = _fields(kind)
-    for key, (_, _, optional) in fields.items():
-        if key not in value and not optional:
+    for key in _required(kind):
+        if key not in value:
             raise ContractError(f"{where}.{key} is missing")
-    known = {key: item for key, item in value.items() if key in fields}
-    return kind(**{fields[key][0]: _decode(fields[key][1], item, f"{where}.{key}") for key, item in known.items()})
+    decoded: dict[str, Any] = {}
+    for key, (name, field_kind, plain) in _fields(kind).items():
+        if key in value:
+            item = value[key]
+            decoded[name] = item if type(item) in plain else _decode(field_kind, item, f"{where}.{key}")
+    return kind(**decoded)
 
 
 def _shown(value: Any) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 DONE = 0
 FAILED = 1
+INTERNAL = (
+    70  # of an agent that met what it doesn't know (sysexits' EX_SOFTWARE): no verdict on the job, whoever started it starts it again
+)
 SAVED = 75  # saved and stopped as asked (sysexits' EX_TEMPFAIL)
 HANG = 76
 OUT_OF_MEMORY = 77

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -103,11 +103,14 @@ COUNT_MAX = 2**63 - 1
 _COUNTS = ("step", "total_steps", "epoch", "estimated_remaining_seconds", "position", "limit_seconds", "steps", "microseconds", "bytes")
 
 
+_COUNTS_OF = {kind: tuple(f.name for f in fields(kind) if f.name in _COUNTS) for kind in _EVENTS.values()}
+
+
 def rank_report_from_json(value: object, where: str = "rank report") -> RankReport:
     """One datagram of a rank, parsed, its texts as lines that can be printed: `event` says which. Raises ContractError."""
     report: RankReport = _tagged(_EVENTS, "event", cleaned(value), where)
-    for name in _COUNTS:
-        number = getattr(report, name, None)
+    for name in _COUNTS_OF[type(report)]:
+        number = getattr(report, name)
         if number is not None and not 0 <= number <= COUNT_MAX:
             raise ContractError(f"{where}.{camel(name)} is {number}, must be a whole number from 0 to 2^63 - 1; leave out what isn't known")
     return report
@@ -297,4 +300,4 @@ def order(value: object) -> Order:
 def _tagged(kinds: dict[str, type[Any]], tag: str, value: object, where: str) -> Any:
     if not isinstance(value, dict) or value.get(tag) not in kinds:
         raise ContractError(f"{where} must be an object whose {tag} is one of {', '.join(kinds)}")
-    return from_json(kinds[value[tag]], {key: item for key, item in value.items() if key != tag}, f"{where} {value[tag]}")
+    return from_json(kinds[value[tag]], value, f"{where} {value[tag]}")  # which has no field of the tag's name

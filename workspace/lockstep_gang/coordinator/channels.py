@@ -12,6 +12,8 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.ports import free_port
 
+PING_TURNS = 20
+
 
 class Channels:
     """By node. The gang learns of a connection a little later while a record is written: until then it is sent nothing but pings."""
@@ -63,8 +65,10 @@ class Channels:
         channel.send(message_to_json(order))
 
     async def ping(self) -> None:
-        """Until cancelled."""
+        """Until cancelled: each in its turn within PING_SECONDS, so that a thousand are no burst."""
+        turn = 0
         while True:
-            await asyncio.sleep(PING_SECONDS)
-            for channel in self.of_node.values():
+            await asyncio.sleep(PING_SECONDS / PING_TURNS)
+            turn = (turn + 1) % PING_TURNS
+            for channel in [channel for node, channel in self.of_node.items() if node % PING_TURNS == turn]:
                 channel.send(message_to_json(Ping()))

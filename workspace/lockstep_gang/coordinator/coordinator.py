@@ -28,7 +28,7 @@ from lockstep_gang.coordinator.waiting import happens, in_thread
 from lockstep_gang.lifecycle.decide import Decision, decide
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
-from lockstep_gang.lifecycle.hang import excused
+from lockstep_gang.lifecycle.hang import excused, waited_for
 from lockstep_gang.lifecycle.losses import heard, is_asking
 from lockstep_gang.lifecycle.observe import closed, observe
 from lockstep_gang.lifecycle.placement import with_racks
@@ -41,6 +41,8 @@ STORAGE_RETRY_SECONDS = 10.0
 COMMIT_SECONDS = 1.0
 """Least time between two writes of the newest commit."""
 PULSE_SECONDS = 1.0
+BUSY_SECONDS = 0.25
+"""A pulse so late means that there is much to do, such as taking back a thousand connections."""
 PAUSED_SECONDS = 2.0
 """A pulse so late means that this process itself did not run, or had too much to do."""
 SLOW_SECONDS = 5.0
@@ -225,12 +227,14 @@ class Coordinator:
     def _excuse(self) -> None:
         """After a time in which this process did not run, or had too much to do, what was said meanwhile is still to be read: it judges nobody."""
         late = self._now() - self._pulse_due
+        if late < BUSY_SECONDS:
+            return
+        self._pulse_due = self._now() + PULSE_SECONDS
         if late > PAUSED_SECONDS:
-            self._pulse_due = self._now() + PULSE_SECONDS
             self._output.say(f"the coordinator did not run for {late:.0f} s; nobody is judged by that time")
-            self._changes.append(partial(excused, seconds=late))
-            if self._recording is None:
-                self._take_in()
+        self._changes.append(partial(excused if late > PAUSED_SECONDS else waited_for, seconds=late))
+        if self._recording is None:
+            self._take_in()
 
     def _be(self, gang: Gang) -> None:
         before, self.gang = self.gang, gang

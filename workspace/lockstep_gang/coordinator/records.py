@@ -19,6 +19,8 @@ from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 
 T = TypeVar("T")
+TAIL_BYTES = 16 * 1024
+"""Of the attempts' file that is read at first for its last line."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Records:
         """The highest attempt that this process has read or written."""
 
     def attempts(self) -> list[AttemptRecord]:
-        """All attempts ever started here, oldest first, of earlier jobs of this name too."""
+        """The newest attempts that were started here, oldest first, of earlier jobs of this name too."""
         if not self._attempts_path.exists():
             return []
         lines = self._attempts_path.read_text(encoding="utf-8").splitlines()
@@ -89,8 +91,8 @@ class Records:
         """Raises Replaced. A coordinator that wrote between this look and the write is not seen: its attempt begins again under the next number."""
         if not self._attempts_path.exists():
             return
-        last = self._attempts_path.read_text(encoding="utf-8").splitlines()[-1:]
-        newest = max((_parsed(AttemptRecord, line, str(self._attempts_path)).attempt for line in last), default=0)
+        last = _last_line(self._attempts_path)
+        newest = _parsed(AttemptRecord, last, str(self._attempts_path)).attempt if last else 0
         if newest > self._newest:
             raise Replaced(errno.ESTALE, f"attempt {newest} of another coordinator is there, so this pod was replaced")
 
@@ -111,6 +113,19 @@ def _parsed(kind: type[T], text: str, where: str) -> T:
     except ValueError as error:
         raise ContractError(f"{where} is not JSON ({error}): put the file back, or move the folder away to start anew") from None
     return from_json(kind, value, where)
+
+
+def _last_line(path: Path) -> str:
+    """The file's last line, empty where it has none. Of a long file only the end is read: it is looked at before every write of anything."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        length = TAIL_BYTES
+        while True:
+            file.seek(max(0, size - length))
+            lines = file.read().splitlines()
+            if len(lines) > 1 or length >= size:
+                return lines[-1].decode("utf-8") if lines else ""
+            length *= 8
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -113,7 +113,8 @@ class Ranks(tuple[Rank, ...]):
         """With some in another state, in time that grows with those alone (but for a copy of pointers)."""
         ranks, counts = list(self), self.counts
         for index, rank in changes.items():
-            counts = RankCounts(*(c - o + n for c, o, n in zip(counts, _rank_traits(ranks[index]), _rank_traits(rank))))  # noqa: B905
+            if rank.ready is not ranks[index].ready or rank.exit is not ranks[index].exit:
+                counts = RankCounts(*(c - o + n for c, o, n in zip(counts, _rank_traits(ranks[index]), _rank_traits(rank))))  # noqa: B905
             ranks[index] = rank
         new = tuple.__new__(Ranks, ranks)
         new.counts = counts

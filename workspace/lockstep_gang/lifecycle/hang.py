@@ -49,11 +49,15 @@ def noticed(gang: Gang, rank: int, now: float) -> Hang:
 
 def excused(gang: Gang, seconds: float) -> Gang:
     """The gang after this process itself didn't run for so long: what ranks said in that time is still to be read."""
+    ranks = {index: replace(rank, progress=later(rank.progress, seconds)) for index, rank in enumerate(gang.ranks)}
+    return replace(waited_for(gang, seconds).with_ranks(ranks), stop_began=gang.stop_began + seconds)
+
+
+def waited_for(gang: Gang, seconds: float) -> Gang:
+    """The gang with so much longer for nodes whose connection has closed: nobody could have been heard in that time."""
     away = {index: gang.nodes[index] for index in gang.nodes.away}
     nodes = {index: replace(node, closed_at=node.closed_at + seconds) for index, node in away.items() if node.closed_at is not None}
-    ranks = {index: replace(rank, progress=later(rank.progress, seconds)) for index, rank in enumerate(gang.ranks)}
-    gang = gang.with_nodes(nodes) if nodes else gang
-    return replace(gang.with_ranks(ranks), stop_began=gang.stop_began + seconds)
+    return gang.with_nodes(nodes) if nodes else gang
 
 
 def suspects(gang: Gang, now: float) -> tuple[int, ...]:

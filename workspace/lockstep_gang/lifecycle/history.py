@@ -11,6 +11,8 @@ from lockstep_gang.lifecycle.budget import backoff_seconds, charged
 from lockstep_gang.lifecycle.gang import Budget, Ending, Gang, Phase, new_gang
 
 END_FORMAT = "lockstep-end/1"
+ATTEMPTS_MAX = 200
+"""Attempts remembered on the volume, of earlier jobs of the name and of every run of a dev environment too."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,19 @@ def begun_records(attempts: Sequence[AttemptRecord], gang: Gang, run: Run, start
     begun = AttemptRecord(
         gang.attempt, run.job.uid, gang.restarts, started, budget=gang.budget, checkpoint=gang.checkpoint, retry=run.restart.retry
     )
-    return [*_with_costs(attempts, gang), begun]
+    return retained([*_with_costs(attempts, gang), begun])
+
+
+def retained(attempts: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+    """The newest records. The last one has the highest number and the budget; of its job the newest commit and the newest failures stay, however
+    many attempts came after them."""
+    last = attempts[-1:]
+    own = [index for index, record in enumerate(attempts) if last and record.job_uid == last[0].job_uid]
+    committed = [index for index in own if attempts[index].checkpoint is not None]
+    failed = [index for index in own if attempts[index].restart is not None]
+    needed = {*committed[-1:], *failed[-HISTORY:]}
+    first = len(attempts) - ATTEMPTS_MAX
+    return [record for index, record in enumerate(attempts) if index >= first or index in needed]
 
 
 def closed_records(attempts: Sequence[AttemptRecord], outcome: str, gang: Gang) -> list[AttemptRecord]:

@@ -39,7 +39,7 @@ from lockstep_gang.lifecycle.hang import STOPPED, watched
 from lockstep_gang.lifecycle.preflight import answered
 from lockstep_gang.lifecycle.progress import told
 from lockstep_gang.lifecycle.session import wished
-from lockstep_gang.lifecycle.stragglers import judged_now_and_then, with_pace
+from lockstep_gang.lifecycle.stragglers import judged_now_and_then, paced
 
 
 def observe(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:  # noqa: PLR0911 (one return a kind of message)
@@ -158,8 +158,9 @@ def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:
 
 
 def heard(rank: Rank, report: RankReport, now: float) -> Rank:
-    rank = replace(rank, ready=True, progress=told(rank.progress, report, now))
-    return with_pace(rank, report) if isinstance(report, Pace) else rank
+    """After one of its reports. Written out, since `replace` takes several times as long, and a big gang says thousands of these a second."""
+    paces = paced(rank.paces, report) if isinstance(report, Pace) else rank.paces
+    return Rank(True, rank.exit, rank.error, rank.sign, told(rank.progress, report, now), paces, rank.dumped)
 
 
 def _progressed(gang: Gang, run: Run, node: int, reports: list[RankReport], now: float) -> Gang:

@@ -61,14 +61,11 @@ def told(progress: Progress, report: RankReport, now: float) -> Progress:
     """The progress after a report of the rank. With beats only those count: they say more exactly when something began."""
     if isinstance(report, Beat):
         since = progress.since if report.activity == progress.activity and progress.position is not None else now
-        beat = replace(progress, activity=report.activity, place=report.place, position=report.position, since=since, heard_at=now)
-        return replace(beat, limit_seconds=report.limit_seconds)
-    progress = replace(progress, heard_at=now)
-    if isinstance(report, Step):
-        progress = replace(progress, step=report.step)
+        return Progress(report.activity, report.place, progress.step, report.position, report.limit_seconds, since, now)
+    step = report.step if isinstance(report, Step) else progress.step
     if progress.position is not None:
-        return progress
-    return replace(progress, activity=_activity(progress.activity, report), since=now)
+        return Progress(progress.activity, progress.place, step, progress.position, progress.limit_seconds, progress.since, now)
+    return replace(progress, activity=_activity(progress.activity, report), step=step, since=now, heard_at=now)
 
 
 def _activity(before: str, report: RankReport) -> str:

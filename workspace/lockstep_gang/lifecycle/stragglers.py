@@ -35,7 +35,11 @@ LISTED = 8
 
 
 def with_pace(rank: Rank, pace: Pace) -> Rank:
-    return replace(rank, paces=(*rank.paces, pace)[-WINDOW:])
+    return replace(rank, paces=paced(rank.paces, pace))
+
+
+def paced(paces: tuple[Pace, ...], pace: Pace) -> tuple[Pace, ...]:
+    return (*paces, pace)[-WINDOW:]
 
 
 def judged_now_and_then(gang: Gang, run: Run, now: float) -> Gang:

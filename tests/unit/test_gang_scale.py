@@ -1,0 +1,356 @@
+"""A big gang: what a message costs doesn't grow with it, counts are what a look at every rank would say, and nobody is lost by the coordinator's own delay."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from bench.gang_scale import measure
+from lockstep_gang.agent.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
+from lockstep_gang.contract import RestartPolicy, Run
+from lockstep_gang.contract.exits import RECONNECT_SECONDS, progress_seconds, reconnect_seconds, spread_seconds
+from lockstep_gang.contract.messages import (
+    Activity,
+    AgentMessage,
+    Beat,
+    Error,
+    Exited,
+    Hello,
+    Pace,
+    Progressed,
+    RankExit,
+    RankReport,
+    RankState,
+    Reported,
+    Step,
+    message_to_json,
+    rank_report_to_json,
+)
+from lockstep_gang.coordinator import coordinator, server
+from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.news import report_change
+from lockstep_gang.coordinator.server import Server
+from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.lifecycle.decide import decide
+from lockstep_gang.lifecycle.gang import Gang, Nodes, Phase, Ranks, new_gang
+from lockstep_gang.lifecycle.hang import deadlines
+from lockstep_gang.lifecycle.observe import closed, observe
+from unit.gang_cases import KEY, free_port, make_run
+from unit.test_gang_simulation import Day
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 (the coordinator has no event of it)
+        await asyncio.sleep(0.01)
+
+
+def run_of(nodes: int, **changes: Any) -> Run:
+    values: dict[str, Any] = {"ranks_per_node": 8, "gpus_per_node": 8, "restart": RestartPolicy(3, 1), "training": {"played": True}}
+    return make_run(nodes=nodes, **values | changes)
+
+
+class Untold:
+    """Where the operator's reports would go."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def taken(gang: Gang, run: Run, message: AgentMessage | None, node: int, now: float) -> Gang:
+    """As the coordinator does with each message that comes by itself."""
+    before = gang
+    gang = observe(gang, run, node, message, now) if message is not None else gang
+    for _ in telling(before, gang, run):
+        pass
+    report_change(Untold(), before, gang, run, tuple)  # type: ignore[arg-type]
+    while True:
+        before, gang = gang, decide(gang, run, now).gang
+        for _ in telling(before, gang, run):
+            pass
+        report_change(Untold(), before, gang, run, tuple)  # type: ignore[arg-type]
+        if gang.phase is before.phase:
+            return gang
+
+
+def reports(run: Run, node: int, step: int) -> Iterator[RankReport]:
+    for rank in run.ranks_of(node):
+        yield from (Step(rank, step, 100), Beat(rank, f"Step {step}", "forward", step, 120), Pace(rank, step, 1, 1_000_000))
+
+
+def progressed(run: Run, node: int, step: int) -> Progressed:
+    return Progressed(1, tuple(map(rank_report_to_json, reports(run, node, step))))
+
+
+def training(run: Run) -> Gang:
+    """Every node is here, and every rank trains."""
+    gang = new_gang(run)
+    for node in range(run.nodes):
+        gang = observe(gang, run, node, Hello(node, f"agent-{node}", 0, 0), 1000.0)
+    gang = taken(gang, run, None, 0, 1000.0)
+    for node in range(run.nodes):
+        gang = observe(gang, run, node, progressed(run, node, 1), 1001.0)
+    return taken(gang, run, None, 0, 1001.0)
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Lines of Python that this takes: unlike its time, the same on every machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def a_step(run: Run, gang: Gang) -> AgentMessage:
+    return progressed(run, 7, 2)
+
+
+def a_first_report(run: Run, gang: Gang) -> AgentMessage:
+    return Reported(1, rank_report_to_json(Activity(run.ranks_of(7)[0], "Step")))
+
+
+def an_ordered_end(run: Run, gang: Gang) -> AgentMessage:
+    return Exited(1, RankExit(run.ranks_of(7)[0], None, "SIGKILL", True))
+
+
+def a_peers_end(run: Run, gang: Gang) -> AgentMessage:
+    return Exited(1, RankExit(run.ranks_of(7)[0], 1, None, False, Error(56, "RuntimeError", "connection closed by peer")))
+
+
+@pytest.mark.parametrize("message", [a_step, a_first_report, an_ordered_end, a_peers_end])
+def test_the_work_of_a_message_does_not_grow_with_the_gang(message: Callable[[Run, Gang], AgentMessage]) -> None:
+    def work(nodes: int) -> int:
+        run = run_of(nodes)
+        gang = training(run)
+        if message in (an_ordered_end, a_peers_end):  # of the many ends of a stop
+            gang = taken(gang, run, Exited(1, RankExit(3, 1, None, False, Error(3, "ValueError", "boom"))), 0, 1002.0)
+            assert gang.phase is Phase.STOPPING
+        taken(gang, run, message(run, gang), 7, 1002.0)  # what is remembered of types is read now
+        return lines_run(lambda: taken(gang, run, message(run, gang), 7, 1002.0))
+
+    assert work(256) == work(16)
+
+
+def test_what_came_together_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[Gang] = []
+
+    def counted(gang: Gang, run: Run, now: float) -> Any:
+        decided.append(gang)
+        return decide(gang, run, now)
+
+    monkeypatch.setattr(coordinator, "decide", counted)
+    run = run_of(32, run_dir=str(tmp_path))
+
+    async def play() -> None:
+        made = Coordinator(run, KEY, Output(lambda _: None, tuple, lambda _: None))
+        wire: Any = Untold()
+        for node in range(run.nodes):
+            assert made.connected(node, wire, Hello(node, f"agent-{node}", 0, 0))
+        await until(lambda: made.gang.phase is Phase.ACTIVE)
+        await asyncio.sleep(0.01)
+        decided.clear()
+        for node in range(run.nodes):
+            made.heard(node, progressed(run, node, 1))
+        assert decided == []
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(decided) == 1
+        assert made.gang.ranks.counts.missing == 0
+
+    asyncio.run(play())
+
+
+def assert_counted(gang: Gang, run: Run, seen: set[int]) -> None:
+    """The counts are those of a look at everything; `seen` collects which ranks were ever judged."""
+    nodes, ranks = Nodes(tuple(gang.nodes)), Ranks(tuple(gang.ranks))
+    assert (gang.nodes.counts, gang.nodes.away) == (nodes.counts, nodes.away)
+    assert (gang.ranks.counts, sorted(gang.ranks.ended)) == (ranks.counts, sorted(ranks.ended))
+    if gang.phase is Phase.ACTIVE:
+        judged = dict(deadlines(gang, run, range(len(gang.ranks))))
+        seen.update(judged)
+        assert gang.in_time_until <= min(judged.values(), default=math.inf)
+
+
+def test_whatever_happens_the_counts_are_those_of_a_look_at_every_rank() -> None:
+    seen = set[int]()
+    for seed in range(0, 80, 2):  # those of odd seeds wait for a preflight
+        a_day(seed, seen)
+    assert seen == {0, 1, 2}
+
+
+def a_day(seed: int, seen: set[int]) -> None:
+    day, draw = Day(seed, restarts=3), random.Random(seed + 1000)  # noqa: S311 (no secret)
+    for _ in range(150):
+        day.step(trouble=draw.random() < 0.5)
+        assert_counted(day.gang, day.run, seen)
+        node = draw.randrange(day.run.nodes)
+        if day.agents[node].connected and day.agents[node].running:
+            beat = Beat(node, draw.choice(["Step 1", "Save"]), "", draw.randrange(9), draw.choice([None, 5, 600]))
+            told = Progressed(day.agents[node].known, (rank_report_to_json(beat),))
+            day.gang = observe(day.gang, day.run, node, told, day.now)
+            assert_counted(day.gang, day.run, seen)
+
+
+def test_orders_of_all_nodes_follow_from_what_changed_and_of_one_from_its_own_state() -> None:
+    run = run_of(16)
+    gang = training(run)
+    asked = decide(gang, run, 1002.0)
+    assert asked.orders == ()
+    again = closed(asked.gang, 5, 1002.0)
+    again = observe(again, run, 5, Hello(5, "agent-5", 1, 1, tuple(RankState(rank, True) for rank in run.ranks_of(5))), 1003.0)
+    failed = observe(again, run, 2, Exited(1, RankExit(16, 1, None, False)), 1003.0)
+    assert {node for node, _ in decide(failed, run, 1003.0).orders} == set(range(16))
+
+
+def test_a_closed_connection_of_a_big_gang_has_longer_to_come_back() -> None:
+    assert (reconnect_seconds(2), spread_seconds(64)) == (RECONNECT_SECONDS, 0.0)
+    assert RECONNECT_SECONDS + 5 < reconnect_seconds(1024) < 15  # an agent is quiet for 15 s before it connects again
+    assert progress_seconds(16) == 2.0
+    assert 5.0 < progress_seconds(8192) <= 10.0
+
+
+def test_the_time_in_which_the_coordinator_itself_did_not_run_judges_nobody(tmp_path: Path) -> None:
+    lines: list[str] = []
+    run = run_of(2, run_dir=str(tmp_path))
+
+    async def play() -> None:
+        made = Coordinator(run, KEY, Output(lines.append, tuple, lines.append))
+        hosting = asyncio.ensure_future(made.run())
+        wires: list[Any] = [Untold(), Untold()]
+        for node in (0, 1):
+            made.connected(node, wires[node], Hello(node, f"agent-{node}", 0, 0))
+        await until(lambda: made.gang.phase is Phase.ACTIVE)
+        made.disconnected(1, wires[1])
+        await asyncio.sleep(0.01)
+        made._clock += RECONNECT_SECONDS + 5  # as if nothing had run for so long
+        made.heard(0, progressed(run, 0, 1))
+        await asyncio.sleep(0.05)
+        assert (made.gang.phase, made.gang.lost) == (Phase.ACTIVE, ())
+        made.connected(1, wires[1], Hello(1, "agent-1", 1, 1))
+        await asyncio.sleep(0.05)
+        assert made.gang.phase is Phase.ACTIVE
+        hosting.cancel()
+
+    asyncio.run(play())
+    assert any("did not run for" in line for line in lines)
+
+
+def with_server(folder: Path, test: Callable[[Coordinator, Run, tuple[str, int]], Any], **changes: Any) -> list[str]:
+    lines: list[str] = []
+    run = make_run(run_dir=str(folder), coordinator_port=free_port(), **changes)
+
+    async def play() -> None:
+        output = Output(lines.append, tuple, lines.append)
+        made = Coordinator(run, KEY, output)
+        serving = Server(run, KEY, made, output)
+        address = await serving.start()
+        try:
+            await asyncio.wait_for(test(made, run, address), 60)
+        finally:
+            await serving.stop()
+
+    asyncio.run(play())
+    return lines
+
+
+def test_any_byte_is_a_sign_of_life_and_silence_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+
+    async def test(made: Coordinator, run: Run, address: tuple[str, int]) -> None:
+        channels = [await connect(address, KEY, run.job.uid, node) for node in (0, 1)]
+        for node, channel in enumerate(channels):
+            channel.send(message_to_json(Hello(node, f"agent-{node}", 0, 0)))
+        await until(lambda: made.gang.nodes.counts.here == 2)
+        while made.gang.nodes[1].connected:
+            channels[0]._writer.write(b" ")  # a message that isn't whole for long
+            await asyncio.sleep(0.02)
+        assert made.gang.nodes[0].connected
+        for channel in channels:
+            channel.close()
+
+    with_server(tmp_path, test)
+
+
+def endings(ranks: int, character: str) -> tuple[RankState, ...]:
+    lines = tuple(f"{number} ".ljust(1000, character) for number in range(20))
+    error = Error(0, "ValueError", character * 20_000, lines)
+    return tuple(RankState(rank, True, RankExit(rank, 1, None, False, error, lines)) for rank in range(ranks))
+
+
+@pytest.mark.parametrize("character", ["ä", "😀", '"', "x"])
+def test_a_hello_is_never_longer_than_a_message_may_be(character: str, tmp_path: Path) -> None:
+    states = bounded(endings(64, character))
+    hello = message_to_json(Hello(0, "agent-0", 1, 0, states))
+    assert json_bytes(hello) < LINE_BYTES_MAX * 3 // 4
+    assert [state.exit.exit_code for state in states if state.exit is not None] == [1] * 64
+    assert all(state.exit is not None and state.exit.last_lines[-1].startswith("19 ") for state in states)
+
+    async def test(made: Coordinator, run: Run, address: tuple[str, int]) -> None:
+        channel = await connect(address, KEY, run.job.uid, 0)
+        channel.send(hello)
+        await until(lambda: made.gang.nodes[0].connected)
+        channel.close()
+
+    with_server(tmp_path, test, ranks_per_node=64)
+
+
+def test_a_hello_that_fits_says_everything() -> None:
+    states = endings(2, "ä")
+    assert bounded(states) == states
+
+
+def test_the_first_reports_of_a_nodes_ranks_go_together_and_in_their_order() -> None:
+    sent: list[AgentMessage] = []
+
+    async def play() -> None:
+        outbox = Outbox(3, 512, sent.append)
+        outbox.begin_attempt(1)
+        for rank in range(24, 32):
+            outbox.put(Activity(rank, "Load"), first=True)
+            outbox.put(Step(rank, 1))
+        outbox.put(Activity(24, "Step"))
+        assert sent == []
+        await until(lambda: bool(sent))
+
+    asyncio.run(play())
+    (message,) = sent
+    assert isinstance(message, Progressed)
+    assert len(message.reports) == 16
+    assert [(report["event"], report.get("activity")) for report in message.reports if report["rank"] == 24] == [
+        ("step", None),
+        ("activity", "Step"),
+    ]
+
+
+def test_reports_that_are_too_long_for_one_message_go_in_several() -> None:
+    sent: list[AgentMessage] = []
+    outbox = Outbox(3, 512, sent.append)
+    for rank in range(64):
+        outbox.put(Step(rank, 1, metrics={"note": "ä" * 20_000}))
+    outbox.flush()
+    assert sum(len(message.reports) for message in sent if isinstance(message, Progressed)) == 64
+    assert max(json_bytes(message_to_json(message)) for message in sent) < 2 * MESSAGE_BYTES < LINE_BYTES_MAX
+
+
+def test_a_gang_of_512_ranks_starts_fails_and_starts_again_over_real_connections() -> None:
+    figures = measure(64, 8, seconds=1.0)
+    assert (figures["ranks"], figures["attempts"], figures["failures"]) == (512, 2, 1)
