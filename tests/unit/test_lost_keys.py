@@ -192,6 +192,18 @@ def test_a_gang_of_a_lost_key_runs_on_and_condition_accepted_says_how_its_report
     assert "lockstep stop x -n ns" in condition(plan, "Accepted")[2]
 
 
+def test_a_secret_that_is_lost_with_the_key_is_not_made_again_with_another_key() -> None:
+    """Whoever has another key than the other agents can't join them."""
+    observed = gang(context(LOST))
+    waiting = {**observed.pods[1], "status": {"phase": "Pending"}}
+    left = {key: item for key, item in observed.objects.items() if key[0] != "Secret"}
+    observed = replace(observed, pods=(observed.pods[0], waiting), objects=left)
+    assert [item["kind"] for item in reconcile(observed, report(), context(LOST), NOW + 5).create] == ["Secret"]
+    plan = reconcile(observed, report(), context(MASTER), NOW + 5)
+    assert plan.create == ()
+    assert "key was made anew" in condition(plan, "Accepted")[2]
+
+
 def test_stop_and_resume_give_such_a_gang_a_secret_of_this_operator() -> None:
     observed = gang(context(LOST))
     observed = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "suspend": True}})

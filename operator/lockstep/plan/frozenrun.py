@@ -15,9 +15,9 @@ import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, key_secret_name, run_name
+from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, run_name
 from lockstep.plan.layers import Notice
-from lockstep.plan.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext, run_proof
+from lockstep.plan.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext, has_lost_key, run_proof
 from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import timestamp
@@ -68,7 +68,7 @@ def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) ->
         when = f" at {timestamp(context.authority_made)}" if context.authority_made else ""
         text = f"the operator's certificate authority was made anew{when}, and these pods trust the earlier one only, so that no report arrives"
         return f"{text}: {_mend(observed)}"
-    if context.key_secret and run.key_secret not in (context.key_secret, key_secret_name(observed.name)):
+    if has_lost_key(run, context):
         text = "the operator's key was made anew since these pods were started, so that their reports are taken by the token of their node 0 alone"
         return f"{text}: {_mend(observed)}"
     if context.is_unverified:

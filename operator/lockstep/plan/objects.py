@@ -105,6 +105,11 @@ def run_proof(frozen: Frozen, run_key: str) -> str:
     return hmac.new(run_key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
+def has_lost_key(frozen: Frozen, context: RenderContext) -> bool:
+    """Whether an operator with another master key named the Secret of this run. Runs of older versions don't show it."""
+    return bool(context.key_secret) and frozen.key_secret not in (context.key_secret, names.key_secret_name(frozen.job))
+
+
 def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     """What the job would run with if it started from zero pods now. Raises Refused when that is too large to keep."""
     reports = context.report is not None

@@ -9,7 +9,7 @@ from lockstep.plan.accept import Accepted
 from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.events import WARNING, Note
 from lockstep.plan.layers import Notice
-from lockstep.plan.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, run_proof
+from lockstep.plan.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, has_lost_key, run_proof
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.running import is_running
 from lockstep.plan.stopping import Stopping
@@ -48,6 +48,10 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
         wanted = [item for item in wanted if item["kind"] == "StatefulSet"]
     if not decision.proven:
         wanted = [item for item in wanted if item["kind"] != "StatefulSet"]
+    if has_lost_key(
+        running, context
+    ):  # the key that its agents have can't be made again, and with another one a pod would be a stranger to them
+        wanted = [item for item in wanted if item["kind"] != "Secret"]
     present = [(item, observed.objects[_key(item)]) for item in wanted if _key(item) in observed.objects]
     ours = [(item, seen) for item, seen in present if owner_uid(seen) == observed.uid and not is_terminating(seen)]
     renewed = [seen for item, seen in ours if decision.starts and needs_recreation(item, seen)]

@@ -29,7 +29,9 @@ from lockstep.platforms.kubernetes.report_server import Standing, load_certifica
 from lockstep.platforms.kubernetes.secrets import KEY_SECRET, UnusableSecret, certificates, master_key, publish_authority
 from lockstep_gang.contract import printable, printable_line
 
-SECRETS_SECONDS = 600.0
+SECRETS_SECONDS = 60.0
+"""Between two looks at the operator's own Secrets. A replica that starts while one is gone makes another, which no running gang knows."""
+AUTHORITY_SECONDS = 600.0
 log = logging.getLogger("lockstep.operator")
 
 
@@ -82,7 +84,7 @@ class Replica:
                 await publish_authority(self._cluster, self._settings.namespace, self._operator.tls.ca_cert)
             except (ApiError, OSError) as error:  # only who scrapes metrics looks there
                 log.warning("ConfigMap of the authority: %s", error)
-            await asyncio.sleep(SECRETS_SECONDS)
+            await asyncio.sleep(AUTHORITY_SECONDS)
 
     async def _keep_secrets_forever(self) -> None:
         while True:
