@@ -8,7 +8,7 @@ SCRIPT ?= train_multi_node.py
 FILE ?= $(SCRIPT)
 SURE = $(if $(YES),--yes) $(if $(FORCE),--force)
 CHOSEN = $(if $(MODE),--mode $(MODE))
-DEPLOY = $(CHOSEN) $(if $(OPERATOR_IMAGE),--image $(OPERATOR_IMAGE)) $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
+DEPLOY = $(CHOSEN) $(if $(OPERATOR_IMAGE),--image $(OPERATOR_IMAGE)) $(if $(NAMESPACES),--namespaces $(NAMESPACES)) $(if $(NAMESPACE_ONLY),--namespace-only) $(if $(FORCE),--force) $(if $(filter 0,$(DEV)),--no-dev)
 IMAGE ?= operator
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest
@@ -28,7 +28,7 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods
 	@$(BIN)/lockstep quickstart
 
-##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto and OPERATOR_IMAGE=, else as deployed; FORCE=1: whatever the API host)
+##@ Clusters (CLUSTER=name of a file in clusters/, else the one deployed last; MODE=rdma|tcp|auto, OPERATOR_IMAGE= and NAMESPACES=a,b or NAMESPACE_ONLY=1, else as deployed; FORCE=1: whatever the API host)
 list-clusters: setup ## the cluster files in clusters/; * is the one your kubeconfig talks to
 	@$(BIN)/lockstep clusters
 

@@ -143,9 +143,18 @@ def kubeconfig_of(role: str, jobs: Jobs, cluster: Path, folder: Path) -> Path:
     subject = {"kind": "ServiceAccount", "name": "person", "namespace": jobs.namespace}
     held = {"apiGroup": rbac, "kind": "ClusterRole", "name": role}
     jobs.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "person"}, "roleRef": held, "subjects": [subject]})
-    made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token("person", jobs.namespace, {"spec": {}})
-    known = yaml.safe_load(cluster.read_text())
-    known["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in known["users"]]
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(known))
+    return kubeconfig_of_account("person", jobs, cluster, folder / "kubeconfig")
+
+
+def kubeconfig_of_account(account: str, jobs: Jobs, cluster: Path, path: Path) -> Path:
+    """For this service account of the namespace. `cluster`: an administrator's kubeconfig."""
+    made = client.CoreV1Api(jobs.api.client).create_namespaced_service_account_token(account, jobs.namespace, {"spec": {}})
+    stated = yaml.safe_load(cluster.read_text())
+    stated["users"] = [{"name": user["name"], "user": {"token": made.status.token}} for user in stated["users"]]
+    path.write_text(yaml.safe_dump(stated))
     return path
+
+
+def token_in(kubeconfig: Path) -> str:
+    """As `kubeconfig_of_account` has put it there."""
+    return str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"])

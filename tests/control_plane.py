@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import socket
 import ssl
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.clusterfile import parse_cluster_file
+from lockstep.api.profile import ClusterProfile
 from lockstep.devcluster import binary, controlplane
 from lockstep.devcluster.layout import Layout, cache_root
 from lockstep.devcluster.processes import TIED
@@ -27,10 +29,27 @@ from lockstep.platforms.kubernetes.install import operator_objects
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 180.0
-CONTROLLERS = ("statefulset-controller", "garbage-collector-controller", "namespace-controller")
+CONTROLLERS = ("statefulset-controller", "garbage-collector-controller", "namespace-controller", "clusterrole-aggregation-controller")
 """None that looks after nodes: one that is played stays as it is."""
 LEFT_OUT = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy")
 """Of what deploy-cluster sends: the operator's own pods are a process of the test."""
+AUDIT_LOG = "audit.log"
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
+}
+Objects = Callable[[], list[dict[str, Any]]]
+
+
+def local_profile() -> ClusterProfile:
+    return parse_cluster_file((CHECKOUT / "clusters" / "local.yaml").read_text(), "local.yaml").profile
+
+
+def default_objects() -> list[dict[str, Any]]:
+    """As `lockstep deploy local` sends them."""
+    return operator_objects(local_profile(), "operator:1", namespace="lockstep", manifests=CHECKOUT / "manifests")
 
 
 @dataclass(frozen=True)
@@ -65,13 +84,21 @@ def _free_port() -> int:
 
 
 @contextmanager
-def control_plane(folder: Path) -> Iterator[Path]:
-    """The administrator's kubeconfig. Lockstep is installed, but for the operator's pods."""
+def control_plane(folder: Path, objects: Objects = default_objects) -> Iterator[Path]:
+    """The administrator's kubeconfig. Lockstep is installed as `objects` has it, but for the operator's pods.
+
+    Beside it lies `audit.log`: every request of a service account, one JSON object a line.
+    """
     layout = loopback(folder)
     controlplane.write_credentials(layout)
     layout.logs.mkdir()
     programs = controlplane.commands(layout, binary.build(cache_root(), print) / binary.MULTI_CALL)
-    programs["kube-apiserver"] += ["--advertise-address=192.0.2.1"]  # nobody comes by that address, but a loopback one is refused
+    (folder / "audit.yaml").write_text(json.dumps(AUDIT_POLICY))
+    programs["kube-apiserver"] += [
+        "--advertise-address=192.0.2.1",  # nobody comes by that address, but a loopback one is refused
+        f"--audit-policy-file={folder / 'audit.yaml'}", f"--audit-log-path={folder / AUDIT_LOG}", "--audit-log-mode=blocking",
+        "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",  # the second as on OpenShift
+    ]  # fmt: skip
     programs["kube-controller-manager"] += [f"--controllers={','.join(CONTROLLERS)}"]
     running: list[subprocess.Popen[bytes]] = []
     try:
@@ -79,7 +106,7 @@ def control_plane(folder: Path) -> Iterator[Path]:
             running.append(_started(layout, name, programs[name]))
         _wait("the API server answers", lambda: _is_ready(layout), running)
         running.append(_started(layout, "kube-controller-manager", programs["kube-controller-manager"]))
-        asyncio.run(_install(layout.kubeconfig))
+        asyncio.run(_install(layout.kubeconfig, objects()))
         yield layout.kubeconfig
     finally:
         for process in reversed(running):  # nothing of it is kept
@@ -112,9 +139,7 @@ def _is_ready(layout: Layout) -> bool:
         connection.close()
 
 
-async def _install(kubeconfig: Path) -> None:
-    profile = parse_cluster_file((CHECKOUT / "clusters" / "local.yaml").read_text(), "local.yaml").profile
-    objects = operator_objects(profile, "operator:1", namespace="lockstep", manifests=CHECKOUT / "manifests")
+async def _install(kubeconfig: Path, objects: list[dict[str, Any]]) -> None:
     async with await connected(kubeconfig) as cluster:
         for item in objects:
             if item["kind"] not in LEFT_OUT:

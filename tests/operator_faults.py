@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config, dynamic
 
-from cluster_jobs import Jobs, prepare, until
-from control_plane import control_plane
+from cluster_jobs import Jobs, kubeconfig_of_account, prepare, token_in, until
+from control_plane import Objects, control_plane, default_objects
 from fault_proxy import Fault, FaultProxy, Write
+from lockstep.api.names import OPERATOR_NAME, REPORT_URL
 from lockstep_gang.contract import State
 from operator_process import OperatorProcess
 from played_job import JOB, NODES, PlayedJob
@@ -44,11 +45,18 @@ class Rig:
     settings: dict[str, str]
 
     @contextmanager
-    def job(self) -> Iterator[PlayedJob]:
-        """In a namespace of its own: what one run leaves is not there in the next."""
+    def job(self, namespace: str = "") -> Iterator[PlayedJob]:
+        """In a namespace of its own, where none is named: what one run leaves is not there in the next."""
         core = client.CoreV1Api(self.api.client)
-        namespace = core.create_namespace({"metadata": {"generateName": "lockstep-fault-"}}).metadata.name
-        job = PlayedJob(prepare(self.api, namespace), self.port, self.ca_pem, self.folder, self.operator.revive)
+        namespace = namespace or core.create_namespace({"metadata": {"generateName": "lockstep-fault-"}}).metadata.name
+        job = PlayedJob(
+            prepare(self.api, namespace),
+            self.port,
+            self.ca_pem,
+            self.folder,
+            self.operator.revive,
+            report_url=self.settings.get("LOCKSTEP_REPORT_URL", REPORT_URL),
+        )
         try:
             yield job
         finally:
@@ -57,20 +65,22 @@ class Rig:
 
 
 @contextmanager
-def rig_in(folder: Path) -> Iterator[Rig]:
-    with control_plane(folder / "control-plane") as kubeconfig, config.new_client_from_config(str(kubeconfig)) as connection:
+def rig_in(folder: Path, objects: Objects = default_objects, system: str = SYSTEM, **more: str) -> Iterator[Rig]:
+    """Its operator has the rights of its own service account in namespace `system`, as `objects` give them; `more`: of its environment."""
+    with control_plane(folder / "control-plane", objects) as kubeconfig, config.new_client_from_config(str(kubeconfig)) as connection:
         api = dynamic.DynamicClient(connection)
         play_nodes(client.CoreV1Api(connection))
-        with FaultProxy(kubeconfig).running() as proxy:
+        own = kubeconfig_of_account(OPERATOR_NAME, Jobs(api, system), kubeconfig, folder / "operator.kubeconfig")
+        with FaultProxy(own).running() as proxy:
             assert isinstance(proxy, FaultProxy)
             port = free_port()
             settings = {
-                "KUBECONFIG": str(proxy.kubeconfig(folder)), "LOCKSTEP_AGENT_IMAGE": "agent:1", "LOCKSTEP_REPORT_PORT": str(port),
-                "LOCKSTEP_METRICS_PORT": "0",
+                "KUBECONFIG": str(proxy.kubeconfig(folder, token_in(own))), "LOCKSTEP_AGENT_IMAGE": "agent:1", "LOCKSTEP_REPORT_PORT": str(port),
+                "LOCKSTEP_METRICS_PORT": "0", **more,
             }  # fmt: skip
             with operator_process(settings, folder) as process:
-                until("the certificate", lambda: Jobs(api, SYSTEM).get("Secret", "lockstep-operator-tls"))
-                ca_pem = Jobs(api, SYSTEM).secret("lockstep-operator-tls", "ca.crt").decode()
+                until("the certificate", lambda: Jobs(api, system).get("Secret", "lockstep-operator-tls"))
+                ca_pem = Jobs(api, system).secret("lockstep-operator-tls", "ca.crt").decode()
                 yield Rig(api, proxy, process, port, ca_pem, folder, settings)
 
 

@@ -75,6 +75,9 @@ class PlayedJob:
     stop: StopReport | None = None
     preflight: PreflightReport | None = None
     nodes: int = 2
+    report_url: str = REPORT_URL
+    lost: int | None = None
+    """A node that node 0 hears nothing of."""
     _reported: float = 0.0
     _key: bytes | None = None
     _uid: str = ""
@@ -168,7 +171,7 @@ class PlayedJob:
     def _report(self, uid: str) -> None:
         news, report = self._news, self.report()
         try:
-            target = ReportTarget(REPORT_URL, self.ca_pem, str(self._token(uid)))
+            target = ReportTarget(self.report_url, self.ca_pem, str(self._token(uid)))
             if self._key is None:
                 self._key = parse_key(self.jobs.key_of(JOB).decode())
             answer = post(target, self._key, report.job, report_body(report), f"127.0.0.1:{self.port}")
@@ -196,7 +199,7 @@ class PlayedJob:
         return Report(
             job=JobIdentity(JOB, self.jobs.namespace, self._uid), pod=f"{JOB}-0", sequence=time.time_ns(), attempt=self.attempt,
             restarts=len(self.history), state=self.state, message="all ranks run" if runs else "stopped", stop=self.stop,
-            nodes=tuple(NodeReport(n, True, 1) for n in range(self.nodes)), ranks=RankCount(self.nodes, self.nodes if runs else 0),
+            nodes=tuple(NodeReport(n, n != self.lost, 1) for n in range(self.nodes)), ranks=RankCount(self.nodes, self.nodes if runs else 0),
             restarts_counted=len(self.history), history=self.history, preflight=self.preflight, log=("[rank 0] done",) if self._told != self._news else (),
         )  # fmt: skip
 

@@ -75,6 +75,9 @@ class Api(Cluster):
             raise ApiError(403, "Forbidden", "no")
         return self.objects.get(called({"kind": kind, "metadata": {"namespace": namespace, "name": name}}))
 
+    async def exists(self, kind: str, namespace: str | None, name: str) -> bool:
+        return await self.get(kind, namespace, name) is not None
+
     async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None) -> Object:
         found = [item for item in self.objects.values() if item["kind"] == kind]
         return {"items": [item for item in found if namespace in (None, item["metadata"].get("namespace"))]}
@@ -319,7 +322,7 @@ def test_uninstall_and_rollback_do_nothing_without_the_rights(api: Api, verb: An
 
 
 def _returns(record: Record) -> Any:
-    async def read(cluster: Cluster) -> Record:
+    async def read(cluster: Cluster, namespace: str) -> Record:
         return record
 
     return read

@@ -21,13 +21,21 @@ ANNOTATION_DEFAULT_PROFILE = f"{GROUP}/is-default-profile"
 ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus
 ANNOTATION_RUN_HASH = f"{GROUP}/run-hash"  # on the StatefulSet: which frozen run its pods use
 ANNOTATION_RUN_PROOF = f"{GROUP}/run-proof"  # on the ConfigMap of a frozen run: that this operator wrote it
+ANNOTATION_PROFILE = f"{GROUP}/profile-hash"  # on the operator's pods: which profile they have read
 ANNOTATION_LEADER = f"{GROUP}/leader"  # on the operator's Lease: where the replica that leads takes reports
 
 # The operator.
 OPERATOR_NAMESPACE = "lockstep-system"
 OPERATOR_NAME = "lockstep-operator"
 REPORT_AUDIENCE = f"{GROUP}/report"
-REPORT_URL = f"https://{OPERATOR_NAME}.{OPERATOR_NAMESPACE}.svc/v1/report"
+
+
+def report_url(namespace: str) -> str:
+    """Where the operator that lives in `namespace` takes reports."""
+    return f"https://{OPERATOR_NAME}.{namespace}.svc/v1/report"
+
+
+REPORT_URL = report_url(OPERATOR_NAMESPACE)
 
 # The dev environment that deploy-cluster makes in a profile's namespace: an Interactive TrainingJob.
 DEV_ENVIRONMENT = "ml-dev-env"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.cli.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, planned
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
+from lockstep.cli.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, as_deployed, planned
 from lockstep.cli.progress import Progress
+from lockstep.plan.scope import Scope, scope_of
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOptio
 
     Example: lockstep rollback barcelona
     """
-    _plan(cluster, context, force)  # refuses the wrong cluster
-    asyncio.run(_rollback(context, yes))
+    plan = _plan(cluster, context, force)  # refuses the wrong cluster
+    asyncio.run(_rollback(context, plan.scope.home, yes))
 
 
 def _plan(cluster: str, context: str | None, force: bool) -> Deployment:
@@ -66,9 +68,10 @@ def _plan(cluster: str, context: str | None, force: bool) -> Deployment:
     from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
 
     use_embedded_cluster(cluster, context)
-    plan = planned(cluster, Mode.AUTO, monitoring=True)
+    plan = planned(cluster, Mode.AUTO)
     refuse_other_cluster(plan.cluster, context, force)
-    return plan
+    scope = as_deployed(plan, context)[2]
+    return planned(cluster, Mode.AUTO, monitoring=scope != "own", scope=scope)
 
 
 def ask(question: str, *, yes: bool) -> None:
@@ -130,16 +133,17 @@ async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: 
     from lockstep.platforms.kubernetes.install import without_unknown_kinds
 
     async with await Cluster.connect(context) as connection:
-        await _refuse_without_rights(connection, remove.uninstalled(plan.objects))
+        place = plan.namespace if plan.scope.own else None
+        await _refuse_without_rights(connection, remove.uninstalled(plan.objects, plan.scope.home))
         objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
-        there = [f"{job['metadata']['namespace']}/{job['metadata']['name']}" for job in await remove.jobs_of(connection)]
+        there = [f"{job['metadata']['namespace']}/{job['metadata']['name']}" for job in await remove.jobs_of(connection, place)]
         if there and not jobs:
             raise ConfigError(
-                f"there are TrainingJobs ({', '.join(sorted(there))}), which would go with their definition: delete them first, or say --jobs (make: JOBS=1)"
+                f"there are TrainingJobs ({', '.join(sorted(there))}), which would go with their definition, or be nobody's: delete them first, or say --jobs (make: JOBS=1)"
             )
         doomed = f", and of the jobs {', '.join(sorted(there))}," if there else ""
         ask(f"Remove Lockstep's operator, profile and CRDs{doomed} from {connection.server}?", yes=yes)
-        await remove.uninstall(connection, objects, print)
+        await remove.uninstall(connection, objects, print, plan.scope)
     put(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
 
 
@@ -155,19 +159,19 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
         raise Failed(f"you may not delete {named}{more}, and nothing was removed: an administrator of the cluster does this")
 
 
-async def _rollback(context: str | None, yes: bool) -> None:
+async def _rollback(context: str | None, home: str, yes: bool) -> None:
     from lockstep.plan.deploy import called
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.install import until_ready
     from lockstep.platforms.kubernetes.record import read_record, write_record
     from lockstep.platforms.kubernetes.rights import forbidden
-    from lockstep.platforms.kubernetes.send import APPLY, send_permitted
+    from lockstep.platforms.kubernetes.send import APPLY, remove_outdated, send_permitted
 
     async with await Cluster.connect(context) as connection:
-        record = await read_record(connection)
+        record = await read_record(connection, home)
         if record.previous is None or record.current is None:
             raise ConfigError(
-                f"there is nothing to go back to: ConfigMap {OPERATOR_NAMESPACE}/lockstep-deployed knows of no earlier deployment that worked"
+                f"there is nothing to go back to: ConfigMap {home}/lockstep-deployed knows of no earlier deployment that worked"
             )
         refused = await forbidden(connection, {}, APPLY, list(record.previous.objects))
         if refused:
@@ -179,10 +183,15 @@ async def _rollback(context: str | None, yes: bool) -> None:
                 raise Failed(
                     f"{called(sent.left[0].item)} was refused: {sent.left[0].reason}: make deploy-cluster sets everything right again"
                 )
-            await write_record(connection, record.turned_back())
-            await until_ready(connection, OPERATOR_NAMESPACE, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
+            await write_record(connection, record.turned_back(), home)
+            await remove_outdated(connection, next(map(scope_of, _deployments(record.previous.objects)), Scope()))
+            await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
     put(f"Back to {record.previous.said}; CRDs stay as they are, and jobs that run go on.")
     known = {called(item) for item in record.previous.objects}
     for item in record.current.objects:
         if called(item) not in known:
             put(f"{called(item)} was not part of it, and stays")
+
+
+def _deployments(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (item for item in objects if item["kind"] == "Deployment")

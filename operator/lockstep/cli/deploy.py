@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
+from lockstep.plan.scope import EVERYWHERE, Scope
 from lockstep.platforms.output import put, put_text
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Deployment:
     mode: Mode
     image: str
     """The operator's, as people name it."""
+    scope: Scope = EVERYWHERE
 
     @property
     def namespace(self) -> str:
@@ -60,14 +63,16 @@ class Deployment:
     @property
     def choices(self) -> str:
         """What was chosen, as make is told it."""
-        return f"MODE={self.mode.value}" + ("" if self.image == default_image(self.profile) else f" OPERATOR_IMAGE={self.image}")
+        image = "" if self.image == default_image(self.profile) else f" OPERATOR_IMAGE={self.image}"
+        scope = " NAMESPACE_ONLY=1" if self.scope.own else f" NAMESPACES={','.join(self.scope.namespaces)}" if self.scope.namespaces else ""
+        return f"MODE={self.mode.value}{image}{scope}"
 
     @property
     def sent_image(self) -> str:
         """The operator's image as it is sent."""
         from lockstep.plan.openshift_images import operator_reference
 
-        return operator_reference(self.image, self.profile.spec.platform)
+        return operator_reference(self.image, self.profile.spec.platform, self.scope.home)
 
     @property
     def said(self) -> str:
@@ -92,6 +97,20 @@ def deploy(
     monitoring: Annotated[
         bool, typer.Option("--monitoring", help="Also the ServiceMonitor, alert rules and dashboard, where the cluster has their CRDs.")
     ] = False,
+    namespaces: Annotated[
+        str | None,
+        typer.Option(
+            help="Give the operator rights in these namespaces only (commas between them), besides Nodes, profiles and reviews of tokens; all: "
+            "everywhere. Default: as it is deployed, at first all."
+        ),
+    ] = None,
+    namespace_only: Annotated[
+        bool | None,
+        typer.Option(
+            "--namespace-only",
+            help="An operator in the cluster's own namespace, without any right outside it: Roles only, for an admin of that namespace. The CRDs must be there.",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the operator, and then for the dev environment.")] = 600,
     force: ForceOption = False,
     context: ContextOption = None,
@@ -106,9 +125,9 @@ def deploy(
     if dry_run:
         from lockstep.api.yamltext import dump_all_yaml
 
-        plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring)
+        plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
         return put_text(dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])]))
-    plan = _checked(cluster, mode, context, image, force, monitoring)
+    plan = _checked(cluster, mode, context, image, force, monitoring, chosen_scope(namespaces, namespace_only))
     if diff:
         from lockstep.cli.diff import diff_deployment
 
@@ -124,11 +143,53 @@ def deploy(
         raise typer.Exit(1)
 
 
-def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False) -> Deployment:
+Chosen = Literal["all", "own"] | tuple[str, ...] | None
+"""Where the operator is to work, as the command line says it; None: it doesn't say."""
+
+
+def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Chosen:
+    """Raises ConfigError for two different wishes, or a name that no namespace can have."""
+    if namespaces is not None and namespace_only:
+        raise ConfigError(
+            "--namespaces and --namespace-only can't be combined: the first is an operator for several namespaces, the second one of a single namespace"
+        )
+    if namespace_only:
+        return "own"
+    if namespaces is None or namespaces == "all":
+        return "all" if namespaces else None
+    names = tuple(dict.fromkeys(name.strip() for name in namespaces.split(",")))
+    wrong = next((name for name in names if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"--namespaces: {wrong!r} is no namespace's name (lower-case letters, digits and '-', at most 63): --namespaces team-a,team-b"
+        )
+    return names
+
+
+def scope_in(chosen: Chosen, namespace: str) -> Scope:
+    """`namespace`: the cluster file's. Raises ConfigError where jobs of that would have no operator."""
+    if chosen == "own":
+        if namespace == OPERATOR_NAMESPACE:
+            raise ConfigError(
+                f"--namespace-only: cluster.namespace is {OPERATOR_NAMESPACE}, the operator's of the whole cluster: name your own in the cluster file"
+            )
+        return Scope((namespace,), own=True)
+    if not isinstance(chosen, tuple):
+        return Scope()
+    if namespace not in chosen:
+        raise ConfigError(
+            f"--namespaces: the cluster file's own namespace {namespace} is not among {', '.join(chosen)}: add it, or change cluster.namespace"
+        )
+    return Scope(chosen)
+
+
+def planned(
+    cluster: str, mode: Mode, image: str | None = None, revision: str = "", monitoring: bool = False, scope: Chosen = None
+) -> Deployment:
     """What `deploy` would send. Reads files only.
 
     Raises:
-        ConfigError: RDMA is asked of a profile that has none; the cluster file is wrong or unknown.
+        ConfigError: RDMA is asked of a profile that has none; the cluster file is wrong or unknown; `scope` can't be had.
     """
     from lockstep.cli.paths import checkout
     from lockstep.cli.target import load
@@ -137,10 +198,16 @@ def planned(cluster: str, mode: Mode, image: str | None = None, revision: str = 
 
     found = load(cluster)
     profile = _with_mode(found, mode)
-    chosen = short_name(image or default_image(profile))
-    objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=checkout() / "manifests", revision=revision)
-    more = monitoring_objects(checkout() / "manifests") if monitoring else []
-    return Deployment(found, profile, [*objects, *more], mode, chosen)
+    place = scope_in(scope, found.cluster.namespace)
+    if place.own and monitoring:
+        raise ConfigError(
+            "--monitoring: the operator of one namespace serves no metrics, for it has no right to ask who may read them: leave it out"
+        )
+    chosen = short_name(image or default_image(profile), place.home)
+    manifests = checkout() / "manifests"
+    objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=manifests, revision=revision, scope=place)
+    more = monitoring_objects(manifests) if monitoring else []
+    return Deployment(found, profile, [*objects, *more], mode, chosen, place)
 
 
 def default_image(profile: ClusterProfile) -> str:
@@ -167,7 +234,9 @@ def _dev_environment(plan: Deployment) -> dict[str, Any]:
     return dev_environment(plan.profile, plan.namespace)
 
 
-def _checked(cluster: str, mode: Mode | None, context: str | None, image: str | None, force: bool, monitoring: bool) -> Deployment:
+def _checked(
+    cluster: str, mode: Mode | None, context: str | None, image: str | None, force: bool, monitoring: bool, scope: Chosen = None
+) -> Deployment:
     """The plan, for the cluster that the kubeconfig talks to; what isn't said stays as it is deployed there.
 
     Raises:
@@ -176,23 +245,27 @@ def _checked(cluster: str, mode: Mode | None, context: str | None, image: str | 
     from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
 
     embedded = use_embedded_cluster(cluster, context)
-    first = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring)  # before anything is changed, the embedded cluster's code too
+    first = planned(
+        cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=scope
+    )  # before anything is changed, the embedded cluster's code too
     refuse_other_cluster(first.cluster, context, force)
-    mode_there, image_there = _as_deployed(first.profile, context)
+    mode_there, image_there, scope_there = as_deployed(first, context)
     revision = _publish() if embedded else ""
-    return planned(cluster, mode or mode_there or Mode.AUTO, image or image_there, revision=revision, monitoring=monitoring)
+    return planned(cluster, mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
 
 
-def _as_deployed(profile: ClusterProfile, context: str | None) -> tuple[Mode | None, str | None]:
+def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str | None, Chosen]:
     """What an earlier deployment has chosen, where it may be seen. An image of the default's name goes with this version."""
     from lockstep.plan.openshift_images import repository, short_name
+    from lockstep.platforms.kubernetes import survey
     from lockstep.platforms.kubernetes.client import connect
     from lockstep.platforms.kubernetes.install import code_volumes
-    from lockstep.platforms.kubernetes.survey import deployed_mode_and_image
 
-    mode, image = connect(context).run(lambda cluster: deployed_mode_and_image(cluster, profile.metadata.name))
-    own = bool(code_volumes(profile)) or repository(short_name(image or "")) == repository(OPERATOR_IMAGE)
-    return Mode(mode.lower()) if mode else None, None if own else image
+    name = plan.profile.metadata.name
+    mode, image, scope = connect(context).run(lambda cluster: survey.as_deployed(cluster, name, plan.namespace))
+    own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
+    chosen: Chosen = "own" if scope.own else scope.namespaces or None
+    return Mode(mode.lower()) if mode else None, None if own else image, chosen
 
 
 def _publish() -> str:

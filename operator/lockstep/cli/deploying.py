@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.deployed import tell_end, tell_left
 from lockstep.cli.progress import Progress
 
@@ -24,17 +24,60 @@ async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: f
     async with await Cluster.connect(context) as connection:
         with Progress() as progress:
             progress.done("cluster", f"{plan.cluster.cluster.name} at {connection.server}, namespace {plan.namespace}, {plan.choices}")
+            await _refuse_what_lacks(connection, plan)
             notes: list[str] = []
             objects = await without_unknown_kinds(connection, plan.objects, notes.append)
             objects = await with_one_default(connection, objects, notes.append)
             sent = await send_permitted(connection, objects, lambda text: progress.quietly(f"sending {text}"))
             _tell_sent(sent, notes, progress)
+            narrow = await _narrowed(connection, plan, progress)
             up = await _until_operator_is_ready(connection, plan, sent, progress, seconds)
             up = await _rails_are_there(connection, plan, progress) and up
             up = up and (not dev or await _start_dev_environment(connection, plan, progress, seconds))
     tell_left(plan, sent)
-    tell_end(plan, dev=dev, complete=up and sent.is_complete)
-    return up and sent.is_complete
+    complete = up and sent.is_complete and narrow
+    tell_end(plan, dev=dev, complete=complete)
+    return complete
+
+
+async def _refuse_what_lacks(connection: Cluster, plan: Deployment) -> None:
+    """What only an administrator can put there, before anything is sent. Raises Failed."""
+    from lockstep.plan.scope import definitions_command
+    from lockstep.platforms.kubernetes.remove import jobs_of
+    from lockstep.platforms.kubernetes.send import is_served
+
+    if not plan.scope.own:
+        return
+    if not await is_served(connection):
+        raise Failed(
+            "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types once, in a checkout:\n"
+            f"  {definitions_command(plan.profile, plan.namespace)}"
+        )
+    if await connection.exists("ServiceAccount", plan.namespace, OPERATOR_NAME):
+        return
+    alive = [job["metadata"]["name"] for job in await jobs_of(connection, plan.namespace) if (job.get("status") or {}).get("nodes")]
+    if alive:
+        raise Failed(
+            f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: suspend or delete these jobs first "
+            f"(lockstep stop NAME -n {plan.namespace})"
+        )
+
+
+async def _narrowed(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
+    """Take away rights that an earlier deployment gave elsewhere; whether none are left."""
+    from lockstep.plan.deploy import called
+    from lockstep.platforms.kubernetes.send import remove_outdated
+
+    removed, stays = await remove_outdated(connection, plan.scope)
+    if removed:
+        progress.done("removed", ", ".join(map(called, removed)))
+    for item in stays:
+        metadata = item["metadata"]
+        place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
+        progress.done(
+            "rights", f"STILL THERE: {called(item)}; an administrator: kubectl delete {item['kind'].lower()} {metadata['name']}{place}"
+        )
+    return not stays
 
 
 def _tell_sent(sent: Sent, notes: list[str], progress: Progress) -> None:
@@ -57,15 +100,16 @@ async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: 
 
     if not sent.has("Deployment"):
         return True
-    record = (await read_record(connection)).followed_by(deployment_of(plan.objects, plan.said))
-    await write_record(connection, record)
+    home = plan.scope.home
+    record = (await read_record(connection, home)).followed_by(deployment_of(plan.objects, plan.said))
+    await write_record(connection, record, home)
     try:
-        await until_ready(connection, OPERATOR_NAMESPACE, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"), seconds)
+        await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"), seconds)
     except InstallError as error:
         progress.done("operator", f"NOT READY: {error}")
         return False
-    await write_record(connection, record.confirmed())
-    progress.done("operator", f"ready, in namespace {OPERATOR_NAMESPACE}")
+    await write_record(connection, record.confirmed(), home)
+    progress.done("operator", f"ready, in namespace {home}")
     return True
 
 

@@ -21,10 +21,14 @@ class Overview:
     """The operator, the profile on the cluster and the jobs of its namespace, as the API server has them."""
 
     namespace: str
+    home: str
+    """The operator's namespace."""
     operator: str
     operator_ready: bool | None
     """None: it is not for this person to see."""
     profile: str
+    scope: str
+    """Where the operator works, where that isn't the whole cluster."""
     jobs: list[dict[str, Any]]
 
 
@@ -53,14 +57,23 @@ async def overview(cluster: Cluster, found: ClusterFile) -> Overview:
     from lockstep.platforms.kubernetes.remove import jobs_of
     from lockstep.platforms.kubernetes.survey import operator_deployment
 
-    deployment, may_see = await operator_deployment(cluster)
+    deployment, may_see = await operator_deployment(cluster, found.cluster.namespace)
     return Overview(
         namespace=found.cluster.namespace,
+        home=OPERATOR_NAMESPACE if deployment is None else str(deployment["metadata"]["namespace"]),
         operator=_operator_state(deployment, may_see),
         operator_ready=_replicas(deployment) > 0 if may_see else None,
         profile=f"{found.profile.metadata.name}: {await _profile(cluster, found)}",
+        scope=_scope_words(deployment),
         jobs=await jobs_of(cluster, found.cluster.namespace),
     )
+
+
+def _scope_words(deployment: dict[str, Any] | None) -> str:
+    from lockstep.plan.scope import scope_of
+
+    scope = None if deployment is None else scope_of(deployment)
+    return f"; {scope.choice}" if scope is not None and scope.choice else ""
 
 
 def _replicas(deployment: dict[str, Any] | None) -> int:
@@ -75,9 +88,11 @@ def _operator_state(deployment: dict[str, Any] | None, may_see: bool) -> str:
 
 async def _profile(cluster: Cluster, found: ClusterFile) -> str:
     from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
+    from lockstep.platforms.kubernetes.survey import own_profile
 
     try:
-        return _profile_state(await cluster.get("ClusterProfile", None, found.profile.metadata.name), found)
+        name, namespace = found.profile.metadata.name, found.cluster.namespace
+        return _profile_state(await own_profile(cluster, name, namespace) or await cluster.get("ClusterProfile", None, name), found)
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
@@ -100,7 +115,7 @@ def print_overview(seen: Overview) -> None:
     from lockstep.cli.consoles import console
 
     terminal = console()
-    terminal.print(f"operator   {seen.operator} (namespace {OPERATOR_NAMESPACE})", highlight=False)
+    terminal.print(f"operator   {seen.operator} (namespace {seen.home}{seen.scope})", highlight=False)
     terminal.print(f"profile    {seen.profile}", highlight=False)
     if not seen.jobs:
         terminal.print(f"jobs       none in namespace {seen.namespace}", highlight=False)

@@ -263,7 +263,18 @@ def _restarting(view: View) -> Fact:
 def _nodes_healthy(view: View) -> Fact:
     if view.lost.reason:
         return Fact(FALSE, Reason(view.lost.reason), view.lost.message)
+    if not view.observed.sees_nodes:
+        return Fact(UNKNOWN, Reason.NODES_NOT_SEEN, _nodes_not_seen(view.observed))
     return Fact(TRUE, Reason.ALL_NODES_READY, "no pod is on a Node that is lost")
+
+
+def _nodes_not_seen(observed: Observed) -> str:
+    """What is lost by that, so that nobody waits for it."""
+    replaces = (observed.job["spec"].get("restart") or {}).get("lostNodeSeconds") is not None
+    return (
+        "the operator of this namespace alone has no right to see Nodes: it notices no lost one, knows no racks, and leaves out no node that preflight finds bad"
+        + ("; restart.lostNodeSeconds has no effect" if replaces else "")
+    )
 
 
 def _fabric(view: View) -> Fact:

@@ -43,6 +43,8 @@ class Observed:
     """(kind, name) → the object, for everything in the job's namespace that carries its label, except pods and Secrets."""
     pods: tuple[Object, ...] = ()
     nodes: tuple[Object, ...] = ()
+    sees_nodes: bool = True
+    """False: the operator has no right to see any, so that `nodes` is empty."""
     claims: Mapping[str, Object] = field(default_factory=dict)
     service_accounts: frozenset[str] = frozenset()
     warnings: tuple[Object, ...] = ()

@@ -21,14 +21,14 @@ def in_registry(image: str, namespace: str) -> str:
     return f"{REGISTRY}/{namespace}/{image}"
 
 
-def operator_reference(image: str, platform: Platform) -> str:
+def operator_reference(image: str, platform: Platform, namespace: str = OPERATOR_NAMESPACE) -> str:
     """The operator's image as pods of every namespace name it: on OpenShift, one without a registry is an ImageStream's beside the operator."""
-    return in_registry(image, OPERATOR_NAMESPACE) if platform is Platform.OPENSHIFT and "/" not in image else image
+    return in_registry(image, namespace) if platform is Platform.OPENSHIFT and "/" not in image else image
 
 
-def short_name(image: str) -> str:
+def short_name(image: str, namespace: str = OPERATOR_NAMESPACE) -> str:
     """The opposite: as people name it."""
-    return image.removeprefix(in_registry("", OPERATOR_NAMESPACE))
+    return image.removeprefix(in_registry("", namespace))
 
 
 def repository(image: str) -> str:

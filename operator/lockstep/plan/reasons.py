@@ -65,6 +65,7 @@ class Reason(StrEnum):
     NOT_FAILED = "NotFailed"
     RETRIED = "Retried"
     ALL_NODES_READY = "AllNodesReady"
+    NODES_NOT_SEEN = "NodesNotSeen"
     NODE_BOUND_VOLUME = "NodeBoundVolume"
     NODE_LOST = "NodeLost"
     NO_NODE_FREE = "NoNodeFree"

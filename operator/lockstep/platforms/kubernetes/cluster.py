@@ -129,6 +129,13 @@ class Cluster:
             reply: Object = json.loads(await response.read())
         return reply
 
+    async def document(self, path: str, media_type: str) -> Object:
+        """JSON that is no object of the API and has a media type of its own. Raises as `request` does."""
+        response = await self._send("GET", path, None, query={}, accept=media_type)
+        with _reaching(self.server):
+            reply: Object = json.loads(await response.read())
+        return reply
+
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         try:
             return await self.request("GET", path_of(kind, namespace, name))

@@ -20,6 +20,7 @@ from lockstep.api.names import (
 from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
 from lockstep.plan.openshift_images import operator_reference, puller
+from lockstep.plan.scope import EVERYWHERE, Scope, scoped, with_profile_hash
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
 from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
@@ -56,25 +57,27 @@ def _read(path: Path) -> list[Object]:
 
 
 def operator_objects(
-    profile: ClusterProfile, image: str, *, namespace: str, manifests: Path, default_profile: bool = True, revision: str = ""
-) -> list[Object]:
-    """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`.
+    profile: ClusterProfile, image: str, *, namespace: str, manifests: Path, default_profile: bool = True, revision: str = "",
+    scope: Scope = EVERYWHERE,
+) -> list[Object]:  # fmt: skip
+    """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`, which `scope` includes.
 
     A new `revision` starts the operator again: its code may come from a volume that changes under the same image.
     Claims are to be created when missing and never changed (`install` does so); everything else is applied.
     """
     on_openshift = profile.spec.platform is Platform.OPENSHIFT
     overlay = "openshift" if on_openshift else "kubernetes"
-    named = operator_reference(image, profile.spec.platform)
+    named = operator_reference(image, profile.spec.platform, scope.home)
     operator = [_adapted(item, profile, named, revision) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
     crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in _read(path)]
     first = [item for item in operator if item["kind"] == "Namespace"]
     spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
-    mounted = {OPERATOR_NAMESPACE: code_volumes(profile), namespace: profile.spec.pod.volumes}
+    mounted = {scope.home: code_volumes(profile)} | {namespace: profile.spec.pod.volumes}
     claims = [_claim(volume, name) for name, volumes in mounted.items() for volume in volumes if volume.storage_class]
     rest = [item for item in operator if item["kind"] != "Namespace"]
-    rest += [puller(namespace)] if on_openshift and namespace != OPERATOR_NAMESPACE else []
-    return [*crds, *spaces, *claims, _profile_object(profile, default_profile), *objects_for_jobs(profile, namespace), *rest]
+    rest += [puller(namespace)] if on_openshift and namespace != scope.home else []
+    every = [*crds, *spaces, *claims, _profile_object(profile, default_profile), *objects_for_jobs(profile, namespace), *rest]
+    return with_profile_hash(scoped(every, scope))
 
 
 def monitoring_objects(manifests: Path) -> list[Object]:

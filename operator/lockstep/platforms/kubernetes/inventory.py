@@ -62,6 +62,8 @@ class Inventory:
     """All watched objects; `observe` says whose jobs an event concerns."""
 
     def __init__(self) -> None:
+        self.sees_nodes = True
+        """Whether the operator may; it has none to tell of otherwise."""
         self._objects: dict[str, dict[Key, Kept]] = defaultdict(dict)
         self._by_job: dict[Key, dict[tuple[str, str], Kept]] = defaultdict(dict)
         self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
@@ -192,6 +194,7 @@ class Inventory:
             objects={child: item for child, item in children.items() if child[0] != "Pod"},
             pods=pods,
             nodes=self._all("Node"),
+            sees_nodes=self.sees_nodes,
             claims={name: kept.item for name, kept in self._of_namespace("PersistentVolumeClaim", key).items()},
             service_accounts=frozenset(self._of_namespace("ServiceAccount", key)),
             warnings=tuple(kept.item for kept in self._of_namespace("Event", key).values()),

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import logging
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import kopf
@@ -27,8 +30,10 @@ from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates, authority_made
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
-from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
+from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, Watched
+from lockstep.platforms.kubernetes.issuer import IssuedTokens
 from lockstep.platforms.kubernetes.kept import job_of
+from lockstep.platforms.kubernetes.kinds import KINDS
 from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
 from lockstep.platforms.kubernetes.patience import patiently
@@ -62,12 +67,25 @@ class Settings:
     """0: none."""
     webhooks: bool = True
     """Whether spec.notify is obeyed: the operator itself makes these calls."""
+    namespaces: tuple[str, ...] = ()
+    """Where it works; none: in the whole cluster."""
+    profile: str = ""
+    """A file with the ClusterProfile: that of an operator which has no rights outside its namespace. It sees no Nodes."""
 
     @property
     def address(self) -> str:
         """Where this replica itself takes reports; "" when it isn't told its address."""
         host = f"[{self.pod_ip}]" if ":" in self.pod_ip else self.pod_ip
         return f"{host}:{self.port}" if host else ""
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """The kinds that it may see."""
+        return tuple(watched for watched in WATCHED if KINDS[watched.kind].namespaced or not self.profile)
+
+    def places(self, kind: str) -> tuple[str | None, ...]:
+        """Where objects of a kind are listed; None: everywhere."""
+        return self.namespaces or (None,) if KINDS[kind].namespaced else (None,)
 
     @classmethod
     def from_environment(cls, environment: dict[str, str]) -> Settings:
@@ -80,6 +98,8 @@ class Settings:
             pod_ip=environment.get("LOCKSTEP_POD_IP", ""),
             metrics_port=int(environment.get("LOCKSTEP_METRICS_PORT", "8444")),
             webhooks=environment.get("LOCKSTEP_WEBHOOKS", "On") != "Off",
+            namespaces=tuple(filter(None, environment.get("LOCKSTEP_NAMESPACES", "").split(","))),
+            profile=environment.get("LOCKSTEP_PROFILE", ""),
         )
 
 
@@ -103,9 +123,13 @@ class Operator:
         self.settling = Settling()
         self.runs = RememberedRuns()
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
-        self.server = ReportServer(self.master, Reviewed(token_reviewer(self.cluster)), self.inventory, self.queue.mark, self.standing)
+        review = IssuedTokens(self.cluster) if self.settings.profile else token_reviewer(self.cluster)
+        self.server = ReportServer(self.master, Reviewed(review), self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
         leads, depth = lambda: self.standing().leads, lambda: self.queue.depth
+        if self.settings.profile:
+            self.inventory.sees_nodes = False
+            self.inventory.observe("ClusterProfile", read_profile(Path(self.settings.profile)), deleted=False)
         self.metrics.registry.register(Jobs(leads, self.inventory.job_objects, self.server.reports.time, depth))
 
     def observe(self, kind: str, item: dict[str, Any], deleted: bool) -> None:
@@ -129,6 +153,8 @@ class Operator:
         if observed is None:
             self.server.losses.forget(key)
             return None
+        if OPERATOR_NAME in observed.service_accounts and observed.namespace != self.settings.namespace:
+            return None  # its namespace has an operator of its own (`lockstep deploy --namespace-only`)
         self.server.losses.see(key, observed, time.time())
         if lacks_secret(observed):
             self.inventory.forget_secret(key)
@@ -179,18 +205,25 @@ class Operator:
         """Replace what is known with what the API server lists, and look at every job, or at those only for which that is news."""
         news: set[Key] = set()
         self.inventory.begin_lists()
-        for watched in WATCHED:
-            listed: set[Key] = set()
-            version = "0"
-            async for page in self.cluster.pages(watched.kind, query=watched.query, limit=LIST_ITEMS):
-                found, changed = self.inventory.take_in(watched.kind, page["items"])
-                listed, news = listed | found, news | changed
-                version = page["metadata"].get("resourceVersion", "0")
-            news |= self.inventory.drop_others(watched.kind, listed, int(version) if version.isdigit() else 0)
+        for watched in self.settings.watched:
+            news |= await self._list(watched)
         self.synced = True
         self._forget_others(self.inventory.uids())
         for key in self.inventory.jobs() if every_job else news:
             self.queue.mark(key)
+
+    async def _list(self, watched: Watched) -> set[Key]:
+        """The keys of jobs for which this is news."""
+        listed, news, versions = set[Key](), set[Key](), list[str]()
+        for place in self.settings.places(watched.kind):
+            version = "0"
+            async for page in self.cluster.pages(watched.kind, place, watched.query, LIST_ITEMS):
+                names, changed = self.inventory.take_in(watched.kind, page["items"])
+                listed, news = listed | names, news | changed
+                version = page["metadata"].get("resourceVersion", "0")
+            versions.append(version)
+        oldest = min(int(version) if version.isdigit() else 0 for version in versions)
+        return news | self.inventory.drop_others(watched.kind, listed, oldest)
 
     def _forget_others(self, uids: set[str]) -> None:
         """Jobs that are gone."""
@@ -235,15 +268,23 @@ class Operator:
         """`watching` is called once kopf is there: it has then taken SIGTERM and SIGINT for itself."""
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=registry(self.observe, self.watch_lists),
+            registry=registry(self.observe, self.watch_lists, self.settings.watched),
             settings=kopf_settings(),
-            clusterwide=True,
+            clusterwide=not self.settings.namespaces,
+            namespaces=self.settings.namespaces,
             standalone=True,
             identity=OPERATOR_NAME,  # its default looks up a user name, and an arbitrary UID has none
         )
         watching()
         await kopf.run_tasks(tasks, ignored=others)
         raise RuntimeError("the watching ended")
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    """The ClusterProfile of a namespace's own operator, as an API server would have it. Raises OSError, ValueError."""
+    profile: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    digest = hashlib.sha256(json.dumps(profile, sort_keys=True).encode()).hexdigest()
+    return {**profile, "metadata": {**profile["metadata"], "uid": f"file-{digest[:16]}", "resourceVersion": "0", "generation": 1}}
 
 
 def lacks_secret(observed: Observed) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep.api.names import APP, DEV_ENVIRONMENT, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE
 from lockstep.plan.deploy import CLAIM, called
+from lockstep.plan.scope import EVERYWHERE, Scope
 from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import InstallError, Say, polled
 from lockstep.platforms.kubernetes.record import NAME as RECORD
@@ -52,20 +53,22 @@ async def remove(cluster: Cluster, objects: list[Object], say: Say) -> None:
         say(f"removed {called(item)}")
 
 
-def uninstalled(objects: list[Object]) -> list[Object]:
+def uninstalled(objects: list[Object], home: str = OPERATOR_NAMESPACE) -> list[Object]:
     """What `uninstall` removes, in order: all that was sent but claims, and namespaces, which people may have filled."""
-    own = [_stub("Secret", name) for name in (KEY_SECRET, TLS_SECRET)] + [_stub("ConfigMap", RECORD)]
+    own = [_stub("Secret", name, home) for name in (KEY_SECRET, TLS_SECRET)] + [_stub("ConfigMap", RECORD, home)]
     return [*reversed([item for item in objects if item["kind"] not in (CLAIM, "Namespace")]), *own]
 
 
-def _stub(kind: str, name: str) -> Object:
-    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": OPERATOR_NAMESPACE}}
+def _stub(kind: str, name: str, namespace: str) -> Object:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}}
 
 
-async def uninstall(cluster: Cluster, objects: list[Object], say: Say) -> None:
+async def uninstall(cluster: Cluster, objects: list[Object], say: Say, scope: Scope = EVERYWHERE) -> None:
     """Jobs first (their pods end with them), then everything but claims, and the operator's namespace when it holds none. May be repeated."""
-    await _remove_jobs(cluster, await jobs_of(cluster), say)
-    await remove(cluster, uninstalled(objects), say)
+    await _remove_jobs(cluster, await jobs_of(cluster, scope.home if scope.own else None), say)
+    await remove(cluster, uninstalled(objects, scope.home), say)
+    if scope.own:
+        return
     if (await cluster.list(CLAIM, OPERATOR_NAMESPACE))["items"]:
         say(f"Namespace {OPERATOR_NAMESPACE} stays: it holds claims")
     else:

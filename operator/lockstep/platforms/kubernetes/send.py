@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lockstep.api.names import API_VERSION, GROUP
+from lockstep.api.names import API_VERSION, APP, GROUP, LABEL_NAME
 from lockstep.plan.deploy import CLAIM, DEFINITION, Left, State, called, open_ones, state_of
+from lockstep.plan.scope import Scope, is_outdated, outdated
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import send_one, until_established
 from lockstep.platforms.kubernetes.rights import forbidden
@@ -54,6 +55,45 @@ async def send_permitted(cluster: Cluster, objects: list[Object], say: Say) -> S
     return Sent(tuple(sent), tuple(left))
 
 
+async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object], list[Object]]:
+    """Rights of the operator that another scope gave it and this one doesn't: those that were removed, and those that can't be."""
+    whole = [item for item in outdated(scope) if await _is_there(cluster, item)]
+    named = [] if scope.own else [item for item in await _bindings(cluster) if is_outdated(item, scope)]
+    removed, stays = [], []
+    for item in (*whole, *named):
+        metadata = item["metadata"]
+        try:
+            await cluster.delete(item["kind"], metadata.get("namespace"), metadata["name"])
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            stays.append(item)
+            continue
+        removed.append(item)
+    return removed, stays
+
+
+async def _is_there(cluster: Cluster, item: Object) -> bool:
+    """True also where it can't be seen: to be removed it must be tried."""
+    try:
+        return await cluster.get(item["kind"], None, item["metadata"]["name"]) is not None
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return True
+
+
+async def _bindings(cluster: Cluster) -> list[Object]:
+    """Lockstep's RoleBindings of all namespaces; none where they may not be listed: who may not list them has made none there."""
+    try:
+        found: list[Object] = (await cluster.list("RoleBinding", None, {"labelSelector": f"{LABEL_NAME}={APP}"}))["items"]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return []
+    return found
+
+
 async def _look(cluster: Cluster, item: Object) -> State:
     metadata = item["metadata"]
     try:
@@ -61,12 +101,12 @@ async def _look(cluster: Cluster, item: Object) -> State:
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
-    if item["kind"] == DEFINITION and item["spec"]["group"] == GROUP and not await _is_served(cluster):
+    if item["kind"] == DEFINITION and item["spec"]["group"] == GROUP and not await is_served(cluster):
         return State.MISSING
     return State.UNSEEN
 
 
-async def _is_served(cluster: Cluster) -> bool:
+async def is_served(cluster: Cluster) -> bool:
     """Everybody may ask which kinds there are, though not for their definitions."""
     try:
         await cluster.request("GET", f"/apis/{API_VERSION}")

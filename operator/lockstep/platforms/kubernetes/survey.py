@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
+from lockstep.plan.scope import PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.kinds import path_of
 
@@ -17,7 +19,7 @@ from lockstep.platforms.kubernetes.kinds import path_of
 async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
     """Raises ApiError for anything but a lack of rights, and OSError when the cluster can't be reached."""
     crds = await _listed(cluster, "CustomResourceDefinition")
-    deployment, may_see = await operator_deployment(cluster)
+    deployment, may_see = await operator_deployment(cluster, namespace)
     rails = await survey_rails(cluster, found.profile.spec, namespace)
     return replace(
         rails,
@@ -25,7 +27,7 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
         crds=None if crds is None else {item["metadata"]["name"]: item for item in crds},
         deployment=deployment,
         may_see_operator=may_see,
-        profile=await _got(cluster, "ClusterProfile", None, found.profile.metadata.name),
+        profile=await profile_there(cluster, found.profile.metadata.name, namespace),
         nodes=await _listed(cluster, "Node"),
         classes=await _listed(cluster, "StorageClass"),
         claims=await _listed(cluster, "PersistentVolumeClaim", namespace),
@@ -91,19 +93,42 @@ async def _got(cluster: Cluster, kind: str, namespace: str | None, name: str) ->
         raise
 
 
-async def deployed_mode_and_image(cluster: Cluster, profile: str) -> tuple[str | None, str | None]:
-    """`network.mode` of the ClusterProfile that is there, and the image of the operator; None: not there, or not to be seen."""
-    found = await _got(cluster, "ClusterProfile", None, profile) or {}
-    deployment, _ = await operator_deployment(cluster)
-    image = None if deployment is None else str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
-    return found.get("spec", {}).get("network", {}).get("mode"), image
+async def as_deployed(cluster: Cluster, profile: str, namespace: str) -> tuple[str | None, str | None, Scope]:
+    """`network.mode` of the profile that is there, the image of the operator and where it works; None: not there, or not to be seen."""
+    deployment, _ = await operator_deployment(cluster, namespace)
+    there = await profile_there(cluster, profile, namespace) or {}
+    mode = there.get("spec", {}).get("network", {}).get("mode")
+    if deployment is None:
+        return mode, None, Scope()
+    return mode, str(deployment["spec"]["template"]["spec"]["containers"][0]["image"]), scope_of(deployment)
 
 
-async def operator_deployment(cluster: Cluster) -> tuple[Object | None, bool]:
-    """The operator's Deployment, and whether this person may look."""
-    try:
-        return await cluster.get("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME), True
-    except ApiError as error:
-        if error.status == FORBIDDEN:
-            return None, False
-        raise
+async def operator_deployment(cluster: Cluster, namespace: str | None = None) -> tuple[Object | None, bool]:
+    """The operator's Deployment, and whether this person may look. `namespace`: one of its own there comes first."""
+    places = [place for place in (namespace, OPERATOR_NAMESPACE) if place]
+    hidden = False
+    for place in dict.fromkeys(places):
+        try:
+            deployment = await cluster.get("Deployment", place, OPERATOR_NAME)
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            hidden = True
+            continue
+        if deployment is not None:
+            return deployment, True
+    return None, not hidden
+
+
+async def profile_there(cluster: Cluster, name: str, namespace: str) -> Object | None:
+    """The profile of the namespace's own operator, else the ClusterProfile. None: not there, or not to be seen."""
+    return await own_profile(cluster, name, namespace) or await _got(cluster, "ClusterProfile", None, name)
+
+
+async def own_profile(cluster: Cluster, name: str, namespace: str) -> Object | None:
+    """That of the namespace's own operator. None: it has none of this name, or you may not look."""
+    config = await _got(cluster, "ConfigMap", namespace, PROFILE_CONFIG)
+    if config is not None and PROFILE_KEY in (config.get("data") or {}):
+        profile: Object = json.loads(config["data"][PROFILE_KEY])
+        return profile if profile["metadata"]["name"] == name else None
+    return None

@@ -6,13 +6,13 @@ which took four times the processor time of all reconciles (1.45.2; `settings.pe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import kopf
 
 from lockstep.platforms.kubernetes.cluster import Object
-from lockstep.platforms.kubernetes.inventory import WATCHED
+from lockstep.platforms.kubernetes.inventory import WATCHED, Watched
 from lockstep.platforms.kubernetes.kinds import KINDS
 from lockstep.platforms.kubernetes.login import connection
 
@@ -58,7 +58,7 @@ class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
         return essence
 
 
-def registry(observe: Observe, listed: Listed) -> kopf.OperatorRegistry:
+def registry(observe: Observe, listed: Listed, kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
     """kopf's handlers: for every watched kind the same one.
 
     `listed` hears of each object of a list. A watch has begun anew then: what is deleted before that list it never tells of.
@@ -69,7 +69,7 @@ def registry(observe: Observe, listed: Listed) -> kopf.OperatorRegistry:
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await connection()
 
-    for watched in WATCHED:
+    for watched in kinds:
         _watch(found, watched.kind, observe, listed)
     return found
 
