@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.cli import checkpoint
+from lockstep.cli.trainer import _run
+from lockstep.platforms.output import Output
 
 CALLER = """
 import sys
@@ -46,3 +48,11 @@ def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(
     monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": 1}', 0))
     done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", *form])
     assert (done.exit_code, done.output) == (0, '{"commits": 1}\n')
+
+
+def test_what_the_trainer_says_of_a_folder_acts_on_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders may come from pods. Both streams at once, more than a pipe holds, and the exit code."""
+    program = "import sys; [print('\x1b[2J\u202e' * 9, file=f) for _ in range(20000) for f in (sys.stdout, sys.stderr)]; sys.exit(3)"
+    assert _run([sys.executable, "-X", "utf8", "-c", program], Output().put) == 3
+    told = capsys.readouterr()
+    assert told.out == told.err == ("\\x1b[2J\\u202e" * 9 + "\n") * 20000

@@ -341,3 +341,46 @@ def test_every_form_of_what_is_known_of_a_job_is_harmless_and_can_be_read(
         assert name != "get" or document == hostile_job(), "the values are as they were"
     elif output != "name":
         assert "evil\\x1b]0;owned\\x07" in told.out, "it is seen that there was something"
+
+
+LOCAL = [
+    ["validate", "-f", "job.yaml"], ["render", "-f", "job.yaml"], ["render", "-f", "job.yaml", "--explain"], ["render", "-f", "job.yaml", "-o", "json"],
+    ["render", "-f", "job.yaml", "--explain", "-o", "json"], ["plan", "-f", "job.yaml", "--offline"], ["run", "-f", "job.yaml", "--local"], ["logs", "x", "--local"],
+    ["why", "x", "--local"], ["top", "x", "--local"], ["diff-runs", "job.yaml", "other.yaml"],
+]  # fmt: skip
+OF_FOLDERS = [["checkpoint", "list", "runs"], ["checkpoint", "verify", "runs"], ["checkpoint", "inspect", "runs"]]
+JOBS: list[Any] = [
+    {HOSTILE: 1},
+    {"kind": HOSTILE, "apiVersion": HOSTILE},
+    {"spec": {HOSTILE: HOSTILE}},
+    {"spec": {"script": {"path": HOSTILE, "args": [HOSTILE]}, "env": [{"name": "A", "value": HOSTILE}]}},
+    {"spec": {"script": {"path": "/workspace/a.py"}, "type": HOSTILE, "nodes": HOSTILE}},
+    {"metadata": {"name": HOSTILE}},
+    {"metadata": {"name": "x", "labels": {HOSTILE: HOSTILE}, "annotations": {"a": HOSTILE}}},
+    HOSTILE,
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "number"), [*((words, number) for words in LOCAL for number in range(len(JOBS))), *((words, 0) for words in OF_FOLDERS)]
+)
+def test_no_text_of_a_file_acts_on_the_terminal(
+    words: list[str], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = json.loads((tmp_path / "job.yaml").read_text())
+    job = JOBS[number]
+    for name in ("job.yaml", "other.yaml"):
+        (tmp_path / name).write_text(json.dumps({**whole, **job} if isinstance(job, dict) else job, ensure_ascii=number % 2 == 0))
+    commit = tmp_path / "runs/checkpoints/step-1.a1"
+    commit.mkdir(parents=True)
+    (commit / "manifest.json").write_text(json.dumps(job))
+    workspace = tmp_path / ".lockstep/workspace/workspace/runs/x/logs/output"
+    workspace.mkdir(parents=True)
+    (workspace / "node-0.log").write_text(f"{MOMENT} 1 [rank 0] {HOSTILE}\n")
+    monkeypatch.setattr(sys, "argv", ["lockstep", *words])
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    run(monkeypatch, words)
+    told = capsys.readouterr()
+    assert told.out + told.err
+    assert "Traceback" not in told.err, told
+    check_harmless(told, lines=words[0] != "render")

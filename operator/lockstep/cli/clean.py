@@ -76,11 +76,13 @@ def _plan(cluster: str, context: str | None, force: bool) -> Deployment:
 
 def ask(question: str, *, yes: bool) -> None:
     """Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
+    from lockstep_gang.contract import printable_line
+
     if yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} Say --yes (make: YES=1) where nobody can be asked")
-    typer.confirm(question, abort=True)
+    typer.confirm(printable_line(question), abort=True)
 
 
 async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool) -> None:

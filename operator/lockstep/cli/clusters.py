@@ -106,13 +106,13 @@ def print_clusters(folder: Path, server: str | None = None) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"):
         table.add_column(column, overflow="fold")
-    mistakes = []
+    mistakes: list[str] = []
     for name in cluster_names(folder):
         try:
             found = load_cluster(name, folder)
             table.add_row(_mark(found, server), *_row(found))
         except ConfigError as error:
-            mistakes.append(str(error))
+            mistakes += map(str, error.args)
             table.add_row("", name, "(has mistakes)")
     console().print(table)
     if mistakes:

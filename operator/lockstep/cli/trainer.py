@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 
 import typer
 
 from lockstep.api.errors import ConfigError
+from lockstep.platforms.output import Output
 
 TRAINER_CONFIG = 78  # the trainer's exit code for what can't be done as asked
 EXIT_FAILED = 1
@@ -34,19 +37,38 @@ def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
 
 
 def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
-    """Run it, with its output on ours. Raises typer.Exit when it fails.
-
-    A Ctrl-C of the terminal is ours alone: it ends the process, which would else die with a traceback.
-    """
-    raise_for(subprocess.run(trainer_command(module, arguments), check=False, process_group=0).returncode)
+    """Run it, with its output on ours. Raises typer.Exit when it fails."""
+    raise_for(_run(trainer_command(module, arguments), Output().put))
 
 
 def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]:
     """What it prints, and its exit code: 0, or 1 for an answer that is bad news. Raises typer.Exit when it gives none."""
-    ended = subprocess.run(trainer_command(module, arguments), check=False, stdout=subprocess.PIPE, text=True, process_group=0)
-    if not ended.stdout:
-        raise_for(ended.returncode or EXIT_FAILED)
-    return ended.stdout, ended.returncode
+    answer = bytearray()
+    code = _run(trainer_command(module, arguments), answer.extend)
+    if not answer:
+        raise_for(code or EXIT_FAILED)
+    return answer.decode(errors="replace"), code
+
+
+def _run(command: list[str], show: Callable[[bytes], object]) -> int:
+    """Its exit code; `show` gets its standard output as it comes. What it says comes out of folders that a pod may have written, errors too.
+
+    A Ctrl-C of the terminal is ours alone: it ends the process, which would else die with a traceback.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as process, DefaultSelector() as pipes:
+        try:
+            pipes.register(process.stdout or 0, EVENT_READ, show)
+            pipes.register(process.stderr or 0, EVENT_READ, Output(error=True).put)
+            while pipes.get_map():
+                for pipe, _ in pipes.select():
+                    data = os.read(pipe.fd, 1 << 16)
+                    pipe.data(data)
+                    if not data:
+                        pipes.unregister(pipe.fileobj)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode
 
 
 def raise_for(code: int) -> None:

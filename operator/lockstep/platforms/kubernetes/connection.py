@@ -17,6 +17,9 @@ UNAUTHORIZED = 401
 READ_BYTES = 1 << 21
 """A watch's event is one line, and may be as large as an object."""
 
+MESSAGE_BYTES_MAX = 16 << 20
+"""Of a websocket: API servers send some 32 KiB at a time, and an endless one would fill the memory."""
+
 
 class Connection:
     """Sessions that are opened with the first request, in the event loop that this is made in."""
@@ -69,13 +72,13 @@ class Connection:
         return response
 
     async def websocket(self, path: str, protocols: Sequence[str], heartbeat: float | None) -> Any:
-        """aiohttp's websocket. Its messages are as large as the server makes them."""
+        """aiohttp's websocket."""
         from aiohttp import WSServerHandshakeError
 
         async def ask() -> Any:
             asked = await self._asked_as()
             return await self._opened().ws_connect(
-                self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=0, **asked
+                self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=MESSAGE_BYTES_MAX, **asked
             )
 
         began = time.monotonic()
