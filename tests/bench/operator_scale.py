@@ -62,6 +62,7 @@ NAMESPACES = 10
 NODES = 2
 QUIET_SECONDS = 20.0
 REPORT_SECONDS = 15.0
+ADDRESSES = 32
 IMPORTED = "import time, lockstep.platforms.kubernetes.replica; print('imported', flush=True); time.sleep(60)"
 
 
@@ -338,8 +339,12 @@ class Played:
                     await asyncio.sleep(0.5)
                 raise SystemExit(f"the operator didn't take the report of {job['metadata']['name']}")
 
-        async with aiohttp.ClientSession() as session:
-            await asyncio.gather(*(one(session, job) for job in jobs))
+        async with (
+            contextlib.AsyncExitStack() as stack
+        ):  # the operator bounds what comes from one address: jobs are on as many as nodes would have
+            connectors = [aiohttp.TCPConnector(local_addr=(f"127.1.0.{node}", 0)) for node in range(1, ADDRESSES + 1)]
+            sessions = [await stack.enter_async_context(aiohttp.ClientSession(connector=connector)) for connector in connectors]
+            await asyncio.gather(*(one(sessions[number % ADDRESSES], job) for number, job in enumerate(jobs)))
         return time.monotonic() - began
 
     async def _is_complete(self, job: Object) -> bool:

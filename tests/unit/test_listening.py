@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import socket
 import ssl
@@ -64,6 +65,10 @@ class Scene:
                 await writer.wait_closed()
 
 
+def in_one_second(limits: Limits) -> Rate:
+    return Rate(limits, lambda: 0.0)
+
+
 def play(test: Callable[[Scene], Awaitable[None]], limits: Limits = ROOMY) -> None:
     async def run() -> None:
         scene: Scene
@@ -79,12 +84,17 @@ def play(test: Callable[[Scene], Awaitable[None]], limits: Limits = ROOMY) -> No
             await scene.release.wait()
             return web.Response(text="done")
 
+        async def proving(request: web.Request) -> web.Response:
+            prove(request)
+            return web.Response(text="heard")
+
         async def echo(request: web.Request) -> web.Response:
             return web.Response(body=await request.read())
 
         app = web.Application()
         app.router.add_get("/", page)
         app.router.add_get("/stay", stay)
+        app.router.add_get("/prove", proving)
         app.router.add_post("/echo", echo)
         async with serving(app, "", 0, tls_context(CERTIFICATES), limits) as port:
             scene = Scene(port)
@@ -219,6 +229,61 @@ def test_where_all_places_are_taken_the_newcomer_gets_that_of_who_is_there_longe
     play(test, replace(ROOMY, connections=3))
 
 
+PROVE = b"GET /prove HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_addresses_of_jobs_have_room_whatever_strangers_use_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "Rate", in_one_second)
+
+    async def test(scene: Scene) -> None:
+        assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
+        results = await asyncio.gather(*(scene.served(f"127.0.1.{number}") for number in range(1, 10)))
+        assert sum(results) == 3  # and the first one
+        assert await scene.served("127.0.0.2")
+
+    play(test, replace(ROOMY, rate=2))
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_strangers_make_room_before_addresses_of_jobs_do(tls: bool) -> None:
+    async def test(scene: Scene) -> None:
+        assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
+        job = await scene.connect("127.0.0.2", tls=tls)  # the longest there
+        stranger = await scene.connect("127.0.0.3", tls=tls)
+        assert await scene.served("127.0.0.4")
+        assert await is_closed(stranger)
+        assert await scene.served("127.0.0.5")
+        if tls:
+            assert await scene.code(job) == 200
+        else:
+            assert not job[0].at_eof()
+
+    play(test, replace(ROOMY, connections=2) if tls else replace(ROOMY, handshakes=1))
+
+
+def test_an_address_is_known_for_a_while_after_its_job_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(listening, "Rate", in_one_second)
+
+    async def test(scene: Scene) -> None:
+        assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
+        assert not await scene.served("127.0.0.2")
+
+    play(test, replace(ROOMY, rate=1))
+
+
+def test_so_many_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "KNOWN_MAX", 2)
+    monkeypatch.setattr(listening, "Rate", in_one_second)
+
+    async def test(scene: Scene) -> None:
+        for number in (2, 3, 2, 4):
+            assert await scene.code(await scene.connect(f"127.0.0.{number}"), PROVE) == 200
+        assert [await scene.served(f"127.0.0.{number}") for number in (2, 3, 4)] == [True, False, True]
+
+    play(test, replace(ROOMY, rate=3))
+
+
 def test_where_all_have_proven_themselves_nobody_is_closed() -> None:
     async def test(scene: Scene) -> None:
         proven = await scene.connect()
@@ -267,7 +332,7 @@ def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest
         await serve(self, connection, accepted)
 
     monkeypatch.setattr(Listener, "_serve", counted)
-    monkeypatch.setattr(listening.time, "monotonic", lambda: 1.0)  # of the rate alone: the loop has its own
+    monkeypatch.setattr(listening, "Rate", in_one_second)
 
     async def test(scene: Scene) -> None:
         results = await asyncio.gather(*(scene.served("127.0.0.2") for _ in range(50)))
@@ -308,6 +373,31 @@ def test_a_process_without_file_descriptors_tries_again_a_little_later() -> None
             del loop.remove_reader, loop.add_reader, loop.call_later
 
     asyncio.run(run())
+
+
+def test_connections_that_failed_are_gone_without_the_garbage_collector() -> None:
+    """Each would keep a third of a megabyte until it looks at the oldest objects."""
+
+    def tls_states() -> int:
+        return sum(type(one).__name__ == "SSLProtocol" for one in gc.get_objects())
+
+    async def test(scene: Scene) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            before = tls_states()
+            for _ in range(20):
+                junk = await scene.connect(tls=False)
+                junk[1].write(b"junk" * 10)
+                assert await is_closed(junk)
+            silent = [await scene.connect(f"127.0.0.{2 + number}", tls=False) for number in range(20)]
+            for displaced in silent[:-2]:
+                assert await is_closed(displaced)
+            assert tls_states() - before <= 2 + 2  # those that are open, and as many whose end is under way
+        finally:
+            gc.enable()
+
+    play(test, replace(ROOMY, connections=2))
 
 
 def test_strangers_fill_no_log() -> None:

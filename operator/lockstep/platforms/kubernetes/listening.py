@@ -1,8 +1,8 @@
 """A TLS port that strangers may knock at: who gets a connection, for how long, and one request each.
 
 The operator's Lease is renewed by the same event loop, so what costs much (a handshake, a request) is bounded before any of it is done: by address
-and in all. Whoever comes too often is turned away at the accept, which costs microseconds. Nobody is made to wait in a queue: coordinators,
-kubelets and Prometheus come again by themselves.
+and in all, and addresses from which a job was heard lately have room beside the others. Whoever comes too often is turned away at the accept, which costs
+microseconds. Nobody is made to wait in a queue: coordinators, kubelets and Prometheus come again by themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import ssl
 import struct
 import time
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ HEADERS_SECONDS = 5.0
 """From the end of the handshake to the end of the request's headers."""
 CONNECTION_SECONDS = 30.0
 """For all of it: handshake, headers, body, an answer that waits for the API server, and a peer that reads it slowly."""
+KNOWN_SECONDS = 120.0
+KNOWN_MAX = 4096
 LINGER_SECONDS = 1.0
 """To read what is left of a body that was refused: closed at once, the sender would lose the answer."""
 ACCEPTS = 64
@@ -50,8 +53,8 @@ class Limits:
     peer_rate: int
 
 
-REPORTS = Limits(connections=96, peer_connections=16, handshakes=32, rate=200, peer_rate=20)
-"""3,000 jobs report every 15 s. A connection takes 0.3 MB (asyncio's TLS buffer), and a handshake a millisecond."""
+REPORTS = Limits(connections=96, peer_connections=16, handshakes=32, rate=100, peer_rate=20)
+"""For strangers; coordinators that were heard lately have room beside it. A connection takes 0.3 MB (asyncio's TLS buffer), a handshake two milliseconds."""
 METRICS = Limits(connections=16, peer_connections=4, handshakes=8, rate=10, peer_rate=4)
 
 
@@ -63,22 +66,27 @@ class Rate:
         self._clock = clock
         self._second = -1
         self._taken: Counter[str] = Counter()
+        self._strangers = 0
 
-    def takes(self, peer: str) -> bool:
+    def takes(self, peer: str, *, known: bool = False) -> bool:
+        """`known`: what strangers use up doesn't matter, and the other way round."""
         second = int(self._clock())
         if second != self._second:
-            self._second, self._taken = second, Counter()
+            self._second, self._taken, self._strangers = second, Counter(), 0
         mine = self._taken[peer]
         in_all = self._limits.rate if mine else 2 * self._limits.rate
-        if mine >= self._limits.peer_rate or self._taken.total() >= in_all:
+        if mine >= self._limits.peer_rate or (not known and self._strangers >= in_all):
             return False
         self._taken[peer] += 1
+        self._strangers += not known
         return True
 
 
 @dataclass(eq=False)
 class Connection:
     peer: str
+    is_known: bool
+    """A job was heard from that address lately."""
     task: asyncio.Task[None] | None = None
     is_secured: bool = False
     """The handshake is done."""
@@ -125,6 +133,8 @@ class Listener:
         """The longest there first."""
         self._of_peer: Counter[str] = Counter()
         self._by_protocol: dict[asyncio.BaseProtocol, Connection] = {}
+        self._known: dict[str, float] = {}
+        """Addresses from which a job was heard, and until when that counts."""
         self._loop = asyncio.get_running_loop()
 
     def start(self, make: Callable[[], asyncio.Protocol]) -> None:
@@ -142,8 +152,13 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def prove(self, protocol: asyncio.BaseProtocol) -> None:
-        if protocol in self._by_protocol:
-            self._by_protocol[protocol].is_proven = True
+        connection = self._by_protocol.get(protocol)
+        if connection is not None:
+            connection.is_proven = True
+            self._known.pop(connection.peer, None)
+            self._known[connection.peer] = self._loop.time() + KNOWN_SECONDS
+            if len(self._known) > KNOWN_MAX:
+                del self._known[next(iter(self._known))]  # the oldest
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS):
@@ -155,8 +170,8 @@ class Listener:
                     self._loop.remove_reader(self._listening)
                     self._loop.call_later(1.0, self._accept_again)
                 return
-            connection = Connection(address[0])
-            if self._has_room(connection.peer):
+            connection = Connection(address[0], is_known=self._known.get(address[0], 0.0) > self._loop.time())
+            if self._has_room(connection):
                 accepted.setblocking(False)
                 self._open[connection] = None
                 self._of_peer[connection.peer] += 1
@@ -169,19 +184,19 @@ class Listener:
         if self._listening.fileno() >= 0:
             self._loop.add_reader(self._listening, self._accept)
 
-    def _has_room(self, peer: str) -> bool:
-        """Where all places are taken, that of the connection which is there longest and has proven nothing is made free."""
-        limits = self._limits
-        if self._of_peer[peer] >= limits.peer_connections or not self._rate.takes(peer):
+    def _has_room(self, newcomer: Connection) -> bool:
+        """Where all places are taken, that of the connection which is there longest is made free: a stranger's if there is one, never of who has proven itself."""
+        limits, known = self._limits, newcomer.is_known
+        if self._of_peer[newcomer.peer] >= limits.peer_connections or not self._rate.takes(newcomer.peer, known=known):
             return False
-        handshakes = [one for one in self._open if not one.is_secured]
-        if len(handshakes) >= limits.handshakes:
+        handshakes = [one for one in self._open if not one.is_secured and not one.is_known]
+        if len(handshakes) >= limits.handshakes and not known:
             self._drop(handshakes[0])
         elif len(self._open) >= limits.connections:
-            unproven = next((one for one in self._open if not one.is_proven), None)
-            if unproven is None:
+            unproven = [one for one in self._open if not one.is_proven]
+            if not unproven:
                 return False
-            self._drop(unproven)
+            self._drop(min(unproven, key=lambda one: one.is_known))
         return True
 
     def _drop(self, connection: Connection) -> None:
@@ -205,8 +220,8 @@ class Listener:
                 )  # fmt: skip
                 connection.is_secured = True
                 await ended.wait()
-        except (OSError, TimeoutError):  # a handshake that failed or took too long, or all that did; and a probe of the port
-            pass
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:  # it failed, took too long, or was dropped
+            _forget(error)
         finally:
             if transport is not None:
                 transport.abort()
@@ -218,10 +233,18 @@ LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
 
 
 def prove(request: web.Request) -> None:
-    """Its sender holds a job's key: its connection isn't given up for another one."""
+    """Its sender holds a job's key: its connection isn't given up for another one, and its address has room beside what strangers use up."""
     listener = request.app.get(LISTENER)
     if listener is not None:
         listener.prove(request.protocol)
+
+
+def _forget(error: BaseException | None) -> None:
+    """Frames of a traceback hold the connection, which holds the exception: such a ring, with its buffers, would stay until the garbage collector looks at the oldest objects."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _close(accepted: socket.socket, _: asyncio.Task[None]) -> None:
