@@ -53,7 +53,8 @@ def test_variables_of_a_job_reach_its_ranks_and_leave_the_agent_alone(tmp_path: 
         command = [sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"), "--run", str(agents.run_path), "--node", "0"]
         environment = {"PATH": os.environ["PATH"], "TMPDIR": agents.private.name, "NAMES": names, "LOCKSTEP_NAMES": names, **job}
         ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/", env=environment)
-        code = f"import os, sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r}); from lockstep_gang.agent.environment import isolate; isolate(); {look}"
+        enter = f"import os, sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r}); from lockstep_gang.agent.main import main"
+        code = f"{enter}; main(['--run', '/nowhere', '--node', '0']); {look}"
         agent = subprocess.run(
             [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True, env=environment
         )
