@@ -16,6 +16,7 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.cli.deploy import OPERATOR_IMAGE, default_image
 from lockstep.plan.events import Note
 from lockstep.plan.observed import Observed
+from lockstep.plan.reconcile import Plan
 from lockstep.plan.resolve import resolve
 from lockstep.platforms.kubernetes import operator, patience
 from lockstep.platforms.kubernetes.certificate import Certificates
@@ -369,6 +370,44 @@ def test_an_event_that_another_operator_told_of_the_same_version_of_the_job_is_n
         executor = Executor(cluster, lambda kind, item: None)  # each time one that has just been started
         asyncio.run(executor.tell(Observed(job(version)), (note,), 1.0))
     assert len(cluster.names) == 2
+
+
+class Takes(Cluster):
+    """An API server that takes everything but what is there already."""
+
+    def __init__(self, there: str = "") -> None:
+        super().__init__(None)
+        self.there = there
+
+    async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+        if item["metadata"]["name"] == self.there:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        return item
+
+    async def apply(self, item: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return item
+
+    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
+        pass
+
+
+def test_every_create_change_and_delete_is_one_line_of_the_log_with_the_job_s_uid(caplog: pytest.LogCaptureFixture) -> None:
+    def item(kind: str, name: str, **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "metadata": {"name": name, "uid": f"uid-{name}"}, **more}
+
+    plan = Plan(
+        delete=(item("ConfigMap", "x-run-old"),), force_delete=(item("Pod", "x-1"),), create=(item("Service", "x-headless"), item("Secret", "there")),
+        apply=(item("StatefulSet", "x", spec={"replicas": 0}),), claims=(item("PersistentVolumeClaim", "w"),),
+    )  # fmt: skip
+    seen = Observed(job(7))
+    with caplog.at_level("INFO"):
+        assert asyncio.run(Executor(Takes("there"), lambda kind, item: None).write_objects(seen, plan)) is None
+    begin = f"{seen.namespace}/{seen.name} (uid {seen.uid}): "
+    assert all(line.startswith(begin) for line in caplog.messages)
+    assert {line.removeprefix(begin) for line in caplog.messages} == {
+        "deleted ConfigMap x-run-old", "deleted by force Pod x-1", "created Service x-headless", "created PersistentVolumeClaim w",
+        "changed StatefulSet x, 0 replicas",
+    }  # fmt: skip
 
 
 def test_the_operator_may_list_and_watch_every_kind_that_it_watches() -> None:

@@ -51,7 +51,7 @@ async def _cluster_versions(context: str | None) -> list[tuple[str, str]]:
 
     async with await Cluster.connect(context) as connection:
         kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
-        deployment, may_see = await operator_deployment(connection)
+        deployment, may_see = await operator_deployment(connection, connection.namespace)
     if not may_see:
         image = f"unknown: you may not look into namespace {OPERATOR_NAMESPACE}"
     else:

@@ -65,14 +65,13 @@ def _operator(seen: Seen, cluster: str) -> Finding:
         return Finding(
             "operator", Verdict.FAILED, "not installed", f"lockstep deploy {cluster}; or without one: lockstep run --in-namespace"
         )
+    home = seen.deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)
     ready, wanted = seen.deployment.get("status", {}).get("readyReplicas", 0), seen.deployment["spec"].get("replicas", 1)
     if not ready:
-        logs = f"kubectl logs -n {OPERATOR_NAMESPACE} deploy/{seen.deployment['metadata']['name']}"
+        logs = f"kubectl logs -n {home} deploy/{seen.deployment['metadata']['name']}"
         return Finding("operator", Verdict.FAILED, f"0 of {wanted} replicas ready", logs)
     verdict = Verdict.OK if ready >= wanted else Verdict.WARNING
-    return Finding(
-        "operator", verdict, f"{ready} of {wanted} replicas ready", "" if ready >= wanted else f"kubectl get pods -n {OPERATOR_NAMESPACE}"
-    )
+    return Finding("operator", verdict, f"{ready} of {wanted} replicas ready", "" if ready >= wanted else f"kubectl get pods -n {home}")
 
 
 def _profile(seen: Seen, found: ClusterFile) -> Finding:

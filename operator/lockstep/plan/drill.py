@@ -52,8 +52,8 @@ class Right:
         return f"{self.verb} {self.resource}{f'/{self.subresource}' if self.subresource else ''}{place}"
 
 
-def rights(fault: Fault, namespace: str) -> list[Right]:
-    """What the asker's account must be allowed to do."""
+def rights(fault: Fault, namespace: str, home: str = OPERATOR_NAMESPACE) -> list[Right]:
+    """What the asker's account must be allowed to do. `home`: the operator's namespace."""
     exec_ = Right("create", "pods", "exec", namespace=namespace)
     own = [Right("list", "pods", namespace=namespace), exec_]
     more = {
@@ -62,9 +62,9 @@ def rights(fault: Fault, namespace: str) -> list[Right]:
             *(Right(verb, "nodes", cluster_wide=True) for verb in ("get", "patch")),
         ],
         Fault.KILL_OPERATOR: [
-            Right("list", "pods", namespace=OPERATOR_NAMESPACE),
-            Right("delete", "pods", namespace=OPERATOR_NAMESPACE),
-            Right("get", "leases", group="coordination.k8s.io", namespace=OPERATOR_NAMESPACE),
+            Right("list", "pods", namespace=home),
+            Right("delete", "pods", namespace=home),
+            Right("get", "leases", group="coordination.k8s.io", namespace=home),
         ],
         Fault.FILL_DISK: [Right("get", "pods", "log", namespace=namespace)],
     }

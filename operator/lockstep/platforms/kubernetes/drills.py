@@ -14,7 +14,7 @@ from lockstep.plan.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_re
 from lockstep.plan.observed import Object
 from lockstep.plan.readstatus import is_true
 from lockstep.platforms.kubernetes.client import Client
-from lockstep.platforms.kubernetes.cluster import MERGE, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Cluster
 from lockstep.platforms.kubernetes.drill_place import Place
 from lockstep.platforms.kubernetes.drill_watch import Stream, Watch
 from lockstep.platforms.kubernetes.kinds import path_of
@@ -33,7 +33,8 @@ def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
         body = {"spec": {"resourceAttributes": {**asked, "namespace": right.namespace or ""}}}
         return bool(client.request("POST", path_of("SelfSubjectAccessReview"), body)["status"]["allowed"])
 
-    return [right for right in rights(fault, namespace) if not may(right)]
+    home = operator_home(client, namespace) if fault is Fault.KILL_OPERATOR else OPERATOR_NAMESPACE
+    return [right for right in rights(fault, namespace, home) if not may(right)]
 
 
 def run_drill(place: Place, fault: Fault, rank: int, fill_bytes: int) -> Outcome:
@@ -125,7 +126,7 @@ def _kill_operator(place: Place) -> Outcome:
     """Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
     before = place.status()
     leader = _leader(place)
-    place.client.request("DELETE", path_of("Pod", OPERATOR_NAMESPACE, leader), AT_ONCE)
+    place.client.request("DELETE", path_of("Pod", operator_home(place.client, place.namespace), leader), AT_ONCE)
     hit = time.monotonic()
     place.say(f"{Fault.KILL_OPERATOR}: deleted pod {leader}; waiting until another one leads and writes the job's progress")
     place.until("another leader", lambda: _leader(place) not in ("", leader))
@@ -145,10 +146,22 @@ def _news(status: Object, told: str | None) -> Object | None:
     return status if (status.get("trainer") or {}).get("lastUpdateTime") != told else None
 
 
+def operator_home(client: Client, namespace: str) -> str:
+    """The namespace of the operator that works in `namespace`: itself, where it has one of its own."""
+    try:
+        client.request("GET", path_of("ServiceAccount", namespace, OPERATOR_NAME))
+    except ApiError as error:
+        if error.status not in (FORBIDDEN, NOT_FOUND):
+            raise
+        return OPERATOR_NAMESPACE
+    return namespace
+
+
 def _leader(place: Place) -> str:
     """The pod that holds the Lease and is there; ''."""
-    lease = place.client.request("GET", path_of("Lease", OPERATOR_NAMESPACE, OPERATOR_NAME))
-    listed = place.client.request("GET", path_of("Pod", OPERATOR_NAMESPACE), None, {"labelSelector": OPERATOR_PODS})
+    home = operator_home(place.client, place.namespace)
+    lease = place.client.request("GET", path_of("Lease", home, OPERATOR_NAME))
+    listed = place.client.request("GET", path_of("Pod", home), None, {"labelSelector": OPERATOR_PODS})
     holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
     return holder if holder in {pod["metadata"]["name"] for pod in listed["items"]} else ""
 

@@ -36,14 +36,17 @@ class Executor:
         try:
             for item in plan.delete:
                 await self._cluster.delete(item["kind"], observed.namespace, item["metadata"]["name"], item["metadata"]["uid"])
+                _record(observed, "deleted", item)
             for pod in plan.force_delete:
                 metadata = pod["metadata"]
                 await self._cluster.delete("Pod", observed.namespace, metadata["name"], metadata["uid"], grace_seconds=0)
+                _record(observed, "deleted by force", pod)
             obstacle = await self._create_all(observed, plan)
             if obstacle is not None:
                 return obstacle
             for item in plan.apply:
                 self._written(item["kind"], await self._cluster.apply(item))
+                _record(observed, "changed", item)
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
@@ -53,7 +56,7 @@ class Executor:
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
         """What pods need all at once, since each takes a round trip; then what makes pods."""
         needed = [self._create(observed, item) for item in plan.create if item["kind"] != "StatefulSet"]
-        done = await asyncio.gather(*map(self._create_claim, plan.claims), *needed, return_exceptions=True)
+        done = await asyncio.gather(*(self._create_claim(observed, claim) for claim in plan.claims), *needed, return_exceptions=True)
         for result in done:
             if isinstance(result, BaseException):
                 raise result
@@ -63,12 +66,14 @@ class Executor:
                 obstacle = await self._create(observed, item)
         return obstacle
 
-    async def _create_claim(self, claim: Object) -> None:
+    async def _create_claim(self, observed: Observed, claim: Object) -> None:
         try:
             self._written(claim["kind"], await self._cluster.create(claim))
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
+            return
+        _record(observed, "created", claim)
 
     async def _create(self, observed: Observed, item: Object) -> Notice | None:
         try:
@@ -85,6 +90,8 @@ class Executor:
             if is_other_run(item, there):
                 return _other_run(observed, item)
             found = await self._restored(item, there)
+        else:
+            _record(observed, "created", item)
         self._written(item["kind"], found)
         return None
 
@@ -128,6 +135,13 @@ class Executor:
         except ApiError as error:
             if error.status != CONFLICT:
                 log.warning("%s/%s: event %s: %s", observed.namespace, observed.name, note.reason, error)
+
+
+def _record(observed: Observed, act: str, item: Object) -> None:
+    """One line for each thing done with the operator's rights, so that its log can be held against the API server's audit log."""
+    replicas = f", {item['spec']['replicas']} replicas" if item["kind"] == "StatefulSet" and act != "deleted" else ""
+    name = item["metadata"]["name"]
+    log.info("%s/%s (uid %s): %s %s %s%s", observed.namespace, observed.name, observed.uid, act, item["kind"], name, replicas)
 
 
 def _event(observed: Observed, note: Note, now: str) -> Object:

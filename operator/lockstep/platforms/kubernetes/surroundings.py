@@ -17,6 +17,7 @@ from lockstep.plan.references import references
 from lockstep.plan.resolve import Resolved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.platforms.kubernetes.kinds import path_of
+from lockstep.platforms.kubernetes.survey import own_profile
 
 UNAUTHORIZED = 401
 PROFILE = "ClusterProfile"
@@ -99,7 +100,10 @@ async def _labels(cluster: Cluster, namespace: str) -> dict[str, str] | None:
 
 
 async def _profile(cluster: Cluster, resolved: Resolved) -> tuple[Object | None, bool | None]:
-    """The ClusterProfile of the cluster, and whether it is there."""
+    """The profile of the namespace's own operator, else the ClusterProfile of the cluster, and whether it is there."""
+    own = await own_profile(cluster, resolved.profile.metadata.name, resolved.namespace)
+    if own is not None:
+        return own, True
     try:
         found = await cluster.get(PROFILE, None, resolved.profile.metadata.name)
     except ApiError as error:
