@@ -21,6 +21,8 @@ def printable(text: str) -> str:
 
 def printable_line(text: str) -> str:
     """The same as one line, so that no text can look like a line of somebody else's: line ends become ` | `."""
+    if text.isprintable():  # (most is: a report of a thousand nodes has six thousand texts)
+        return text
     lines = text.splitlines()
     if len(lines) < 2 and (not lines or lines[0] == text):
         return printable(text)
