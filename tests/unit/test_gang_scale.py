@@ -43,7 +43,7 @@ from lockstep_gang.coordinator.telling import telling
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Gang, Nodes, Phase, Ranks, new_gang
 from lockstep_gang.lifecycle.hang import deadlines
-from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe
 from unit.gang_cases import KEY, free_port, make_run
 from unit.test_gang_simulation import Day
 
@@ -207,6 +207,25 @@ def a_day(seed: int, seen: set[int]) -> None:
             told = Progressed(day.agents[node].known, (rank_report_to_json(beat),))
             day.gang = observe(day.gang, day.run, node, told, day.now)
             assert_counted(day.gang, day.run, seen)
+
+
+def test_ends_that_are_taken_in_together_are_as_those_that_come_one_by_one() -> None:
+    run = run_of(4)
+    gang = taken(training(run), run, Exited(1, RankExit(3, 1, None, False, Error(3, "ValueError", "boom"))), 0, 1002.0)
+    assert gang.phase is Phase.STOPPING
+    gang = observe(gang, run, 1, Reported(1, rank_report_to_json(Error(9, "ValueError", "too"))), 1002.0)
+    ends = [(rank // 8, Exited(1, RankExit(rank, None, "SIGKILL", True))) for rank in (3, 9, 8, 31, 8, 16)]
+    ends += [
+        (0, Exited(1, RankExit(17, None, "SIGKILL", True))),
+        (2, Exited(2, RankExit(18, None, "SIGKILL", True))),
+    ]  # another node's, attempt's
+    one_by_one = gang
+    for node, message in ends:
+        one_by_one = observe(one_by_one, run, node, message, 1002.0)
+    together = ended_as_ordered(gang, run, ends)
+    assert (together.ranks, together.signs) == (one_by_one.ranks, one_by_one.signs)
+    assert (together.ranks.ended, together.ranks.counts) == (one_by_one.ranks.ended, one_by_one.ranks.counts)
+    assert set(together.ranks.ended) == {3, 9, 8, 31, 16}
 
 
 def test_orders_of_all_nodes_follow_from_what_changed_and_of_one_from_its_own_state() -> None:

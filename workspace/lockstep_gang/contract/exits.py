@@ -41,7 +41,7 @@ AT_ONCE = 64
 PROGRESS_SECONDS = (2.0, 10.0)
 """How long an agent puts together what its ranks say of their progress: the least, and the most for a gang of very many ranks."""
 
-RANKS_A_SECOND = 1024
+RANKS_A_SECOND = 820
 """Of so many ranks the progress is told in a second."""
 
 

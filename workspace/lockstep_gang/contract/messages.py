@@ -22,7 +22,7 @@ class Activity:
     activity: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     rank: int
     step: int
@@ -32,7 +32,7 @@ class Step:
     metrics: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Where a rank is, told by a thread beside its work: when it has moved, and every few seconds while it hasn't."""
 
@@ -47,7 +47,7 @@ class Beat:
     """Of this activity; null: none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pace:
     """A rank's own time a step, without what it waited for others, over the steps since it last told."""
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.interactive import Printed
-from lockstep_gang.contract.messages import AgentMessage, Hello, Pong, StopMode
+from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, StopMode
 from lockstep_gang.contract.reply import Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
@@ -30,7 +30,7 @@ from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import excused, waited_for
 from lockstep_gang.lifecycle.losses import heard, is_asking
-from lockstep_gang.lifecycle.observe import closed, observe
+from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe
 from lockstep_gang.lifecycle.placement import with_racks
 from lockstep_gang.lifecycle.start import waits_for
 from lockstep_gang.lifecycle.stops import stop_report
@@ -77,6 +77,8 @@ class Coordinator:
         self.gang = self._ledger.opened(run, self._now())
         self._changes: deque[Change] = deque()
         """Heard, and not taken in yet: while a record is being written."""
+        self._ends: list[tuple[int, Exited]] = []
+        """Of ranks that are being stopped, not taken in yet."""
         self._deciding = False
         """What was taken in is decided soon."""
         self._pulse_due = self._now() + PULSE_SECONDS
@@ -118,6 +120,10 @@ class Coordinator:
             return  # a sign of life, which the connection has seen
         if isinstance(message, Printed):
             self._printed(node, message)
+            return
+        if isinstance(message, Exited) and message.exit.ordered and self.gang.phase is Phase.STOPPING and self._recording is None:
+            self._ends.append((node, message))  # thousands come at once when a big gang is stopped
+            self._decide_soon()
             return
         now = self._now()
         if self._recording is not None:
@@ -188,6 +194,9 @@ class Coordinator:
             self._decide_soon()
 
     def _take_in(self) -> None:
+        if self._ends:
+            ends, self._ends = self._ends, []
+            self._be(ended_as_ordered(self.gang, self._run, ends))
         while self._changes:
             self._be(self._changes.popleft()(self.gang))
 

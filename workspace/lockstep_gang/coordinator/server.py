@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import time
 
@@ -17,6 +18,8 @@ from lockstep_gang.coordinator.ports import listening_addresses
 
 LOOK_SECONDS = 1.0
 PAUSED_SECONDS = 2.0
+MANY_RANKS, COLLECTED = 512, (50_000, 20, 50)
+"""The state of a big gang is very many small objects that stay: looking for garbage among them as often as Python does took a third of the time."""
 FILES = 512
 """Open files of the coordinator beside its connections."""
 
@@ -38,6 +41,8 @@ class Server:
         """Listen on the pod's own addresses, or on loopback when all nodes are this machine; the address for the agent beside it. Raises OSError."""
         hosts = listening_addresses(self._run.addresses[0])
         _allow_files(FILES + self._run.nodes)
+        if self._run.world_size > MANY_RANKS:
+            gc.set_threshold(*COLLECTED)
         self._server = await listen(self._accepted, hosts, self._run.coordinator_port)
         self._watching = asyncio.ensure_future(self._give_up_the_silent())
         address = self._server.sockets[0].getsockname()[0]

@@ -27,7 +27,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rank:
     ready: bool = False
     exit: RankExit | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lockstep_gang.contract.messages import (
@@ -150,6 +151,18 @@ def _exited(gang: Gang, run: Run, node: int, exit_: RankExit) -> Gang:
     if gang.phase is Phase.ACTIVE and was_stopped(exit_) and not gang.nodes[node].leaving:
         gang = gang.with_lost(node, by_itself=True)  # nobody has ordered it: while an attempt is active, none of it is stopped
     return gang.with_rank(exit_.rank, replace(rank, exit=exit_, error=rank.error or exit_.error, sign=sign))
+
+
+def ended_as_ordered(gang: Gang, run: Run, ends: Sequence[tuple[int, Exited]]) -> Gang:
+    """As `observe` of each of these ends (node, how its rank ended) in a gang that is being stopped, with one copy of the gang for all."""
+    ranks: dict[int, Rank] = {}
+    signs = gang.signs
+    for node, message in ends:
+        rank = gang.ranks[message.exit.rank] if message.attempt == gang.attempt and message.exit.rank in run.ranks_of(node) else None
+        if rank is not None and rank.exit is None and message.exit.rank not in ranks:
+            signs += not rank.sign
+            ranks[message.exit.rank] = replace(rank, exit=message.exit, error=rank.error or message.exit.error, sign=rank.sign or signs)
+    return replace(gang.with_ranks(ranks), signs=signs) if ranks else gang
 
 
 def _sign(gang: Gang, rank: int) -> tuple[Gang, int]:

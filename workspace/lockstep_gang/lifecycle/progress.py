@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from lockstep_gang.contract.messages import Activity, Beat, RankReport, Step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """What a rank is in, and since when."""
 
