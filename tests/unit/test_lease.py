@@ -18,7 +18,7 @@ class Store:
     """One Lease, as the API server keeps it: a change of another version than the newest is a conflict."""
 
     def __init__(self) -> None:
-        self.item: dict[str, Any] = {"metadata": {"name": "lockstep-operator", "resourceVersion": "1"}, "spec": {}}
+        self.item: dict[str, Any] | None = {"metadata": {"name": "lockstep-operator", "resourceVersion": "1"}, "spec": {}}
         self.is_away = False
         self.loses_replies = False
         self._versions = itertools.count(2)
@@ -26,6 +26,8 @@ class Store:
     async def request(self, method: str, path: str, body: Any = None, query: Any = None, content_type: str = "") -> dict[str, Any]:
         if self.is_away:
             raise OSError("away")
+        if self.item is None:
+            raise ApiError(404, "NotFound", "not found")
         if method == "PATCH":
             if body["metadata"]["resourceVersion"] != self.item["metadata"]["resourceVersion"]:
                 raise ApiError(409, "Conflict", "the object has been modified")
@@ -35,8 +37,17 @@ class Store:
                 raise TimeoutError("no reply")
         return self.item
 
+    async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+        if self.is_away:
+            raise OSError("away")
+        if self.item is not None:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        self.item = {**item, "metadata": {**item["metadata"], "resourceVersion": str(next(self._versions))}}
+        return self.item
+
     @property
     def holder(self) -> str:
+        assert self.item is not None
         return str(self.item["spec"].get("holderIdentity", ""))
 
 
@@ -215,5 +226,43 @@ def test_a_holder_that_is_cut_off_ends_at_the_very_moment_when_the_lease_is_over
         with pytest.raises(LeaseLost):
             await lease.keep()
         assert world.now - 1000.0 == RENEW_SECONDS
+
+    asyncio.run(story())
+
+
+def test_a_lease_that_was_deleted_is_made_again_by_its_holder_which_goes_on(world: World) -> None:
+    async def story() -> None:
+        first = world.lease("a")
+        await first.acquire()
+        world.after(4, lambda: setattr(world.store, "item", None))
+        world.after(60, world.away(True))
+        with pytest.raises(LeaseLost):
+            await first.keep()
+        assert world.now >= 1060
+        assert world.store.holder == "a"
+
+    asyncio.run(story())
+
+
+def test_a_lease_that_another_makes_again_is_nobody_s_until_no_holder_can_write_any_more(world: World) -> None:
+    async def story() -> None:
+        first, second = world.lease("a"), world.lease("b")
+        await first.acquire()
+        world.store.item = None
+        began = world.now
+        await second.acquire()
+        assert world.now - began > RENEW_SECONDS
+        assert (first.is_held, second.is_held, world.store.holder) == (False, True, "b")
+
+    asyncio.run(story())
+
+
+def test_of_two_replicas_that_make_it_again_one_leads(world: World) -> None:
+    async def story() -> None:
+        world.store.item = None
+        first, second = world.lease("a"), world.lease("b")
+        await first.acquire()
+        assert not await second._try()
+        assert second.leader == "a:8443"
 
     asyncio.run(story())

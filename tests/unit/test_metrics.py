@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lockstep.plan.measures import FINISHED, GOODPUT, LOST_GPU, RESTARTS, STATES, Counted, Growth, counted, gauges, growth, state
@@ -96,6 +99,56 @@ def test_a_deleted_job_takes_nothing_back() -> None:
     metrics.count(job(), status(train=30))
     metrics.forget(set())
     assert value(metrics, "lockstep_goodput_seconds_total", kind="train") == 30
+
+
+def in_bytes(work: Callable[[], None]) -> int:
+    """How much more is held after the work."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        work()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("field", "jobs"), [("clusterProfileName", 5000), ("namespace", 1000)])
+def test_names_that_people_make_up_take_no_memory_and_make_no_series(field: str, jobs: int) -> None:
+    """Jobs made and deleted again: each of a profile that doesn't exist, or each in a namespace of its own."""
+    metrics, observed = Metrics(), replace(fresh(), job={**fresh().job, "status": {}})
+    generate_latest(metrics.registry)
+
+    def cycles() -> None:
+        for number in range(jobs):
+            metadata = {**observed.job["metadata"], "uid": f"u{number}"} | ({"namespace": f"n{number}"} if field == "namespace" else {})
+            spec = {**observed.job["spec"]} | ({"clusterProfileName": f"p{number}"} if field == "clusterProfileName" else {})
+            made = replace(observed, job={**observed.job, "metadata": metadata, "spec": spec})
+            metrics.count(made, made.status)
+            metrics.forget(set())
+
+    assert in_bytes(cycles) <= 5 << 20
+    assert len(generate_latest(metrics.registry).splitlines()) < 100 * (module.IDLE_GROUPS + 1)
+
+
+def test_counters_of_a_namespace_go_an_hour_after_its_last_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    metrics = Metrics()
+    metrics.count(job(), status(train=30))
+    now[0] += module.IDLE_SECONDS + 1
+    metrics.forget({"u"})
+    assert value(metrics, "lockstep_goodput_seconds_total", kind="train") == 0
+    metrics.forget(set())
+    assert value(metrics, "lockstep_goodput_seconds_total", kind="train") is None
+
+
+def test_a_job_that_waits_for_a_profile_that_does_not_exist_has_no_profile_s_label() -> None:
+    waits = {"metadata": {"namespace": "ns", "name": "x", "uid": "u"}, "spec": {"clusterProfileName": "made-up"}}
+    registry = CollectorRegistry()
+    registry.register(Jobs(lambda: True, lambda: [waits], lambda uid: None, lambda: 0))
+    assert b"made-up" not in generate_latest(registry)
 
 
 @pytest.mark.parametrize(

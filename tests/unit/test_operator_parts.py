@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lockstep.api.job import TrainingJob
 from lockstep.api.profile import ClusterProfile
 from lockstep.cli.deploy import OPERATOR_IMAGE, default_image
 from lockstep.plan.events import Note
+from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile import Plan
 from lockstep.plan.resolve import resolve
@@ -117,7 +119,104 @@ def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(queue, "mark_later", lambda key, seconds: (delays.append(seconds), later(key, seconds)))
     queue.mark(KEY)
     run_queue(queue, done)
-    assert delays == [0.01, 0.02, 0.04, 0.08]
+    assert [round(delay / 0.01) for delay in delays][:2] == [1, 2]
+    assert all(0.75 * first <= delay <= 1.25 * first for delay, first in zip(delays, (0.01, 0.02, 0.04, 0.08), strict=True))
+    assert len(set(delays)) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "before"), [(ApiError(429, "TooManyRequests", "later", retry_after_seconds=60.0), 1), (OSError("away"), 4)]
+)
+def test_marks_wait_where_the_server_asked_for_patience_and_where_the_work_fails_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, before: int
+) -> None:
+    monkeypatch.setattr("lockstep.platforms.kubernetes.queue.BACKOFF_FIRST_SECONDS", 60.0)
+    turns: list[int] = []
+
+    async def work(key: Key) -> None:
+        turns.append(1)
+        raise error
+
+    async def marked() -> None:
+        working = asyncio.ensure_future(queue.run())
+        for _ in range(50):
+            queue.mark(KEY)
+            await asyncio.sleep(0)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+    queue = WorkQueue(work)
+    asyncio.run(marked())
+    assert len(turns) == before
+
+
+def test_namespaces_take_turns_and_none_has_more_than_half_of_the_workers() -> None:
+    order: list[str] = []
+    most: dict[str, int] = {}
+    running: list[str] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        running.append(key[0])
+        most[key[0]] = max(most.get(key[0], 0), running.count(key[0]))
+        await asyncio.sleep(0.001)
+        running.remove(key[0])
+        order.append(key[0])
+        if len(order) == 203:
+            done.set()
+
+    queue = WorkQueue(work, workers=8)
+    for number in range(200):
+        queue.mark(("crowded", f"x{number}"))
+    for number in range(3):
+        queue.mark(("quiet", f"x{number}"))
+    run_queue(queue, done)
+    assert most["crowded"] == 4
+    assert [place for place, namespace in enumerate(order) if namespace == "quiet"][-1] < 12
+
+
+def test_a_namespace_whose_work_hangs_leaves_workers_to_the_others() -> None:
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        if key[0] == "stuck":
+            await asyncio.Event().wait()
+        done.set()
+
+    queue = WorkQueue(work)
+    for number in range(20):
+        queue.mark(("stuck", f"x{number}"))
+    queue.mark(("quiet", "x"))
+    run_queue(queue, done)
+    assert done.is_set()
+
+
+def test_what_is_refused_is_sent_again_ever_less_often_unless_the_job_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
+    now, sent = [1000.0], list[float]()
+    refusal = Notice("WriteRefused", "exceeded quota")
+
+    async def refused(observed: Observed, plan: Plan) -> Notice:
+        sent.append(now[0])
+        return refusal
+
+    monkeypatch.setattr(led.executor, "write_objects", refused)
+    monkeypatch.setattr(operator.time, "monotonic", lambda: now[0])
+    plan = Plan(create=({"kind": "Secret", "metadata": {"name": "x"}},))
+
+    async def for_an_hour(generation: int) -> None:
+        metadata = {**item("x", 1)["metadata"], "generation": generation}
+        observed = Observed({"metadata": metadata, "spec": {}}, obstacle=refusal)
+        end = now[0] + 3600
+        while now[0] < end:  # something marks the job all the time
+            assert (await led._write(KEY, observed, plan))[0] == refusal
+            now[0] += 1
+
+    asyncio.run(for_an_hour(1))
+    waits = [b - a for a, b in itertools.pairwise(sent)]
+    assert len(sent) < 60 and waits[0] < 5 and waits[-1] > 60
+    asyncio.run(for_an_hour(2))
+    assert sent[len(waits) + 2] - sent[len(waits) + 1] < 5
 
 
 def test_who_waits_for_a_key_waits_for_work_that_began_later_and_did_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +367,7 @@ class Empty(Cluster):
     """An API server whose lists are empty."""
 
     async def pages(
-        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500
+        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500, **_: bool
     ) -> AsyncIterator[dict[str, Any]]:
         yield {"items": [], "metadata": {"resourceVersion": "100"}}
 
@@ -295,13 +394,46 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
     assert led.inventory.pod("ns", "x-0") is None
 
 
+def test_a_list_of_an_earlier_revision_is_of_a_store_that_was_restored() -> None:
+    """Newer objects are gone, older ones are as the list has them, and what changes from then on counts, whatever its revision."""
+    found = Inventory()
+    for name, version in (("x", 900), ("gone", 950)):
+        found.observe("TrainingJob", item(name, version, old=True), deleted=False)
+    found.begin_lists()
+    listed, _ = found.take_in("TrainingJob", [item("x", 400, old=False)])
+    assert KEY in found.drop_others("TrainingJob", listed, 500)
+    assert found.has_gone_back and found.jobs() == [KEY]
+    assert found.job_objects()[0]["old"] is False
+    found.observe("TrainingJob", item("x", 501, newer=True), deleted=False)
+    assert "newer" in found.job_objects()[0]
+
+
+def test_a_change_during_a_list_is_no_restored_store() -> None:
+    found = Inventory()
+    found.observe("TrainingJob", item("x", 5), deleted=False)
+    found.begin_lists()
+    found.observe("TrainingJob", item("x", 900), deleted=False)
+    listed, _ = found.take_in("TrainingJob", [item("x", 5)])
+    found.drop_others("TrainingJob", listed, 7)
+    assert not found.has_gone_back and found.job_objects()[0]["metadata"]["resourceVersion"] == "900"
+
+
+def test_an_operator_whose_server_went_back_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "RELIST_SECONDS", (0.0,))
+    led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
+    led.observe("Pod", item("x-0", 101), deleted=False)
+    led.watch_lists()
+    with pytest.raises(operator.WentBack, match="restored"):
+        asyncio.run(asyncio.wait_for(led.resync_forever(), 5))
+
+
 class Busy(Empty):
     """An API server that has no time at first."""
 
     refusals = 2
 
     async def pages(
-        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500
+        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500, **_: bool
     ) -> AsyncIterator[dict[str, Any]]:
         if self.refusals:
             self.refusals -= 1
@@ -362,6 +494,31 @@ class Events(Cluster):
             raise ApiError(409, "AlreadyExists", "it is there")
         self.names.append(item["metadata"]["name"])
         return item
+
+
+class Full(Empty):
+    """A namespace with a quota that has no room for another ConfigMap."""
+
+    applied: list[str]
+
+    async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+        raise ApiError(403, "Forbidden", "exceeded quota: " + "x" * 10_000)
+
+    async def apply(self, item: dict[str, Any], **_: Any) -> dict[str, Any]:
+        self.applied.append(f"{item['kind']} {item['spec']['replicas']}")
+        return item
+
+
+@pytest.mark.parametrize(("replicas", "applied"), [(0, ["StatefulSet 0"]), (2, [])])
+def test_a_refused_object_keeps_a_gang_from_starting_and_never_from_ending(replicas: int, applied: list[str]) -> None:
+    cluster = Full(None)
+    cluster.applied = []
+    log = {"kind": "ConfigMap", "metadata": {"name": "x-log"}}
+    plan = Plan(create=(log,), apply=({"kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"replicas": replicas}},))
+    observed = Observed({"metadata": item("x", 1)["metadata"], "spec": {}})
+    notice = asyncio.run(Executor(cluster, lambda kind, found: None).write_objects(observed, plan))
+    assert notice is not None and "exceeded quota" in notice.message and len(notice.message) < 2000
+    assert cluster.applied == applied
 
 
 def test_an_event_that_another_operator_told_of_the_same_version_of_the_job_is_not_told_again() -> None:

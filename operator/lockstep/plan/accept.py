@@ -14,7 +14,7 @@ from lockstep.api.profile import ClusterProfile
 from lockstep.plan.excluded import excluded_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, freeze
-from lockstep.plan.observed import Object, Observed
+from lockstep.plan.observed import UNREADABLE, Object, Observed
 from lockstep.plan.reasons import Reason
 from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, resolve
 
@@ -40,6 +40,8 @@ class Accepted:
 
 def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
     """The job as it can start now, or why it can't."""
+    if UNREADABLE in observed.job:
+        return Notice(Reason.INVALID_SPEC, f"the job can't be used: {observed.job[UNREADABLE]}")
     try:
         job = TrainingJob.model_validate(observed.job)
     except ValidationError as error:
@@ -67,6 +69,8 @@ def _profile(observed: Observed, name: str | None) -> ClusterProfile | Notice:
     found = _named(observed, name) if name else _default(observed)
     if isinstance(found, Notice):
         return found
+    if UNREADABLE in found:
+        return Notice(Reason.INVALID_PROFILE, f"ClusterProfile {found['metadata']['name']} can't be used: {found[UNREADABLE]}")
     try:
         return ClusterProfile.model_validate(found)
     except ValidationError as error:

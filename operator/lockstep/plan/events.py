@@ -12,6 +12,7 @@ from types import MappingProxyType
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Object
 from lockstep.plan.stopping import stop_event
+from lockstep.plan.times import age
 from lockstep_gang.contract import printable_line
 
 NORMAL, WARNING = "Normal", "Warning"
@@ -197,8 +198,8 @@ class Told:
 
 def tellable(told: Told, new: tuple[Note, ...], now: float) -> tuple[Told, tuple[Note, ...]]:
     """Those of `new` that are neither a repetition nor too many, and what is remembered of them."""
-    left = min(float(BURST), told.left + (now - told.at) / REFILL_SECONDS)
-    last = {key: when for key, when in told.last.items() if now - when < SILENCE_SECONDS}
+    left = min(float(BURST), told.left + age(told.at, now) / REFILL_SECONDS)
+    last = {key: when for key, when in told.last.items() if age(when, now) < SILENCE_SECONDS}
     found = []
     for note in new:
         key = (note.reason, note.message)

@@ -21,7 +21,7 @@ def held_until(observed: Observed, received: ReceivedReport | None, now: float) 
     if retried or not there or seconds == 0 or spec.get("suspend", False) or not _ranks_failed(observed, received):
         return None
     ended = observed.status.get("completionTime")
-    until = (now if ended is None else seconds_of(ended)) + seconds
+    until = (now if ended is None else min(now, seconds_of(ended))) + seconds
     return until if until > now else None
 
 

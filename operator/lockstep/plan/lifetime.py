@@ -10,7 +10,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import is_scheduled
 from lockstep.plan.reasons import Reason
-from lockstep.plan.times import seconds_of, timestamp
+from lockstep.plan.times import age, not_ahead, remaining, seconds_of, timestamp
 
 _BY_THE_OPERATOR = ("suspend", "active_deadline_seconds", "ttl_seconds_after_finished", "notify")
 _RESTARTS_BY_THE_OPERATOR = ("lost_node_seconds", "hold_on_failure_seconds")
@@ -32,7 +32,7 @@ def active_time(observed: Observed, now: float) -> Object | None:
     retry = int((observed.job["spec"].get("restart") or {}).get("retry", 0))
     if retry != before.get("retry", 0):
         before = {}
-    earlier, since = int(before.get("earlierSeconds", 0)), before.get("since")
+    earlier, since = int(before.get("earlierSeconds", 0)), not_ahead(before.get("since"), now)
     kept: Object = {"retry": retry} if retry else {}
     if any(is_scheduled(pod) for pod in observed.pods):
         return kept | {"since": since or timestamp(now), "earlierSeconds": earlier}
@@ -49,7 +49,7 @@ def ended_active_time(active: Object | None, now: float) -> Object | None:
 def active_seconds(active: Object | None, now: float) -> float:
     if active is None:
         return 0.0
-    running = max(0.0, now - seconds_of(active["since"])) if "since" in active else 0.0
+    running = age(seconds_of(active["since"]), now) if "since" in active else 0.0
     return float(active["earlierSeconds"]) + running
 
 
@@ -76,4 +76,4 @@ def until_expired(observed: Observed, now: float) -> float | None:
     ended = observed.status.get("completionTime")
     if ttl is None or ended is None:
         return None
-    return seconds_of(ended) + float(ttl) - now
+    return remaining(seconds_of(ended), float(ttl), now)

@@ -18,6 +18,7 @@ from lockstep.plan.times import seconds_of
 FRESH_SECONDS = 30.0
 """A report that is older says nothing about who is connected now."""
 LOOK_AGAIN_SECONDS = 10.0
+LOOK_AGAIN_MAX_SECONDS = 600.0
 SUGGESTED_SECONDS = 60
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 NAMED = 3
@@ -55,7 +56,7 @@ def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, 
     found.sort(key=lambda lost: _MOST_URGENT.index(lost.reason))
     more = f" (and {len(found) - NAMED} more)" if len(found) > NAMED else ""
     at = [(max(lost.due, listening_since + FRESH_SECONDS), lost.pod) for lost in found if lost.due is not None]
-    looks = [due - now for due, _ in at if due > now]
+    looks = [min(due - now, LOOK_AGAIN_MAX_SECONDS) for due, _ in at if due > now]
     looks += [LOOK_AGAIN_SECONDS for lost in found if lost.reason == "AgentConnected"]
     return Verdict(
         reason=found[0].reason,

@@ -85,9 +85,9 @@ def state(status: Object) -> str:
 
 
 def profile_of(job: Object) -> str:
-    """The profile in use, or the one that is asked for; empty: none is known yet."""
+    """The profile in use; empty: none yet. Not the one that is asked for: there are as many of those as people make up."""
     used = (job.get("status") or {}).get("profile") or {}
-    return str(used.get("name") or job["spec"].get("clusterProfileName") or "")
+    return str(used.get("name") or "")
 
 
 def gauges(status: Object, now: float, report_age: float | None) -> dict[str, float]:

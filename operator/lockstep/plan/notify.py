@@ -20,6 +20,8 @@ BOUND_SECONDS = 1800.0
 """After the end of the job; one try is made in any case."""
 WAIT_SECONDS = (5.0, 300.0)
 """After a first failed try, doubled each time up to the second."""
+TRIES_MAX = 16
+"""By which BOUND_SECONDS are over, whatever the clock that wrote the end said."""
 SENTENCE_CHARACTERS = 1000
 _IN_CLUSTER = (".svc", ".svc.cluster.local")
 
@@ -133,7 +135,7 @@ def _is_near(host: str) -> bool:
 def next_try(attempts: int, ended: float, now: float) -> float | None:
     """Seconds until the next try after so many; None: it is given up."""
     wait: float = min(WAIT_SECONDS[0] * 2 ** (attempts - 1), WAIT_SECONDS[1])
-    return wait if now + wait <= ended + BOUND_SECONDS else None
+    return wait if now + wait <= min(ended, now) + BOUND_SECONDS and attempts <= TRIES_MAX else None
 
 
 def notification_status(observed: Observed) -> Object | None:

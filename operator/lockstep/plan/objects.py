@@ -49,6 +49,8 @@ class RenderContext:
     """The job's live node 0 has reported lately, and not with the key of `key_secret`."""
     run_key: str = ""
     """What frozen runs of this job are signed with; empty: they aren't."""
+    clock_off: bool = False
+    """The operator's clock and the API server's differ: what would be done because of a time that is over is not done."""
     remembered: GangRun | None = None
     """The run of the pods that were there when this operator last looked."""
 

@@ -12,6 +12,12 @@ from lockstep.plan.layers import Notice
 from lockstep_gang.contract import Report
 
 Object = dict[str, Any]
+DEPTH_MAX = 64
+"""Levels of lists and maps that an object may have. JSON has no limit, and every reader has one somewhere."""
+TOO_DEEP = f"(deeper than {DEPTH_MAX} levels)"
+"""Stands where an object was cut off."""
+UNREADABLE = "unreadable"
+"""A field of an object that was not kept as it is: why not, for a person."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,11 @@ class Observed:
         return not self.pods and self.replicas == 0
 
     def pod(self, node: int) -> Object | None:
-        wanted = names.pod_name(self.name, node)
-        return next((pod for pod in self.pods if pod["metadata"]["name"] == wanted), None)
+        return self._pods_by_name.get(names.pod_name(self.name, node))
+
+    @cached_property
+    def _pods_by_name(self) -> Mapping[str, Object]:
+        return {str(pod["metadata"]["name"]): pod for pod in self.pods}
 
     def events_of(self, uid: str) -> list[Object]:
         """Warnings about the object of this uid, newest first."""

@@ -79,9 +79,10 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     has_failed = is_true(observed.status, "Failed") and not is_retried(observed, there.run)  # unless a retry was asked for since
     word, life = last_word(observed, received), _life(observed, received, has_failed=has_failed, now=now)
     received = _newest(observed, received)
-    late = overdue(observed, life["active"], now)
-    end = _ending(observed, received, life, late, has_failed=has_failed, now=now)
-    expires = until_expired(observed, now) if end.finished else None
+    late = None if context.clock_off else overdue(observed, life["active"], now)
+    stuck = None if context.clock_off else start_overdue(observed, now)
+    end = _ending(observed, received, life, late, stuck, has_failed=has_failed)
+    expires = until_expired(observed, now) if end.finished and not context.clock_off else None
     if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
         return Plan(delete=(observed.job,))
     held = held_until(observed, received, now)
@@ -114,7 +115,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         claims=absent_claims(observed, decision),
         apply=apply,
         delete=delete,
-        force_delete=lost.replace,
+        force_delete=() if context.clock_off else lost.replace,
         status=status if write else None,
         passing=write and is_passing(observed.status, status),
         events=(*repairs(observed, decision, create, delete), *(notes(observed.status, status) if write else ())),
@@ -138,7 +139,7 @@ def _life(observed: Observed, received: ReceivedReport | None, *, has_failed: bo
 
 
 def _ending(
-    observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None, *, has_failed: bool, now: float
+    observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None, stuck: Notice | None, *, has_failed: bool
 ) -> Ending:
     """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
     known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
@@ -154,7 +155,6 @@ def _ending(
     if late is not None and observed.at_zero:
         how = life["stop"]["message"] if life["stop"] is not None else "no rank ever ran"
         return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
-    stuck = start_overdue(observed, now)
     return Ending(failed=True, reason=Reason.START_TIMEOUT, message=stuck.message) if stuck is not None else Ending()
 
 

@@ -7,7 +7,7 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, is_terminating
 from lockstep.plan.pods import is_scheduled, placed_at, waits_for_a_claim, why_not_started
 from lockstep.plan.reasons import Reason
-from lockstep.plan.times import seconds_of
+from lockstep.plan.times import remaining, seconds_of
 from lockstep.plan.unscheduled import why_unscheduled
 
 
@@ -39,8 +39,8 @@ def until_start_overdue(observed: Observed, now: float) -> float | None:
     created, placed = pod["metadata"].get("creationTimestamp"), [placed_at(other) for other in observed.pods if is_scheduled(other)]
     if created is None or not placed:
         return None
-    begun = max(seconds_of(created), *placed)
-    return begun + float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)) - now
+    begun = max(seconds_of(created), 0.0, *(at for at in placed if at <= now))  # the scheduler's clock may be fast
+    return remaining(begun, float(observed.job["spec"].get("startTimeoutSeconds", START_SECONDS)), now)
 
 
 def _has_ended(pod: Object) -> bool:

@@ -16,7 +16,7 @@ from lockstep.plan.observed import Object, Observed
 from lockstep.plan.preflightstatus import preflight_status
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import retry_of
-from lockstep.plan.times import seconds_of, timestamp
+from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
 from lockstep_gang.contract import Cause, Failure, Report, Restart, printable_line
 
 PROGRESS_SECONDS = 15.0
@@ -39,7 +39,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
         "selector": f"{LABEL_JOB}={observed.name}",
         "notification": notification_status(observed),
         "startTime": before.get("startTime") or (timestamp(view.now) if observed.pods else None),
-        "completionTime": (before.get("completionTime") or timestamp(view.now)) if view.finished else None,
+        "completionTime": (not_ahead(before.get("completionTime"), view.now) or timestamp(view.now)) if view.finished else None,
         "retry": (retry_of(running) or None) if running is not None else before.get("retry"),
         "ranks": _ranks(view, running),
         "profile": profile or before.get("profile"),
@@ -132,7 +132,7 @@ def _trainer(before: Object, report: Report, now: float) -> Object:
     }
     found = {key: value for key, value in fields.items() if value is not None}
     unchanged = found == {key: value for key, value in before.items() if key != "lastUpdateTime"}
-    return {**found, "lastUpdateTime": before["lastUpdateTime"] if unchanged and "lastUpdateTime" in before else timestamp(now)}
+    return {**found, "lastUpdateTime": (not_ahead(before.get("lastUpdateTime"), now) if unchanged else None) or timestamp(now)}
 
 
 def _count(number: int | None) -> int | None:
@@ -190,5 +190,6 @@ def due(before: Object, wanted: Object, now: float) -> tuple[bool, float | None]
     if {k: v for k, v in before.items() if k != "goodput"} == {k: v for k, v in wanted.items() if k != "goodput"}:
         return is_stale(before, wanted), None
     last = (before.get("trainer") or {}).get("lastUpdateTime")
-    wait = 0.0 if last is None else PROGRESS_SECONDS - (now - seconds_of(last))
+    is_ahead = last is not None and seconds_of(last) > now + 1  # by a clock that was fast: waiting for it may take for ever
+    wait = 0.0 if last is None or is_ahead else remaining(seconds_of(last), PROGRESS_SECONDS, now)
     return (True, None) if wait <= 0 else (False, wait)

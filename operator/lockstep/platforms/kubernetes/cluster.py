@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from lockstep.api.errors import Failed
+from lockstep.platforms.kubernetes.clock import ServerClock, boot_seconds
 from lockstep.platforms.kubernetes.connection import Connection, server_of
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
+from lockstep.platforms.kubernetes.reading import METADATA_LIST, PageSize, content_within, loads, with_items
 
 Object = dict[str, Any]
 FIELD_MANAGER = "lockstep-operator"
@@ -28,7 +31,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 RETRY_AFTER_MAX_SECONDS = 60.0
-FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 401, 403, 404, 409, 422
 
 
 @dataclass
@@ -49,6 +52,29 @@ class Unreachable(Failed, OSError):
     """The API server doesn't answer, or the connection to it broke."""
 
 
+class Answers:
+    """How the newest requests were answered, for a health check. Times are time.monotonic."""
+
+    def __init__(self) -> None:
+        self.refused_since: float | None = None
+        """Since when the API server does nothing but refuse the credentials, or shows a certificate that isn't trusted."""
+        self.is_answering = True
+
+    def heard(self, code: int, *, is_untrusted: bool = False) -> None:
+        """`code`: 0 for no answer."""
+        self.is_answering = code != 0
+        if code == UNAUTHORIZED or is_untrusted:
+            self.refused_since = time.monotonic() if self.refused_since is None else self.refused_since
+        elif code:
+            self.refused_since = None
+
+
+def _is_untrusted(error: Unreachable) -> bool:
+    from aiohttp import ClientConnectorCertificateError
+
+    return isinstance(error.__cause__, ClientConnectorCertificateError)
+
+
 def _object_path(item: Object, *, collection: bool = False, subresource: str = "") -> str:
     metadata = item["metadata"]
     name = None if collection else metadata["name"]
@@ -63,12 +89,14 @@ class Cluster:
         self._check: Callable[[], None] = lambda: None
         self.requested: Callable[[str, str, int], None] = lambda method, path, code: None
         """Told of every request, with 0 for a server that could not be reached."""
+        self.clock = ServerClock()
+        self.answers = Answers()
 
     def fenced(self, check: Callable[[], None]) -> Cluster:
         """The same connection, where `check` is called before everything that isn't a GET, and may raise."""
         fenced = Cluster(self._connection)
         fenced._check = check
-        fenced.requested = self.requested
+        fenced.requested, fenced.clock, fenced.answers = self.requested, self.clock, self.answers
         return fenced
 
     @property
@@ -108,12 +136,18 @@ class Cluster:
         url = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "User-Agent": FIELD_MANAGER, **({} if body is None else {"Content-Type": content_type})}
         text, code = body if body is None or isinstance(body, BytesIO) else json.dumps(body), 0
+        asked = boot_seconds()
         try:
             with _reaching(self.server):
                 response = await self._connection.request(method, url, text, headers, seconds)
             code = response.status
+            self.clock.heard(response.headers.get("Date"), asked)
+        except Unreachable as error:
+            self.answers.heard(0, is_untrusted=_is_untrusted(error))
+            raise
         finally:
             self.requested(method, path, code)
+        self.answers.heard(response.status)
         if response.status >= 400:
             with _reaching(self.server):
                 said = await response.read()
@@ -126,7 +160,13 @@ class Cluster:
         """The reply's object. Raises ApiError, and OSError when the server can't be reached."""
         response = await self._send(method, path, body, query=query or {}, content_type=content_type)
         with _reaching(self.server):
-            reply: Object = json.loads(await response.read())
+            return self._parsed(await response.read())
+
+    def _parsed(self, content: bytes) -> Object:
+        try:
+            reply: Object = loads(content)
+        except ValueError as error:
+            raise Unreachable(f"{self.server} answered with what is no JSON: {error}") from None
         return reply
 
     async def document(self, path: str, media_type: str) -> Object:
@@ -170,13 +210,33 @@ class Cluster:
         return {**found[-1], "items": [item for page in found for item in page["items"]]}
 
     async def pages(
-        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500
+        self,
+        kind: str,
+        namespace: str | None = None,
+        query: Mapping[str, str] | None = None,
+        limit: int = 500,
+        *,
+        metadata_only: bool = False,
+        bounded: bool = False,
     ) -> AsyncIterator[Object]:
-        """The same as Lists of at most `limit` items, of one and the same resourceVersion."""
+        """The same as Lists of at most `limit` items, of one and the same resourceVersion.
+
+        `metadata_only`: of each object. `bounded`: fewer items where they are large (reading.PAGE_BYTES_MAX), so that memory for a page is bounded.
+        """
         token: str | None = ""
+        size = PageSize(limit)
         while token is not None:
-            asked = {"limit": str(limit), **(query or {}), **({"continue": token} if token else {})}
-            page = await self.request("GET", path_of(kind, namespace), query=asked)
+            asked = {"limit": str(size.count), **(query or {}), **({"continue": token} if token else {})}
+            accept = METADATA_LIST if metadata_only else JSON
+            response = await self._send("GET", path_of(kind, namespace), None, query=asked, accept=accept)
+            with _reaching(self.server):
+                content = await content_within(response, size.bytes_max if bounded else None)
+            if bounded:
+                size.was(None if content is None else len(content))
+            if content is None:
+                continue
+            page = with_items(self._parsed(content))
+            del content
             for item in page["items"]:
                 item |= {"kind": kind, "apiVersion": KINDS[kind].api_version}
             token = page["metadata"].get("continue") or None
@@ -208,7 +268,7 @@ class Cluster:
         """Events from now (or query's resourceVersion) until the server ends the stream."""
         response = await self._send("GET", path_of(kind, namespace), None, query={"watch": "true", **query}, seconds=3600)
         async for line in _lines(response, EVENT_BYTES_MAX):
-            yield json.loads(line)
+            yield self._parsed(line)
 
     async def stream(
         self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str], *, heartbeat: float | None = PING_SECONDS
@@ -237,8 +297,7 @@ class Cluster:
         """POST bytes as they are, for subresources that read a stream. The reply's object. Raises as `request` does."""
         response = await self._send("POST", path, BytesIO(content), query={}, content_type="application/octet-stream", seconds=seconds)
         with _reaching(self.server):
-            reply: Object = json.loads(await response.read())
-        return reply
+            return self._parsed(await response.read())
 
     async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of a container's log; with follow=true until the container ends."""

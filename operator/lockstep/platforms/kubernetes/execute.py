@@ -20,7 +20,10 @@ from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
 
 log = logging.getLogger("lockstep.operator")
 EVENTS_SECONDS = 15.0
-_REFUSALS = (400, 403, 422)  # the request is at fault, or a quota or an admission rule: asking again won't help before something changes
+MESSAGE_CHARACTERS = 1024
+"""Of an API server's words: a policy's may be long."""
+# the request is at fault, or a quota or an admission rule: asking again won't help before something changes
+_REFUSALS = (400, 403, 413, 422)
 
 
 class Executor:
@@ -42,25 +45,25 @@ class Executor:
                 await self._cluster.delete("Pod", observed.namespace, metadata["name"], metadata["uid"], grace_seconds=0)
                 _record(observed, "deleted by force", pod)
             obstacle = await self._create_all(observed, plan)
-            if obstacle is not None:
-                return obstacle
             for item in plan.apply:
-                self._written(item["kind"], await self._cluster.apply(item))
-                _record(observed, "changed", item)
+                if obstacle is None or _lets_go(item):
+                    self._written(item["kind"], await self._cluster.apply(item))
+                    _record(observed, "changed", item)
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
-            return Notice(Reason.WRITE_REFUSED, f"the API server refused an object of the job: {error.message}")
-        return None
+            return _refused(error)
+        return obstacle
 
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
         """What pods need all at once, since each takes a round trip; then what makes pods."""
         needed = [self._create(observed, item) for item in plan.create if item["kind"] != "StatefulSet"]
         done = await asyncio.gather(*(self._create_claim(observed, claim) for claim in plan.claims), *needed, return_exceptions=True)
         for result in done:
-            if isinstance(result, BaseException):
+            if isinstance(result, BaseException) and not (isinstance(result, ApiError) and result.status in _REFUSALS):
                 raise result
-        obstacle = next((found for found in done if isinstance(found, Notice)), None)
+        notices = [_refused(result) if isinstance(result, ApiError) else result for result in done]
+        obstacle = next((notice for notice in notices if isinstance(notice, Notice)), None)
         for item in plan.create:
             if item["kind"] == "StatefulSet" and obstacle is None:
                 obstacle = await self._create(observed, item)
@@ -167,6 +170,15 @@ def _event(observed: Observed, note: Note, now: str) -> Object:
 def _unread(secret: Object) -> Object:
     """A job's Secret that is there already. Its name says whose it is, so that the operator needs no right to read Secrets."""
     return {**secret, "metadata": {**secret["metadata"], "uid": "", "resourceVersion": "1"}}
+
+
+def _refused(error: ApiError) -> Notice:
+    return Notice(Reason.WRITE_REFUSED, f"the API server refused an object of the job: {error.message[:MESSAGE_CHARACTERS]}")
+
+
+def _lets_go(item: Object) -> bool:
+    """A quota that has no room for the job's last lines is no reason to keep its GPUs."""
+    return bool(item["kind"] == "StatefulSet" and item["spec"].get("replicas") == 0)
 
 
 def _other_run(observed: Observed, item: Object) -> Notice:

@@ -5,15 +5,16 @@ Losing an event costs time only: a slow resync replaces everything with what a l
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.names import APP, LABEL_JOB, LABEL_MANAGED_BY
+from lockstep.api.names import ANNOTATION_RUN_HASH, APP, LABEL_JOB, LABEL_MANAGED_BY, log_name, run_name, service_name
 from lockstep.plan.interactive import is_interactive, unused
 from lockstep.plan.layers import Notice
-from lockstep.plan.observed import Object, Observed
+from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.placing import contender, is_unplaced
 from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.kept import Kept, job_of, version_of
@@ -21,6 +22,7 @@ from lockstep.platforms.kubernetes.queue import Key
 
 NODES_MAX = 1024
 """Of a job, by the API; taken for a job that leaves its number to the profile."""
+log = logging.getLogger("lockstep.operator")
 OF_JOBS = f"{LABEL_JOB},{LABEL_MANAGED_BY}={APP}"
 
 
@@ -31,6 +33,8 @@ class Watched:
     kind: str
     label_selector: str = ""
     field_selector: str = ""
+    metadata_only: bool = False
+    """Of ServiceAccounts only names count, and ConfigMaps are read by name where they are needed: anybody may make large ones."""
 
     @property
     def query(self) -> dict[str, str]:
@@ -45,9 +49,9 @@ WATCHED = (
     Watched("StatefulSet", OF_JOBS),
     Watched("Service", OF_JOBS),
     Watched("NetworkPolicy", OF_JOBS),
-    Watched("ConfigMap", OF_JOBS),
+    Watched("ConfigMap", OF_JOBS, metadata_only=True),
     Watched("PersistentVolumeClaim"),  # jobs mount claims that anybody made
-    Watched("ServiceAccount"),
+    Watched("ServiceAccount", metadata_only=True),
     Watched("Node"),
     Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node"),
 )
@@ -56,6 +60,12 @@ EVENT_REASONS = frozenset(
         "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox",
     }
 )  # fmt: skip
+
+
+EVENTS_MAX = 500
+"""Of a namespace: the newest. Anybody may write Events."""
+CONTENTS_MAX = 4
+"""Of frozen runs that are read for one job: those that its pods name, then the newest."""
 
 
 class Inventory:
@@ -73,12 +83,20 @@ class Inventory:
         """What a job that waits for nodes is told of others that do (`placing.contender`): a queue may have a thousand, too many to unpack."""
         self._obstacles: dict[Key, Notice] = {}
         self._last_deletion: dict[str, int] = defaultdict(int)
+        self._newest: dict[str, int] = defaultdict(int)
+        """The newest revision that was seen, by kind: Events may have a store of their own."""
+        self._at_begin: dict[str, int] = {}
+        """The same when the newest lists were begun: they can't be older, unless the store went back."""
+        self._older: dict[str, dict[Key, Object]] = defaultdict(dict)
+        """What the newest list had in older versions than those that were seen."""
+        self.has_gone_back = False
+        """A list was older than what had been seen: the API server's store was restored from a backup."""
         self._deleted: set[str] = set()
         """uids, since the newest lists were begun: a list that is older than a deletion doesn't bring the object back."""
 
     def observe_write(self, kind: str, item: Mapping[str, Any]) -> set[Key]:
         """Take in the reply to a write, ahead of the watch; one of an object that was deleted meanwhile changes nothing."""
-        known = self._objects[kind].get((item["metadata"].get("namespace", ""), item["metadata"]["name"]))
+        known = self._objects[kind].get(_place(item))
         is_known = known is not None and known.uid == item["metadata"]["uid"]
         if not is_known and version_of(item) <= self._last_deletion[kind]:
             return set()
@@ -91,14 +109,17 @@ class Inventory:
         if deleted:
             self._last_deletion[kind] = max(self._last_deletion[kind], version_of(item))
             self._deleted.add(str(item["metadata"]["uid"]))
-        key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        key = _place(item)
+        self._newest[kind] = max(self._newest[kind], version_of(item))
         known = self._objects[kind].get(key)
-        if known is not None and known.version > version_of(item):
+        if known is not None and (known.version > version_of(item) or _brings_nothing(known, item, deleted)):
             return set()
         if deleted and known is not None and known.uid != item["metadata"]["uid"]:
             return set()
         now = None if deleted else Kept(kind, item)
         self._put(kind, key, now)
+        if kind == "Event":
+            self._keep_few_events(key[0])
         if kind == "TrainingJob" and is_interactive(item):
             self._environments.add(key)
         if kind == "TrainingJob" and not deleted and is_unplaced(item):
@@ -109,26 +130,60 @@ class Inventory:
             self.forget_secret(key)
         return self._concerned(kind, key, item)
 
+    def _keep_few_events(self, namespace: str) -> None:
+        """Drop the older half of too many."""
+        events = self._in_namespace["Event", namespace]
+        if len(events) > EVENTS_MAX:
+            for name in sorted(events, key=lambda name: events[name].version)[: EVENTS_MAX // 2]:
+                self._put("Event", (namespace, name), None)
+
     def begin_lists(self) -> None:
-        """Lists that are asked for from here on know of every deletion until here."""
+        """Lists that are asked for from here on know of every deletion, and of every change, until here."""
         self._deleted.clear()
+        self._older.clear()
+        self._at_begin = dict(self._newest)
 
     def take_in(self, kind: str, items: Iterable[Object]) -> tuple[set[Key], set[Key]]:
         """Take in a part of a list; the keys of what it has, and of the jobs that it may change."""
         listed, changed = set(), set()
         for item in items:
-            listed.add((item["metadata"].get("namespace", ""), item["metadata"]["name"]))
-            if item["metadata"]["uid"] not in self._deleted:
-                changed |= self.observe(kind, item, deleted=False)
+            listed.add(_place(item))
+            try:
+                if version_of(item) <= self._at_begin.get(kind, 0):
+                    self._keep_older(kind, item)
+                if item["metadata"]["uid"] not in self._deleted:
+                    changed |= self.observe(kind, item, deleted=False)
+            except Exception:  # one object that nobody thought of is no reason to know nothing of all others
+                log.exception("%s %s can't be taken in", kind, "/".join(filter(None, _place(item))))
         return listed, changed
 
     def drop_others(self, kind: str, listed: set[Key], version: int) -> set[Key]:
-        """After all parts of a list of this version: what it doesn't have is gone, unless it is newer. The keys of jobs that this may change."""
+        """After all parts of a list of this version: what it doesn't have is gone, unless it is newer. The keys of jobs that this may change.
+
+        A list that is older than what was seen before it was asked for is of a store that went back (etcd was restored): then it is all there is.
+        """
+        if 0 < version < self._at_begin.get(kind, 0):
+            return self._go_back(kind, version)
         self._last_deletion[kind] = max(self._last_deletion[kind], version)
         gone = {key: kept for key, kept in self._objects[kind].items() if key not in listed and kept.version <= version}
         for key in gone:
             self._put(kind, key, None)
         return {job for key, kept in gone.items() for job in self._concerned(kind, key, kept.item)}
+
+    def _keep_older(self, kind: str, item: Object) -> None:
+        known = self._objects[kind].get(_place(item))
+        if known is not None and (known.version > version_of(item) or known.uid != item["metadata"]["uid"]):
+            self._older[kind][_place(item)] = item
+
+    def _go_back(self, kind: str, version: int) -> set[Key]:
+        self.has_gone_back = True
+        self._newest[kind] = self._last_deletion[kind] = version
+        ahead = {key: kept for key, kept in self._objects[kind].items() if kept.version > version or key in self._older[kind]}
+        for key in ahead:
+            self._put(kind, key, None)
+        for item in self._older[kind].values():
+            self.observe(kind, item, deleted=False)
+        return set(self.jobs())
 
     def forget_secret(self, job: Key) -> None:
         """Secrets aren't watched: what is known of them is what was written."""
@@ -216,6 +271,22 @@ class Inventory:
     def _unplaced_others(self, job: Key) -> tuple[Object, ...]:
         return tuple(item for key, item in self._unplaced.items() if key != job)
 
+    def to_read(self, key: Key) -> list[tuple[str, str]]:
+        """(kind, name) of this job's own children whose content wasn't kept: what a decision about the job needs of them."""
+        job = key[1]
+        uid = self._objects["TrainingJob"][key].uid if key in self._objects["TrainingJob"] else ""
+        cut = {child: kept for child, kept in self._by_job.get(key, {}).items() if kept.is_cut and owner_uid(kept.item) == uid}
+        named = {("StatefulSet", job), ("NetworkPolicy", job), ("Service", service_name(job)), ("ConfigMap", log_name(job))} & cut.keys()
+        in_use = self._runs_in_use(key)
+        runs = [child for child in cut if child[0] == "ConfigMap" and child[1].startswith(run_name(job, ""))]
+        return [*sorted(named), *sorted(runs, key=lambda child: (child[1] in in_use, cut[child].version), reverse=True)[:CONTENTS_MAX]]
+
+    def _runs_in_use(self, key: Key) -> set[str]:
+        """Names of the frozen runs that its pods name."""
+        holders = [kept.item for (kind, _), kept in self._by_job.get(key, {}).items() if kind in ("StatefulSet", "Pod")]
+        hashes = {item["metadata"].get("annotations", {}).get(ANNOTATION_RUN_HASH) for item in holders}
+        return {run_name(key[1], run_hash) for run_hash in hashes if run_hash}
+
     def _interactive(self) -> list[Object]:
         jobs = self._objects["TrainingJob"]
         self._environments &= jobs.keys()
@@ -241,3 +312,14 @@ class Inventory:
             self._obstacles.pop(key, None)
         else:
             self._obstacles[key] = obstacle
+
+
+def _place(item: Mapping[str, Any]) -> Key:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _brings_nothing(known: Kept, item: Mapping[str, Any], deleted: bool) -> bool:
+    """The same version of the same object again, or its metadata alone where more of it is kept."""
+    if deleted or known.version == 0 or known.version != version_of(item) or known.uid != item["metadata"]["uid"]:
+        return False
+    return not known.is_cut

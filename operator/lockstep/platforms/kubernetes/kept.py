@@ -2,6 +2,9 @@
 
 What belongs to one job is looked at only when that job is: it is kept as compressed text. What every job's reconcile looks through
 (Nodes, profiles, claims, pods) stays as it is.
+
+How much is kept of one object is limited, whatever somebody wrote into it: of what is larger, or too deep, only the small fields are kept, and
+`observed.UNREADABLE` says why. Of a job's children the rest is read by name when that job is looked at (`Kept.is_cut`).
 """
 
 from __future__ import annotations
@@ -11,29 +14,43 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep.api.names import LABEL_JOB
-from lockstep.plan.observed import Object
+from lockstep.api.names import APP, GROUP, LABEL_JOB
+from lockstep.plan.observed import DEPTH_MAX, UNREADABLE, Object
+from lockstep.platforms.kubernetes.reading import cut_depths
 
-PACKED = frozenset({"TrainingJob", "StatefulSet", "Service", "NetworkPolicy", "ConfigMap", "Secret"})
-_METADATA = (
-    "name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "ownerReferences", "deletionTimestamp",
-    "creationTimestamp",
-)  # fmt: skip
+CHILDREN = frozenset({"StatefulSet", "Service", "NetworkPolicy", "ConfigMap"})
+"""Of a job, and no pods: what is kept of a large one is read again by its name when it is needed."""
+PACKED = CHILDREN | {"TrainingJob", "Secret"}
+FREE_FORM = frozenset({"TrainingJob", "ClusterProfile"})
+"""Kinds whose objects may be of any depth."""
+BYTES_MAX = {"TrainingJob": 384 << 10, "ClusterProfile": 1 << 20, "ConfigMap": 2 << 20, "StatefulSet": 2 << 20}
+"""Of an object's JSON without its metadata; other kinds have OTHER_BYTES_MAX. Only administrators write ClusterProfiles."""
+OTHER_BYTES_MAX = 64 << 10
+PACKED_BYTES_MAX = 32 << 10
+"""Of a child of a job, compressed."""
+SMALL_CHARACTERS = 2048
+"""A field that is kept of an object that is too large."""
+MESSAGE_CHARACTERS = 4096
+LABELS_MAX, OWNERS_MAX = 64, 8
+_METADATA = ("name", "namespace", "uid", "generation", "deletionTimestamp", "creationTimestamp")
+_OWN_PREFIXES = (f"{GROUP}/", "app.kubernetes.io/", "kueue.x-k8s.io/", "apps.kubernetes.io/", "kubernetes.io/")
 
 
 class Kept:
     """One object: its version, uid and job, and the part of it that decisions are made from."""
 
-    __slots__ = ("_content", "job", "uid", "version")
+    __slots__ = ("_content", "is_cut", "job", "uid", "version")
 
     def __init__(self, kind: str, item: Mapping[str, Any]) -> None:
         metadata = item["metadata"]
         self.version = version_of(item)
         self.uid = str(metadata["uid"])
         self.job = job_of(item)
-        projected = {**_KEPT.get(kind, _whole)(item), "kind": kind, "metadata": {k: metadata[k] for k in _METADATA if k in metadata}}
-        projected["metadata"].pop("resourceVersion", None)
+        content, self.is_cut = _bounded(kind, _KEPT.get(kind, _whole)(item))
+        projected = {**content, "kind": kind, "metadata": _metadata(metadata)}
         self._content = _pack(projected) if kind in PACKED else projected
+        if kind in CHILDREN and isinstance(self._content, bytes) and len(self._content) > PACKED_BYTES_MAX:
+            self.is_cut, self._content = True, _pack({**_small(kind, content), "kind": kind, "metadata": projected["metadata"]})
 
     @property
     def item(self) -> Object:
@@ -44,6 +61,61 @@ class Kept:
     def says_the_same(self, other: Kept) -> bool:
         """But for the version: a heartbeat of a Node, say."""
         return self._content == other._content
+
+
+def _metadata(metadata: Mapping[str, Any]) -> Object:
+    """Without what nobody decides by, which may be large: managedFields, finalizers, annotations of others."""
+    kept: Object = {key: metadata[key] for key in _METADATA if key in metadata}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    if labels:
+        few = len(labels) <= LABELS_MAX
+        kept["labels"] = {key: value for key, value in labels.items() if few or key.startswith(_OWN_PREFIXES) or key == APP}
+    own = {key: value for key, value in annotations.items() if key.startswith(f"{GROUP}/") and len(value) <= SMALL_CHARACTERS}
+    if own:
+        kept["annotations"] = own
+    if metadata.get("ownerReferences"):
+        kept["ownerReferences"] = sorted(metadata["ownerReferences"], key=lambda owner: not owner.get("controller"))[:OWNERS_MAX]
+    return kept
+
+
+def _bounded(kind: str, content: Object) -> tuple[Object, bool]:
+    """What is kept of an object beside its metadata, and whether more of it is to be read where it is needed."""
+    if kind == "ConfigMap" and not content.keys() & {"data", "binaryData"}:
+        return content, True  # lists and watches of ConfigMaps bring metadata only
+    if kind in FREE_FORM and cut_depths(content, DEPTH_MAX):
+        return {
+            **content,
+            UNREADABLE: f"it has a field that is nested deeper than {DEPTH_MAX} levels, which nothing can read: make it flatter",
+        }, False
+    size, most = (
+        len(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")),
+        BYTES_MAX.get(kind, OTHER_BYTES_MAX),
+    )
+    if size <= most:
+        return content, False
+    return {**_small(kind, content), UNREADABLE: f"it has {size} bytes, at most {most} can be read: make it smaller"}, kind in CHILDREN
+
+
+def _small(kind: str, content: Object) -> Object:
+    """The small ones of its fields, and those without which nothing can be told of an object of that kind."""
+    parts = {part: _small_fields(content[part]) for part in ("spec", "status") if isinstance(content.get(part), dict)}
+    needed = _NEEDED.get(kind, {})
+    texts = {key: value for key, value in content.items() if isinstance(value, str) and len(value) <= SMALL_CHARACTERS}
+    return texts | {part: {**needed.get(part, {}), **parts.get(part, {})} for part in {**needed, **parts}}
+
+
+def _small_fields(values: Object) -> Object:
+    return {key: value for key, value in values.items() if len(json.dumps(value)) <= SMALL_CHARACTERS}
+
+
+_NEEDED: Mapping[str, Mapping[str, Object]] = {
+    "TrainingJob": {"spec": {}},
+    "ClusterProfile": {"spec": {}},
+    "Pod": {"spec": {"containers": [], "volumes": []}, "status": {}},
+    "Node": {"spec": {}, "status": {"allocatable": {}, "conditions": []}},
+    "StatefulSet": {"spec": {}},
+    "PersistentVolumeClaim": {"spec": {}, "status": {"phase": "Pending"}},
+}
 
 
 def _pack(item: Object) -> bytes:
@@ -69,8 +141,10 @@ def _node(item: Mapping[str, Any]) -> Object:
 
 
 def _event(item: Mapping[str, Any]) -> Object:
-    kept = ("involvedObject", "reason", "message", "lastTimestamp", "eventTime", "series", "type")
-    return {key: item[key] for key in kept if item.get(key) is not None}
+    kept = ("reason", "lastTimestamp", "eventTime", "series", "type")
+    about = {key: str(item["involvedObject"][key])[:SMALL_CHARACTERS] for key in ("kind", "name", "uid") if key in item["involvedObject"]}
+    message = str(item.get("message") or "")[:MESSAGE_CHARACTERS]
+    return {key: item[key] for key in kept if item.get(key) is not None} | {"involvedObject": about, "message": message}
 
 
 def _pod(item: Mapping[str, Any]) -> Object:
@@ -96,5 +170,5 @@ def _whole(item: Mapping[str, Any]) -> Object:
 
 
 _KEPT: dict[str, Callable[[Mapping[str, Any]], Object]] = {
-    "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "ServiceAccount": lambda item: {},
+    "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "ServiceAccount": lambda item: {}, "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
 }  # fmt: skip

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import ANNOTATION_LEADER, OPERATOR_NAME
-from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.kinds import path_of
+from lockstep.api.names import ANNOTATION_LEADER, APP, LABEL_NAME, OPERATOR_NAME
+from lockstep.platforms.kubernetes.clock import boot_seconds
+from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 
 LEASE_SECONDS = 15
 RENEW_SECONDS = 10.0
@@ -28,6 +28,8 @@ RENEW_SECONDS = 10.0
 RETRY_SECONDS = 2.0
 CALL_SECONDS = 4.0
 """Of one request: two may fail before a renewal is too late."""
+NOBODY = "nobody"
+"""Holds a Lease that was made again, until its time is over."""
 log = logging.getLogger(__name__)
 
 
@@ -47,16 +49,12 @@ class Seen:
     since: float
 
 
-def boot_seconds() -> float:
-    """Seconds that no change of the date touches, and that go on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Lease:
     """This replica's side of the election. `identity` is its pod's name: what a pod's earlier process held is its own."""
 
     def __init__(self, cluster: Cluster, namespace: str, identity: str, address: str = "", clock: Callable[[], float] = boot_seconds):
         self._cluster = cluster
+        self._namespace = namespace
         self._path = path_of("Lease", namespace, OPERATOR_NAME)
         self._identity = identity
         self._address = address
@@ -129,7 +127,8 @@ class Lease:
 
     async def _try(self) -> bool:
         await self._look()
-        assert self._seen is not None  # noqa: S101 (_look has set it)
+        if self._seen is None:  # another replica makes it at this moment
+            return False
         if self._seen.holder not in ("", self._identity) and not self._is_over(self._seen):
             return False
         return await self._take(self._seen)
@@ -164,11 +163,34 @@ class Lease:
         except ApiError as error:
             if error.status == CONFLICT:
                 return False
+            if error.status == NOT_FOUND and self.is_held:
+                return await self._make(spec, address)
             raise
         return True
 
     async def _look(self) -> None:
-        self._take_in(await self._cluster.request("GET", self._path))
+        try:
+            self._take_in(await self._cluster.request("GET", self._path))
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            await self._make({"holderIdentity": NOBODY, "leaseDurationSeconds": LEASE_SECONDS}, "")
+
+    async def _make(self, spec: Object, address: str) -> bool:
+        """Somebody deleted it. The holder makes its own again; anybody else makes one that nobody holds for its first LEASE_SECONDS, since the
+        holder goes on with its writes for RENEW_SECONDS. False: another replica was faster."""
+        metadata = {
+            "name": OPERATOR_NAME, "namespace": self._namespace, "labels": {LABEL_NAME: APP}, "annotations": {ANNOTATION_LEADER: address},
+        }  # fmt: skip
+        made = {"apiVersion": KINDS["Lease"].api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
+        try:
+            self._take_in(await self._cluster.create(made))
+        except ApiError as error:
+            if error.status == CONFLICT:
+                return False
+            raise
+        log.warning("Lease %s was not there: it is made again", OPERATOR_NAME)
+        return True
 
     def _take_in(self, item: Object) -> None:
         metadata, spec = item["metadata"], item.get("spec") or {}

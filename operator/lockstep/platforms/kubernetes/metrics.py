@@ -1,7 +1,7 @@
 """The operator's metrics. Nothing of a job's spec, no Secret and no text that a user wrote but names.
 
-Labels are bounded: namespaces, profiles, kinds, causes and states; a job has series of its own only until it ends, and only the first
-JOBS_WITH_SERIES of them. `job_namespace` and `job_name`, because Prometheus keeps `namespace` and `job` for what it scrapes.
+Labels are bounded: namespaces that have jobs, profiles that jobs use, kinds, causes and states; a job has series of its own only until it ends,
+and only the first JOBS_WITH_SERIES of them. `job_namespace` and `job_name`, because Prometheus keeps `namespace` and `job` for what it scrapes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -36,6 +36,10 @@ from lockstep.platforms.kubernetes.kinds import KINDS as API_KINDS
 from lockstep_gang.contract import Cause
 
 JOBS_WITH_SERIES = 500
+IDLE_SECONDS = 3600.0
+"""How long counters of a namespace and profile stay after their last job: long enough to be scraped, and for the next job to go on with them."""
+IDLE_GROUPS = 50
+"""Of those at most: namespaces come and go, too, and each has about fifty series."""
 PREFIX = "lockstep"
 _PLURALS = frozenset(kind.plural for kind in API_KINDS.values())
 _JOB_LABELS = ("job_namespace", "job_name")
@@ -73,7 +77,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, which nobody reads
         self.registry = CollectorRegistry()
         self._known: dict[str, Counted] = {}
-        self._groups: set[tuple[str, str]] = set()
+        self._group_of: dict[str, tuple[str, str]] = {}
+        """By the uid of each job that is counted."""
+        self._seen: dict[tuple[str, str], float] = {}
+        """When a job of each group was last counted, the most recent at the end."""
         self._counters = {
             key: Counter(f"{PREFIX}_{name}", text, (*_GROUP_LABELS, label), registry=self.registry)
             for key, (name, text, label, _) in _COUNTERS.items()
@@ -85,12 +92,20 @@ class Metrics:
         self._reconciles = Histogram(
             f"{PREFIX}_reconcile_seconds", "One look at one job, writes included.", buckets=buckets, registry=self.registry
         )
+        self.clock_off: Callable[[], float] = lambda: 0.0
+        off = Gauge(
+            f"{PREFIX}_clock_offset_seconds",
+            "How far the operator's clock is ahead of the API server's; 0 while they agree.",
+            registry=self.registry,
+        )
+        off.set_function(lambda: float(self.clock_off()))
         ProcessCollector(registry=self.registry)
 
     def count(self, observed: Observed, status: Object) -> None:
         """Count how this stored status has grown. The first one of a job is where this process begins."""
         group = (observed.namespace, profile_of(observed.job))
         self._begin(group)
+        self._group_of[observed.uid] = group
         known = self._known.get(observed.uid)
         if known is None:
             self._known[observed.uid] = counted(status)
@@ -100,16 +115,29 @@ class Metrics:
             self._counters[more.counter].labels(*group, more.label).inc(more.amount)
 
     def _begin(self, group: tuple[str, str]) -> None:
-        if group in self._groups:
+        is_new = self._seen.pop(group, None) is None
+        self._seen[group] = time.monotonic()
+        if not is_new:
             return
-        self._groups.add(group)
         for key, (_, _, _, values) in _COUNTERS.items():
             for value in values:
                 self._counters[key].labels(*group, value)
 
     def forget(self, uids: set[str]) -> None:
-        """Keep how far these jobs are counted only."""
+        """Keep how far these jobs are counted only, and the counters of groups that have one of them, or had one lately."""
         self._known = {uid: known for uid, known in self._known.items() if uid in uids}
+        self._group_of = {uid: group for uid, group in self._group_of.items() if uid in uids}
+        used, now = set(self._group_of.values()), time.monotonic()
+        idle = [group for group in self._seen if group not in used]
+        for number, group in enumerate(reversed(idle)):
+            if number >= IDLE_GROUPS or now - self._seen[group] > IDLE_SECONDS:
+                self._drop(group)
+
+    def _drop(self, group: tuple[str, str]) -> None:
+        del self._seen[group]
+        for key, (_, _, _, values) in _COUNTERS.items():
+            for value in values:
+                self._counters[key].remove(*group, value)
 
     @contextmanager
     def reconciling(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -25,8 +26,8 @@ from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.queue import Key
 
 TRY_SECONDS = 10.0
-AT_ONCE = 8
-"""Tries under way together."""
+AT_ONCE, OF_A_NAMESPACE = 64, 2
+"""Tries under way together, and those of one namespace: receivers that never answer delay their own namespace only."""
 URL_CHARACTERS = 4096
 OFF = "not sent: this cluster's administrator has turned webhooks off"
 log = logging.getLogger("lockstep.operator")
@@ -39,13 +40,18 @@ class Undelivered(Exception):
 class Notifier:
     """`heard` is called with a job's key when the outcome of its message is known. Ends with the process."""
 
-    def __init__(self, cluster: Cluster, heard: Callable[[Key], None], *, enabled: bool = True) -> None:
+    def __init__(
+        self, cluster: Cluster, heard: Callable[[Key], None], *, enabled: bool = True, now: Callable[[], float] = time.time
+    ) -> None:
         self._cluster = cluster
         self._heard = heard
         self._enabled = enabled
+        self._now = now
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._deliveries: dict[str, Delivery] = {}
         self._places = asyncio.Semaphore(AT_ONCE)
+        self._own_places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By namespace, as long as one of its messages is on its way."""
 
     def delivery(self, uid: str) -> Delivery | None:
         """What became of the newest message about the job of this uid, as far as this process knows."""
@@ -74,13 +80,14 @@ class Notifier:
 
     async def _delivered(self, key: Key, message: Message) -> Delivery:
         attempts = 0
+        own_places = self._own_places.setdefault(key[0], asyncio.Semaphore(OF_A_NAMESPACE))
         while True:
             attempts += 1
             try:
-                async with self._places:
+                async with own_places, self._places:
                     await self._try(key[0], message)
             except Undelivered as error:
-                wait = next_try(attempts, message.ended, time.time())
+                wait = next_try(attempts, message.ended, self._now())
                 if wait is None:
                     return Delivery(message.id, delivered=False, attempts=attempts, message=f"not delivered in {attempts} tries: {error}")
                 await asyncio.sleep(wait)

@@ -20,16 +20,21 @@ from typing import Any
 
 import kopf
 
+from lockstep.api.errors import Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_URL, key_secret_name
+from lockstep.plan.events import Note
+from lockstep.plan.layers import Notice
 from lockstep.plan.objects import RenderContext
 from lockstep.plan.observed import Observed
-from lockstep.plan.reconcile import reconcile
+from lockstep.plan.reconcile import Plan, reconcile
 from lockstep.plan.run import report_target
 from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates, authority_made
+from lockstep.platforms.kubernetes.clock import OFF_SECONDS
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor
+from lockstep.platforms.kubernetes.health import Signs, problem
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, Watched
 from lockstep.platforms.kubernetes.issuer import IssuedTokens
 from lockstep.platforms.kubernetes.kept import job_of
@@ -37,7 +42,7 @@ from lockstep.platforms.kubernetes.kinds import KINDS
 from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
 from lockstep.platforms.kubernetes.patience import patiently
-from lockstep.platforms.kubernetes.queue import Key, WorkQueue
+from lockstep.platforms.kubernetes.queue import Key, WorkQueue, jittered
 from lockstep.platforms.kubernetes.remembered import RememberedRuns
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
 from lockstep.platforms.kubernetes.secrets import job_key, key_secret, run_key
@@ -47,8 +52,28 @@ from lockstep.platforms.kubernetes.watching import LIST_ITEMS, kopf_settings, re
 RESYNC_SECONDS = 600.0
 RELIST_SECONDS = (2.0, 30.0)
 """After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
-OBSTACLE_SECONDS = 3.0
+OBSTACLE_SECONDS = (3.0, 120.0)
+"""Before what the API server refused is written again: first, and at most; doubled in between. A thousand jobs may meet one quota."""
+CLOCK_SECONDS = 60.0
+"""Between two looks at a job while this machine's clock differs from the API server's."""
+GONE_MAX = 64
+"""Deleted jobs of which something is still in memory."""
 log = logging.getLogger("lockstep.operator")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Writes for a job that the API server refused: quota, policy, a name that is taken."""
+
+    wanted: tuple[object, ...]
+    """The job's generation, and what was to be written."""
+    times: int
+    until: float
+    """When they are tried again (time.monotonic)."""
+
+
+class WentBack(Failed):
+    """The API server's revision is lower than it was. Reports, messages and what was told are of jobs that may never have been: a new process begins."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +143,21 @@ class Operator:
 
     def __post_init__(self) -> None:
         self._watches_list = asyncio.Event()
+        self._gone = 0
+        self._refused: dict[Key, Refused] = {}
+        self._watched: dict[str, float] = {}
+        self._listed = 0.0
+        self._leads_since: float | None = None
         self.queue = WorkQueue(self.work)
         self.executor = Executor(self.cluster, self.written)
         self.settling = Settling()
         self.runs = RememberedRuns()
-        self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks)
+        self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks, now=self.cluster.clock.now)
         review = IssuedTokens(self.cluster) if self.settings.profile else token_reviewer(self.cluster)
         self.server = ReportServer(self.master, Reviewed(review), self.inventory, self.queue.mark, self.standing)
         self.server.written = self.queue.worked
+        self.server.now, self.server.problem = self.cluster.clock.now, lambda: problem(self.signs(), time.monotonic())
+        self.metrics.clock_off = lambda: self.cluster.clock.off_seconds
         leads, depth = lambda: self.standing().leads, lambda: self.queue.depth
         if self.settings.profile:
             self.inventory.sees_nodes = False
@@ -134,8 +166,15 @@ class Operator:
 
     def observe(self, kind: str, item: dict[str, Any], deleted: bool) -> None:
         if kind == "Pod" and (job := job_of(item)):
-            self.server.losses.see_pod((item["metadata"]["namespace"], job), item, time.time())
-        for key in self.inventory.observe(kind, item, deleted=deleted):
+            self.server.losses.see_pod((item["metadata"]["namespace"], job), item, self.cluster.clock.now())
+        try:
+            keys = self.inventory.observe(kind, item, deleted=deleted)
+        except Exception:  # one object that nobody thought of: a list says the same again
+            log.exception("an event of a %s can't be taken in", kind)
+            return
+        for key in keys:
+            if deleted:
+                self._refused.pop(key, None)  # it may have been in the way
             self.queue.mark(key)
 
     def written(self, kind: str, item: dict[str, Any]) -> None:
@@ -149,32 +188,37 @@ class Operator:
             return await self._reconcile(key)
 
     async def _reconcile(self, key: Key) -> float | None:
-        observed = self.inventory.observed(key)
+        observed = await self._observed(key)
         if observed is None:
             self.server.losses.forget(key)
+            self._refused.pop(key, None)
+            self._gone += 1
+            if self._gone >= GONE_MAX:
+                self._forget_others(self.inventory.uids())
             return None
         if OPERATOR_NAME in observed.service_accounts and observed.namespace != self.settings.namespace:
             return None  # its namespace has an operator of its own (`lockstep deploy --namespace-only`)
-        self.server.losses.see(key, observed, time.time())
+        self.server.losses.see(key, observed, self.cluster.clock.now())
         if lacks_secret(observed):
             self.inventory.forget_secret(key)
-            observed = self.inventory.observed(key) or observed
+            observed = await self._observed(key) or observed
         observed = replace(observed, delivery=self.notifier.delivery(observed.uid))
         self.notifier.look(observed)
         self.metrics.count(observed, observed.status)
         context = self._context(observed)
         received = self.server.reports.of(observed.uid)
-        plan = reconcile(observed, received, context, time.time())
+        plan = reconcile(observed, received, context, self.cluster.clock.now())
         self.runs.see(observed.uid, plan.run)
-        obstacle = await self.executor.write_objects(observed, plan)
+        obstacle, refused_for = await self._write(key, observed, plan)
         if obstacle != observed.obstacle:
             self.inventory.set_obstacle(key, obstacle)
-            observed = replace(self.inventory.observed(key) or observed, delivery=observed.delivery)
-            plan = reconcile(observed, received, context, time.time())
+            observed = replace(await self._observed(key) or observed, delivery=observed.delivery)
+            plan = reconcile(observed, received, context, self.cluster.clock.now())
         if plan.passing and (left := self.settling.left(observed.uid)) > 0:
             return min(left, plan.again_seconds or left)
         self.settling.settled(observed.uid)
-        await self.executor.tell(observed, plan.events, time.time())
+        await self.executor.tell(observed, plan.events, self.cluster.clock.now())
+        await self._tell_of_clock(observed)
         if plan.status is not None:
             try:
                 await self.executor.write_status(observed, plan.status)
@@ -183,7 +227,53 @@ class Operator:
                     return plan.again_seconds
                 raise
             self.metrics.count(observed, plan.status)
-        return OBSTACLE_SECONDS if obstacle is not None else plan.again_seconds
+        looks = [look for look in (refused_for, self._again(plan.again_seconds)) if look is not None]
+        return min(looks, default=None)
+
+    async def _observed(self, key: Key) -> Observed | None:
+        """All that is known of the job, with the contents of its own children that were too large to keep."""
+        observed = self.inventory.observed(key)
+        if observed is None:
+            return None
+        objects = dict(observed.objects)
+        for kind, name in self.inventory.to_read(key):
+            item = await self.cluster.get(kind, key[0], name)
+            if item is None:
+                objects.pop((kind, name))
+            else:
+                self.inventory.observe(kind, item, deleted=False)
+                objects[kind, name] = {**item, "kind": kind}
+        return replace(observed, objects=objects)
+
+    async def _write(self, key: Key, observed: Observed, plan: Plan) -> tuple[Notice | None, float | None]:
+        """What stands in the way, and in how many seconds it is tried again. What was refused is sent again only then, or when it is something else."""
+        wanted = (
+            observed.generation,
+            *((i["kind"], i["metadata"]["name"]) for i in (*plan.create, *plan.claims, *plan.apply, *plan.delete)),
+        )
+        refused = self._refused.get(key)
+        if refused is not None and refused.wanted == wanted and (left := refused.until - time.monotonic()) > 0:
+            return observed.obstacle, left
+        obstacle = await self.executor.write_objects(observed, plan)
+        if obstacle is None:
+            self._refused.pop(key, None)
+            return None, None
+        times = refused.times + 1 if refused is not None and refused.wanted == wanted else 0
+        left = jittered(min(OBSTACLE_SECONDS[0] * 2 ** min(times, 16), OBSTACLE_SECONDS[1]))
+        self._refused[key] = Refused(wanted, times, time.monotonic() + left)
+        return obstacle, left
+
+    def _again(self, seconds: float | None) -> float | None:
+        """While clocks differ, what is due waits for them to agree, and nothing tells of that."""
+        return min(seconds or CLOCK_SECONDS, CLOCK_SECONDS) if self.cluster.clock.off_seconds else seconds
+
+    async def _tell_of_clock(self, observed: Observed) -> None:
+        """Of a job that something would be done to because a time is over."""
+        spec = observed.job["spec"]
+        waits = [name for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished") if spec.get(name) is not None]
+        if self.cluster.clock.off_seconds and waits:
+            text = f"the operator's clock and the API server's differ by more than {OFF_SECONDS:.0f} s: spec.{' and spec.'.join(waits)} wait until they agree"
+            await self.executor.tell(observed, (Note("Warning", "ClocksDiffer", text),), self.cluster.clock.now())
 
     def _context(self, observed: Observed) -> RenderContext:
         uid = observed.uid
@@ -199,6 +289,7 @@ class Operator:
             is_unverified=self.server.reports.is_unverified(uid),
             run_key=run_key(self.master, uid),
             remembered=self.runs.of(uid),
+            clock_off=bool(self.cluster.clock.off_seconds),
         )
 
     async def resync(self, every_job: bool = True) -> None:
@@ -207,7 +298,11 @@ class Operator:
         self.inventory.begin_lists()
         for watched in self.settings.watched:
             news |= await self._list(watched)
-        self.synced = True
+        if self.inventory.has_gone_back:
+            raise WentBack(
+                "the API server is at an earlier revision than before: its store was restored, and what this process knows is of a time that is gone"
+            )
+        self.synced, self._listed = True, time.monotonic()
         self._forget_others(self.inventory.uids())
         for key in self.inventory.jobs() if every_job else news:
             self.queue.mark(key)
@@ -217,7 +312,8 @@ class Operator:
         listed, news, versions = set[Key](), set[Key](), list[str]()
         for place in self.settings.places(watched.kind):
             version = "0"
-            async for page in self.cluster.pages(watched.kind, place, watched.query, LIST_ITEMS):
+            pages = self.cluster.pages(watched.kind, place, watched.query, LIST_ITEMS, metadata_only=watched.metadata_only, bounded=True)
+            async for page in pages:
                 names, changed = self.inventory.take_in(watched.kind, page["items"])
                 listed, news = listed | names, news | changed
                 version = page["metadata"].get("resourceVersion", "0")
@@ -227,12 +323,30 @@ class Operator:
 
     def _forget_others(self, uids: set[str]) -> None:
         """Jobs that are gone."""
+        self._gone = 0
         self.server.reports.forget(uids)
         self.executor.forget(uids)
         self.settling.forget(uids)
         self.runs.forget(uids)
         self.notifier.forget(uids)
         self.metrics.forget(uids)
+
+    def watch_goes_on(self, plural: str) -> None:
+        self._watched[plural] = time.monotonic()
+
+    def signs(self) -> Signs:
+        """That its loops go on, or don't."""
+        answers = self.cluster.answers
+        return Signs(
+            leads_since=self._leads_since,
+            working_seconds=self.queue.longest_seconds,
+            waiting=self.queue.depth,
+            worked=self.queue.last_end,
+            listed=self._listed,
+            watched=self._watched,
+            refused_since=answers.refused_since,
+            answers=answers.is_answering,
+        )
 
     def watch_lists(self) -> None:
         """A watch begins anew, and lists first: what is deleted before that list it never tells of."""
@@ -252,23 +366,32 @@ class Operator:
                 try:
                     await self.resync(every_job)
                     looked = began if every_job else looked
+                except WentBack:
+                    raise
                 except (ApiError, OSError) as error:
                     log.warning("resync: %s", error)
+                except Exception:  # the watches go on, and what is known stays
+                    log.exception("resync failed")
 
     async def run(self, watching: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""
+        self._leads_since = time.monotonic()
         await patiently("the first list", self.resync)
-        self.server.reports.since = time.time()  # no report is taken before; where the list takes a minute, that is no gang's silence
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(watching))
-            group.create_task(self.queue.run())
-            group.create_task(self.resync_forever())
+        # No report is taken before; where the list takes a minute, that is no gang's silence.
+        self.server.reports.since = self.cluster.clock.now()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(watching))
+                group.create_task(self.queue.run())
+                group.create_task(self.resync_forever())
+        except* WentBack as errors:
+            raise errors.exceptions[0] from None
 
     async def _watch(self, watching: Callable[[], None]) -> None:
         """`watching` is called once kopf is there: it has then taken SIGTERM and SIGINT for itself."""
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=registry(self.observe, self.watch_lists, self.settings.watched),
+            registry=registry(self.observe, self.watch_lists, self.watch_goes_on, self.settings.watched),
             settings=kopf_settings(),
             clusterwide=not self.settings.namespaces,
             namespaces=self.settings.namespaces,

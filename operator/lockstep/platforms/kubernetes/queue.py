@@ -1,13 +1,23 @@
-"""Keys that need work: each is worked on by one worker at a time, as often as it was marked, and again later when the work failed."""
+"""Keys that need work: each is worked on by one worker at a time, as often as it was marked, and again later when the work failed.
+
+Namespaces take turns, and none has more than half of the workers: a thousand jobs of one, whose writes are slow or refused, delay nobody else's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 
 BACKOFF_FIRST_SECONDS = 0.25
 BACKOFF_MAX_SECONDS = 60.0
+PATIENT_FAILURES = 3
+"""After so many in a row a mark waits, too: what changed meanwhile has not helped."""
+JITTER = 0.25
+"""Of every wait, at random, up or down: a thousand jobs that one quota refuses don't come back together."""
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
@@ -19,30 +29,52 @@ Work = Callable[[Key], Awaitable[float | None]]
 class WorkQueue:
     """Marks are cheap and never lost: a key marked while it is worked on is worked on again. Marks of one key collapse."""
 
-    def __init__(self, work: Work, workers: int = 4) -> None:
+    def __init__(self, work: Work, workers: int = 8) -> None:
         self._work = work
         self._workers = workers
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._most = max(1, workers // 2)
+        self._ready: dict[str, deque[Key]] = {}
+        """By namespace, in the order of their turns."""
+        self._news = asyncio.Event()
         self._waiting: set[Key] = set()
-        self._running: set[Key] = set()
+        self._running: dict[Key, float] = {}
+        self._busy: dict[str, int] = defaultdict(int)
         self._marked_while_running: set[Key] = set()
         self._failures: dict[Key, int] = {}
+        self._not_before: dict[Key, float] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._waiters: dict[Key, list[asyncio.Future[None]]] = {}
+        self.last_end = 0.0
+        """When a worker last ended a piece of work, by time.monotonic."""
 
     def mark(self, key: Key) -> None:
         """This key's objects may have changed."""
-        self._cancel_timer(key)
         if key in self._running:
             self._marked_while_running.add(key)
         elif key not in self._waiting:
+            left = self._not_before.get(key, 0.0) - time.monotonic()
+            if left > 0:
+                self.mark_later(key, left)
+                return
+            self._not_before.pop(key, None)
+            self._cancel_timer(key)
             self._waiting.add(key)
-            self._ready.put_nowait(key)
+            self._ready.setdefault(key[0], deque()).append(key)
+            self._news.set()
+
+    def hold(self, key: Key, seconds: float) -> None:
+        """Marks wait for so long: the API server asked to be left alone, or the work has failed often."""
+        self._not_before[key] = time.monotonic() + seconds
 
     @property
     def depth(self) -> int:
         """Keys that wait for a worker."""
         return len(self._waiting)
+
+    @property
+    def longest_seconds(self) -> float:
+        """For how long the oldest piece of work is under way."""
+        return max((time.monotonic() - began for began in self._running.values()), default=0.0)
 
     async def worked(self, key: Key) -> None:
         """Mark it, and return when it has been worked on since, without a failure."""
@@ -57,7 +89,12 @@ class WorkQueue:
         timer = self._timers.get(key)
         if timer is None or timer.when() > when:
             self._cancel_timer(key)
-            self._timers[key] = asyncio.get_running_loop().call_later(seconds, self.mark, key)
+            self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._due, key)
+
+    def _due(self, key: Key) -> None:
+        self._timers.pop(key, None)
+        self._not_before.pop(key, None)
+        self.mark(key)
 
     def _cancel_timer(self, key: Key) -> None:
         timer = self._timers.pop(key, None)
@@ -66,6 +103,7 @@ class WorkQueue:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        self.last_end = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._workers):
@@ -74,18 +112,45 @@ class WorkQueue:
             for key in list(self._timers):
                 self._cancel_timer(key)
 
+    def _next(self) -> Key | None:
+        """Of the namespace whose turn it is; its next turn comes after all others'."""
+        for namespace, keys in self._ready.items():
+            if self._busy[namespace] < self._most:
+                key = keys.popleft()
+                del self._ready[namespace]
+                if keys:
+                    self._ready[namespace] = keys
+                return key
+        return None
+
     async def _serve(self) -> None:
         while True:
-            key = await self._ready.get()
+            while (key := self._next()) is None:
+                self._news.clear()
+                await self._news.wait()
             self._waiting.discard(key)
-            self._running.add(key)
-            await self._attempt(key)
-            self._running.discard(key)
+            self._running[key] = time.monotonic()
+            self._busy[key[0]] += 1
+            try:
+                again = await self._attempt(key)
+            finally:
+                self._ended(key)
             if key in self._marked_while_running:
                 self._marked_while_running.discard(key)
                 self.mark(key)
+            if again is not None and key not in self._waiting:
+                self.mark_later(key, again)
 
-    async def _attempt(self, key: Key) -> None:
+    def _ended(self, key: Key) -> None:
+        self.last_end = time.monotonic()
+        del self._running[key]
+        self._busy[key[0]] -= 1
+        if not self._busy[key[0]]:
+            del self._busy[key[0]]
+        self._news.set()
+
+    async def _attempt(self, key: Key) -> float | None:
+        """In how many seconds to do it again."""
         waiters = [waiter for waiter in self._waiters.pop(key, []) if not waiter.done()]
         try:
             again = await self._work(key)
@@ -94,12 +159,18 @@ class WorkQueue:
                 self._waiters[key] = waiters + self._waiters.get(key, [])
             failures = self._failures.get(key, 0)
             self._failures[key] = failures + 1
-            again = max(min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2**failures), getattr(error, "retry_after_seconds", 0.0))
+            asked = getattr(error, "retry_after_seconds", 0.0)
+            again = max(jittered(min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(failures, 16))), asked)
+            if asked or failures >= PATIENT_FAILURES:
+                self.hold(key, again)
             log.warning("%s/%s: %s: %s; again in %.2f s", *key, type(error).__name__, error, again)
         else:
             self._failures.pop(key, None)
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-        if again is not None:
-            self.mark_later(key, again)
+        return again
+
+
+def jittered(seconds: float) -> float:
+    return seconds * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (no secret)

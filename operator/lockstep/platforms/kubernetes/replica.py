@@ -23,7 +23,7 @@ from lockstep.platforms.kubernetes.lease import Lease, LeaseLost
 from lockstep.platforms.kubernetes.listening import METRICS, REPORTS, serving
 from lockstep.platforms.kubernetes.metrics import Metrics
 from lockstep.platforms.kubernetes.metrics_server import MetricsServer
-from lockstep.platforms.kubernetes.operator import Operator, Settings
+from lockstep.platforms.kubernetes.operator import Operator, Settings, WentBack
 from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, tls_context
 from lockstep.platforms.kubernetes.secrets import KEY_SECRET, UnusableSecret, certificates, master_key, publish_authority
@@ -90,7 +90,7 @@ class Replica:
         while True:
             await asyncio.sleep(SECRETS_SECONDS)
             try:
-                await self.keep_secrets(datetime.now(UTC))
+                await self.keep_secrets(_now(self._cluster))
             except (
                 ApiError,
                 OSError,
@@ -113,6 +113,11 @@ class Replica:
         names = service_names(OPERATOR_NAME, namespace)
         self._operator.tls = await certificates(self._cluster, namespace, names, now, self._operator.tls)
         load_certificate(self._tls_context, self._operator.tls)
+
+
+def _now(cluster: Cluster) -> datetime:
+    """A certificate that a clock ahead of all others has made isn't valid yet for anybody."""
+    return datetime.fromtimestamp(cluster.clock.now(), UTC)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
@@ -140,7 +145,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: Callable[[int], 
 
         async def own_secrets() -> tuple[bytes, Certificates]:
             master = await master_key(cluster, settings.namespace)
-            return master, await certificates(cluster, settings.namespace, names, datetime.now(UTC))
+            return master, await certificates(cluster, settings.namespace, names, _now(cluster))
 
         master, tls = await patiently("the operator's own Secrets", own_secrets)
         await Replica(cluster, settings, master, tls).run(stop, ready)
@@ -160,7 +165,7 @@ async def _main() -> None:
     stop = asyncio.Event()
     try:
         await serve(Settings.from_environment(dict(os.environ)), stop, lambda port: log.info("reports are taken on port %d", port))
-    except (LeaseLost, UnusableSecret) as error:
+    except (LeaseLost, UnusableSecret, WentBack) as error:
         log.error("%s; the process ends and begins anew", error)
         sys.exit(1)
 

@@ -169,6 +169,9 @@ class ReportServer:
     losses: RememberedLosses = field(default_factory=RememberedLosses)
     was_ready: bool = False
     written: Callable[[Key], Awaitable[None]] = _at_once
+    now: Callable[[], float] = time.time
+    problem: Callable[[], str] = lambda: ""
+    """What a new process would mend."""
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -178,7 +181,11 @@ class ReportServer:
         return app
 
     async def _healthy(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        """503: a new process would do better (health.py)."""
+        problem = self.problem()
+        if problem:
+            log.error("unhealthy: %s", problem)
+        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
 
     async def _ready(self, _: web.Request) -> web.Response:
         """From the first sight of a leader on: without one, or without the API server, a follower still says so itself."""
@@ -253,7 +260,7 @@ class ReportServer:
         newest = self.reports.sequence(job.uid)
         if report.sequence <= newest:
             return web.json_response({"message": f"sequence must be greater than {newest}", "sequence": newest}, status=409)
-        self.reports.take(report, bearer.pod_uid, time.time())
+        self.reports.take(report, bearer.pod_uid, self.now())
         key = (job.namespace, job.name)
         self.heard(key)
         if report.log and not await self._is_written(key):

@@ -7,19 +7,25 @@ which took four times the processor time of all reconciles (1.45.2; `settings.pe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import kopf
 
 from lockstep.platforms.kubernetes.cluster import Object
 from lockstep.platforms.kubernetes.inventory import WATCHED, Watched
+from lockstep.platforms.kubernetes.kept import FREE_FORM
 from lockstep.platforms.kubernetes.kinds import KINDS
 from lockstep.platforms.kubernetes.login import connection
+from lockstep.platforms.kubernetes.reading import BoundedSession
 
 LIST_ITEMS = 100
 """At a time: as dicts, 500 StatefulSets would take 30 MB, which the process would keep."""
 IDLE_SECONDS = 0.05
 """How long kopf keeps a task for an object after its last event: a list of thousands would be as many tasks for its default of 5 s."""
+
+METADATA_ONLY = frozenset(KINDS[watched.kind].plural for watched in WATCHED if watched.metadata_only)
+FREE_FORM_PLURALS = frozenset(KINDS[kind].plural for kind in FREE_FORM)
 
 Listed = Callable[[], None]
 Observe = Callable[[str, Object, bool], None]
@@ -58,16 +64,17 @@ class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
         return essence
 
 
-def registry(observe: Observe, listed: Listed, kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
+def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
     """kopf's handlers: for every watched kind the same one.
 
-    `listed` hears of each object of a list. A watch has begun anew then: what is deleted before that list it never tells of.
+    `seen` is told the plural whose watch shows that it goes on. `listed` hears of each object of a list. A watch has begun anew then: what is deleted before that list it never tells of.
     """
     found = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection()
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        made = await connection()
+        return replace(made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen))
 
     for watched in kinds:
         _watch(found, watched.kind, observe, listed)

@@ -1,0 +1,294 @@
+"""Reads what the API server sends, so that no object can stop the reader: neither by its depth, nor by its size, nor by its number.
+
+Kubernetes takes JSON of 10,000 levels; Python's parser gives up at about a thousand (RecursionError), and with it a whole list or watch.
+A page of a list is limited by the number of its objects only, each of which may have 1.5 MB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
+
+from lockstep.plan.observed import DEPTH_MAX, TOO_DEEP
+
+log = logging.getLogger("lockstep.operator")
+PAGE_BYTES_MAX = 2 << 20
+"""Of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server limits."""
+LEVELS_MAX = DEPTH_MAX + 3
+"""Of what is read: a list of objects has two levels above them. An object that is too deep stays so, and is told of where it is kept."""
+CHUNK_BYTES = 1 << 18
+WATCH_ERROR_SECONDS = 5.0
+"""Before a watch that failed lists again."""
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+METADATA_EACH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+def loads(content: bytes) -> Any:
+    """What the JSON text says, `TOO_DEEP` in place of everything deeper than LEVELS_MAX. Raises ValueError."""
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        value = json.loads(_without_depths(content, LEVELS_MAX))
+    cut_depths(value, LEVELS_MAX)
+    return value
+
+
+def _without_depths(content: bytes, levels: int) -> bytes:
+    """The same text, every list and map below `levels` replaced. The loop needs no stack, however deep the text is."""
+    parts: list[bytes] = []
+    depth = begin = 0
+    for token in _TOKEN.finditer(content):
+        if token[0] in (b"[", b"{"):
+            depth += 1
+            if depth == levels + 1:
+                parts.append(content[begin : token.start()])
+        elif token[0] in (b"]", b"}"):
+            if depth == levels + 1:
+                parts.append(json.dumps(TOO_DEEP).encode())
+                begin = token.end()
+            depth -= 1
+    return b"".join((*parts, content[begin:]))
+
+
+def cut_depths(value: Any, levels: int) -> bool:
+    """Replace every list and map below so many levels by `TOO_DEEP`, in place. Whether there was any."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels - 1):
+        level = [inner for outer in level for inner in _values(outer) if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    deeper = [(outer, key) for outer in level for key in _keys(outer) if isinstance(outer[key], dict | list)]
+    for outer, key in deeper:
+        outer[key] = TOO_DEEP
+    return bool(deeper)
+
+
+def _keys(outer: Any) -> Any:
+    return outer.keys() if isinstance(outer, dict) else range(len(outer))
+
+
+def _values(outer: Any) -> Any:
+    return outer.values() if isinstance(outer, dict) else outer
+
+
+def with_items(page: Any) -> Any:
+    """The same list; one of metadata that is empty has `null` instead of items."""
+    page["items"] = page.get("items") or []
+    return page
+
+
+@dataclass
+class PageSize:
+    """How many objects to ask for: fewer after a page that was too large, more again after small ones."""
+
+    most: int
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.count = self.count or self.most
+
+    @property
+    def bytes_max(self) -> int | None:
+        return PAGE_BYTES_MAX if self.count > 1 else None
+
+    def was(self, size_bytes: int | None) -> None:
+        """None: too large."""
+        if size_bytes is None:
+            self.count = max(1, self.count // 4)
+        elif size_bytes * 4 < PAGE_BYTES_MAX:
+            self.count = min(self.most, self.count * 2)
+
+
+async def content_within(response: Any, bytes_max: int | None) -> bytes | None:
+    """The body of an aiohttp response; None, and a closed connection, when it is longer than that."""
+    if bytes_max is None:
+        return bytes(await response.read())
+    content = bytearray()
+    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+        content += chunk
+        if len(content) > bytes_max:
+            response.close()
+            return None
+    return bytes(content)
+
+
+class BoundedSession:
+    """An aiohttp session for kopf, which lists and watches with it: pages bounded by their size, nothing too deep, metadata where that is enough.
+
+    kopf asks for nothing else. It takes such a session from a login handler (kopf.AiohttpSession), and uses what stands here.
+    """
+
+    def __init__(
+        self, session: Any, metadata_only: frozenset[str], free_form: frozenset[str], seen: Callable[[str], None] = lambda plural: None
+    ) -> None:
+        """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every sign of life."""
+        self._session = session
+        self._metadata_only = metadata_only
+        self._free_form = free_form
+        self._seen = seen
+        self._sizes: dict[str, PageSize] = {}
+        self._page = asyncio.Lock()
+
+    @property
+    def headers(self) -> Any:
+        return self._session.headers
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._session.closed)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def request(self, method: str, url: str, *, headers: dict[str, str] | None = None, **more: Any) -> Any:
+        """`more`: as aiohttp's."""
+        plural = urlsplit(url).path.rpartition("/")[2]
+        self._seen(plural)
+        query = parse_qs(urlsplit(url).query)
+        is_watch = query.get("watch") == ["true"]
+        accept = {"Accept": METADATA_EACH if is_watch else METADATA_LIST} if plural in self._metadata_only else {}
+        sent = {**more, "headers": {**(headers or {}), **accept}}
+        if not is_watch:
+            return await self._listed(method, url, plural, sent)
+        since = query.get("resourceVersion", ["0"])[0]
+        if since != "0" and await self._has_gone_back(method, url, since, sent["headers"]):
+            return _Gone()
+        response = await self._session.request(method=method, url=url, **sent)
+        return response if response.status >= 400 else _Watched(response, plural in self._free_form, lambda: self._seen(plural))
+
+    async def _listed(self, method: str, url: str, plural: str, sent: dict[str, Any]) -> Any:
+        async with self._page:  # two pages at once would take twice the memory
+            while True:
+                limit = int(parse_qs(urlsplit(url).query).get("limit", ["100"])[0])
+                size = self._sizes.setdefault(plural, PageSize(limit))
+                response = await self._session.request(method=method, url=_with(url, limit=str(size.count)), **sent)
+                if response.status >= 400:
+                    return response
+                content = await content_within(response, size.bytes_max)
+                size.was(None if content is None else len(content))
+                if content is not None:
+                    return _Listed(with_items(loads(content)))
+
+    async def _has_gone_back(self, method: str, url: str, since: str, headers: dict[str, str]) -> bool:
+        """Whether the API server is at an earlier revision than the watch: its store was restored, and nothing would come for long."""
+        listing = _with(url, watch=None, resourceVersion=None, allowWatchBookmarks=None, timeoutSeconds=None, limit="1")
+        accept = {"Accept": METADATA_LIST}
+        response = await self._session.request(method=method, url=listing, headers={**headers, **accept})
+        async with response:
+            if response.status >= 400:
+                return False  # the watch itself meets the same trouble, which kopf knows to handle
+            version = str(loads(await response.read())["metadata"].get("resourceVersion", ""))
+        return version.isdigit() and since.isdigit() and int(version) < int(since)
+
+
+def _with(url: str, **changes: str | None) -> str:
+    """The URL with other values in its query; None: without that name."""
+    parts = urlsplit(url)
+    pairs = [(name, value) for name, value in parse_qsl(parts.query) if name not in changes]
+    pairs += [(name, value) for name, value in changes.items() if value is not None]
+    return urlunsplit(parts._replace(query=urlencode(pairs)))
+
+
+class _Reply:
+    """What kopf does with a response: it looks at the status, enters it and closes it."""
+
+    status = 200
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        return
+
+
+class _Listed(_Reply):
+    """A page."""
+
+    def __init__(self, page: Any) -> None:
+        self._page = page
+
+    async def json(self) -> Any:
+        return self._page
+
+
+_RELIST = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "list again"}}
+"""After this event kopf lists again, instead of ending the process as after any other error."""
+
+
+class _Gone(_Reply):
+    """A watch that ends at once, and is to begin with a list."""
+
+    @property
+    def content(self) -> _Gone:
+        return self
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        log.warning("the API server is at an earlier revision than before: everything is listed again")
+        await asyncio.sleep(WATCH_ERROR_SECONDS)
+        yield json.dumps(_RELIST).encode() + b"\n"
+
+
+class _Watched(_Reply):
+    """A watch's stream, line by line."""
+
+    def __init__(self, response: Any, is_free_form: bool, seen: Callable[[], None]) -> None:
+        self._response = response
+        self._seen = seen
+        self._is_free_form = is_free_form
+
+    def close(self) -> None:
+        self._response.close()
+
+    @property
+    def content(self) -> _Watched:
+        return self
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        async for line in _lines(self._response.content, size):
+            self._seen()
+            yield await self._checked(line) + b"\n"
+
+    async def _checked(self, line: bytes) -> bytes:
+        if b'"type":"ERROR"' in line[:100]:
+            return await self._failed(line)
+        if not self._is_free_form or line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
+            return line
+        try:
+            return json.dumps(loads(line)).encode()
+        except ValueError as error:
+            log.warning("a watch sent what is no JSON: %s", error)
+            return json.dumps(_RELIST).encode()
+
+    async def _failed(self, line: bytes) -> bytes:
+        """Whatever the error is: a new list and a new watch know all that this one has lost."""
+        event = loads(line)
+        if event["object"].get("code") != _RELIST["object"]["code"]:  # type: ignore[index]
+            log.warning("a watch failed: %s; everything of its kind is listed again", event["object"].get("message", ""))
+            await asyncio.sleep(WATCH_ERROR_SECONDS)
+        return json.dumps(_RELIST).encode()
+
+
+async def _lines(content: Any, size: int) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for chunk in content.iter_chunked(size):
+        begin = len(rest)
+        rest += chunk
+        end = rest.rfind(b"\n", begin)
+        if end < 0:
+            continue
+        whole, rest = bytes(rest[:end]), rest[end + 1 :]
+        for line in whole.split(b"\n"):
+            if line.strip():
+                yield line
+    if rest.strip():
+        yield bytes(rest)

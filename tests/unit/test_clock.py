@@ -1,0 +1,149 @@
+"""Nobody's clock is believed alone: a machine's that is ahead fails, deletes and delays nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from email.utils import formatdate
+
+import pytest
+
+from lockstep.plan.hold import held_until
+from lockstep.plan.lifetime import active_time, until_expired
+from lockstep.plan.observed import Object, Observed
+from lockstep.plan.reconcile import reconcile
+from lockstep.plan.starting import until_start_overdue
+from lockstep.plan.status import PROGRESS_SECONDS, due
+from lockstep.plan.times import timestamp
+from lockstep.platforms.kubernetes.clock import OFF_SECONDS, SLOW_SECONDS, ServerClock
+from unit.test_reconcile import CONTEXT, NOW, after, fresh, report, settled
+
+YEAR = 366 * 86400.0
+
+
+class World:
+    """A machine and an API server, each with a clock."""
+
+    def __init__(self, machine: float = NOW, server: float = NOW) -> None:
+        self.machine, self.server, self.uptime = machine, server, 1000.0
+        self.clock = ServerClock(lambda: self.machine, lambda: self.uptime)
+
+    def hears(self, took: float = 0.1) -> None:
+        self.clock.heard(formatdate(self.server, usegmt=True), self.uptime - took)
+
+    def wait(self, seconds: float) -> None:
+        self.machine, self.server, self.uptime = self.machine + seconds, self.server + seconds, self.uptime + seconds
+
+
+def test_a_clock_that_agrees_is_believed() -> None:
+    world = World(machine=NOW + 0.7)
+    world.hears()
+    assert (world.clock.now(), world.clock.off_seconds) == (NOW + 0.7, 0.0)
+
+
+@pytest.mark.parametrize("off", [YEAR, -YEAR, OFF_SECONDS + 2])
+def test_a_clock_that_is_off_is_replaced_by_the_server_s(off: float) -> None:
+    world = World(machine=NOW + off)
+    world.hears()
+    world.wait(5)
+    world.hears()
+    assert world.clock.off_seconds == off
+    assert abs(world.clock.now() - world.server) <= 1
+    world.machine = world.server  # somebody sets it
+    world.hears()
+    assert (world.clock.now(), world.clock.off_seconds) == (world.server, 0.0)
+
+
+def test_a_date_that_is_set_changes_nothing_before_a_reply_is_there() -> None:
+    world = World()
+    world.hears()
+    world.machine += YEAR
+    assert world.clock.now() == NOW
+    world.hears()
+    assert (world.clock.now(), world.clock.off_seconds) == (NOW, YEAR)
+
+
+def test_what_is_no_date_or_came_late_says_nothing() -> None:
+    world = World(machine=NOW + YEAR)
+    for date in (None, "", "yesterday"):
+        world.clock.heard(date, world.uptime)
+    world.hears(took=SLOW_SECONDS + 1)
+    assert world.clock.off_seconds == 0.0
+
+
+def ended(**spec: object) -> Observed:
+    observed = settled(report())
+    conditions = [
+        {
+            "type": "Complete",
+            "status": "True",
+            "reason": "Complete",
+            "message": "",
+            "lastTransitionTime": timestamp(NOW),
+            "observedGeneration": 1,
+        }
+    ]
+    job = {**observed.job, "spec": {**observed.job["spec"], **spec}, "status": {"conditions": conditions, "completionTime": timestamp(NOW)}}
+    return replace(observed, job=job, pods=(), objects={})
+
+
+def test_while_clocks_differ_no_job_is_deleted_by_its_ttl() -> None:
+    observed = ended(ttlSecondsAfterFinished=60)
+    assert reconcile(observed, None, CONTEXT, NOW + 61).delete == (observed.job,)
+    assert reconcile(observed, None, replace(CONTEXT, clock_off=True), NOW + YEAR).delete == ()
+
+
+def test_while_clocks_differ_no_job_fails_by_its_deadline_or_its_start() -> None:
+    observed = settled(report())
+    observed = replace(
+        observed, job={**observed.job, "spec": {**observed.job["spec"], "activeDeadlineSeconds": 60, "startTimeoutSeconds": 60}}
+    )
+    observed.job["status"]["active"] = {"since": timestamp(NOW - 3600), "earlierSeconds": 0}
+    assert "DeadlineExceeded" in json.dumps(reconcile(observed, None, CONTEXT, NOW).status)
+    plan = reconcile(observed, None, replace(CONTEXT, clock_off=True), NOW)
+    assert "DeadlineExceeded" not in json.dumps(plan.status) and "StartTimeout" not in json.dumps(plan.status)
+
+
+def trainer(step: int, at: float) -> Object:
+    return {"trainer": {"step": step, "lastUpdateTime": timestamp(at)}}
+
+
+@pytest.mark.parametrize("ahead", [60.0, 3600.0, YEAR])
+def test_progress_is_written_though_a_fast_clock_wrote_the_last(ahead: float) -> None:
+    assert due(trainer(5, NOW + ahead), trainer(50, NOW), NOW) == (True, None)
+
+
+def test_progress_waits_for_its_turn() -> None:
+    write, wait = due(trainer(5, NOW - 5), trainer(50, NOW), NOW)
+    assert not write and wait is not None and 0 < wait <= PROGRESS_SECONDS
+
+
+def test_times_that_lie_ahead_are_stored_anew() -> None:
+    observed = ended()
+    observed.job["status"] |= {"completionTime": timestamp(NOW + YEAR)}
+    plan = reconcile(observed, None, CONTEXT, NOW)
+    assert plan.status is not None and plan.status["completionTime"] == timestamp(NOW)
+    running = settled(report())
+    running.job["status"]["active"] = {"since": timestamp(NOW + YEAR), "earlierSeconds": 7}
+    assert active_time(running, NOW) == {"since": timestamp(NOW), "earlierSeconds": 7}
+
+
+def test_no_wait_is_longer_than_what_was_asked_for() -> None:
+    expiring = ended(ttlSecondsAfterFinished=60)
+    expiring.job["status"]["completionTime"] = timestamp(NOW + YEAR)
+    assert until_expired(expiring, NOW) == 60
+    held = settled(report())
+    failed = {"type": "Failed", "status": "True", "reason": "RanksFailed"}
+    job = {**held.job, "spec": {**held.job["spec"], "restart": {"holdOnFailureSeconds": 60}}}
+    until = held_until(replace(held, job={**job, "status": {"conditions": [failed], "completionTime": timestamp(NOW + YEAR)}}), None, NOW)
+    assert until is None or until <= NOW + 60
+    starting = after(fresh(), reconcile(fresh(), None, CONTEXT, NOW))
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(NOW + YEAR)}
+    pod = {
+        "metadata": {"name": "x-0", "uid": "p", "creationTimestamp": timestamp(NOW - 10)},
+        "spec": {"nodeName": "n"},
+        "status": {"conditions": [placed]},
+    }
+    starting.objects["StatefulSet", "x"]["spec"]["replicas"] = 1
+    left = until_start_overdue(replace(starting, pods=(pod,)), NOW)
+    assert left is not None and left <= float(starting.job["spec"].get("startTimeoutSeconds", 1800)) - 10

@@ -1,0 +1,114 @@
+"""`/healthz` is false when a new process would mend something, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectorCertificateError
+from aiohttp.test_utils import TestClient, TestServer
+
+from lockstep.platforms.kubernetes import operator
+from lockstep.platforms.kubernetes.certificate import Certificates
+from lockstep.platforms.kubernetes.cluster import Answers, ApiError, Cluster
+from lockstep.platforms.kubernetes.health import REFUSED_SECONDS, RESYNC_SECONDS_MAX, STUCK_SECONDS, Signs, problem
+from lockstep.platforms.kubernetes.kubeconfig import Server
+
+NOW = 100_000.0
+OLD = NOW - STUCK_SECONDS - 1
+
+
+@pytest.mark.parametrize(
+    ("signs", "word"),
+    [
+        (Signs(leads_since=OLD, working_seconds=STUCK_SECONDS + 1, listed=NOW), "not ended"),
+        (Signs(leads_since=OLD, waiting=3, worked=OLD, listed=NOW), "3 jobs wait"),
+        (Signs(leads_since=OLD, listed=NOW, watched={"pods": NOW, "trainingjobs": OLD}), "watch of trainingjobs"),
+        (Signs(leads_since=NOW - RESYNC_SECONDS_MAX - 1), "could not be listed"),
+        (Signs(refused_since=NOW - REFUSED_SECONDS - 1), "credentials"),
+    ],
+)
+def test_what_a_new_process_would_mend_is_a_problem(signs: Signs, word: str) -> None:
+    assert word in problem(signs, NOW)
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        Signs(),
+        Signs(waiting=3, working_seconds=1e6),  # it doesn't lead
+        Signs(leads_since=OLD, listed=NOW, worked=OLD),  # nothing waits
+        Signs(leads_since=NOW - 1, waiting=1000),  # it has just begun
+        Signs(leads_since=NOW - RESYNC_SECONDS_MAX - 1, answers=False),  # the API server is away
+        Signs(refused_since=NOW - 1),
+    ],
+)
+def test_what_no_new_process_would_mend_is_none(signs: Signs) -> None:
+    assert problem(signs, NOW) == ""
+
+
+@pytest.mark.parametrize("heard", [lambda answers: answers.heard(401), lambda answers: answers.heard(0, is_untrusted=True)])
+def test_a_server_that_takes_nothing_of_this_process_is_told_from_one_that_is_away(heard: Callable[[Answers], None]) -> None:
+    answers = Answers()
+    for code in (0, 200, 429, 503, 403, 0):
+        answers.heard(code)
+    assert answers.refused_since is None and not answers.is_answering
+    heard(answers)
+    since = answers.refused_since
+    answers.heard(0)
+    heard(answers)
+    assert since is not None and answers.refused_since == since
+    answers.heard(403)
+    assert answers.refused_since is None
+
+
+class Refusing:
+    """A connection on which nothing is taken."""
+
+    server = Server("https://cluster")
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def request(self, *_: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self
+
+    status, headers = 401, {"Retry-After": ""}
+
+    async def read(self) -> bytes:
+        return b'{"message":"Unauthorized","reason":"Unauthorized"}'
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_request_that_is_refused_is_noted(untrusted: bool) -> None:
+    error = ClientConnectorCertificateError(
+        type("Key", (), {"host": "h", "port": 1, "is_ssl": True})(), ssl.SSLCertVerificationError("expired")
+    )
+    cluster = Cluster(Refusing(error if untrusted else None))  # type: ignore[arg-type]
+    with pytest.raises((ApiError, OSError)):
+        asyncio.run(cluster.fenced(lambda: None).get("Pod", "ns", "x"))
+    assert cluster.answers.refused_since is not None
+
+
+def test_healthz_says_it_and_answers_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = operator.Operator(Cluster(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))  # type: ignore[arg-type]
+
+    async def ask() -> list[tuple[int, str]]:
+        replies = []
+        async with TestClient(TestServer(led.server.application())) as client:
+            for seen in (time.monotonic(), time.monotonic() - STUCK_SECONDS - 1):
+                led._leads_since = led._listed = time.monotonic()
+                led.watch_goes_on("pods")
+                led._watched["pods"] = seen
+                reply = await client.get("/healthz")
+                replies.append((reply.status, await reply.text()))
+        return replies
+
+    (healthy, _), (unhealthy, text) = asyncio.run(ask())
+    assert (healthy, unhealthy) == (200, 503) and "watch of pods" in text
