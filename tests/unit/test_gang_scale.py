@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -34,7 +35,7 @@ from lockstep_gang.contract.messages import (
     message_to_json,
     rank_report_to_json,
 )
-from lockstep_gang.coordinator import coordinator, server
+from lockstep_gang.coordinator import channels, coordinator, server
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.news import report_change
@@ -373,3 +374,28 @@ def test_reports_that_are_too_long_for_one_message_go_in_several() -> None:
 def test_a_gang_of_512_ranks_starts_fails_and_starts_again_over_real_connections() -> None:
     figures = measure(64, 8, seconds=1.0)
     assert (figures["ranks"], figures["attempts"], figures["failures"]) == (512, 2, 1)
+
+
+def test_pings_come_in_time_though_every_turn_of_the_loop_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "PING_SECONDS", 0.2)
+    pinged: list[int] = []
+
+    class Wire:
+        def __init__(self, node: int) -> None:
+            self.node = node
+
+        def send(self, message: dict[str, Any]) -> None:
+            pinged.append(self.node)
+
+    async def play() -> None:
+        made = channels.Channels(make_run(nodes=40), lambda _: None)
+        for node in range(40):
+            made.take(node, Wire(node), "agent")  # type: ignore[arg-type]
+        pinging = asyncio.ensure_future(made.ping())
+        for _ in range(20):
+            time.sleep(0.05)  # noqa: ASYNC251 (the loop has much to do)
+            await asyncio.sleep(0)
+        pinging.cancel()
+
+    asyncio.run(play())
+    assert min(pinged.count(node) for node in range(40)) >= 3  # of 5 in this second

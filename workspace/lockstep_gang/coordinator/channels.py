@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -65,10 +66,14 @@ class Channels:
         channel.send(message_to_json(order))
 
     async def ping(self) -> None:
-        """Until cancelled: each in its turn within PING_SECONDS, so that a thousand are no burst."""
-        turn = 0
+        """Until cancelled: each in its turn within PING_SECONDS, so that a thousand are no burst. Turns go by the clock: one that comes late, since
+        there is much to do, makes no other late."""
+        seconds = PING_SECONDS / PING_TURNS
+        last = int(time.monotonic() / seconds)
         while True:
-            await asyncio.sleep(PING_SECONDS / PING_TURNS)
-            turn = (turn + 1) % PING_TURNS
-            for channel in [channel for node, channel in self.of_node.items() if node % PING_TURNS == turn]:
+            await asyncio.sleep(seconds)
+            now = int(time.monotonic() / seconds)
+            due = {turn % PING_TURNS for turn in range(max(last, now - PING_TURNS) + 1, now + 1)}
+            last = now
+            for channel in [channel for node, channel in self.of_node.items() if node % PING_TURNS in due]:
                 channel.send(message_to_json(Ping()))
