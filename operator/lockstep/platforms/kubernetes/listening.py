@@ -33,9 +33,9 @@ KNOWN_SECONDS = 120.0
 KNOWN_MAX = 4096
 LINGER_SECONDS = 1.0
 """To read what is left of a body that was refused: closed at once, the sender would lose the answer."""
-ACCEPTS = 64
-"""In one turn of the event loop."""
-BACKLOG = 512
+ACCEPTS = 512
+"""In one turn of the event loop, 10 ms of it: fewer, and a flood fills the backlog, where the kernel drops whoever comes."""
+BACKLOG = 4096
 HEADERS_MAX = 64
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 LOG_LINES = 5
