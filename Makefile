@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-cluster drills lint format manifests lock sbom audit
+.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults soak test-cluster drills lint format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -121,6 +121,9 @@ test-train: setup ## real ranks over gloo, no root
 
 test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) -n 2 tests/faults
+
+soak: cluster-programs ## hundreds of hostile objects on a real API server, and what else takes minutes; by hand
+	@$(PYTEST) -m soak tests/faults
 
 test-operator-faults: cluster-programs ## the operator killed before and after every single write, each in a run of its own: half an hour
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
