@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import yaml
 
 from cluster_jobs import API, Jobs
 
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 CHECKOUT = Path(__file__).resolve().parents[3]
 FAILS_FIRST = "import os, sys\nsys.exit(3 if os.environ['LOCKSTEP_ATTEMPT'] == '1' else 0)\n"
 
@@ -54,3 +57,29 @@ def test_a_run_without_an_operator_is_retried_as_the_same_job(scripted: Jobs, tm
     second = lockstep("retry", *where)
     assert second.returncode == 0, second.stdout + second.stderr
     assert "attempt 2 starts" in second.stdout
+
+
+def test_a_run_that_was_left_with_ctrl_c_is_followed_to_its_end_and_lets_its_nodes_go(jobs: Jobs, kubectl: Kubectl, tmp_path: Path) -> None:
+    volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
+    work = {"nodes": 1, "script": {"path": "/scripts/until_told.py"}, "podTemplate": {"volumes": [volume]}}
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "left"}, "spec": work}))
+    words = ["run", "-f", str(job), "--in-namespace", "-n", jobs.namespace, "--cluster", "local"]
+    nothing = lockstep(*words, "--attach")
+    assert (nothing.returncode, "no run left without an operator runs" in nothing.stderr) == (2, True), nothing.stderr
+
+    command = [sys.executable, "-m", "lockstep.cli.main", *words]
+    heeds_ctrl_c = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a shell's background job ignores it)
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, preexec_fn=heeds_ctrl_c) as first:  # noqa: PLW1509
+        assert first.stdout is not None
+        assert any("attempt 1 starts" in line for line in first.stdout)
+        first.send_signal(signal.SIGINT)
+        said = first.stdout.read()
+    assert (first.returncode, "--in-namespace --attach" in said) == (130, True), said
+
+    assert kubectl("exec", "-n", jobs.namespace, "left-0", "-c", "trainer", "--", "touch", "/tmp/end").returncode == 0  # noqa: S108
+    attached = lockstep(*words, "--attach")
+    assert attached.returncode == 0, attached.stdout + attached.stderr
+    stateful_set = jobs.get("StatefulSet", "left", "apps/v1")
+    assert stateful_set is not None
+    assert stateful_set["spec"]["replicas"] == 0
