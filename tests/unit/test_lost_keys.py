@@ -21,6 +21,7 @@ from lockstep.plan.run import report_target
 from lockstep.plan.storage import KEY_VOLUME
 from lockstep.platforms.kubernetes import report_server
 from lockstep.platforms.kubernetes.certificate import authority_made, make_certificates, service_names
+from lockstep.platforms.kubernetes.clock import ServerClock
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.inventory import Inventory
@@ -297,6 +298,7 @@ class Store:
     def __init__(self) -> None:
         self.secrets: dict[str, Object] = {}
         self.requested: Any = None
+        self.clock = ServerClock()
 
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         return self.secrets.get(name)

@@ -130,8 +130,8 @@ def test_the_summary_joins_what_is_seen_of_all_pods() -> None:
     status, reason, message = condition(reconcile(observed, None, CONTEXT, NOW), "Progressing")
     assert (status, reason) == ("False", "Unschedulable")
     assert message == (
-        f"6 of 8 pods scheduled: node a lacks {GPU}; 0 of 8 pods run: pods x-0, x-1, x-2, x-3 and 2 more: image x:1 of container trainer: "
-        "manifest unknown; correct spec.image, or the profile's image"
+        f"6 of 8 pods scheduled: node a lacks {GPU}; holds 6 of 8 nodes; lets go at 2027-01-15T08:01:20Z so that another job can run; "
+        "0 of 8 pods run: pods x-0, x-1, x-2, x-3 and 2 more: image x:1 of container trainer: manifest unknown; correct spec.image, or the profile's image"
     )
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 
 class LockstepError(Exception):
-    """The message says what was read or tried, where, and what to do."""
+    """The message says what was read or tried, where, and what to do.
 
-
-class ConfigError(LockstepError):
-    """What was written can't be used. The message says where, what is valid and what to do; the command line exits with 2.
-
-    Several arguments are several lines, one a mistake. What a line quotes makes no further ones when it is printed.
+    Several arguments are several lines. What a line quotes makes no further ones when it is printed.
     """
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))
+
+
+class ConfigError(LockstepError):
+    """What was written can't be used. The message says where, what is valid and what to do, a line a mistake; the command line exits with 2."""
 
 
 class Failed(LockstepError):

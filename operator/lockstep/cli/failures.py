@@ -19,8 +19,8 @@ def told(error: BaseException) -> tuple[int, str] | None:
     """As text that can be printed. None: nothing that a person could have caused; a traceback says more."""
     from lockstep_gang.contract import printable_line
 
-    if isinstance(error, ConfigError):
-        return EXIT_USAGE, "\n".join(printable_line(str(line)) for line in error.args)
+    if isinstance(error, ConfigError) or (type(error) is Failed and len(error.args) > 1):
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED, "\n".join(printable_line(str(line)) for line in error.args)
     refused = _of_cluster(error)
     return None if refused is None else (EXIT_FAILED, printable_line(refused))
 

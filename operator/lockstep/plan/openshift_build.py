@@ -78,10 +78,12 @@ def outcome(build: dict[str, Any]) -> Outcome:
     return Outcome(phase in ENDED, phase == DONE, f"{phase} ({said})" if said else phase, digest)
 
 
-def failure(build: dict[str, Any], namespace: str, log: Sequence[str]) -> str:
-    """What to tell of a build that did not complete: OpenShift's reason, and the end of its log."""
+def failure(build: dict[str, Any], namespace: str, log: Sequence[str]) -> tuple[str, ...]:
+    """Lines that tell of a build that did not complete: OpenShift's reason, and the end of its log."""
     name = build["metadata"]["name"]
     snippet = str((build.get("status") or {}).get("logSnippet") or "").splitlines()
     lines = [line for line in log or snippet if line.strip()][-LAST_LINES:]
-    shown = "".join(f"\n    {line}" for line in lines) if lines else " it has no log"
-    return f"build {name} in namespace {namespace} ended as {outcome(build).said}; the end of its log (oc logs -n {namespace} build/{name}):{shown}"
+    reason = (
+        f"build {name} in namespace {namespace} ended as {outcome(build).said}; the end of its log (oc logs -n {namespace} build/{name}):"
+    )
+    return (reason, *(f"    {line}" for line in lines)) if lines else (f"{reason} it has no log",)

@@ -91,5 +91,5 @@ async def _followed(cluster: Cluster, namespace: str, name: str, say: Say) -> Ou
         if now.complete:
             return now
         if now.ended:
-            raise Failed(failure(found, namespace, last))
+            raise Failed(*failure(found, namespace, last))
         await asyncio.sleep(POLL_SECONDS)
