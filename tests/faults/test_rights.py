@@ -165,6 +165,7 @@ def whole_life(rig: Rig, home: str, namespace: str) -> None:
         job.until("deleted after its end", lambda: not job.jobs.job(JOB))
     names_taken(rig, namespace)
     ask_for_metrics(rig)
+    a_deleted_lease(rig, home)
     if home == OPERATOR_NAMESPACE:
         a_lost_node(rig, namespace)
 
@@ -250,6 +251,21 @@ def an_old_certificate(rig: Rig, home: str) -> None:
     jobs.patch("Secret", TLS_SECRET, {"data": data})
     rig.operator.start()
     until("a renewed certificate", lambda: jobs.secret(TLS_SECRET, "tls.crt").decode() != made["tls_cert"])
+
+
+def a_deleted_lease(rig: Rig, home: str) -> None:
+    """Whoever leads makes it again."""
+    leases = client.CoordinationV1Api(rig.api.client)
+    leases.delete_namespaced_lease(OPERATOR_NAME, home)
+
+    def is_held() -> bool:
+        try:
+            return bool(leases.read_namespaced_lease(OPERATOR_NAME, home).spec.holder_identity)
+        except client.ApiException as error:
+            assert error.status == 404
+            return False
+
+    until("a lease that is held", is_held)
 
 
 def ask_for_metrics(rig: Rig) -> None:
