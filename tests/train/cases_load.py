@@ -260,12 +260,38 @@ def compare_a_run_with_secondary_shards() -> None:
 
 def in_little_memory() -> int:
     """Train where one rank has room for hardly more than the process itself."""
-    from lockstep_train import __main__ as trainer
     from lockstep_train.memory import agree
 
     agree.device_bytes = lambda device, ranks_per_node: 1 << 20 if os.environ["RANK"] == "1" else 1 << 40
-    loading.load_base = None  # type: ignore[assignment]
+    return without_loading()
+
+
+def without_loading() -> int:
+    """Train, but for the load of the model and of the data, which fail."""
+    from lockstep_train import __main__ as trainer
+    from lockstep_train import assemble
+    from lockstep_train.engine import build
+
+    build.load_base = None  # type: ignore[assignment]
+    assemble.load_dataset = None  # type: ignore[assignment]
     return trainer.main([])
+
+
+def unpacked_like_packed() -> None:
+    """Layers whose rows are whole blocks, at any number of rows: no weight is farther from what it was than half the widest step of its block's scale."""
+    from lockstep_train.imports import import_bitsandbytes
+    from lockstep_train.model.quantize import BLOCK
+
+    functional = import_bitsandbytes().functional
+    codes = functional.get_4bit_type("nf4", device="cpu").sort().values
+    step = float(codes.diff().max()) / 2
+    scales_off = 2 / 127  # the scales are packed themselves, to 8 bits
+    for rows, inputs in ((1, BLOCK), (7, BLOCK), (33, 3 * BLOCK), (96, 5 * BLOCK)):
+        weight = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)) * torch.linspace(0.1, 3, rows)[:, None]
+        packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+        greatest = weight.abs().view(-1, BLOCK).amax(1)
+        far = (functional.dequantize_4bit(packed, state) - weight).abs().view(-1, BLOCK).amax(1)
+        assert bool((far <= step * greatest + scales_off * weight.abs().max()).all()), (rows, inputs)
 
 
 def without_room_for_saves(how: str) -> int:

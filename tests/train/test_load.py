@@ -86,6 +86,20 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_loaded(ranks: ForkS
     assert "what would fit: " in ended.output
 
 
+def test_nf4_whose_scales_a_cpu_would_mix_up_is_refused_before_anything_is_loaded(ranks: ForkServer, run_file: RunFile) -> None:
+    ended = ranks.run("without_loading", [run_file(model={"quantization": "NF4"})] * 2)
+    assert ended.codes == [78, 78], ended.output
+    assert (
+        "training.model.quantization is NF4, but model.layers.0.self_attn.q_proj of this model has 62 inputs, and on a CPU NF4 needs a multiple of 64; "
+        "use Int8, leave quantization out, or train on a GPU"
+    ) in ended.output
+
+
+def test_what_a_cpu_unpacks_of_nf4_is_what_was_packed(ranks: ForkServer) -> None:
+    ended = ranks.run("unpacked_like_packed", [None])
+    assert ended.codes == [0], ended.output
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from lockstep_sizes.choices import Method, Quantization, ZeroStage
+from lockstep_sizes.shape import Weight, shape_of
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.experts import LayerUsage, chosen_experts, layer_number, usage_fields
 from lockstep_train.model.initial import description_differences, tensor_differences
-from lockstep_train.model.quantize import check_quantization, loading_options
+from lockstep_train.model.quantize import check_blocks, check_quantization, loading_options
 from lockstep_train.model.targets import unmatched_targets
 
 MINE: dict[str, Any] = {
@@ -86,6 +88,28 @@ def test_packed_weights_need_an_adapter_and_no_stage3(quantization: Quantization
         check_quantization(Settings(ZeroStage.STAGE3, Method.LORA, model))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="packed weights have no gradient"):
         check_quantization(Settings(ZeroStage.STAGE1, Method.FULL, model))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "device", "inputs", "refused"),
+    [
+        (Quantization.NF4, "cpu", 96, True),
+        (Quantization.NF4, "cpu", 36, True),
+        (Quantization.NF4, "cpu", 128, False),
+        (Quantization.NF4, "cuda", 96, False),
+        (Quantization.INT8, "cpu", 96, False),
+        (Quantization.NONE, "cpu", 96, False),
+    ],
+)
+def test_nf4_on_a_cpu_needs_rows_of_whole_blocks(quantization: Quantization, device: str, inputs: int, refused: bool) -> None:
+    weights = (
+        Weight("embed.weight", (10, 96)),
+        Weight("up_proj.weight", (7, inputs), linear=True),
+        Weight("lm_head.weight", (10, 96), linear=True),
+    )
+    shape = shape_of(SimpleNamespace(), weights)
+    with pytest.raises(ConfigError, match=f"up_proj of this model has {inputs} inputs") if refused else contextlib.nullcontext():
+        check_blocks(shape, quantization, torch.device(device))
 
 
 def test_each_quantization_asks_bitsandbytes_for_its_own_format() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lockstep_sizes.choices import Content, Method, Offload, Quantization, ZeroStage
 from lockstep_sizes.settings import Settings
-from lockstep_sizes.shape import ModelShape, Weight
+from lockstep_sizes.shape import ModelShape
 
 GIB = 1 << 30
 QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
@@ -102,13 +102,8 @@ def _working_set(shape: ModelShape, settings: Settings, place: Place) -> list[It
 def base_bytes(shape: ModelShape, settings: Settings) -> int:
     """Of all the base model's weights. Quantisation spares embeddings, norms and the head, as bitsandbytes does."""
     element = settings.element_bytes
-    quantised = QUANTISED_BYTES.get(settings.quantization)
-
-    def size(weight: Weight) -> float:
-        small = quantised is not None and weight.linear and weight.module != "lm_head"
-        return weight.numel * (quantised if small and quantised is not None else element)
-
-    return round(sum(size(weight) for weight in shape.weights))
+    packed = sum(weight.numel for weight in shape.packable)
+    return round(packed * QUANTISED_BYTES.get(settings.quantization, element) + (shape.numel - packed) * element)
 
 
 def trained_elements(shape: ModelShape, settings: Settings) -> int:

@@ -52,6 +52,11 @@ class ModelShape:
             owned[weight.module] = owned.get(weight.module, 0) + weight.numel
         return max(owned.values(), default=0)
 
+    @property
+    def packable(self) -> list[Weight]:
+        """Weights that bitsandbytes packs: of linear layers, but the head."""
+        return [weight for weight in self.weights if weight.linear and weight.module != "lm_head"]
+
     def adapted(self, targets: Sequence[str]) -> list[Weight]:
         """Weights whose module, or which themselves, are named by an adapter's targets (peft's rule for lists)."""
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,10 +56,14 @@ def import_peft() -> Any:
 
 
 def import_bitsandbytes() -> Any:
-    """bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at first use."""
+    """bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at first use.
+
+    And without `kernels`, by which it would download compiled code for CPUs with AVX512-BF16, for a format that isn't used here (model/quantize.py).
+    """
     import torch
 
-    with replaced(torch, "compile", uncompiled):
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it would advise to install `kernels`
+    with replaced(torch, "compile", uncompiled), hidden("kernels"):
         return importlib.import_module("bitsandbytes")
 
 

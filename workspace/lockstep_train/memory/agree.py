@@ -17,6 +17,7 @@ from lockstep_train.errors import ConfigError
 from lockstep_train.memory.capacity import device_bytes
 from lockstep_train.memory.settings import settings_of
 from lockstep_train.memory.shape import read_shape
+from lockstep_train.model.quantize import check_blocks
 from lockstep_train.report import Reporter
 
 
@@ -29,7 +30,7 @@ class Agreed:
 
 
 def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, reporter: Reporter) -> Agreed:
-    """Print the plan, by the smallest device of all ranks. Raises ConfigError, on every rank, for what can't fit or be shared."""
+    """Print the plan, by the smallest device of all ranks. Raises ConfigError, on every rank, for what can't fit, be packed or be shared."""
     importlib.import_module("transformers.modeling_utils")
     reporter.startup.done("imports")
     facts = _smallest(ranks)
@@ -39,6 +40,8 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
     settings = settings_of(training)
     shape = _shape(folder, reporter)
+    if shape is not None:
+        check_blocks(shape, settings.quantization, ranks.device)
     capacity = facts["capacity"]
     if shape is None or capacity is None:
         reporter.say("There is no memory plan, so nothing is refused for its need of memory")

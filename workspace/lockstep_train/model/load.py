@@ -15,7 +15,7 @@ from lockstep_train.config import ModelConfig
 from lockstep_train.errors import ConfigError, first_line
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
-from lockstep_train.model.quantize import loading_options
+from lockstep_train.model.quantize import keep_trainable, loading_options
 from lockstep_train.model.slices import SliceLoad, reading_slices, say_fallback
 from lockstep_train.model.weight_files import INDEX, SINGLE, read_headers, weight_paths
 
@@ -83,6 +83,8 @@ def load_base(
         model = load_sharded(folder, precision, deepspeed_config, say)
     else:
         model = load_whole(folder, precision, device, **loading_options(quantization, DTYPES[precision]))
+        if quantization is Quantization.NF4:
+            keep_trainable(model)
     check_experts(model, stage, quantization)
     model.requires_grad_(False)
     return model

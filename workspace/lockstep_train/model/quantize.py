@@ -8,8 +8,12 @@ from typing import Any
 import torch
 
 from lockstep_sizes.choices import Method, Quantization, ZeroStage
+from lockstep_sizes.shape import ModelShape
 from lockstep_train.config import TrainingConfig
 from lockstep_train.errors import ConfigError
+
+BLOCK = 64
+"""Weights that share one scale in NF4 (QLoRA, section 3): bitsandbytes' default, which `loading_options` leaves as it is."""
 
 
 def check_quantization(training: TrainingConfig) -> None:
@@ -26,6 +30,35 @@ def check_quantization(training: TrainingConfig) -> None:
         raise ConfigError(
             f"training.model.quantization {quantization.value} needs method LoRA: packed weights have no gradient; leave quantization out"
         )
+
+
+def check_blocks(shape: ModelShape, quantization: Quantization, device: torch.device) -> None:
+    """Raises ConfigError where a CPU would unpack NF4 with wrong scales.
+
+    bitsandbytes packs a weight as one flat row of blocks, but its AVX-512 code unpacks it row by row and takes every row for whole blocks
+    (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2072 has both). Refused on every CPU: a job may start again on another one.
+    """
+    if quantization is not Quantization.NF4 or device.type != "cpu":
+        return
+    for weight in shape.packable:
+        if weight.shape[1] % BLOCK:
+            raise ConfigError(
+                f"training.model.quantization is NF4, but {weight.module} of this model has {weight.shape[1]} inputs, and on a CPU NF4 needs a multiple of "
+                f"{BLOCK}; use Int8, leave quantization out, or train on a GPU"
+            )
+
+
+def keep_trainable(model: torch.nn.Module) -> None:
+    """Keep NF4 layers in the format that has a gradient.
+
+    On a CPU with AVX512-BF16, bitsandbytes rewrites a layer in its first evaluation, for inference: scales in BF16, 32 outputs at a time,
+    and from then on no gradient for the layer's input, in training either (`matmul_4bit` of bitsandbytes 0.50 says so).
+    """
+    from bitsandbytes.nn.modules import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
 
 
 def loading_options(quantization: Quantization, dtype: torch.dtype) -> dict[str, Any]:
