@@ -279,8 +279,8 @@ def without_loading() -> int:
 
 def unpacked_like_packed() -> None:
     """Layers whose rows are whole blocks, at any number of rows: no weight is farther from what it was than half the widest step of its block's scale."""
+    from lockstep_sizes.shape import NF4_BLOCK as BLOCK
     from lockstep_train.imports import import_bitsandbytes
-    from lockstep_train.model.quantize import BLOCK
 
     functional = import_bitsandbytes().functional
     codes = functional.get_4bit_type("nf4", device="cpu").sort().values

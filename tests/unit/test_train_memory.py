@@ -203,6 +203,13 @@ def test_a_model_that_no_setting_fits_is_told_so() -> None:
     assert "more or larger GPUs" in refused
 
 
+@pytest.mark.parametrize(("gpu", "inputs", "advised"), [(True, 4095, True), (False, 4096, True), (False, 4095, False)])
+def test_nf4_is_advised_only_where_it_would_not_be_refused(gpu: bool, inputs: int, advised: bool) -> None:
+    shape = llama_8b()
+    shape = replace(shape, weights=(*shape.weights, Weight("model.layers.0.odd.weight", (8, inputs), linear=True)))
+    assert any("NF4" in line for line in relief(plan(10.0, replace(GPU, gpu=gpu), shape))) is advised
+
+
 def test_what_may_run_is_never_refused_but_called_tight() -> None:
     roomy = plan(1000.0)
     at_most = replace(roomy, capacity_bytes=roomy.total_bytes)

@@ -170,7 +170,7 @@ def _changes(plan: MemoryPlan) -> Iterator[Change]:
     while length >= SHORTEST:
         yield f"data.maxLength: {length}", _shortened(length)
         length //= 2
-    yield "model.quantization: NF4", _quantised
+    yield "model.quantization: NF4", _quantised(plan.shape)
     yield "method: LoRA", lambda setting: (replace(setting[0], method=Method.LORA), setting[1])
 
 
@@ -207,8 +207,12 @@ def _shortened(length: int) -> Callable[[Setting], Setting | None]:
     return lambda setting: (replace(setting[0], max_length=length), setting[1])
 
 
-def _quantised(setting: Setting) -> Setting | None:
-    settings, place = setting
-    if settings.quantization is not Quantization.NONE or settings.zero_stage is ZeroStage.STAGE3 or settings.method is Method.FULL:
-        return None
-    return replace(settings, quantization=Quantization.NF4), place
+def _quantised(shape: ModelShape) -> Callable[[Setting], Setting | None]:
+    def change(setting: Setting) -> Setting | None:
+        settings, place = setting
+        packed = settings.quantization is not Quantization.NONE
+        if packed or settings.zero_stage is ZeroStage.STAGE3 or settings.method is Method.FULL or (shape.ragged and not place.gpu):
+            return None
+        return replace(settings, quantization=Quantization.NF4), place
+
+    return change

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NF4_BLOCK = 64
+"""Weights that share one scale in NF4 (QLoRA, arXiv 2305.14314, section 3)."""
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -56,6 +59,11 @@ class ModelShape:
     def packable(self) -> list[Weight]:
         """Weights that bitsandbytes packs: of linear layers, but the head."""
         return [weight for weight in self.weights if weight.linear and weight.module != "lm_head"]
+
+    @property
+    def ragged(self) -> list[Weight]:
+        """Packable weights whose rows are no whole blocks of NF4."""
+        return [weight for weight in self.packable if weight.shape[1] % NF4_BLOCK]
 
     def adapted(self, targets: Sequence[str]) -> list[Weight]:
         """Weights whose module, or which themselves, are named by an adapter's targets (peft's rule for lists)."""

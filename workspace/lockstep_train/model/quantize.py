@@ -8,12 +8,9 @@ from typing import Any
 import torch
 
 from lockstep_sizes.choices import Method, Quantization, ZeroStage
-from lockstep_sizes.shape import ModelShape
+from lockstep_sizes.shape import NF4_BLOCK, ModelShape
 from lockstep_train.config import TrainingConfig
 from lockstep_train.errors import ConfigError
-
-BLOCK = 64
-"""Weights that share one scale in NF4 (QLoRA, section 3): bitsandbytes' default, which `loading_options` leaves as it is."""
 
 
 def check_quantization(training: TrainingConfig) -> None:
@@ -38,14 +35,12 @@ def check_blocks(shape: ModelShape, quantization: Quantization, device: torch.de
     bitsandbytes packs a weight as one flat row of blocks, but its AVX-512 code unpacks it row by row and takes every row for whole blocks
     (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2072 has both). Refused on every CPU: a job may start again on another one.
     """
-    if quantization is not Quantization.NF4 or device.type != "cpu":
-        return
-    for weight in shape.packable:
-        if weight.shape[1] % BLOCK:
-            raise ConfigError(
-                f"training.model.quantization is NF4, but {weight.module} of this model has {weight.shape[1]} inputs, and on a CPU NF4 needs a multiple of "
-                f"{BLOCK}; use Int8, leave quantization out, or train on a GPU"
-            )
+    if quantization is Quantization.NF4 and device.type == "cpu" and shape.ragged:
+        weight = shape.ragged[0]
+        raise ConfigError(
+            f"training.model.quantization is NF4, but {weight.module} of this model has {weight.shape[1]} inputs, and on a CPU NF4 needs a multiple of "
+            f"{NF4_BLOCK}; use Int8, leave quantization out, or train on a GPU"
+        )
 
 
 def keep_trainable(model: torch.nn.Module) -> None:
