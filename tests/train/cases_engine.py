@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_cases import CountCollectives, assembled
+from rank_cases import CountCollectives, add_result, assembled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_sizes.choices import ZeroStage
@@ -29,6 +29,7 @@ from lockstep_train.loop import train
 from lockstep_train.report import Reporter
 from lockstep_train.runfile import read_run
 from lockstep_train.stop import StopSignal
+from rounding import SAME_LOSS, gradient_roundings, tolerance
 
 
 class Largest(TorchDispatchMode):
@@ -86,7 +87,7 @@ def tiled_loss_of_a_run() -> None:
     assert found["tiled"][1] == 1, found
     with torch.no_grad():
         whole, tiled = whole_loss(run.engine(**batch.inputs).logits, batch.labels), run.loss(batch)
-    torch.testing.assert_close(tiled, whole, rtol=1e-6, atol=0)
+    torch.testing.assert_close(tiled, whole, rtol=SAME_LOSS, atol=0)
     engine_ranks.leave()
 
 
@@ -105,7 +106,7 @@ def tiled_loss_beside_plain_one() -> None:
     ]
     for make in makers:
         for trained in (False, True):
-            for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+            for dtype in (torch.float32, torch.bfloat16):
                 torch.manual_seed(1)
                 model = make().to(dtype).eval()
                 model.get_output_embeddings().requires_grad_(trained)
@@ -115,13 +116,25 @@ def tiled_loss_beside_plain_one() -> None:
                 assert note is None
                 tiled, same = loss_and_gradients(model, TokenLoss(model, head)(batch))
                 assert gradients.keys() == same.keys()
-                torch.testing.assert_close(tiled, plain, rtol=1e-6, atol=0)
+                of_loss, of_gradient = head_tolerances(dtype, learned=5 + 8, results=sum(item.numel() for item in gradients.values()))
+                torch.testing.assert_close(tiled, plain, rtol=of_loss, atol=0)
                 for name, gradient in gradients.items():
-                    assert (same[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), (name, dtype)
+                    assert (same[name] - gradient).abs().max() <= of_gradient * gradient.abs().max(), (name, dtype)
     unlearned = Batch(ids, torch.full_like(ids, IGNORED), torch.ones_like(ids, dtype=torch.bool))
     nothing, zeros = loss_and_gradients(model, TokenLoss(model, head)(unlearned))
     assert nothing == 0
     assert all((gradient == 0).all() for gradient in zeros.values())
+
+
+def head_tolerances(dtype: torch.dtype, learned: int, results: int) -> tuple[float, float]:
+    """Of the summed loss of `learned` tokens and of its gradients, for the last layer of the test above, everything before it being the same.
+
+    In FP32: sums over the hidden size, the words and the tokens. In BF16: the logits, and on the way back the change of the logits, and what
+    it gives the rows and the weights, are rounded.
+    """
+    if dtype == torch.float32:
+        return tolerance(24 + 90 + learned), tolerance(gradient_roundings(24 + 90, learned), results=results)
+    return tolerance(1, "BF16", terms=learned), tolerance(4, "BF16", results=results)
 
 
 def loss_and_gradients(model: Any, loss: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -153,16 +166,16 @@ def timeouts_of_groups(timeout_seconds: int) -> None:
     engine_ranks.leave()
 
 
-def train_each(runs: dict[str, str], poison: dict[str, str], output: str) -> None:
-    """Train each run in this one group; rank 0 writes how each ended."""
+def train_each(variants: dict[str, dict[str, str]], output: str) -> None:
+    """Train each variant's `run` in this one group, with its `poison`; rank 0 adds how each ended."""
     environment = rank_environment()
     ranks = engine_ranks.join(environment)
-    ended: dict[str, Any] = {}
-    for name, path in runs.items():
+    for name, variant in variants.items():
         own = dataclasses.replace(ranks, store=dist.PrefixStore(name, ranks.store))
-        ended[name] = train_one(path, environment, own, poison.get(name))
-    if ranks.first:
-        Path(output).write_text(json.dumps(ended))
+        ended = train_one(variant["run"], environment, own, variant.get("poison"))
+        dist.barrier()
+        if ranks.first:
+            add_result(output, name, ended)
     engine_ranks.leave()
 
 

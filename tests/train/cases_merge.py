@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from cases_models import configuration, logits_of, settings
-from rank_cases import set_constants
+from rank_cases import add_result, set_constants
 from safetensors.torch import load_file, save
 
 from lockstep_sizes.choices import Content
@@ -136,13 +135,8 @@ def merge_variants(folder: str, variants: dict[str, Any], output: str) -> None:
     """All but those that say otherwise block by block."""
     quiet_transformers()
     usual = merge.BLOCK_ELEMENTS
-    results = {}
     for name, variant in variants.items():
         place = Path(folder) / name.replace(" ", "-")
         place.mkdir()
         set_constants({"merge.BLOCK_ELEMENTS": 1000 if variant.get("blocks", True) else usual})
-        try:
-            results[name] = merge_variant(place, variant)
-        except Exception:
-            results[name] = {"error": traceback.format_exc()}
-    Path(output).write_text(json.dumps(results))
+        add_result(output, name, merge_variant(place, variant))

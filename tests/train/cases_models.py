@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from lockstep_train.engine.step import Stepper
 from lockstep_train.environment import rank_environment
 from lockstep_train.errors import ConfigError
 from lockstep_train.export import write_adapter
+from lockstep_train.imports import import_bitsandbytes
 from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
@@ -43,6 +43,8 @@ SHARED = {
     "head_dim": 16,
     "initializer_range": 0.2,
 }
+BLOCKS = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+"""Rows of all layers are whole blocks of NF4."""
 MOE = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 
 
@@ -51,6 +53,7 @@ def configuration(family: str) -> Any:
 
     families = {
         "llama": lambda: transformers.LlamaConfig(**SHARED),
+        "blocks": lambda: transformers.LlamaConfig(**SHARED | BLOCKS),
         "tied": lambda: transformers.LlamaConfig(**SHARED, tie_word_embeddings=True),
         "qwen2": lambda: transformers.Qwen2Config(**SHARED),
         "qwen3": lambda: transformers.Qwen3Config(**SHARED),
@@ -122,7 +125,8 @@ def mine(rows: list[Any], ranks: Any) -> list[Any]:
     return rows[ranks.rank :: ranks.world_size]
 
 
-def take_steps(engine: Any, loss: Any, ranks: Any, usage: Any = None) -> list[float]:
+def take_steps(engine: Any, loss: Any, ranks: Any, usage: Any = None, evaluated: bool = False) -> list[float]:
+    """The loss of each step; `evaluated`: with a forward pass for evaluation before it."""
     looking = usage.look_at if usage is not None else lambda batch: None
     stepper = Stepper(engine, loss, ranks, NotSaving(), UNWATCHED, seed=42, policy=NonFinitePolicy.STOP, looking=looking)
     losses = []
@@ -130,6 +134,9 @@ def take_steps(engine: Any, loss: Any, ranks: Any, usage: Any = None) -> list[fl
         rows = global_batch(step)
         batch = batch_of(mine(rows, ranks))
         tokens = sum(length - 1 for length, _ in rows)
+        if evaluated:
+            logits_of(engine)
+            engine.train()
         losses.append(stepper.take(step, [batch], tokens, lambda: False, Clock(ranks.device)).loss)
     return losses
 
@@ -164,8 +171,18 @@ def starve(model: Any, ranks: Any) -> None:
             buffer[0] = 9.0 if ranks.first else -9.0
 
 
+def offer_inference_format(there: bool) -> None:
+    """As on a CPU with AVX512-BF16, for which bitsandbytes has a format of NF4 of its own, or as on one without."""
+    import_bitsandbytes()
+    from bitsandbytes.nn import modules
+
+    modules.has_avx512bf16 = lambda: there
+
+
 def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], ranks: Any) -> dict[str, Any]:
     model = folder / variant["family"]
+    if variant.get("inferenceFormat") is not None:
+        offer_inference_format(variant["inferenceFormat"])
     try:
         engine, loss, trained = start(model, stage, variant, ranks)
     except ConfigError as error:
@@ -173,7 +190,7 @@ def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], 
     if variant.get("starve"):
         starve(engine.module, ranks)
     usage = count_experts(engine.module, ranks.device)
-    result: dict[str, Any] = {"losses": take_steps(engine, loss, ranks, usage)}
+    result: dict[str, Any] = {"losses": take_steps(engine, loss, ranks, usage, variant.get("evaluated", False))}
     if usage is not None:
         result["usage"] = {item.layer: item.counts for item in usage.collect()}
     result["shapes"] = {item: list(shape) for item, shape in zero_access.parameter_shapes(engine).items()}
@@ -197,12 +214,14 @@ def compared(model: Path, adapter: Path, live: torch.Tensor, variant: dict[str, 
     from transformers import AutoModelForCausalLM
 
     from lockstep_sizes.choices import Quantization
-    from lockstep_train.model.quantize import loading_options
+    from lockstep_train.model.quantize import keep_trainable, loading_options
 
     dtype = {"BF16": torch.bfloat16, "FP32": torch.float32}[variant.get("precision", "FP32")]
     options = loading_options(Quantization(variant.get("quantization", "None")), dtype)
-    plain = logits_of(AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options))
     base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **options)
+    if variant.get("quantization") == "NF4":
+        keep_trainable(base)
+    plain = logits_of(base)
     loaded = peft.PeftModel.from_pretrained(base, adapter, autocast_adapter_dtype=False)
     for name, parameter in loaded.named_parameters():
         if "lora_" in name:  # peft makes them FP32 where it can't read a dtype off packed weights
@@ -218,7 +237,7 @@ def compared(model: Path, adapter: Path, live: torch.Tensor, variant: dict[str, 
 
 
 def model_variants(folder: str, stage: str, variants: dict[str, Any], output: str) -> None:
-    """Train each variant in this one group. Rank 0 writes what came out to `output`."""
+    """Train each variant in this one group. Rank 0 adds what came out to `output`."""
     quiet_transformers()
     ranks = engine_ranks.join(rank_environment())
     if ranks.first:
@@ -226,21 +245,16 @@ def model_variants(folder: str, stage: str, variants: dict[str, Any], output: st
             if not (Path(folder) / family).exists():
                 make_family(Path(folder) / family, family)
     dist.barrier()
-    results = {}
     for name, variant in variants.items():
-        try:
-            results[name] = train_variant(Path(folder), stage, name, variant, ranks)
-        except Exception as error:
-            if os.environ.get("LOCKSTEP_TEST_RAISE"):
-                raise
-            import traceback
-
-            traceback.print_exc()
-            results[name] = {"error": f"{type(error).__name__}: {error}"}
-            break  # the other ranks may be somewhere else now
-    if ranks.first:
-        Path(output).write_text(json.dumps(results))
+        result = train_variant(Path(folder), stage, name, variant, ranks)
+        if ranks.first:
+            rank_cases.add_result(output, name, result)
     engine_ranks.leave()
+
+
+def instructions_are(capability: str) -> None:
+    """torch computes with the instructions that its environment names."""
+    assert torch.backends.cpu.get_cpu_capability() == capability, torch.backends.cpu.get_cpu_capability()
 
 
 def make_whole_family(folder: str, family: str, forced: str | None = None, **changes: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_cases import CountCollectives, set_constants
+from rank_cases import CountCollectives, add_result, set_constants
 
 from lockstep_train.checkpoint import zero_access, zero_restore
 from lockstep_train.checkpoint.identity import Identity
@@ -40,28 +40,8 @@ class Mode:
     precision: str = "BF16"
     full: bool = False
     groups: int = 1
-    ranks: int = 2
 
 
-OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
-NONE_PERSISTS = {"stage3_param_persistence_threshold": 0}
-HPZ = {"zero_hpz_partition_size": 2}
-MODES = {
-    "Stage1": Mode(1),
-    "Stage2": Mode(2, precision="FP32", ranks=4),
-    "Stage2 groups": Mode(2, groups=3),
-    "Stage2 full tied": Mode(2, full=True),
-    "Stage2 FP16": Mode(2, precision="FP16"),
-    "Stage2 offload": Mode(2, OFFLOAD),
-    "Stage3 all persist": Mode(3),
-    "Stage3 none persists": Mode(3, NONE_PERSISTS, precision="FP32", ranks=4),
-    "Stage3 hpZ": Mode(3, {**HPZ, **NONE_PERSISTS}, ranks=4),
-    "Stage3 hpZ all persist": Mode(3, HPZ, ranks=4),
-    "Stage3 groups": Mode(3, NONE_PERSISTS, groups=3),
-    "Stage3 full tied": Mode(3, {"stage3_param_persistence_threshold": 1000}, full=True),
-    "Stage3 FP16": Mode(3, NONE_PERSISTS, precision="FP16"),
-    "Stage3 offload": Mode(3, {**OFFLOAD, **NONE_PERSISTS}),
-}
 DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 
 
@@ -219,12 +199,12 @@ def check_self_test(engine: Any) -> None:
         raise AssertionError(f"a layout that is not ours was taken for ours ({kinds})")
 
 
-def every_mode(folder: str) -> None:
-    """Those that are for as many ranks as there are, with shards that are copied and written in several parts."""
+def every_mode(folder: str, variants: dict[str, Any], output: str) -> None:
+    """Variants are the fields of modes. Shards are copied and written in several parts."""
     set_constants({"checkpoint.snapshot.CHUNK_ELEMENTS": 100, "checkpoint.durable.CHUNK_BYTES": 4096})
     ranks = engine_ranks.join(rank_environment())
-    for name, mode in ((name, mode) for name, mode in MODES.items() if mode.ranks == ranks.world_size):
-        print(name, flush=True)
+    for name, fields in variants.items():
+        mode = Mode(**fields)
         engine = make_engine(mode, seed=7)
         check_self_test(engine)
         step(engine)
@@ -240,4 +220,7 @@ def every_mode(folder: str) -> None:
         step(engine)
         step(again)
         assert loss_of(again) == loss_of(engine), f"{name}: the step after loading is another's"
+        dist.barrier()
+        if ranks.first:
+            add_result(output, name, {"loss": expected})
     engine_ranks.leave()

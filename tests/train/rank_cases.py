@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import signal
 import sys
@@ -64,6 +65,28 @@ def wait_for_saves() -> None:
         return False
 
     Saver.busy = property(waited)  # type: ignore[assignment, method-assign]
+
+
+def add_result(output: str, name: str, result: Any) -> None:
+    """Add a variant's result to those in `output`: whole, whenever this rank is killed."""
+    path = Path(output)
+    results = json.loads(path.read_text()) if path.exists() else {}
+    path.with_suffix(".tmp").write_text(json.dumps({**results, name: result}))
+    path.with_suffix(".tmp").replace(path)
+
+
+def end_as_told(variants: dict[str, str], output: str) -> None:
+    """Rank 1 raises in one variant and is killed in another, while rank 0 waits for it."""
+    ranks = engine_ranks.join(rank_environment())
+    for name, end in variants.items():
+        if end != "ends" and not ranks.first:
+            if end == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError(end)
+        dist.barrier()
+        if ranks.first:
+            add_result(output, name, end)
+    engine_ranks.leave()
 
 
 def set_constants(constants: dict[str, int]) -> None:

@@ -53,10 +53,21 @@ class Ended:
         return "\n".join(self.outputs)
 
 
-class ForkServer:
-    """Starts groups of ranks; one at a time."""
+class Outcomes(dict[str, Any]):
+    """Variant → what came out of it. Asking for one that failed is an AssertionError with what its ranks printed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Any:
+        raise AssertionError(f"{name} failed:\n{self.failures.get(name, 'there is no such variant')}")
+
+
+class ForkServer:
+    """Starts groups of ranks; one at a time. `variables`: of the environment that libraries read when they are loaded."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
         self._folder = folder
         self._groups = 0
         self._pending = b""
@@ -64,8 +75,9 @@ class ForkServer:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": "cpu",
-            "PYTHONPATH": f"{SOURCES}:{HERE}",
+            "PYTHONPATH": f"{SOURCES}:{HERE}:{HERE.parent}",
             "TOKENIZERS_PARALLELISM": "false",
+            **variables,
         }
         environment.pop("LOCKSTEP_ATTEMPT", None)
         self._log = (folder / "server.log").open("w")
@@ -133,6 +145,29 @@ class ForkServer:
     def run(self, target: str, runs: Sequence[Path | None], **options: Any) -> Ended:
         kill = options.pop("kill_rest_after_first", False)
         return self.wait(self.start(target, runs, **options), kill_rest_after_first=kill)
+
+    def run_each(self, target: str, size: int, variants: dict[str, Any], output: Path, *, nodes: int = 1, **arguments: Any) -> Outcomes:
+        """Run all variants in one group of `size` ranks, which adds each one's result to the JSON in `output`.
+
+        A variant that fails ends its group, since its ranks may be anywhere; those after it run in a new one.
+        """
+        outcomes = Outcomes()
+        rest = variants
+        while rest:
+            output.unlink(missing_ok=True)
+            try:
+                given = {**arguments, "variants": rest, "output": str(output)}
+                ended = self.run(target, [None] * size, nodes=nodes, arguments=given, kill_rest_after_first=True)
+                printed, whole = ended.output, ended.codes == [0] * size
+            except AssertionError as hung:
+                printed, whole = str(hung), False
+            outcomes |= json.loads(output.read_text()) if output.exists() else {}
+            rest = {name: variant for name, variant in rest.items() if name not in outcomes}
+            assert rest or whole, f"the group failed after its last variant:\n{printed}"
+            if rest:
+                outcomes.failures[next(iter(rest))] = printed
+                rest = dict(list(rest.items())[1:])
+        return outcomes
 
     def _signal(self, number: int) -> None:
         for pid in self._running:

@@ -3,24 +3,61 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_harness import ForkServer, RunFile
+from rank_harness import ForkServer, Outcomes, RunFile
 
 from lockstep_train.checkpoint.chain import candidates
 from lockstep_train.checkpoint.manifest import decode
 from lockstep_train.checkpoint.volume import list_commits, read_records, shard_problem
 
+OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+NONE_PERSISTS = {"stage3_param_persistence_threshold": 0}
+HPZ = {"zero_hpz_partition_size": 2}
+TWO_RANKS: dict[str, dict[str, Any]] = {
+    "Stage1": {"stage": 1},
+    "Stage2 groups": {"stage": 2, "groups": 3},
+    "Stage2 full tied": {"stage": 2, "full": True},
+    "Stage2 FP16": {"stage": 2, "precision": "FP16"},
+    "Stage2 offload": {"stage": 2, "zero": OFFLOAD},
+    "Stage3 all persist": {"stage": 3},
+    "Stage3 groups": {"stage": 3, "zero": NONE_PERSISTS, "groups": 3},
+    "Stage3 full tied": {"stage": 3, "zero": {"stage3_param_persistence_threshold": 1000}, "full": True},
+    "Stage3 FP16": {"stage": 3, "zero": NONE_PERSISTS, "precision": "FP16"},
+    "Stage3 offload": {"stage": 3, "zero": {**OFFLOAD, **NONE_PERSISTS}},
+}
+FOUR_RANKS: dict[str, dict[str, Any]] = {
+    "Stage2": {"stage": 2, "precision": "FP32"},
+    "Stage3 none persists": {"stage": 3, "zero": NONE_PERSISTS, "precision": "FP32"},
+    "Stage3 hpZ": {"stage": 3, "zero": {**HPZ, **NONE_PERSISTS}},
+    "Stage3 hpZ all persist": {"stage": 3, "zero": HPZ},
+}
 
-@pytest.mark.parametrize(("size", "nodes", "modes"), [(2, 1, 10), (4, 2, 4)])
-def test_every_mode_saves_without_a_collective_and_loads_what_it_saved(
-    ranks: ForkServer, tmp_path: Path, size: int, nodes: int, modes: int
-) -> None:
-    ended = ranks.run("every_mode", [None] * size, nodes=nodes, arguments={"folder": str(tmp_path)})
-    assert ended.codes == [0] * size, ended.outputs[0]
-    assert sum(line.startswith("Stage") for line in ended.outputs[0].splitlines()) == modes
+
+@pytest.fixture(scope="module")
+def two_ranks(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    folder = tmp_path_factory.mktemp("two-ranks")
+    return ranks.run_each("every_mode", 2, TWO_RANKS, folder / "results.json", folder=str(folder))
+
+
+@pytest.fixture(scope="module")
+def four_ranks(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """On two nodes."""
+    folder = tmp_path_factory.mktemp("four-ranks")
+    return ranks.run_each("every_mode", 4, FOUR_RANKS, folder / "results.json", nodes=2, folder=str(folder))
+
+
+@pytest.mark.parametrize("mode", TWO_RANKS)
+def test_every_mode_of_two_ranks_saves_without_a_collective_and_loads_what_it_saved(two_ranks: Outcomes, mode: str) -> None:
+    assert math.isfinite(two_ranks[mode]["loss"])
+
+
+@pytest.mark.parametrize("mode", FOUR_RANKS)
+def test_every_mode_of_four_ranks_saves_without_a_collective_and_loads_what_it_saved(four_ranks: Outcomes, mode: str) -> None:
+    assert math.isfinite(four_ranks[mode]["loss"])
 
 
 def test_the_copy_beside_the_next_step_is_of_the_step_that_was_saved(ranks: ForkServer, run_file: RunFile) -> None:

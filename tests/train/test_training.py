@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rank_harness import ForkServer, RunFile
 
-# FP32 sums in another order; measured 2e-7. Losses are near 6, so this is relative as well.
-TOLERANCE = 1e-5
+from rounding import SAME_LOSS
 
 
 def records(folder: Path, log: str = "train_log") -> list[dict[str, Any]]:
@@ -43,9 +42,9 @@ def test_two_ranks_give_the_losses_of_one_process_with_the_same_global_batch(
     expected = one_process(ranks, run_file, tmp_path, reference)
     ended = ranks.run("main", [run_file("two", zeroStage=stage)] * 2)
     assert ended.codes == [0, 0], ended.output
-    assert losses(tmp_path / "two") == pytest.approx(expected["losses"], rel=TOLERANCE)
+    assert losses(tmp_path / "two") == pytest.approx(expected["losses"], rel=SAME_LOSS)
     evaluations = [record["evalLoss"] for record in records(tmp_path / "two", "eval_log")]
-    assert evaluations == pytest.approx(expected["evaluations"], rel=TOLERANCE)
+    assert evaluations == pytest.approx(expected["evaluations"], rel=SAME_LOSS)
     assert len(evaluations) == 3  # before the first step, at step 4, at the end
 
 
@@ -55,7 +54,7 @@ def test_a_rank_count_that_does_not_divide_the_batch_gives_the_same_losses(
     expected = one_process(ranks, run_file, tmp_path, reference)
     ended = ranks.run("main", [run_file("three", zeroStage="Stage3")] * 3)
     assert ended.codes == [0, 0, 0], ended.output
-    assert losses(tmp_path / "three") == pytest.approx(expected["losses"], rel=TOLERANCE)
+    assert losses(tmp_path / "three") == pytest.approx(expected["losses"], rel=SAME_LOSS)
 
 
 def test_training_lowers_the_loss_on_samples_it_never_saw(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
