@@ -38,26 +38,18 @@ FOUR_RANKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def two_ranks(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    folder = tmp_path_factory.mktemp("two-ranks")
-    return ranks.run_each("every_mode", 2, TWO_RANKS, folder / "results.json", folder=str(folder))
+def modes(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Outcomes]:
+    """Ranks → mode → what came out of it: two ranks on one node, and four on two."""
+    folders = {size: tmp_path_factory.mktemp(f"{size}-ranks") for size in (2, 4)}
+    return {
+        size: ranks.run_each("every_mode", size, variants, folders[size] / "results.json", nodes=size // 2, folder=str(folders[size]))
+        for size, variants in ((2, TWO_RANKS), (4, FOUR_RANKS))
+    }
 
 
-@pytest.fixture(scope="module")
-def four_ranks(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """On two nodes."""
-    folder = tmp_path_factory.mktemp("four-ranks")
-    return ranks.run_each("every_mode", 4, FOUR_RANKS, folder / "results.json", nodes=2, folder=str(folder))
-
-
-@pytest.mark.parametrize("mode", TWO_RANKS)
-def test_every_mode_of_two_ranks_saves_without_a_collective_and_loads_what_it_saved(two_ranks: Outcomes, mode: str) -> None:
-    assert math.isfinite(two_ranks[mode]["loss"])
-
-
-@pytest.mark.parametrize("mode", FOUR_RANKS)
-def test_every_mode_of_four_ranks_saves_without_a_collective_and_loads_what_it_saved(four_ranks: Outcomes, mode: str) -> None:
-    assert math.isfinite(four_ranks[mode]["loss"])
+@pytest.mark.parametrize(("size", "mode"), [*((2, mode) for mode in TWO_RANKS), *((4, mode) for mode in FOUR_RANKS)])
+def test_every_mode_saves_without_a_collective_and_loads_what_it_saved(modes: dict[int, Outcomes], size: int, mode: str) -> None:
+    assert math.isfinite(modes[size][mode]["loss"])
 
 
 def test_the_copy_beside_the_next_step_is_of_the_step_that_was_saved(ranks: ForkServer, run_file: RunFile) -> None:
