@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -266,14 +267,23 @@ def in_little_memory() -> int:
     return without_loading()
 
 
-def without_loading() -> int:
-    """Train, but for the load of the model and of the data, which fail."""
+def without_loading(late: bool = False) -> int:
+    """Train, but for the load of the model and of the data, which fail. `late`: all ranks but the first read late what was agreed on."""
     from lockstep_train import __main__ as trainer
     from lockstep_train import assemble
     from lockstep_train.engine import build
 
     build.load_base = None  # type: ignore[assignment]
     assemble.load_dataset = None  # type: ignore[assignment]
+    if late:
+        publish = engine_ranks.Ranks.publish
+
+        def slow(ranks: engine_ranks.Ranks, key: str, value: Any = None) -> Any:
+            if key == "memory/agreed" and not ranks.first:
+                time.sleep(2)
+            return publish(ranks, key, value)
+
+        engine_ranks.Ranks.publish = slow  # type: ignore[method-assign]
     return trainer.main([])
 
 

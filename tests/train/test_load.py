@@ -86,8 +86,11 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_loaded(ranks: ForkS
     assert "what would fit: " in ended.output
 
 
-def test_nf4_whose_scales_a_cpu_would_mix_up_is_refused_before_anything_is_loaded(ranks: ForkServer, run_file: RunFile) -> None:
-    ended = ranks.run("without_loading", [run_file(model={"quantization": "NF4"})] * 2)
+@pytest.mark.parametrize("late", [False, True])
+def test_nf4_whose_scales_a_cpu_would_mix_up_is_refused_on_every_rank_before_anything_is_loaded(
+    ranks: ForkServer, run_file: RunFile, late: bool
+) -> None:
+    ended = ranks.run("without_loading", [run_file(model={"quantization": "NF4"})] * 2, arguments={"late": late})
     assert ended.codes == [78, 78], ended.output
     assert (
         "training.model.quantization is NF4, but model.layers.0.self_attn.q_proj of this model has 62 inputs, and on a CPU NF4 needs a multiple of 64; "

@@ -58,11 +58,13 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
 def _smallest(ranks: Ranks) -> dict[str, Any]:
     """`capacity` of the smallest device, or None, and whether all nodes have `equal` numbers of ranks: the same on every rank."""
     facts = ranks.gather("memory/facts", [device_bytes(ranks.device, ranks.local_world_size), ranks.local_world_size])
-    if facts is None:
-        agreed: dict[str, Any] = ranks.publish("memory/agreed")
-        return agreed
-    known = [capacity for capacity, _ in facts if capacity is not None]
-    return dict(ranks.publish("memory/agreed", {"capacity": min(known, default=None), "equal": len({local for _, local in facts}) == 1}))
+    summary = None
+    if facts is not None:
+        capacities = [capacity for capacity, _ in facts if capacity is not None]
+        summary = {"capacity": min(capacities, default=None), "equal": len({local for _, local in facts}) == 1}
+    agreed = dict(ranks.publish("memory/agreed", summary))
+    ranks.gather("memory/read", True)  # what is refused next ends the first rank, and the store with it: not before all have read from it
+    return agreed
 
 
 def _refuse_unequal_nodes(training: TrainingConfig) -> None:
