@@ -214,6 +214,22 @@ def test_one_address_has_so_many_connections_and_others_have_theirs() -> None:
     play(test, replace(ROOMY, peer_connections=2))
 
 
+def test_whoever_is_gone_has_left_the_place_also_where_python_can_not_abort_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian 12's Python raises AttributeError then; each answered probe of a kubelet took a place for good."""
+    monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport.abort", lambda transport: transport._ssl_protocol._abort(None))
+
+    async def test(scene: Scene) -> None:
+        for _ in range(6):
+            streams = await scene.connect()
+            assert await scene.code(streams) == 200
+            await streams[0].read()
+            streams[1].close()
+            with contextlib.suppress(OSError):
+                await streams[1].wait_closed()
+
+    play(test, replace(ROOMY, peer_connections=2))
+
+
 def test_where_all_places_are_taken_the_newcomer_gets_that_of_who_is_there_longest_and_proved_nothing() -> None:
     async def test(scene: Scene) -> None:
         proven = await scene.connect("127.0.0.2")

@@ -176,7 +176,7 @@ class Listener:
                 self._open[connection] = None
                 self._of_peer[connection.peer] += 1
                 connection.task = self._loop.create_task(self._serve(connection, accepted))
-                connection.task.add_done_callback(partial(_close, accepted))  # also of one that was dropped before it began
+                connection.task.add_done_callback(partial(_close, connection, accepted))
             else:
                 turn_away(accepted)
 
@@ -223,10 +223,10 @@ class Listener:
         except (OSError, TimeoutError, asyncio.CancelledError) as error:  # it failed, took too long, or was dropped
             _forget(error)
         finally:
-            if transport is not None:
-                transport.abort()
             self._drop(connection)
             del self._by_protocol[protocol.inner]
+            if transport is not None and not ended.is_set():
+                _abort(transport)
 
 
 LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
@@ -247,8 +247,16 @@ def _forget(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _close(accepted: socket.socket, _: asyncio.Task[None]) -> None:
-    accepted.close()
+def _abort(transport: asyncio.BaseTransport) -> None:
+    """Of Python 3.11.2, which is Debian 12's, a TLS transport that was closed twice can't be aborted; it ends by ssl_shutdown_timeout then."""
+    with contextlib.suppress(AttributeError):
+        transport.abort()  # type: ignore[attr-defined]
+
+
+def _close(connection: Connection, accepted: socket.socket, _: asyncio.Task[None]) -> None:
+    """Also of a task that was dropped before it began. After the handshake the socket is its transport's, which knows it by its number."""
+    if not connection.is_secured:
+        accepted.close()
 
 
 def turn_away(accepted: socket.socket) -> None:
