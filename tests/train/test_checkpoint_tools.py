@@ -110,12 +110,14 @@ def test_shards_collected_from_the_volumes_of_two_nodes_are_one_commit(finished:
     assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == (finished / "adapter/adapter_model.safetensors").read_bytes()
 
 
-def test_an_export_takes_the_commit_before_a_damaged_one(finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_export_takes_the_commit_before_a_damaged_one(finished: Path, tmp_path: Path) -> None:
     (finished / "checkpoints/step-4.a1" / SHARDS[0]).write_bytes(b"")
-    assert COMMANDS.invoke(adapter.app, ["export", str(finished), "--output", str(tmp_path / "out")]).exit_code == 0
-    assert "Exported step 3 (attempt 1)" in capfd.readouterr().out
+    exported = COMMANDS.invoke(adapter.app, ["export", str(finished), "--output", str(tmp_path / "out")])
+    assert exported.exit_code == 0, exported.stderr
+    assert "Exported step 3 (attempt 1)" in exported.stdout
 
 
-def test_a_folder_that_holds_no_run_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert COMMANDS.invoke(checkpoint.app, ["list", str(tmp_path / "nowhere")]).exit_code == 2
-    assert "nowhere is not a folder; give a run's folder" in capfd.readouterr().err
+def test_a_folder_that_holds_no_run_is_told(tmp_path: Path) -> None:
+    listed = COMMANDS.invoke(checkpoint.app, ["list", str(tmp_path / "nowhere")])
+    assert listed.exit_code == 2
+    assert "nowhere is not a folder; give a run's folder" in listed.stderr

@@ -40,14 +40,12 @@ def test_a_damaged_commit_is_not_exported(ranks: ForkServer, run_file: RunFile, 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_line_exports_and_says_what_it_found_wrong(
-    ranks: ForkServer, run_file: RunFile, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_exports_and_says_what_it_found_wrong(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     assert ranks.run("main", [run_file("done", optimization={"maxSteps": 1})]).codes == [0]
     commands = CliRunner()
     exported = commands.invoke(adapter.app, ["export", str(tmp_path / "done"), "--output", str(tmp_path / "out")])
-    assert exported.exit_code == 0, capfd.readouterr().err
+    assert exported.exit_code == 0, exported.stderr
     assert (tmp_path / "out/adapter_model.safetensors").read_bytes() == (tmp_path / "done/adapter/adapter_model.safetensors").read_bytes()
     refused = commands.invoke(adapter.app, ["export", str(tmp_path / "nowhere"), "--output", str(tmp_path / "no")])
     assert refused.exit_code == 2
-    assert "nowhere is not a folder; give a run's folder" in capfd.readouterr().err
+    assert "nowhere is not a folder; give a run's folder" in refused.stderr
