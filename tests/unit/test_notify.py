@@ -198,7 +198,7 @@ def test_a_redirect_is_not_followed() -> None:
     ("url", "why"),
     [
         (None, "there is no key url in a Secret hook of namespace ns"),
-        ("forbidden", "Secret hook can't be read now"),
+        ("forbidden", "the operator may not read Secret hook of namespace ns: call it lockstep-notify"),
         ("http://example.com/token", "must begin with https://"),
         ("http://127.0.0.1:1/token", "no connection: refused"),
         ("https://2852039166/token", "no connection"),

@@ -27,6 +27,8 @@ ANNOTATION_LEADER = f"{GROUP}/leader"  # on the operator's Lease: where the repl
 # The operator.
 OPERATOR_NAMESPACE = "lockstep-system"
 OPERATOR_NAME = "lockstep-operator"
+NOTIFY_SECRET = "lockstep-notify"  # noqa: S105 (a name)
+"""The Secret of a namespace that the operator may read a webhook's URL from."""
 REPORT_AUDIENCE = f"{GROUP}/report"
 
 

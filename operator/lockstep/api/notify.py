@@ -23,7 +23,7 @@ class Notify(Model):
     """Who is told when the job completes or fails."""
 
     webhook_secret_ref: SecretKey
-    """Where the URL stands that the operator sends one POST with a small JSON object to. https, or a Service of the cluster."""
+    """Where the URL stands that the operator sends one POST with a small JSON object to. https, or a Service of the cluster. The operator may read a Secret called lockstep-notify; one of another name needs a Role that lets it."""
 
 
 class NotificationStatus(Model):

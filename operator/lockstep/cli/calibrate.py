@@ -110,7 +110,7 @@ def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str 
         if isinstance(heard, str):
             tell(heard)
         elif not quiet:
-            put(*([] if told else [_head(heard)]), _row(heard), flush=True)
+            put(*(() if told else _head(heard)), _row(heard), flush=True)
             told = True
 
     try:
@@ -120,8 +120,8 @@ def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str 
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _head(point: Point) -> str:
-    return f"all-reduce over {point.ranks} ranks\n{'SIZE':>10} {'TIME':>12} {'ALGBW GB/s':>12} {'BUSBW GB/s':>12}"
+def _head(point: Point) -> tuple[str, str]:
+    return f"all-reduce over {point.ranks} ranks", f"{'SIZE':>10} {'TIME':>12} {'ALGBW GB/s':>12} {'BUSBW GB/s':>12}"
 
 
 def _row(point: Point) -> str:

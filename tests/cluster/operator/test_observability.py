@@ -93,7 +93,7 @@ def listener(jobs: Jobs) -> str:
     service = {"selector": {"app": "listener"}, "ports": [{"port": 8080}]}
     jobs.create({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "hook"}, "spec": service})
     url = f"http://hook.{jobs.namespace}.svc:8080/a-secret-path"
-    jobs.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hook"}, "stringData": {"url": url}})
+    jobs.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "lockstep-notify"}, "stringData": {"url": url}})
     return "listener"
 
 
@@ -101,7 +101,7 @@ def listener(jobs: Jobs) -> str:
 def done(jobs: Jobs, listener: str, monitored: None) -> dict[str, Any]:
     """A job that failed once, went on and completed; as it is then."""
     volume = {"name": "seen", "mountPath": "/scripts", "configMap": {"name": "seen"}}
-    notify = {"webhookSecretRef": {"name": "hook", "key": "url"}}
+    notify = {"webhookSecretRef": {"name": "lockstep-notify", "key": "url"}}
     restart = {"maxRestarts": 2, "backoffSeconds": 1}
     jobs.start("seen", "steps.py", podTemplate={"volumes": [volume]}, notify=notify, restart=restart)
     until("the end", lambda: {jobs.condition("seen", end).get("status") for end in ("Complete", "Failed")} & {"True"}, 90)

@@ -20,11 +20,13 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
+from lockstep.api.names import NOTIFY_SECRET, OPERATOR_NAME
 from lockstep.plan.notify import Message, due_message, is_forbidden, next_try, url_problem
 from lockstep.plan.observed import Delivery, Observed
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.queue import Key
 
+FORBIDDEN = 403
 TRY_SECONDS = 10.0
 AT_ONCE, OF_A_NAMESPACE = 64, 2
 """Tries under way together, and those of one namespace: receivers that never answer delay their own namespace only."""
@@ -113,7 +115,12 @@ class Notifier:
         """Read at every try: it may be put right meanwhile. Raises Undelivered."""
         try:
             found = await self._cluster.get("Secret", namespace, message.secret)
-        except (ApiError, OSError):
+        except (ApiError, OSError) as error:
+            if isinstance(error, ApiError) and error.status == FORBIDDEN:
+                raise Undelivered(
+                    f"the operator may not read Secret {message.secret} of namespace {namespace}: call it {NOTIFY_SECRET}, "
+                    f"or let ServiceAccount {OPERATOR_NAME} get it by a Role"
+                ) from None
             raise Undelivered(f"Secret {message.secret} can't be read now") from None
         encoded = ((found or {}).get("data") or {}).get(message.key)
         if encoded is None:
