@@ -23,10 +23,9 @@ from aiohttp.resolver import ThreadedResolver
 from lockstep.api.names import NOTIFY_SECRET, OPERATOR_NAME
 from lockstep.plan.notify import Message, due_message, is_forbidden, next_try, url_problem
 from lockstep.plan.observed import Delivery, Observed
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.queue import Key
 
-FORBIDDEN = 403
 TRY_SECONDS = 10.0
 AT_ONCE, OF_A_NAMESPACE = 64, 2
 """Tries under way together, and those of one namespace: receivers that never answer delay their own namespace only."""
