@@ -33,6 +33,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -163,18 +164,23 @@ class Reporting:
     def __init__(self, played: Played) -> None:
         self._played = played
         self.seconds: list[float] = []
-        self.repeated = 0
+        self.repeated: Counter[str] = Counter()
+        """Why, and how many seconds later."""
 
     async def of(self, job: dict[str, Any], number: int) -> None:
         while True:
             began, wait = time.monotonic(), 0.2
             while True:
+                tried, why = time.monotonic(), ""
                 connector = aiohttp.TCPConnector(local_addr=(f"127.2.0.{1 + number}", 0), force_close=True)
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                try:
                     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(10)) as session:
-                        if await self._played.report(session, job, State.RUNNING) == 200:
-                            break
-                self.repeated += 1
+                        why = str(await self._played.report(session, job, State.RUNNING))
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    why = type(error).__name__
+                if why == "200":
+                    break
+                self.repeated[f"{why} after {time.monotonic() - tried:.1f} s"] += 1
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, 30.0)
             self.seconds.append(time.monotonic() - began)
@@ -206,7 +212,7 @@ async def storm(
     reporting, watching = Reporting(played), Watching(cluster, operator)
     tasks = [asyncio.ensure_future(reporting.of(job, number)) for number, job in enumerate(jobs)] + [asyncio.ensure_future(watching.run())]
     await asyncio.sleep(3)
-    reporting.seconds, reporting.repeated, watching.megabytes, watching.lease_age = [], 0, 0.0, 0.0
+    reporting.seconds, reporting.repeated, watching.megabytes, watching.lease_age = [], Counter(), 0.0, 0.0
     before, cpu, began = megabytes(operator.pid), cpu_seconds(operator.pid), time.monotonic()
     with flooding("idle", seconds + 2) as idle, flooding(kind, seconds) as junk:
         texts = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in (idle, junk)))

@@ -288,6 +288,40 @@ def test_an_address_is_known_for_a_while_after_its_job_was_heard(monkeypatch: py
     play(test, replace(ROOMY, rate=1))
 
 
+def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next connection gets the number that the closed socket had. The event loop must know that it is another one."""
+    listeners: list[Listener] = []
+
+    class Dropping(Listener):
+        def start(self, make: Callable[[], asyncio.Protocol]) -> None:
+            listeners.append(self)
+            super().start(make)
+
+    class DroppedOnce(listening._Watched):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            if listeners:
+                listener = listeners.pop()
+                listener._drop(next(iter(listener._open)))
+
+    monkeypatch.setattr(listening, "Listener", Dropping)
+    monkeypatch.setattr(listening, "_Watched", DroppedOnce)
+
+    async def test(scene: Scene) -> None:
+        loop, context = asyncio.get_running_loop(), ssl.create_default_context(cadata=CERTIFICATES.ca_cert)
+        with socket.socket() as first, socket.socket() as second:  # both before the first one is taken: its number is free then for nobody but the second
+            await loop.run_in_executor(None, first.connect, ("127.0.0.1", scene.port))
+            with context.wrap_socket(first, server_hostname="localhost", do_handshake_on_connect=False) as silent:
+                await loop.run_in_executor(None, silent.do_handshake)  # and it never says good-bye
+                second.setblocking(False)
+                await loop.sock_connect(second, ("127.0.0.1", scene.port))
+                streams = await asyncio.wait_for(asyncio.open_connection(sock=second, ssl=context, server_hostname="localhost"), 4)
+                assert await scene.code(streams) == 200
+                streams[1].close()
+
+    play(test)
+
+
 def test_so_many_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "KNOWN_MAX", 2)
     monkeypatch.setattr(listening, "Rate", in_one_second)

@@ -88,6 +88,8 @@ class Connection:
     is_known: bool
     """A job was heard from that address lately."""
     task: asyncio.Task[None] | None = None
+    has_transport: bool = False
+    """Which closes the socket."""
     is_secured: bool = False
     """The handshake is done."""
     is_proven: bool = False
@@ -95,18 +97,21 @@ class Connection:
 
 
 class _Watched(asyncio.Protocol):
-    """aiohttp's protocol, and when it has ended."""
+    """aiohttp's protocol, its transport, and when it has ended."""
 
-    def __init__(self, inner: asyncio.Protocol, ended: asyncio.Event) -> None:
+    def __init__(self, inner: asyncio.Protocol) -> None:
         self.inner = inner
-        self._ended = ended
+        self.transport: asyncio.BaseTransport | None = None
+        """From the end of the handshake on."""
+        self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
         self.inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.inner.connection_lost(exc)
-        self._ended.set()
+        self.ended.set()
 
     def data_received(self, data: bytes) -> None:
         self.inner.data_received(data)
@@ -209,24 +214,24 @@ class Listener:
             connection.task.cancel()
 
     async def _serve(self, connection: Connection, accepted: socket.socket) -> None:
-        ended, transport = asyncio.Event(), None
-        protocol = _Watched(self._make(), ended)
+        protocol = _Watched(self._make())
         self._by_protocol[protocol.inner] = connection
+        connection.has_transport = True
         try:
             async with asyncio.timeout(CONNECTION_SECONDS):
-                transport, _ = await self._loop.connect_accepted_socket(
+                await self._loop.connect_accepted_socket(
                     lambda: protocol, accepted, ssl=self._context,
                     ssl_handshake_timeout=HANDSHAKE_SECONDS, ssl_shutdown_timeout=LINGER_SECONDS,
                 )  # fmt: skip
                 connection.is_secured = True
-                await ended.wait()
+                await protocol.ended.wait()
         except (OSError, TimeoutError, asyncio.CancelledError) as error:  # it failed, took too long, or was dropped
             _forget(error)
         finally:
             self._drop(connection)
             del self._by_protocol[protocol.inner]
-            if transport is not None and not ended.is_set():
-                _abort(transport)
+            if protocol.transport is not None and not protocol.ended.is_set():
+                _abort(protocol.transport)
 
 
 LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
@@ -254,8 +259,8 @@ def _abort(transport: asyncio.BaseTransport) -> None:
 
 
 def _close(connection: Connection, accepted: socket.socket, _: asyncio.Task[None]) -> None:
-    """Also of a task that was dropped before it began. After the handshake the socket is its transport's, which knows it by its number."""
-    if not connection.is_secured:
+    """Of a task that was dropped before it began. A transport knows its socket by its number: were that closed under it, the next connection would get the number, and the loop would not watch it."""
+    if not connection.has_transport:
         accepted.close()
 
 
