@@ -25,7 +25,11 @@ SCRIPTS = {
 }
 
 
-def until(what: str, look: Callable[[], T | None], seconds: float = 30.0) -> T:
+PATIENCE_SECONDS = 90.0
+"""Nothing promises less: a garbage collector that has just seen a new kind takes half a minute, and so does a disk that several clusters share."""
+
+
+def until(what: str, look: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:
     """The first result that is neither None nor False; AssertionError after a while."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -84,7 +88,7 @@ class Jobs:
         found = (self.job(name).get("status") or {}).get("conditions", [])
         return next((c for c in found if c["type"] == condition), {})
 
-    def until_condition(self, name: str, condition: str, status: str, reason: str, seconds: float = 30.0) -> dict[str, Any]:
+    def until_condition(self, name: str, condition: str, status: str, reason: str, seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
         """The condition as it is then."""
 
         def look() -> dict[str, Any] | None:

@@ -309,7 +309,7 @@ def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: py
 
     async def test(scene: Scene) -> None:
         loop, context = asyncio.get_running_loop(), ssl.create_default_context(cadata=CERTIFICATES.ca_cert)
-        with socket.socket() as first, socket.socket() as second:  # both before the first one is taken: its number is free then for nobody but the second
+        with socket.socket() as first, socket.socket() as second:  # made first: the number that is freed is then for the accepted one
             await loop.run_in_executor(None, first.connect, ("127.0.0.1", scene.port))
             with context.wrap_socket(first, server_hostname="localhost", do_handshake_on_connect=False) as silent:
                 await loop.run_in_executor(None, silent.do_handshake)  # and it never says good-bye

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes import client, dynamic
+from kubernetes import client, config, dynamic
 
 from cluster_jobs import Jobs, prepare, until
 from installed_operator import local_objects, send
+from lockstep.api.names import OPERATOR_NAMESPACE
 
 GPU = "nvidia.com/gpu"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what the operator's pods said meanwhile, and whether one was restarted."""
+    report = yield
+    if report.failed and "operator" in getattr(item, "fixturenames", ()):
+        report.sections.append(("operator", "\n".join(_operator_says(int(call.duration) + 5))))
+    return report
+
+
+def _operator_says(seconds: int) -> Iterator[str]:
+    try:
+        with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
+            core = client.CoreV1Api(connection)
+            for pod in core.list_namespaced_pod(OPERATOR_NAMESPACE).items:
+                restarts = sum(status.restart_count for status in pod.status.container_statuses or ())
+                yield f"{pod.metadata.name}: {restarts} restarts since {pod.metadata.creation_timestamp:%H:%M:%S}"
+                yield core.read_namespaced_pod_log(pod.metadata.name, OPERATOR_NAMESPACE, since_seconds=seconds)
+    except Exception as error:  # what the test has found counts
+        yield f"{type(error).__name__}: {error}"
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def until_here(process: subprocess.Popen[str]) -> None:
 
 
 def ready(jobs: Jobs) -> None:
-    jobs.until_condition(ENV, "Progressing", "True", "Ready", 40)
+    jobs.until_condition(ENV, "Progressing", "True", "Ready")
 
 
 def test_a_script_runs_on_both_nodes_from_either_pod_and_from_a_laptop(jobs: Jobs, environment: str, kubectl: Kubectl) -> None:
@@ -103,7 +103,7 @@ def test_the_exit_code_is_the_failing_rank_s_and_the_job_is_none_the_worse(jobs:
 def test_one_run_at_a_time_and_ctrl_c_on_the_laptop_stops_it_everywhere(jobs: Jobs, environment: str, kubectl: Kubectl) -> None:
     process = laptop(jobs, "/scripts/stay.py")
     until_here(process)
-    running = jobs.until_condition(ENV, "Progressing", "True", "Running", 30)
+    running = jobs.until_condition(ENV, "Progressing", "True", "Running")
     assert "/scripts/stay.py runs since" in running["message"]
     refused = typed(kubectl, jobs, 1, "run", "/scripts/who.py")
     assert refused.returncode == 1

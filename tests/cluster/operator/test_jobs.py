@@ -170,7 +170,7 @@ def test_a_claim_that_cant_bind_is_named_and_the_job_goes_on_when_it_can(other: 
     }  # fmt: skip
     other.create(claim)
     other.start("unbound")
-    told = other.until_condition("unbound", "PodsScheduled", "False", "ClaimNotBound", 20)
+    told = other.until_condition("unbound", "PodsScheduled", "False", "ClaimNotBound")
     assert "claim ml-dev-workspace is Pending" in told["message"]
     assert "no-such-class" in told["message"]
     other.change("unbound", suspend=True)
@@ -183,7 +183,7 @@ def test_a_claim_that_cant_bind_is_named_and_the_job_goes_on_when_it_can(other: 
 
 def test_an_image_that_cant_be_pulled_is_named(jobs: Jobs) -> None:
     jobs.start("imageless", image="localhost/lockstep/none:1")
-    told = jobs.until_condition("imageless", "RanksReady", "False", "ImagePullFailed", 30)
+    told = jobs.until_condition("imageless", "RanksReady", "False", "ImagePullFailed")
     assert "localhost/lockstep/none:1" in told["message"]
     assert jobs.condition("imageless", "Progressing")["reason"] == "ImagePullFailed"
     jobs.change("imageless", suspend=True)
@@ -195,7 +195,7 @@ def test_an_image_that_cant_be_pulled_is_named(jobs: Jobs) -> None:
 
 def test_nodes_that_lack_a_resource_are_named(jobs: Jobs) -> None:
     jobs.start("gpus", gpusPerNode=7)
-    told = jobs.until_condition("gpus", "PodsScheduled", "False", "Unschedulable", 20)
+    told = jobs.until_condition("gpus", "PodsScheduled", "False", "Unschedulable")
     nodes = ", ".join(sorted(node.metadata.name for node in client.CoreV1Api(jobs.api.client).list_node().items))
     assert told["message"] == f"0 of 2 pods scheduled: nodes {nodes} lack nvidia.com/gpu"
     jobs.change("gpus", suspend=True)
@@ -209,7 +209,7 @@ def test_a_quota_is_told_in_the_words_of_the_api_server(other: Jobs) -> None:
     other.create(quota)
     until("the quota counts", lambda: (other.get("ResourceQuota", "few") or {}).get("status", {}).get("hard"))
     other.start("many")
-    told = other.until_condition("many", "PodsScheduled", "False", "PodsRefused", 20)
+    told = other.until_condition("many", "PodsScheduled", "False", "PodsRefused")
     assert told["message"].startswith("1 of 2 pods created")
     assert "exceeded quota: few" in told["message"]
     other.delete("ResourceQuota", "few")

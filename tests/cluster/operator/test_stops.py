@@ -77,7 +77,7 @@ def test_a_job_that_is_scaled_saves_stops_and_goes_on_at_the_new_size(scripts: J
         stop = status(jobs, "grows")["stop"]
         assert (stop["save"], stop["lostSteps"], stop["message"]) == ("Saved", 0, f"saved at step {stop['step']} and stopped")
         jobs.until_condition("grows", "Progressing", "True", "Running", 60)
-        until("steps at the new size", lambda: ranks_of_the_metrics(jobs) == str(nodes), 40)  # noqa: B023
+        until("steps at the new size", lambda: ranks_of_the_metrics(jobs) == str(nodes))  # noqa: B023
         assert len(jobs.pods("grows")) == nodes
         assert status(jobs, "grows")["trainer"]["step"] > stop["step"]
     told = events(jobs, "grows")

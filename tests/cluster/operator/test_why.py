@@ -59,7 +59,7 @@ def test_whoever_holds_the_gpus_that_a_job_lacks_is_named_with_the_command_that_
     jobs.start("holds", nodes=1, gpusPerNode=1)
     until("a GPU is taken", lambda: any(pod["spec"].get("nodeName") for pod in jobs.pods("holds")))
     jobs.start("lacks", nodes=2, gpusPerNode=1)
-    told = jobs.until_condition("lacks", "PodsScheduled", "False", "Unschedulable", 20)["message"]
+    told = jobs.until_condition("lacks", "PodsScheduled", "False", "Unschedulable")["message"]
     command = f"""kubectl patch tj holds -n {jobs.namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
     assert told.startswith(f"0 of 2 pods scheduled: {GPU} is in use on nodes {gpus[0]}, {gpus[1]}: ")
     assert f"TrainingJob {jobs.namespace}/holds holds 1 ({command})" in told
@@ -83,7 +83,7 @@ def test_a_dev_environment_that_nobody_uses_is_named_and_its_command_lets_the_jo
     jobs.until_condition("unused", "Progressing", "True", "Ready", 60)
     jobs.start("needs", nodes=2, gpusPerNode=1)
     said = f"TrainingJob {jobs.namespace}/unused, a dev environment in which nothing runs, holds 2 ("
-    told = until("it is told who holds them", lambda: said in (m := jobs.condition("needs", "PodsScheduled").get("message", "")) and m, 40)
+    told = until("it is told who holds them", lambda: said in (m := jobs.condition("needs", "PodsScheduled").get("message", "")) and m)
     command = told.partition(said)[2].partition(")")[0]
     assert kubectl(*shlex.split(command)[1:]).returncode == 0
     jobs.until_condition("needs", "PodsScheduled", "True", "AllScheduled", 60)
@@ -98,7 +98,7 @@ def test_a_node_that_takes_no_pods_is_named(jobs: Jobs) -> None:
     core.patch_node(node, {"spec": {"unschedulable": True}})
     try:
         jobs.start("cordoned")
-        told = jobs.until_condition("cordoned", "PodsScheduled", "False", "Unschedulable", 20)
+        told = jobs.until_condition("cordoned", "PodsScheduled", "False", "Unschedulable")
         assert told["message"].startswith(f"1 of 2 pods scheduled: node {node} is cordoned; holds 1 of 2 nodes; lets go at ")
     finally:
         core.patch_node(node, {"spec": {"unschedulable": None}})
@@ -128,7 +128,7 @@ def test_pods_that_pod_security_refuses_are_told_with_what_helps(other: Jobs) ->
     kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
     try:
         other.start("locks", clusterProfileName=name, fabric={"mode": "RDMA"})
-        told = other.until_condition("locks", "PodsScheduled", "False", "PodsRefused", 30)["message"]
+        told = other.until_condition("locks", "PodsScheduled", "False", "PodsRefused")["message"]
         assert told.startswith(f"0 of 2 pods created: Pod Security level baseline of namespace {other.namespace} forbids the pod: ")
         assert "IPC_LOCK" in told
         assert f"kubectl label namespace {other.namespace} --overwrite pod-security.kubernetes.io/enforce=privileged" in told
@@ -148,7 +148,7 @@ def test_a_held_failure_is_explained_bundled_without_its_secret_and_let_go(jobs:
     }
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "dies"}, "spec": spec})
     jobs.until_condition("dies", "Failed", "True", "RanksFailed", 60)
-    held = jobs.until_condition("dies", "Held", "True", "HoldOnFailure", 10)
+    held = jobs.until_condition("dies", "Held", "True", "HoldOnFailure")
     archive = tmp_path / "dies.tar.gz"
     done = lockstep("why", "dies", "-n", jobs.namespace, "--bundle", str(archive))
     assert done.returncode == 1, done.stderr
