@@ -6,7 +6,7 @@ Two statuses say all: so a transition is told by whoever wrote it, once, and an 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lockstep.api.status import ConditionType
@@ -16,7 +16,8 @@ from lockstep.plan.times import age
 from lockstep_gang.contract import printable_line
 
 NORMAL, WARNING = "Normal", "Warning"
-MESSAGE_CHARACTERS = 1024
+MESSAGE_BYTES = 1024
+"""Of an event: what the API takes of one (events.k8s.io)."""
 SILENCE_SECONDS = 600.0
 """The same reason with the same message is told again only after so long: a condition may flap."""
 BURST, REFILL_SECONDS = 25, 60.0
@@ -78,10 +79,12 @@ def notes(before: Object, after: Object) -> tuple[Note, ...]:
         *_sizes(before, after),
         *_idleness(before, after),
     )
-    return tuple(
-        Note(n.type, n.reason, printable_line(n.message)[:MESSAGE_CHARACTERS])
-        for n in (*found, *_checkpoint(before, after), *_heard(before, after))
-    )
+    return tuple(map(_told_as, (*found, *_checkpoint(before, after), *_heard(before, after))))
+
+
+def _told_as(note: Note) -> Note:
+    """On one line that can be printed, as long as the API takes it."""
+    return replace(note, message=printable_line(note.message).encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore"))
 
 
 def _conditions(before: Object, after: Object) -> Iterator[Note]:
@@ -201,7 +204,7 @@ def tellable(told: Told, new: tuple[Note, ...], now: float) -> tuple[Told, tuple
     left = min(float(BURST), told.left + age(told.at, now) / REFILL_SECONDS)
     last = {key: when for key, when in told.last.items() if age(when, now) < SILENCE_SECONDS}
     found = []
-    for note in new:
+    for note in map(_told_as, new):
         key = (note.reason, note.message)
         if key in last or (left < 1 and note.reason not in _ENDS):
             continue

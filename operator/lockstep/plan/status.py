@@ -16,19 +16,20 @@ from lockstep.plan.observed import Object, Observed
 from lockstep.plan.preflightstatus import preflight_status
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import retry_of
+from lockstep.plan.statussize import fitted
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
 from lockstep_gang.contract import Cause, Failure, Report, Restart, printable_line
 
 PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
 COUNT_MAX = 2**63 - 1
-LAST_LINES, METRICS = 20, 32
+LAST_LINES, METRICS, HISTORY = 20, 32, 10
 _PROGRESS = ("trainer", "checkpoint", "goodput")
 RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
 
 
 def job_status(view: View, running: Frozen | None, profile: Object | None, life: Object, pending: bool) -> Object:
-    """The whole status; `life` has `stop` and `active`. What nobody says any more (no report since the operator's start) stays as it was."""
+    """The whole status, `fitted`; `life` has `stop` and `active`. What nobody says any more (no report since the operator's start) stays as it was."""
     observed, before = view.observed, view.observed.status
     status: dict[str, Any] = {
         "observedGeneration": observed.generation,
@@ -69,7 +70,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
     said = view.report or view.last_word
     if said is not None:
         status |= _reported(observed, said, view.now)
-    return {key: value for key, value in status.items() if value is not None}
+    return fitted({key: value for key, value in status.items() if value is not None})
 
 
 def _ranks(view: View, running: Frozen | None) -> Object | None:
@@ -94,7 +95,7 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
         "attempts": report.attempt,
         "restarts": report.restarts,
         "restartsCountTowardsMax": report.restarts_counted,
-        "restartHistory": [_restart(restart) for restart in report.history] or None,
+        "restartHistory": [_restart(restart) for restart in report.history[-HISTORY:]] or None,
     }
     if (goodput := goodput_status(observed, report)) is not None:
         found["goodput"] = goodput

@@ -16,6 +16,7 @@ from typing import Any
 
 from lockstep.api.names import APP, GROUP, LABEL_JOB
 from lockstep.plan.observed import DEPTH_MAX, UNREADABLE, Object
+from lockstep.plan.statussize import fitted
 from lockstep.platforms.kubernetes.reading import cut_depths
 
 CHILDREN = frozenset({"StatefulSet", "Service", "NetworkPolicy", "ConfigMap"})
@@ -24,7 +25,7 @@ PACKED = CHILDREN | {"TrainingJob", "Secret"}
 FREE_FORM = frozenset({"TrainingJob", "ClusterProfile"})
 """Kinds whose objects may be of any depth."""
 BYTES_MAX = {"TrainingJob": 384 << 10, "ClusterProfile": 1 << 20, "ConfigMap": 2 << 20, "StatefulSet": 2 << 20}
-"""Of an object's JSON without its metadata; other kinds have OTHER_BYTES_MAX. Only administrators write ClusterProfiles."""
+"""Of an object's JSON without its metadata, a job's without its status, too; other kinds have OTHER_BYTES_MAX. Only administrators write ClusterProfiles."""
 OTHER_BYTES_MAX = 64 << 10
 PACKED_BYTES_MAX = 32 << 10
 """Of a child of a job, compressed."""
@@ -87,13 +88,27 @@ def _bounded(kind: str, content: Object) -> tuple[Object, bool]:
             **content,
             UNREADABLE: f"it has a field that is nested deeper than {DEPTH_MAX} levels, which nothing can read: make it flatter",
         }, False
-    size, most = (
-        len(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")),
-        BYTES_MAX.get(kind, OTHER_BYTES_MAX),
-    )
-    if size <= most:
+    if _size(content) <= BYTES_MAX.get(kind, OTHER_BYTES_MAX):
         return content, False
+    return _bounded_job(content) if kind == "TrainingJob" else _bounded_other(kind, content)
+
+
+def _bounded_job(content: Object) -> tuple[Object, bool]:
+    """Its spec is what somebody wrote, and too large or not by itself. What its status says stays whatever the spec has: that it ended, for one."""
+    status = {"status": fitted(content["status"])} if isinstance(content.get("status"), dict) else {}
+    stated = {key: value for key, value in content.items() if key != "status"}
+    if _size(stated) <= BYTES_MAX["TrainingJob"]:
+        return {**stated, **status}, False
+    return {**_bounded_other("TrainingJob", stated)[0], **status}, False
+
+
+def _bounded_other(kind: str, content: Object) -> tuple[Object, bool]:
+    size, most = _size(content), BYTES_MAX.get(kind, OTHER_BYTES_MAX)
     return {**_small(kind, content), UNREADABLE: f"it has {size} bytes, at most {most} can be read: make it smaller"}, kind in CHILDREN
+
+
+def _size(content: Object) -> int:
+    return len(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
 
 
 def _small(kind: str, content: Object) -> Object:
