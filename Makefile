@@ -135,8 +135,8 @@ test-cluster: cluster-programs ## a real API server and real pods; root
 drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
 	@$(PYTEST) tests/cluster/operator/test_drills.py tests/cluster/operator/test_lost_node.py tests/faults/test_operator_faults.py
 
-lint: setup ## ruff, mypy (its cache lies beside the packages), import rules, generated files unchanged
-	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --cache-dir .venv/packages/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check
+lint: setup ## ruff, mypy, import rules, generated files unchanged
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check
 
 format: setup ## let ruff format and sort
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
