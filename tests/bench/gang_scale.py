@@ -91,6 +91,14 @@ async def coordinate(run: Run) -> None:
     """The coordinator's process: says what it sees of its gang, and at the end of a line on its input how late its loop was since the last one."""
     post.post = lambda *_: post.Answer(200, b"{}")  # type: ignore[assignment]
     coordinator = Coordinator(run, KEY, Output(lambda line: say(line=line), tuple, lambda _: None))
+    hellos, connected = 0, coordinator.connected
+
+    def counted(*hello: Any) -> bool:
+        nonlocal hellos
+        hellos += 1
+        return connected(*hello)
+
+    coordinator.connected = counted  # type: ignore[method-assign]
     server = Server(run, KEY, coordinator, Output(lambda line: say(line=line), tuple, lambda _: None))
     await server.start()
     hosting = asyncio.ensure_future(coordinator.run())
@@ -105,9 +113,9 @@ async def coordinate(run: Run) -> None:
         late.append(time.monotonic() - due)
         gang = coordinator.gang
         seen = gang.phase.value, gang.attempt, gang.nodes.counts.here, gang.ranks.counts.missing if gang.phase is Phase.ACTIVE else None
-        if seen != before:
-            before = seen
-            say(event="gang", phase=seen[0], attempt=seen[1], here=seen[2], missing=seen[3], counted=gang.budget.counted)
+        if (*seen, hellos) != before:
+            before = (*seen, hellos)
+            say(event="gang", phase=seen[0], attempt=seen[1], here=seen[2], missing=seen[3], counted=gang.budget.counted, hellos=hellos)
         if asked.is_set():
             asked.clear()
             say(event="late", late=late)
@@ -270,8 +278,8 @@ def _play(run: Run, coordinator: Process, players: list[Process], times: tuple[f
     lost = time.monotonic()
     for player in players:
         player.ask("cut")
-    coordinator.until(lambda event: event.get("here") == 0 or event.get("here", run.nodes) < run.nodes)
-    back = coordinator.until(lambda event: event.get("here") == run.nodes)
+    greeted = again["hellos"] + run.nodes  # all may be gone and back between two looks
+    back = coordinator.until(lambda event: event.get("here") == run.nodes and event["hellos"] >= greeted)
     return {
         "nodes": run.nodes,
         "ranks": run.world_size,
