@@ -17,7 +17,7 @@ import pytest
 from bench.gang_scale import measure
 from lockstep_gang.agent.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
 from lockstep_gang.contract import RestartPolicy, Run
-from lockstep_gang.contract.exits import RECONNECT_SECONDS, progress_seconds, reconnect_seconds, spread_seconds
+from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import (
     Activity,
     AgentMessage,
@@ -40,7 +40,7 @@ from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.news import report_change
 from lockstep_gang.coordinator.server import Server
-from lockstep_gang.coordinator.telling import telling
+from lockstep_gang.coordinator.telling import WITH_LINES, telling
 from lockstep_gang.lifecycle.decide import decide
 from lockstep_gang.lifecycle.gang import Gang, Nodes, Phase, Ranks, new_gang
 from lockstep_gang.lifecycle.hang import deadlines
@@ -229,6 +229,46 @@ def test_ends_that_are_taken_in_together_are_as_those_that_come_one_by_one() -> 
     assert set(together.ranks.ended) == {3, 9, 8, 31, 16}
 
 
+def test_ends_of_a_stop_are_taken_in_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    observed: list[AgentMessage] = []
+
+    def counted(gang: Gang, run: Run, node: int, message: AgentMessage, now: float) -> Gang:
+        observed.append(message)
+        return observe(gang, run, node, message, now)
+
+    monkeypatch.setattr(coordinator, "observe", counted)
+    run = run_of(4, run_dir=str(tmp_path))
+
+    async def play() -> None:
+        made = Coordinator(run, KEY, Output(lambda _: None, tuple, lambda _: None))
+        wire: Any = Untold()
+        for node in range(run.nodes):
+            made.connected(node, wire, Hello(node, f"agent-{node}", 0, 0))
+        await until(lambda: made.gang.phase is Phase.ACTIVE)
+        for node in range(run.nodes):
+            made.heard(node, progressed(run, node, 1))
+        made.heard(0, Exited(1, RankExit(0, 1, None, False)))
+        await until(lambda: made.gang.phase is Phase.STOPPING and made._recording is None)
+        observed.clear()
+        for rank in range(1, run.world_size):
+            made.heard(run.node_of(rank), Exited(1, RankExit(rank, None, "SIGKILL", True)))
+        await until(lambda: len(made.gang.ranks.ended) == run.world_size)
+        assert observed == []
+
+    asyncio.run(play())
+
+
+def test_only_the_first_of_very_many_ends_are_shown_with_their_last_lines() -> None:
+    run = run_of(32)
+    before = gang = training(run)
+    lines = tuple(f"line {number}" for number in range(20))
+    for rank in range(8, run.world_size):  # those of node 0 are in its log
+        gang = observe(gang, run, run.node_of(rank), Exited(1, RankExit(rank, 1, None, False, None, lines)), 1002.0)
+    told = list(telling(before, gang, run))
+    assert sum("exited with 1" in line for line in told) == run.world_size - 8
+    assert sum(line.endswith("| line 19") for line in told) == WITH_LINES
+
+
 def test_orders_of_all_nodes_follow_from_what_changed_and_of_one_from_its_own_state() -> None:
     run = run_of(16)
     gang = training(run)
@@ -238,13 +278,6 @@ def test_orders_of_all_nodes_follow_from_what_changed_and_of_one_from_its_own_st
     again = observe(again, run, 5, Hello(5, "agent-5", 1, 1, tuple(RankState(rank, True) for rank in run.ranks_of(5))), 1003.0)
     failed = observe(again, run, 2, Exited(1, RankExit(16, 1, None, False)), 1003.0)
     assert {node for node, _ in decide(failed, run, 1003.0).orders} == set(range(16))
-
-
-def test_a_closed_connection_of_a_big_gang_has_longer_to_come_back() -> None:
-    assert (reconnect_seconds(2), spread_seconds(64)) == (RECONNECT_SECONDS, 0.0)
-    assert RECONNECT_SECONDS + 5 < reconnect_seconds(1024) < 15  # an agent is quiet for 15 s before it connects again
-    assert progress_seconds(16) == 2.0
-    assert 5.0 < progress_seconds(8192) <= 10.0
 
 
 def test_the_time_in_which_the_coordinator_itself_did_not_run_judges_nobody(tmp_path: Path) -> None:
