@@ -22,6 +22,7 @@ from lockstep.plan.reconcile import reconcile
 from lockstep.platforms.kubernetes import notify
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.notify import Notifier, SafeResolver
+from unit.test_gang_scale import until
 from unit.test_reconcile import CONTEXT, NOW, UID, after, fresh
 
 NOTIFY = {"webhookSecretRef": {"name": "hook", "key": "url"}}
@@ -233,3 +234,93 @@ def test_no_name_leads_to_a_link_local_address() -> None:
     assert asyncio.run(resolve("127.0.0.1")) == ["127.0.0.1"]
     with pytest.raises(OSError, match="link-local"):
         asyncio.run(resolve("2852039166"))  # 169.254.169.254, as one number
+
+
+class Tarpit:
+    """A receiver: on /quick it answers, on any other path not before it is let go."""
+
+    def __init__(self) -> None:
+        self.open = self.most = 0
+        self.let_go = asyncio.Event()
+
+    async def take(self, request: web.Request) -> web.Response:
+        if request.path != "/quick":
+            self.open += 1
+            self.most = max(self.most, self.open)
+            await self.let_go.wait()
+            self.open -= 1
+        return web.Response()
+
+
+class SecretsOfMany:
+    """A cluster in which the Secret of each namespace names a path called as the namespace."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        url = f"http://127.0.0.1:{self.port}/{namespace}"
+        return {"data": {"url": b64encode(url.encode()).decode()}}
+
+
+def many(*namespaces: str) -> list[Observed]:
+    """A job that has ended in each of these namespaces."""
+    jobs = []
+    for number, namespace in enumerate(namespaces):
+        observed = ended()
+        metadata = {**observed.job["metadata"], "namespace": namespace, "name": f"x{number}", "uid": f"uid-{number}"}
+        jobs.append(replace(observed, job={**observed.job, "metadata": metadata}))
+    return jobs
+
+
+def told(jobs: list[Observed], *, first: int, together: int) -> Tarpit:
+    """Tell the ends of these jobs to a tarpit, and let it go once `first` are told and `together` others hang."""
+    pit = Tarpit()
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/{any}", pit.take)
+        async with TestServer(app, host="127.0.0.1") as server:
+            heard: list[str] = []
+            notifier = Notifier(SecretsOfMany(server.port), lambda key: heard.append(key[0]))  # type: ignore[arg-type]
+            for job in jobs:
+                notifier.look(job)
+            async with asyncio.timeout(30):
+                await until(lambda: len(heard) >= first and pit.open >= together)
+                assert len(heard) == first
+                await asyncio.sleep(0.2)  # a further one would have come by now
+                pit.let_go.set()
+                await until(lambda: len(heard) == len(jobs))
+            assert all(delivery is not None and delivery.delivered for delivery in map(notifier.delivery, (job.uid for job in jobs)))
+
+    asyncio.run(run())
+    return pit
+
+
+def test_receivers_that_never_answer_delay_their_own_namespace_only() -> None:
+    jobs = many(*["slow"] * 20, "quick")
+    assert told(jobs, first=1, together=notify.OF_A_NAMESPACE).most == notify.OF_A_NAMESPACE
+
+
+def test_tries_of_all_namespaces_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "AT_ONCE", 3)
+    assert told(many(*(f"slow-{number}" for number in range(8))), first=0, together=3).most == 3
+
+
+def test_a_try_ends_though_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "TRY_SECONDS", 0.05)
+
+    async def run() -> Delivery:
+        pit, heard = Tarpit(), asyncio.Event()
+        app = web.Application()
+        app.router.add_post("/{any}", pit.take)
+        async with TestServer(app, host="127.0.0.1") as server:
+            notifier = Notifier(SecretsOfMany(server.port), lambda key: heard.set())  # type: ignore[arg-type]
+            notifier.look(ended())
+            await asyncio.wait_for(heard.wait(), 30)
+            pit.let_go.set()
+            delivery = notifier.delivery(UID)
+            assert delivery is not None
+            return delivery
+
+    assert "not delivered in 3 tries: no answer within" in asyncio.run(run()).message

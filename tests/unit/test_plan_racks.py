@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.plan.facts import facts_of
 from lockstep.plan.observed import Observed
 from lockstep.plan.racks import racks_of
 from lockstep.plan.reconcile import reconcile
 from lockstep_gang.contract import State
+from unit.test_gang_scale import lines_run
 from unit.test_reconcile import CONTEXT, NOW, PROFILE, after, pod, report, settled
 
 
@@ -36,6 +38,23 @@ def test_nothing_is_said_before_everything_is_known(unknown: str) -> None:
     if unknown == "pod":
         observed = replace(observed, pods=(pod(0),))
     assert racks_of(observed, 2) == ()
+
+
+def test_a_big_gang_s_reply_takes_time_by_its_nodes_and_not_by_their_square() -> None:
+    def work(count: int) -> int:
+        pods = tuple({**pod(node), "spec": {"nodeName": f"node-{node}"}} for node in range(count))
+        nodes = tuple({"metadata": {"name": f"node-{node}", "labels": {"example.com/rack": "a"}}} for node in range(count))
+        observed = replace(on_racks(), pods=pods, nodes=nodes)
+
+        def reply() -> None:
+            assert len(racks_of(observed, count)) == count
+            facts_of(observed, {})
+            assert observed.pod(count - 1) is pods[-1]
+
+        return lines_run(reply)
+
+    small, big = work(64), work(512)
+    assert big < small * 9  # eight times as many
 
 
 def test_status_tells_the_order_of_ranks_and_keeps_it_after_the_end() -> None:
