@@ -291,5 +291,12 @@ def test_what_the_pods_of_an_earlier_start_said_raises_no_alarm(found: Object) -
     assert not gauges(found, NOW, 400.0).keys() & {"report_age_seconds", "fabric_verified"}
 
 
+@pytest.mark.parametrize(("checks", "off"), [([], 0), (["clock", "gpus", "clock"], 2)])
+def test_nodes_whose_clock_a_preflight_found_off_are_counted(checks: list[str], off: int) -> None:
+    found = {"preflight": {"ok": True, "findings": [{"check": check} for check in checks]}}
+    assert gauges(found, NOW, None)["preflight_clocks_off"] == off
+    assert "preflight_clocks_off" not in gauges({}, NOW, None)
+
+
 def test_an_age_is_never_negative() -> None:
     assert shown([job("a", told("Running"))], heard=NOW * 10)["lockstep_job_report_age_seconds"][0][1] == 0

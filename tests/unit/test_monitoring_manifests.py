@@ -107,6 +107,15 @@ def test_every_alert_says_who_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("warning", "critical")  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("alert", "expression"),
+    [("LockstepOperatorClockOff", "lockstep_clock_offset_seconds != 0"), ("LockstepNodeClockOff", "lockstep_job_preflight_clocks_off > 0")],
+)
+def test_a_clock_that_is_off_is_an_alert(alert: str, expression: str) -> None:
+    [rule] = [rule for rule in rules() if rule["alert"] == alert]
+    assert rule["expr"] == expression
+
+
 def test_the_scraper_s_account_may_read_metrics_and_nothing_else() -> None:
     assert OBJECTS["ClusterRole"]["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
     assert OBJECTS["ServiceAccount"]["automountServiceAccountToken"] is False

@@ -107,6 +107,7 @@ def gauges(status: Object, now: float, report_age: float | None) -> dict[str, fl
         "fabric_verified": _truth(status, "FabricVerified") if heard else None,
         "straggling": _truth(status, "Straggling"),
         "preflight_ok": None if "ok" not in preflight else float(preflight["ok"]),
+        "preflight_clocks_off": None if "ok" not in preflight else sum(f.get("check") == "clock" for f in preflight.get("findings", [])),
         "report_age_seconds": _report_age(status, now, report_age) if heard else None,
     }
     return {name: float(value) for name, value in values.items() if value is not None}
