@@ -20,7 +20,9 @@ from lockstep.plan.discovery.file import discovered
 from lockstep.plan.lint.alone import lint_alone
 from lockstep.plan.lint.cluster import lint_against
 from lockstep.plan.objects import render
+from lockstep.plan.probe import probe_pods
 from lockstep.plan.resolve import PlatformDefaults, resolve
+from lockstep.platforms.kubernetes.install import kustomized
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVILEGED: dict[str, Any] = {"metadata": {"name": "privileged"}, "allowedCapabilities": ["*"], "runAsUser": {"type": "RunAsAny"}}
@@ -123,6 +125,29 @@ def test_every_container_of_an_rdma_pod_is_let_in_by_that_scc() -> None:
         added += capabilities.get("add", [])
     assert added == scc["allowedCapabilities"]
     assert {"persistentVolumeClaim", *(next(key for key in volume if key != "name") for volume in pod["volumes"])} <= set(scc["volumes"])
+
+
+def test_lockstep_s_own_containers_write_to_mounted_volumes_only_and_say_what_they_need() -> None:
+    """What linters of manifests ask for by default. Not of the trainer's container: people's programs write where they like, and no CPU limit throttles any."""
+    [operator] = [item for item in kustomized(ROOT / "manifests/operator/base") if item["kind"] == "Deployment"]
+    [job_s] = [item for item in rdma_objects() if item["kind"] == "StatefulSet"]
+    [probe, *_] = probe_pods(rdma_cluster(), "x", "image:1")
+    own = [
+        *operator["spec"]["template"]["spec"]["containers"],
+        *job_s["spec"]["template"]["spec"]["initContainers"],
+        *probe["spec"]["containers"],
+    ]
+    assert len(own) == 3
+    for container in own:
+        security, resources = container["securityContext"], container["resources"]
+        assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert {"cpu", "memory"} <= resources["requests"].keys() and "memory" in resources["limits"]
+
+
+def test_a_replica_that_is_not_ready_keeps_no_node_from_being_drained() -> None:
+    [budget] = [item for item in kustomized(ROOT / "manifests/operator/base") if item["kind"] == "PodDisruptionBudget"]
+    assert (budget["spec"]["maxUnavailable"], budget["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
 def rdma_objects() -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from lockstep.plan.fabric import GPU_RESOURCE, Transport, rail_resources
 from lockstep.plan.metadata import pod_annotations, pod_labels
 from lockstep.plan.resolve import Resolved
 from lockstep.plan.scheduling import affinity, tolerations, topology_spread
-from lockstep.plan.security import container_security_context, pod_security_context, trainer_security_context
+from lockstep.plan.security import agent_security_context, pod_security_context, trainer_security_context
 from lockstep.plan.storage import agent_mounts, mounts, pod_volumes
 from lockstep.plan.template import fill
 from lockstep.plan.variables import pod_variables, profile_variables
@@ -46,7 +46,7 @@ def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, repor
         agent_image=agent_image,
         agent_command=AGENT_COMMAND,
         agent_resources=AGENT_RESOURCES,
-        agent_security=container_security_context(profile),
+        agent_security=agent_security_context(profile),
         agent_env=profile_variables(profile),
         agent_mounts=agent_mounts(resolved),
         trainer_name=names.CONTAINER,

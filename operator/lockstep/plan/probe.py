@@ -11,7 +11,7 @@ from lockstep.api.profile import ClusterProfileSpec, Platform
 from lockstep.plan.clusterfacts import ClusterFacts, Object, ProbeFacts
 from lockstep.plan.discovery.nodes import common_tolerations, gpu_groups
 from lockstep.plan.fabric import GPU_RESOURCE
-from lockstep.plan.security import container_security_context
+from lockstep.plan.security import agent_security_context
 from lockstep_gang.contract import PROBE, PROBED
 
 PROBE_LABEL = f"{names.GROUP}/probe"
@@ -35,7 +35,7 @@ def probed_nodes(facts: ClusterFacts) -> list[str | None]:
 def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
     """A pod a node, under Pod Security `restricted`, without GPU: it never waits for one."""
     platform = Platform.OPENSHIFT if facts.is_openshift else Platform.KUBERNETES
-    security = container_security_context(ClusterProfileSpec(platform=platform))
+    security = agent_security_context(ClusterProfileSpec(platform=platform))
     container = {
         "name": "probe",
         "image": image,

@@ -37,6 +37,11 @@ def container_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
     return context
 
 
+def agent_security_context(profile: ClusterProfileSpec) -> dict[str, Any]:
+    """Likewise, for Lockstep's own programs: they write to mounted volumes alone. The trainer's container runs anybody's, which write where they like."""
+    return container_security_context(profile) | {"readOnlyRootFilesystem": True}
+
+
 def trainer_security_context(profile: ClusterProfileSpec, transport: Transport) -> dict[str, Any]:
     """`restricted`, or UID 0 with no capability but IPC_LOCK where a NIC needs locked memory.
 
