@@ -197,6 +197,14 @@ JOB_CASES = {
     ("spec.envFrom[]", "must have exactly one of secretRef and configMapRef"): Case(
         job(envFrom=[{"secretRef": {"name": "s"}}]), job(envFrom=[{"prefix": "A_"}]), "spec.envFrom[0]"
     ),
+    (
+        "spec.envFrom[]",
+        "prefix must not start with LD_ or LOCKSTEP_: the agent would get what the dynamic loader reads, or Lockstep's own variables",
+    ): Case(
+        job(envFrom=[{"prefix": "MY_LD_", "secretRef": {"name": "s"}}]),
+        job(envFrom=[{"prefix": "LD_", "secretRef": {"name": "s"}}]),
+        "spec.envFrom[0].prefix",
+    ),
     ("spec.podTemplate", "labels must not use the prefixes lockstep.dev/ and app.kubernetes.io/: Lockstep sets those"): Case(
         job(podTemplate={"labels": {"team": "a"}}), job(podTemplate={"labels": {"lockstep.dev/job": "a"}}), "spec.podTemplate.labels"
     ),

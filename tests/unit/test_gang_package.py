@@ -63,6 +63,29 @@ def test_variables_of_a_job_reach_its_ranks_and_leave_the_agent_alone(tmp_path: 
     assert agent.stdout == "agent\n"
 
 
+LOADER = {"LD_LIBRARY_PATH": "/nowhere", "LD_BIND_NOW": "1"}
+"""The dynamic loader has read these before any program of Lockstep's runs, as it does those of an image or of a job's envFrom."""
+
+
+def test_what_the_loader_reads_from_envfrom_is_left_to_ranks_and_to_no_other_program_of_the_agent(tmp_path: Path) -> None:
+    write_zipapp(tmp_path / "agent.pyz")
+    script = "import os\nprint('rank', *sorted(n for n in os.environ if n.startswith('LD_')))\n"
+    look = "import subprocess; print(subprocess.run(['env'], capture_output=True, text=True).stdout)"
+    with gang(tmp_path) as agents:
+        agents.write(script, nodes=1, command=(sys.executable, "-I", "-S", "rank.py"))
+        command = [sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"), "--run", str(agents.run_path), "--node", "0"]
+        environment = {"PATH": os.environ["PATH"], "TMPDIR": agents.private.name, **LOADER}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/", env=environment)
+    enter = f"import sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r}); from lockstep_gang.agent.main import main"
+    code = f"{enter}; main(['--run', '/nowhere', '--node', '0']); {look}"
+    agent = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True, env=environment
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"[rank 0] rank {' '.join(sorted(LOADER))}" in ended.stdout
+    assert "PATH=" in agent.stdout and "LD_" not in agent.stdout
+
+
 def test_a_pod_that_is_told_to_go_while_its_agent_starts_goes_at_once(tmp_path: Path) -> None:
     write_zipapp(tmp_path / "agent.pyz")
     run = tmp_path / "run.json"

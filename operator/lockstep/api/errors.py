@@ -19,7 +19,7 @@ class LockstepError(Exception):
 
 
 class ConfigError(LockstepError):
-    """What was written can't be used. The message says where, what is valid and what to do, a line a mistake; the command line exits with 2."""
+    """What was written can't be used. The message has one line for each mistake: where it is, what is valid, what to do. The command line exits with 2."""
 
 
 class Failed(LockstepError):

@@ -136,10 +136,10 @@ class TrainingJobSpec(Model):
     env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
     """Variables of every rank. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not in the container's environment, which a shell in the pod sees: only ranks get them."""
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
-    """Secrets and ConfigMaps whose keys become variables of every rank. Give what the dynamic loader reads (LD_*) in env: from here it would reach the agent, too."""
+    """Secrets and ConfigMaps whose keys become variables of every rank. Set what the dynamic loader reads (LD_*, GLIBC_TUNABLES) in env: from here it would reach the agent, too, and nobody knows the keys beforehand."""
     restart: Restart = Restart()
     start_timeout_seconds: Seconds = START_SECONDS
-    """How long a start may take, first of nodes and then of ranks, restarts included, until the job fails (Interactive: only where node 0 never runs) and lets its GPUs go. Time in which the cluster has no room for a pod, or a queue holds it back, doesn't count."""
+    """Time limit of a start, restarts included: first for the nodes to come up, then for the ranks. After it the job fails and frees its GPUs (an Interactive job only if node 0 never runs). Time in which the cluster has no room for a pod, or a queue holds it back, doesn't count."""
     hang_timeouts: HangTimeouts | None = None
     """When a script's rank is taken for hung. Lockstep's trainer has training.limits."""
     preflight: Preflight = Preflight()

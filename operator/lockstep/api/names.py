@@ -33,7 +33,7 @@ REPORT_AUDIENCE = f"{GROUP}/report"
 
 
 def report_url(namespace: str) -> str:
-    """Where the operator that lives in `namespace` takes reports."""
+    """URL at which the operator in `namespace` takes reports."""
     return f"https://{OPERATOR_NAME}.{namespace}.svc/v1/report"
 
 
@@ -75,7 +75,7 @@ def service_name(job: str) -> str:
 
 
 def key_secret_name(job: str, mark: str = "") -> str:
-    """Of the Secret with the key of a job's agents. `mark`: what only this job, and only its operator, would call it by; without an operator none."""
+    """Name of the Secret with the key of a job's agents. `mark`: a part of the name that only the job's operator can compute; empty without an operator."""
     return f"{job}-agents" + (f"-{mark}" if mark else "")
 
 

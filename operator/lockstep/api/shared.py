@@ -150,6 +150,12 @@ class VariableSet(Model):
             message="must have exactly one of secretRef and configMapRef",
             holds=lambda s: (s.secret_ref is None) != (s.config_map_ref is None),
         ),
+        Rule(
+            cel="!has(self.prefix) || !(self.prefix.startsWith('LD_') || self.prefix.startsWith('LOCKSTEP_'))",
+            message="prefix must not start with LD_ or LOCKSTEP_: the agent would get what the dynamic loader reads, or Lockstep's own variables",
+            holds=lambda s: s.prefix is None or not s.prefix.startswith(("LD_", "LOCKSTEP_")),
+            field="prefix",
+        ),
     )
 
 

@@ -227,7 +227,7 @@ class ActiveTime(Model):
 
 
 class PlacementStatus(Model):
-    """Of a job whose pods don't all have a node: what it holds, and when it lets go of that so that another job can run. Unset otherwise."""
+    """Nodes that a job holds while some of its pods have none, and when it releases them so that another job can run. Unset once every pod has a node."""
 
     placed: Count = 0
     """Pods that have a node; with retryTime: that had one when the job let go."""
