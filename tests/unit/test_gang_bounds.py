@@ -71,7 +71,7 @@ def test_the_last_record_is_found_at_the_end_of_a_long_file(tmp_path: Path, monk
 def test_only_the_end_of_the_attempts_is_read_before_another_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Records(str(tmp_path))
     mine.write_attempts([attempt(number) for number in range(1, 200)])
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("the whole file was read"))
+    monkeypatch.setattr(records, "read_regular", lambda *_, **__: pytest.fail("the whole file was read"))
     mine.write_goodput(records.GoodputRecord("uid-1"))
 
 

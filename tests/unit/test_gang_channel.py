@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from lockstep_gang.agent.reports import parse_datagram
 from lockstep_gang.contract import ContractError, Run
-from lockstep_gang.contract.messages import Hello, Ping, Start, message_to_json
+from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
 from lockstep_gang.contract.proof import Sealer
-from lockstep_gang.coordinator.channel import Channel, accept, connect
+from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX, Channel, accept, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from unit.gang_cases import KEY, WORKSPACE, Gang, free_port, gang, make_run
@@ -141,6 +142,52 @@ def test_hostile_bytes_close_only_their_own_connection(tmp_path: Path, line: byt
         await scene.hears(0)
 
     with_server(tmp_path, test)
+
+
+def test_before_the_proof_a_stranger_gets_no_room_and_fills_no_log(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(*scene.address)
+            await reader.readline()
+            writer.write(b'{"node": "' + b"x" * 2 * PROOF_BYTES_MAX + b'"}')  # no end of its line, and nothing after it
+            assert await reader.read() == b""
+            writer.close()
+            reader, writer = await asyncio.open_connection(*scene.address)
+            await reader.readline()
+            writer.write(b'{"node": "' + b"x" * 1000 + b'"}\n')
+            assert await reader.read() == b""
+            writer.close()
+        channel = await scene.connect(0)
+        channel.send(hello(0, "a" * 4 * PROOF_BYTES_MAX))
+        await scene.hears(0, "a" * 4 * PROOF_BYTES_MAX)
+
+    refused = [line for line in with_server(tmp_path, test) if line.startswith("refused a connection from 127.0.0.1: ")]
+    assert 1 <= len(refused) < 10 and max(map(len, refused)) < 300
+
+
+def test_strangers_that_only_connect_make_room_for_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep_gang.coordinator.server.STRANGERS_MAX", 3)
+
+    async def test(scene: Scene) -> None:
+        strangers = [await asyncio.open_connection(*scene.address) for _ in range(8)]
+        for reader, _ in strangers[:3]:
+            await reader.readline()
+            with suppress(ConnectionError):
+                assert await reader.read() == b""  # the oldest are closed long before their time is over
+        channel = await scene.connect(0)
+        channel.send(hello(0))
+        await scene.hears(0)
+        for _, writer in strangers:
+            writer.close()
+
+    with_server(tmp_path, test)
+
+
+@pytest.mark.parametrize("value", [{"type": []}, {"type": {}}, {"type": None}, {"type": 1}, [], None])
+def test_a_message_without_a_known_type_is_refused_in_words(value: object) -> None:
+    with pytest.raises(ContractError, match="whose type is one of"):
+        agent_message(value)
+    assert isinstance(parse_datagram(json.dumps({"event": value}).encode()), ContractError)
 
 
 class Replaying(Sealer):

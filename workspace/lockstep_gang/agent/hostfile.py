@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep_gang.contract.files import read_regular, write_new
 from lockstep_gang.contract.run import Run, Storage
 
 NAME = "hostfile"
@@ -17,10 +19,11 @@ def write_hostfile(run: Run, node: int, say: Callable[[str], None]) -> None:
     path = Path(run.working_directory) / NAME
     text = "".join(f"{address} slots={run.ranks_per_node}\n" for address in run.addresses)
     try:
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            return
+        with contextlib.suppress(OSError):  # it isn't there, or is something else
+            if read_regular(path, len(text.encode())) == text.encode():
+                return
         draft = path.with_name(f".{NAME}.draft")
-        draft.write_text(text, encoding="utf-8")
+        write_new(draft, text.encode())
         draft.replace(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         say(f"cannot write {path}: {error}; runs don't need it")

@@ -7,13 +7,16 @@ Written by a thread of its own: a volume that hangs or is full holds up neither 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import BinaryIO
 
+from lockstep_gang.contract.files import open_regular, write_new
 from lockstep_gang.contract.run import Run, run_text
 
 FOLDER = "logs/output"
@@ -96,18 +99,22 @@ class Journal:
 
     def _append(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab", buffering=0) as file:  # opened anew: another may have taken its place meanwhile
-            if file.tell() > 0 and file.tell() + len(data) > self._file_bytes:
+        with self._opened() as file:  # anew: another may have taken its place meanwhile
+            size = file.seek(0, os.SEEK_END)
+            if size > 0 and size + len(data) > self._file_bytes:
                 self._path.replace(self._path.with_name(f"{self._path.name}.1"))
                 data = f"{data.split(b' ', 1)[0].decode()} 0 {BEGINS} {self._run.job.uid}\n".encode() + data
-                with self._path.open("ab", buffering=0) as fresh:
+                with self._opened() as fresh:
                     fresh.write(data)
                 return
             file.write(data)
 
+    def _opened(self) -> BinaryIO:
+        return os.fdopen(open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+
     def _describe(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         draft = self._path.with_name(".run.json")
-        draft.write_text(run_text(replace(self._run, environment={}, report=None)), encoding="utf-8")
+        write_new(draft, run_text(replace(self._run, environment={}, report=None)).encode())
         draft.replace(self._path.with_name("run.json"))
         self._describes = False

@@ -12,15 +12,22 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from lockstep_gang.agent.relay import LINE_BYTES_MAX, printable
 from lockstep_gang.contract.fabric import FabricAsked, RankFabric
+from lockstep_gang.contract.files import open_regular, read_regular, write_new
 from lockstep_gang.lifecycle.nccl import messages, read_line
 
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,NET"
 PART_BYTES = 2 * 1024 * 1024
 """Of a rank, the first so many bytes and the last so many are kept."""
+FILES_MAX = 64
+"""Of one rank: whatever it starts has a file, too."""
+NAMES_MAX = 4096
+"""Of all ranks. A rank that fills the folder must not keep its agent from all else."""
 READ_BYTES = 1024 * 1024
 """Read of a file at a time: a rank that floods its log must not keep its agent from all else."""
 _READ_LEVELS = frozenset({"INFO", "TRACE"})
@@ -70,6 +77,7 @@ class LogFile:
         self._base = 0
         """Where what is still in the file begins."""
         self._rest = b""
+        self._has_head = False
 
     def lines(self) -> Iterator[str]:
         """Whole lines that are new. The rest of a line that is not whole comes with its end."""
@@ -84,10 +92,12 @@ class LogFile:
     def kept(self) -> bytes:
         """The file's first and last part."""
         with contextlib.suppress(OSError):
-            with self._path.open("rb") as file:
+            with os.fdopen(open_regular(self._path), "rb") as file:
                 file.seek(self._base)
                 last = file.read(PART_BYTES).lstrip(b"\0")
-            head = self._head_path.read_bytes() if self._head_path.exists() else b""
+            head = b""
+            with contextlib.suppress(OSError):  # there is none, or not of ours
+                head = read_regular(self._head_path, PART_BYTES)
             return head + (b"\n[lockstep] lines are left out here\n" if head else b"") + last
         return b""
 
@@ -97,27 +107,28 @@ class LogFile:
 
     def _new(self) -> bytes:
         try:
-            size = self._path.stat().st_size
-            if size < self._offset:  # emptied here, then written to by one who appends
-                self._offset = self._base = 0
-            if size - self._offset > PART_BYTES:  # too fast to be read
-                self._offset = size - READ_BYTES
-                self._rest = b""
-            with self._path.open("rb") as file:
+            with os.fdopen(open_regular(self._path, os.O_RDWR), "r+b") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._offset:  # emptied here, then written to by one who appends
+                    self._offset = self._base = 0
+                if size - self._offset > PART_BYTES:  # too fast to be read
+                    self._offset = size - READ_BYTES
+                    self._rest = b""
                 file.seek(self._offset)
                 data = file.read(READ_BYTES)
-            self._offset += len(data)
-            if self._offset - self._base > PART_BYTES:
-                self._empty()
+                self._offset += len(data)
+                if self._offset - self._base > PART_BYTES:
+                    self._empty(file)
         except OSError:
             return b""
         return data
 
-    def _empty(self) -> None:
-        if not self._head_path.exists():
-            with self._path.open("rb") as file:
-                self._head_path.write_bytes(file.read(PART_BYTES))
-        os.truncate(self._path, 0)
+    def _empty(self, file: BinaryIO) -> None:
+        if not self._has_head:
+            file.seek(0)
+            write_new(self._head_path, file.read(PART_BYTES))
+            self._has_head = True
+        os.ftruncate(file.fileno(), 0)
         self._base = self._offset
 
 
@@ -179,10 +190,19 @@ class NcclLogs:
             self._keeping.join(seconds)
 
     def _files(self, rank: int, log: RankLog) -> list[LogFile]:
-        for path in sorted(self.folder.glob(f"rank-{rank}.*.log")):
-            if path not in log.files:
+        begins = f"rank-{rank}."
+        for name in sorted(name for name in self._names() if name.startswith(begins) and name.endswith(".log")):
+            path = self.folder / name
+            if path not in log.files and len(log.files) < FILES_MAX:
                 log.files[path] = LogFile(path)
         return list(log.files.values())
+
+    def _names(self) -> list[str]:
+        try:
+            with os.scandir(self.folder) as entries:
+                return [entry.name for entry in islice(entries, NAMES_MAX)]
+        except OSError:  # nobody logs there
+            return []
 
     def _take(self, rank: int, log: RankLog, line: str) -> None:
         log.fabric = read_line(log.fabric, line)
@@ -196,7 +216,7 @@ class NcclLogs:
             for rank, log in self._ranks.items():
                 text = b"".join(file.kept() for file in log.files.values())
                 draft = folder / f".rank-{rank}.log"
-                draft.write_bytes(f"[lockstep] NCCL's log of rank {rank}, attempt {self._attempt}\n".encode() + text)
+                write_new(draft, f"[lockstep] NCCL's log of rank {rank}, attempt {self._attempt}\n".encode() + text)
                 draft.replace(folder / f"rank-{rank}.log")
         except OSError as error:
             say(f"cannot keep NCCL's logs under {folder} ({error.strerror}): is the volume full or read-only?")

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.messages import Step
+from lockstep_gang.contract.messages import COUNT_MAX, Step
+from lockstep_gang.contract.text import printable_line
 
 URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"
 LOOPBACK = "127.0.0.1"
@@ -50,7 +51,7 @@ def said_of(body: bytes) -> Said:
         raise ContractError(
             f'a progress report is not {{"trainerStatus": {{"progressPercentage": …, "metrics": […]}}}}: {error!r}'
         ) from None
-    shown = {name[:CHARACTERS]: _short(value) for name, value in list(values.items())[-METRICS:] if name not in _OWN}
+    shown = {printable_line(name)[:CHARACTERS]: _short(value) for name, value in list(values.items())[-METRICS:] if name not in _OWN}
     return Said(
         percentage if type(percentage) is int else None,
         _whole(values.get("current_step")),
@@ -62,7 +63,7 @@ def said_of(body: bytes) -> Said:
 
 def _whole(text: str | None) -> int | None:
     try:
-        return max(0, int(float(text))) if text else None
+        return max(0, min(int(float(text)), COUNT_MAX)) if text else None
     except (ValueError, OverflowError):
         return None
 
@@ -71,7 +72,7 @@ def _short(text: str) -> str:
     try:
         return f"{float(text):.6g}"
     except ValueError:
-        return text[:CHARACTERS]
+        return printable_line(text)[:CHARACTERS]
 
 
 class Pace:
@@ -96,7 +97,7 @@ class Pace:
         if self._total is None or self._first is None:
             return None
         done, left = step - self._first[0], max(0, self._total - step)
-        return 0 if not left else round((now - self._first[1]) / done * left) if done else None
+        return 0 if not left else min(round((now - self._first[1]) / done * left), COUNT_MAX) if done else None
 
 
 def step_line(step: Step) -> str:

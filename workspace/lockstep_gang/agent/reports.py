@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.files import read_regular
 from lockstep_gang.contract.messages import RANK_REPORT_BYTES_MAX, Error, RankReport, rank_report_from_json
 from lockstep_gang.contract.text import printable_line
 
 _BUFFER_BYTES = 4 * 1024 * 1024
+ERROR_FILE_BYTES_MAX = 1024 * 1024
 
 
 class ReportSocket:
@@ -58,13 +60,14 @@ def parse_datagram(data: bytes) -> RankReport | ContractError:
 def read_error_file(path: Path, rank: int) -> Error | None:
     """What torch's `@record` wrote before the rank ended, if it did."""
     try:
-        value = json.loads(path.read_bytes())["message"]
+        value = json.loads(read_regular(path, ERROR_FILE_BYTES_MAX))["message"]
+        text = str(value.get("message", "")) if isinstance(value, dict) else str(value)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    text = str(value.get("message", "")) if isinstance(value, dict) else str(value)
     name, _, message = text.partition(": ")
     extra = value.get("extraInfo") if isinstance(value, dict) else None
-    stack = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    called = extra.get("py_callstack") if isinstance(extra, dict) else None
+    stack = called if isinstance(called, str) else ""
     exception = name if name.isidentifier() else "Error"
     words = printable_line(message if name.isidentifier() else text)
     return Error(rank, printable_line(exception), words[:2000], tuple(printable_line(line) for line in stack.splitlines()[-20:]))

@@ -7,7 +7,6 @@ rank is started with: it writes them on SIGABRT, whatever holds the interpreter.
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import re
 import signal
@@ -17,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_gang.agent.processes import send
+from lockstep_gang.contract.files import read_regular, write_new
 from lockstep_gang.contract.messages import Dumped
 
 WRITE_SECONDS = 1.0
 """How long a volume may take to write one file; what hangs may be the volume."""
 PROC = Path("/proc")
 STOPPED = frozenset({"T", "t"})
+SOURCE_BYTES_MAX = 4 * 1024 * 1024
+"""Of a script of which one line is looked at."""
 HANGS = 3
 """The newest attempts whose files stay on the volume; a job may be started again a thousand times."""
 STACKS_BYTES = 512 * 1024 * 1024
@@ -132,7 +134,13 @@ def _waits_for_device(frames: Sequence[Mapping[str, str]]) -> bool:
 def _source_line(path: str, number: int) -> str:
     """Empty where it can't be read, or not in time: by a thread, since what hangs may be the volume that the script is on."""
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(linecache.getline(path, number)), name="source", daemon=True)
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):  # a path as the rank wrote it
+            lines = read_regular(Path(path), SOURCE_BYTES_MAX, follow=True).splitlines()
+            found.extend(line.decode(errors="replace") for line in lines[number - 1 : number])
+
+    thread = threading.Thread(target=read, name="source", daemon=True)
     thread.start()
     thread.join(WRITE_SECONDS)
     return found[0] if found else ""
@@ -161,7 +169,8 @@ def write_stacks(path: Path, head: str, lines: Sequence[str]) -> str | None:
         with contextlib.suppress(OSError):
             if lines or not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("\n".join([head, *(lines or ["no Python stacks: the process did not write any"])]) + "\n")
+                text = "\n".join([head, *(lines or ["no Python stacks: the process did not write any"])]) + "\n"
+                write_new(path, text.encode("utf-8", "backslashreplace"))
             done.set()
 
     threading.Thread(target=put, name="stacks", daemon=True).start()

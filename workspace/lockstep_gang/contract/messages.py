@@ -298,6 +298,7 @@ def order(value: object) -> Order:
 
 
 def _tagged(kinds: dict[str, type[Any]], tag: str, value: object, where: str) -> Any:
-    if not isinstance(value, dict) or value.get(tag) not in kinds:
+    name = value.get(tag) if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in kinds:
         raise ContractError(f"{where} must be an object whose {tag} is one of {', '.join(kinds)}")
-    return from_json(kinds[value[tag]], value, f"{where} {value[tag]}")  # which has no field of the tag's name
+    return from_json(kinds[name], value, f"{where} {name}")  # which has no field of the tag's name

@@ -107,7 +107,7 @@ class Opener:
         message = value.get("message")
         expected = self._counter + 1
         if type(value.get("counter")) is not int or value["counter"] != expected or not isinstance(message, dict):
-            raise ProofError(f"message {value.get('counter')!r} came where {expected} was due: repeated, lost or out of order")
+            raise ProofError(f"message {repr(value.get('counter'))[:60]} came where {expected} was due: repeated, lost or out of order")
         require_proof(_mac(self._key, _canonical([expected, message])), value.get("signature"))
         self._counter = expected
         return message

@@ -15,15 +15,26 @@ from lockstep_gang.contract.proof import FORMAT, Handshake, Opener, ProofError, 
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
 """A Hello with many ranks and their last lines fits; nothing else comes near."""
+PROOF_BYTES_MAX = 8 * 1024
+"""Of a line before the proof: whoever reaches the port can send one."""
 PROOF_SECONDS = 10.0
 WAITING_MAX = 1024
 """Connections that the kernel holds until they are taken: all agents of a big gang may come in the same second."""
 
 
 class _Reader(asyncio.StreamReader):
-    """Knows when anything came: a message that is not read yet, or not whole yet, is a sign of life too."""
+    """Knows when anything came: a message that is not read yet, or not whole yet, is a sign of life too.
+
+    Nobody gets much room before `proved`: neither for a line nor for what waits to be read.
+    """
 
     last_heard = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(limit=PROOF_BYTES_MAX)
+
+    def proved(self) -> None:
+        self._limit = LINE_BYTES_MAX
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         self.last_heard = time.monotonic()
@@ -36,14 +47,14 @@ async def listen(
     """A server on this port, whose connections `taken` gets. Raises OSError."""
 
     def protocol() -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(_Reader(limit=LINE_BYTES_MAX), taken)
+        return asyncio.StreamReaderProtocol(_Reader(), taken)
 
     return await asyncio.get_running_loop().create_server(protocol, hosts, port, backlog=WAITING_MAX)
 
 
 async def _open(address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
-    reader = _Reader(limit=LINE_BYTES_MAX)
+    reader = _Reader()
     transport, protocol = await loop.create_connection(lambda: asyncio.StreamReaderProtocol(reader), *address)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
@@ -53,6 +64,8 @@ class Channel:
 
     def __init__(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], sealer: Sealer, opener: Opener) -> None:
         self._reader, self._writer = streams
+        if isinstance(self._reader, _Reader):
+            self._reader.proved()
         self._sealer = sealer
         self._opener = opener
 
@@ -96,7 +109,7 @@ async def accept(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key
     answer = read_object(await _line(reader))
     node, nonce = answer.get("node"), answer.get("nonce")
     if type(node) is not int or not 0 <= node < nodes or not isinstance(nonce, str):
-        raise ProofError(f"node is {node!r}, must be 0 to {nodes - 1}, with a nonce and a proof")
+        raise ProofError(f"node is {repr(node)[:60]}, must be 0 to {nodes - 1}, with a nonce and a proof")
     handshake = Handshake(key, job_uid, node, challenge, nonce)
     require_proof(handshake.agent_proof(), answer.get("proof"))
     _send_plain(writer, {"proof": handshake.coordinator_proof()})
@@ -118,7 +131,7 @@ async def _prove(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key
     _keep_alive(writer)
     challenge = read_object(await _line(reader))
     if challenge.get("format") != FORMAT or not isinstance(challenge.get("nonce"), str):
-        raise ProofError(f"the coordinator speaks {challenge.get('format')!r}, this agent {FORMAT}")
+        raise ProofError(f"the coordinator speaks {repr(challenge.get('format'))[:60]}, this agent {FORMAT}")
     nonce = new_nonce()
     handshake = Handshake(key, job_uid, node, challenge["nonce"], nonce)
     _send_plain(writer, {"node": node, "nonce": nonce, "proof": handshake.agent_proof()})
@@ -130,7 +143,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     try:
         line = await reader.readline()
     except ValueError:
-        raise ContractError(f"a line longer than {LINE_BYTES_MAX} bytes was received") from None
+        raise ContractError("a line longer than any message was received") from None
     if not line.endswith(b"\n"):
         raise EOFError("the other side closed the connection")
     return line

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockstep_gang.contract.codec import ContractError, from_json, to_json
+from lockstep_gang.contract.files import open_new, open_regular, read_regular
 from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.report import CheckpointReport
 from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
@@ -21,6 +22,8 @@ from lockstep_gang.lifecycle.history import AttemptRecord, EndRecord
 T = TypeVar("T")
 TAIL_BYTES = 16 * 1024
 """Of the attempts' file that is read at first for its last line."""
+FILE_BYTES_MAX = 16 * 1024 * 1024
+"""No record that was written here comes near; whatever else stands in its place is not read into memory."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class GoodputRecord:
     goodput: Goodput = field(default_factory=Goodput)
     checkpoint: CheckpointReport | None = None
     """The newest commit: the records of attempts have that of their begin or end, and a coordinator that is killed writes no end."""
+
+
+_NO_FILE = frozenset({errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+"""What `read_regular` says of a FIFO, a device, a link, a folder or a file without measure: trying again would not help."""
 
 
 class Replaced(OSError):
@@ -52,17 +59,17 @@ class Records:
 
     def attempts(self) -> list[AttemptRecord]:
         """The newest attempts that were started here, oldest first, of earlier jobs of this name too."""
-        if not self._attempts_path.exists():
+        text = _text(self._attempts_path)
+        if text is None:
             return []
-        lines = self._attempts_path.read_text(encoding="utf-8").splitlines()
+        lines = text.splitlines()
         found = [_parsed(AttemptRecord, line, f"{self._attempts_path}:{number}") for number, line in enumerate(lines, 1)]
         self._newest = max((record.attempt for record in found), default=0)
         return found
 
     def end(self) -> EndRecord | None:
-        if not self._end_path.exists():
-            return None
-        return _parsed(EndRecord, self._end_path.read_text(encoding="utf-8"), str(self._end_path))
+        text = _text(self._end_path)
+        return None if text is None else _parsed(EndRecord, text, str(self._end_path))
 
     def write_attempts(self, attempts: Sequence[AttemptRecord]) -> None:
         """Durable when it returns."""
@@ -77,9 +84,10 @@ class Records:
 
     def goodput(self, job_uid: str) -> GoodputRecord:
         """What this job's time was spent on, as far as an earlier coordinator wrote it down."""
-        if not self._goodput_path.exists():
+        text = _text(self._goodput_path)
+        if text is None:
             return GoodputRecord(job_uid)
-        found = _parsed(GoodputRecord, self._goodput_path.read_text(encoding="utf-8"), str(self._goodput_path))
+        found = _parsed(GoodputRecord, text, str(self._goodput_path))
         return found if found.job_uid == job_uid else GoodputRecord(job_uid)
 
     def write_goodput(self, record: GoodputRecord) -> None:
@@ -89,9 +97,10 @@ class Records:
 
     def _refuse_newer(self) -> None:
         """Raises Replaced. A coordinator that wrote between this look and the write is not seen: its attempt begins again under the next number."""
-        if not self._attempts_path.exists():
+        try:
+            last = _last_line(self._attempts_path)
+        except (FileNotFoundError, NotADirectoryError):
             return
-        last = _last_line(self._attempts_path)
         newest = _parsed(AttemptRecord, last, str(self._attempts_path)).attempt if last else 0
         if newest > self._newest:
             raise Replaced(errno.ESTALE, f"attempt {newest} of another coordinator is there, so this pod was replaced")
@@ -99,7 +108,7 @@ class Records:
     def _replace(self, path: Path, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{self._own}.draft")
-        with draft.open("w", encoding="utf-8") as file:
+        with os.fdopen(open_new(draft), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -107,24 +116,49 @@ class Records:
         _fsync_folder(self._folder)
 
 
+def _text(path: Path) -> str | None:
+    """None: there is no such file. Raises ContractError for what can't be one of these records, whoever put it there."""
+    try:
+        return _decoded(read_regular(path, FILE_BYTES_MAX), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise _no_record(path, error.strerror) from None
+        raise
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _no_record(path, str(error)) from None
+
+
+def _no_record(where: object, why: object) -> ContractError:
+    return ContractError(f"{where} is not JSON ({why}): put the file back, or move the folder away to start anew")
+
+
 def _parsed(kind: type[T], text: str, where: str) -> T:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise ContractError(f"{where} is not JSON ({error}): put the file back, or move the folder away to start anew") from None
+    except (ValueError, RecursionError) as error:
+        raise _no_record(where, error) from None
     return from_json(kind, value, where)
 
 
 def _last_line(path: Path) -> str:
     """The file's last line, empty where it has none. Of a long file only the end is read: it is looked at before every write of anything."""
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         length = TAIL_BYTES
         while True:
             file.seek(max(0, size - length))
             lines = file.read().splitlines()
             if len(lines) > 1 or length >= size:
-                return lines[-1].decode("utf-8") if lines else ""
+                return _decoded(lines[-1], path) if lines else ""
+            if length > FILE_BYTES_MAX:
+                raise _no_record(path, f"its last line has more than {FILE_BYTES_MAX} bytes")
             length *= 8
 
 

@@ -20,6 +20,10 @@ LOOK_SECONDS = 1.0
 PAUSED_SECONDS = 2.0
 MANY_RANKS, COLLECTED = 512, (50_000, 20, 50)
 """The state of a big gang is very many small objects that stay: looking for garbage among them as often as Python does took a third of the time."""
+STRANGERS_MAX = 128
+"""Connections without a proof, beside one of every node. At more of them the oldest is closed: an agent's proof takes no time."""
+REFUSED_SECONDS = 1.0
+"""Refusals are told at most so often: strangers must not fill the job's log."""
 FILES = 512
 """Open files of the coordinator beside its connections."""
 
@@ -34,7 +38,10 @@ class Server:
         self._output = output
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._unproved: dict[asyncio.StreamWriter, None] = {}
+        """Oldest first."""
         self._proved: set[Channel] = set()
+        self._refused, self._refused_told = 0, float("-inf")
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -62,6 +69,12 @@ class Server:
         connection = asyncio.ensure_future(self._connection(reader, writer))
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
+        self._unproved[writer] = None
+        connection.add_done_callback(lambda _: self._unproved.pop(writer, None))
+        if len(self._unproved) > self._run.nodes + STRANGERS_MAX:
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            oldest.transport.abort()
 
     async def _give_up_the_silent(self) -> None:
         """What came while this process did not run, or had too much to do, is still to be read: after that every agent has its whole time again."""
@@ -81,8 +94,9 @@ class Server:
             node, channel = await asyncio.wait_for(accept(streams, self._key, self._run.job.uid, self._run.nodes), PROOF_SECONDS)
         except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (another class in Python 3.10)
             if isinstance(error, ContractError):  # anything else may be a probe of the port
-                self._output.say(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
+                self._say_refused(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
         else:
+            self._unproved.pop(writer, None)
             self._proved.add(channel)
             await self._listen(node, channel)
             self._proved.discard(channel)
@@ -90,6 +104,14 @@ class Server:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+    def _say_refused(self, text: str) -> None:
+        self._refused += 1
+        now = time.monotonic()
+        if now - self._refused_told >= REFUSED_SECONDS:
+            others = f" (and {self._refused - 1} others since the last such line)" if self._refused > 1 else ""
+            self._output.say(f"{text}{others}")
+            self._refused, self._refused_told = 0, now
 
     async def _listen(self, node: int, channel: Channel) -> None:
         try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from lockstep_gang.contract.files import open_regular, read_regular
 from lockstep_gang.contract.preflight import ExpectedPath, Kind, PathFact, VolumeFacts
 
 MARKER = ".preflight-"
@@ -28,7 +29,7 @@ def _path_fact(stated: str, path: Path) -> PathFact:
         if found is Kind.FOLDER:
             next(path.iterdir(), None)
         else:
-            with path.open("rb") as file:
+            with os.fdopen(open_regular(path, follow=True), "rb") as file:
                 file.read(1)
     except (FileNotFoundError, NotADirectoryError):
         return PathFact(stated)
@@ -85,7 +86,7 @@ def sees(path: Path, token: str, seconds: float) -> bool:
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError):
-            if path.read_text() == token:
+            if read_regular(path, len(token)) == token.encode():
                 return True
         if time.monotonic() >= end:
             return False

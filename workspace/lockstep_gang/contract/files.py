@@ -1,0 +1,49 @@
+"""Files where user code writes, too: a volume, or a folder that ranks know.
+
+Whatever stands there is read and written as a regular file or not at all. A FIFO would hold its reader up for ever, a link would lead the agent's
+hand elsewhere, and a device or a file of many gigabytes would fill its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+CHUNK_BYTES = 1024 * 1024
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
+    """A descriptor of the regular file `path`, without ever waiting for anybody. `follow`: a link is followed. Raises OSError."""
+    never = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags | never, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path, most: int, *, follow: bool = False) -> bytes:
+    """All of a regular file. Raises OSError, for one of more than `most` bytes, too."""
+    data = bytearray()
+    with os.fdopen(open_regular(path, follow=follow), "rb", buffering=0) as file:
+        while len(data) <= most and (chunk := file.read(min(CHUNK_BYTES, most + 1 - len(data)))):  # (which takes that much memory at once)
+            data += chunk
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return bytes(data)
+
+
+def open_new(path: Path) -> int:
+    """A descriptor of a new, empty file in the place of whatever has the name; a link is removed, not followed. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """A new file with `data` in the place of whatever has the name. Raises OSError."""
+    with os.fdopen(open_new(path), "wb") as file:
+        file.write(data)
