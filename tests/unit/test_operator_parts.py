@@ -219,6 +219,69 @@ def test_what_is_refused_is_sent_again_ever_less_often_unless_the_job_changes(mo
     assert sent[len(waits) + 2] - sent[len(waits) + 1] < 5
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ApiError(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728"),
+        ApiError(422, "Invalid", 'TrainingJob.lockstep.dev "x" is invalid'),
+        ApiError(403, "Forbidden", "a policy forbids it"),
+        ApiError(500, "", "etcdserver: request is too large"),
+        ApiError(500, "", "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2201458 vs. 2097152)"),
+    ],
+    ids=["413", "422", "403", "etcd", "grpc"],
+)
+def test_a_status_that_is_refused_is_an_event_and_written_again_ever_less_often(answer: ApiError, monkeypatch: pytest.MonkeyPatch) -> None:
+    led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
+    now, sent, events = [1000.0], list[float](), list[Note]()
+
+    async def refused(observed: Observed, status: object) -> None:
+        sent.append(now[0])
+        raise answer
+
+    async def tell(observed: Observed, notes: tuple[Note, ...], at: float) -> None:
+        events.extend(notes)
+
+    monkeypatch.setattr(led.executor, "write_status", refused)
+    monkeypatch.setattr(led.executor, "tell", tell)
+    monkeypatch.setattr(operator.time, "monotonic", lambda: now[0])
+
+    async def for_an_hour(reason: str) -> None:
+        status = {"conditions": [{"type": "Progressing", "status": "True", "reason": reason}]}
+        end = now[0] + 3600
+        while now[0] < end:  # something marks the job all the time
+            left = await led._write_status(KEY, Observed(job()), status)
+            assert left is not None and 0 < left <= 150
+            now[0] += 1
+
+    asyncio.run(for_an_hour("Starting"))
+    waits = [b - a for a, b in itertools.pairwise(sent)]
+    assert len(sent) < 60 and waits[0] < 5 and waits[-1] > 60
+    assert {(event.type, event.reason) for event in events} == {("Warning", "StatusRefused")} and answer.message in events[0].message
+    asyncio.run(for_an_hour("Running"))  # a transition is tried at once
+    assert sent[len(waits) + 1] == 4600.0
+
+
+def test_a_status_that_can_t_be_written_for_another_reason_is_the_queue_s_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = operator.Operator(Empty(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))
+
+    async def away(observed: Observed, status: object) -> None:
+        raise ApiError(503, "ServiceUnavailable", "etcdserver: no leader")
+
+    monkeypatch.setattr(led.executor, "write_status", away)
+    with pytest.raises(ApiError, match="no leader"):
+        asyncio.run(led._write_status(KEY, Observed(job()), {"conditions": []}))
+
+
+def test_what_the_store_finds_too_large_is_an_obstacle_of_the_job() -> None:
+    class Store(Empty):
+        async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+            raise ApiError(500, "", "etcdserver: request is too large")
+
+    plan = Plan(create=({"kind": "ConfigMap", "metadata": {"name": "x-run-1"}},))
+    notice = asyncio.run(Executor(Store(None), lambda kind, found: None).write_objects(Observed(job()), plan))
+    assert notice is not None and notice.reason == "WriteRefused" and "request is too large" in notice.message
+
+
 def test_who_waits_for_a_key_waits_for_work_that_began_later_and_did_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.platforms.kubernetes.queue.BACKOFF_FIRST_SECONDS", 0.01)
     turns: list[int] = []

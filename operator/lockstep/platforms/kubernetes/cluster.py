@@ -32,6 +32,10 @@ DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 RETRY_AFTER_MAX_SECONDS = 60.0
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 401, 403, 404, 409, 422
+TOO_LARGE = 413
+_REFUSALS = frozenset({400, FORBIDDEN, TOO_LARGE, INVALID})
+_TOO_LARGE = re.compile("^etcdserver: request is too large|trying to send message larger than max")
+"""The API server passes on what its store says as 500, as if asking again could help."""
 
 
 @dataclass
@@ -46,6 +50,16 @@ class ApiError(Failed):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.status} {self.reason})"
+
+    @property
+    def is_too_large(self) -> bool:
+        """The object is larger than a request or the store takes."""
+        return self.status == TOO_LARGE or (self.status >= 500 and _TOO_LARGE.search(self.message) is not None)
+
+    @property
+    def is_refusal(self) -> bool:
+        """The request is at fault, or a quota or an admission rule: asking again won't help before something changes."""
+        return self.status in _REFUSALS or self.is_too_large
 
 
 class Unreachable(Failed, OSError):

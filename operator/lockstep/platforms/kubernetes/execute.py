@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lockstep.api.names import API_VERSION
 from lockstep.plan.diff import changes
-from lockstep.plan.events import Note, Told, tellable
+from lockstep.plan.events import WARNING, Note, Told, tellable
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.reasons import Reason
@@ -22,8 +22,6 @@ log = logging.getLogger("lockstep.operator")
 EVENTS_SECONDS = 15.0
 MESSAGE_CHARACTERS = 1024
 """Of an API server's words: a policy's may be long."""
-# the request is at fault, or a quota or an admission rule: asking again won't help before something changes
-_REFUSALS = (400, 403, 413, 422)
 
 
 class Executor:
@@ -50,7 +48,7 @@ class Executor:
                     self._written(item["kind"], await self._cluster.apply(item))
                     _record(observed, "changed", item)
         except ApiError as error:
-            if error.status not in _REFUSALS:
+            if not error.is_refusal:
                 raise
             return _refused(error)
         return obstacle
@@ -60,7 +58,7 @@ class Executor:
         needed = [self._create(observed, item) for item in plan.create if item["kind"] != "StatefulSet"]
         done = await asyncio.gather(*(self._create_claim(observed, claim) for claim in plan.claims), *needed, return_exceptions=True)
         for result in done:
-            if isinstance(result, BaseException) and not (isinstance(result, ApiError) and result.status in _REFUSALS):
+            if isinstance(result, BaseException) and not (isinstance(result, ApiError) and result.is_refusal):
                 raise result
         notices = [_refused(result) if isinstance(result, ApiError) else result for result in done]
         obstacle = next((notice for notice in notices if isinstance(notice, Notice)), None)
@@ -174,6 +172,13 @@ def _unread(secret: Object) -> Object:
 
 def _refused(error: ApiError) -> Notice:
     return Notice(Reason.WRITE_REFUSED, f"the API server refused an object of the job: {error.message[:MESSAGE_CHARACTERS]}")
+
+
+def status_refused(error: ApiError) -> Note:
+    """For a job whose status can't be written."""
+    text = f"the API server refused the job's status, so that what it shows is old: {error.message[:MESSAGE_CHARACTERS]}"
+    advice = ": the job leaves no room for it, make its spec and its annotations smaller" if error.is_too_large else ""
+    return Note(WARNING, "StatusRefused", text + advice)
 
 
 def _lets_go(item: Object) -> bool:

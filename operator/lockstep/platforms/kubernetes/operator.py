@@ -33,7 +33,7 @@ from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates, authority_made
 from lockstep.platforms.kubernetes.clock import OFF_SECONDS
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.execute import Executor
+from lockstep.platforms.kubernetes.execute import Executor, status_refused
 from lockstep.platforms.kubernetes.health import Signs, problem
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, Watched
 from lockstep.platforms.kubernetes.issuer import IssuedTokens
@@ -42,7 +42,7 @@ from lockstep.platforms.kubernetes.kinds import KINDS
 from lockstep.platforms.kubernetes.metrics import Jobs, Metrics
 from lockstep.platforms.kubernetes.notify import Notifier
 from lockstep.platforms.kubernetes.patience import patiently
-from lockstep.platforms.kubernetes.queue import Key, WorkQueue, jittered
+from lockstep.platforms.kubernetes.queue import Key, Refusals, WorkQueue
 from lockstep.platforms.kubernetes.remembered import RememberedRuns
 from lockstep.platforms.kubernetes.report_server import ReportServer, Standing
 from lockstep.platforms.kubernetes.secrets import job_key, key_secret, run_key
@@ -52,24 +52,11 @@ from lockstep.platforms.kubernetes.watching import LIST_ITEMS, kopf_settings, re
 RESYNC_SECONDS = 600.0
 RELIST_SECONDS = (2.0, 30.0)
 """After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
-OBSTACLE_SECONDS = (3.0, 120.0)
-"""Before what the API server refused is written again: first, and at most; doubled in between. A thousand jobs may meet one quota."""
 CLOCK_SECONDS = 60.0
 """Between two looks at a job while this machine's clock differs from the API server's."""
 GONE_MAX = 64
 """Deleted jobs of which something is still in memory."""
 log = logging.getLogger("lockstep.operator")
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Writes for a job that the API server refused: quota, policy, a name that is taken."""
-
-    wanted: tuple[object, ...]
-    """The job's generation, and what was to be written."""
-    times: int
-    until: float
-    """When they are tried again (time.monotonic)."""
 
 
 class WentBack(Failed):
@@ -144,7 +131,8 @@ class Operator:
     def __post_init__(self) -> None:
         self._watches_list = asyncio.Event()
         self._gone = 0
-        self._refused: dict[Key, Refused] = {}
+        self._refused = Refusals()
+        self._refused_statuses = Refusals()
         self._watched: dict[str, float] = {}
         self._listed = 0.0
         self._leads_since: float | None = None
@@ -174,7 +162,7 @@ class Operator:
             return
         for key in keys:
             if deleted:
-                self._refused.pop(key, None)  # it may have been in the way
+                self._refused.forget(key)  # it may have been in the way
             self.queue.mark(key)
 
     def written(self, kind: str, item: dict[str, Any]) -> None:
@@ -191,7 +179,8 @@ class Operator:
         observed = await self._observed(key)
         if observed is None:
             self.server.losses.forget(key)
-            self._refused.pop(key, None)
+            self._refused.forget(key)
+            self._refused_statuses.forget(key)
             self._gone += 1
             if self._gone >= GONE_MAX:
                 self._forget_others(self.inventory.uids())
@@ -219,15 +208,15 @@ class Operator:
         self.settling.settled(observed.uid)
         await self.executor.tell(observed, plan.events, self.cluster.clock.now())
         await self._tell_of_clock(observed)
+        status_refused_for = None
         if plan.status is not None:
             try:
-                await self.executor.write_status(observed, plan.status)
+                status_refused_for = await self._write_status(key, observed, plan.status)
             except ApiError as error:
                 if error.status in (404, 409):  # deleted or replaced meanwhile: its event comes
                     return plan.again_seconds
                 raise
-            self.metrics.count(observed, plan.status)
-        looks = [look for look in (refused_for, self._again(plan.again_seconds)) if look is not None]
+        looks = [look for look in (refused_for, status_refused_for, self._again(plan.again_seconds)) if look is not None]
         return min(looks, default=None)
 
     async def _observed(self, key: Key) -> Observed | None:
@@ -251,17 +240,29 @@ class Operator:
             observed.generation,
             *((i["kind"], i["metadata"]["name"]) for i in (*plan.create, *plan.claims, *plan.apply, *plan.delete)),
         )
-        refused = self._refused.get(key)
-        if refused is not None and refused.wanted == wanted and (left := refused.until - time.monotonic()) > 0:
+        if (left := self._refused.left(key, wanted)) > 0:
             return observed.obstacle, left
         obstacle = await self.executor.write_objects(observed, plan)
         if obstacle is None:
-            self._refused.pop(key, None)
+            self._refused.forget(key)
             return None, None
-        times = refused.times + 1 if refused is not None and refused.wanted == wanted else 0
-        left = jittered(min(OBSTACLE_SECONDS[0] * 2 ** min(times, 16), OBSTACLE_SECONDS[1]))
-        self._refused[key] = Refused(wanted, times, time.monotonic() + left)
-        return obstacle, left
+        return obstacle, self._refused.refused(key, wanted)
+
+    async def _write_status(self, key: Key, observed: Observed, status: dict[str, Any]) -> float | None:
+        """In how many seconds it is tried again where the API server refused it: an event of the job says so, since the status can't. Raises ApiError."""
+        wanted = (observed.uid, observed.generation, *((c["type"], c["status"], c["reason"]) for c in status["conditions"]))
+        if (left := self._refused_statuses.left(key, wanted)) > 0:
+            return left
+        try:
+            await self.executor.write_status(observed, status)
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            await self.executor.tell(observed, (status_refused(error),), self.cluster.clock.now())
+            return self._refused_statuses.refused(key, wanted)
+        self._refused_statuses.forget(key)
+        self.metrics.count(observed, status)
+        return None
 
     def _again(self, seconds: float | None) -> float | None:
         """While clocks differ, what is due waits for them to agree, and nothing tells of that."""

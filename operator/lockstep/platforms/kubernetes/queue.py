@@ -11,11 +11,14 @@ import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 BACKOFF_FIRST_SECONDS = 0.25
 BACKOFF_MAX_SECONDS = 60.0
 PATIENT_FAILURES = 3
 """After so many in a row a mark waits, too: what changed meanwhile has not helped."""
+OBSTACLE_SECONDS = (3.0, 120.0)
+"""Before what the API server refused is written again: first, and at most; doubled in between. A thousand jobs may meet one quota."""
 JITTER = 0.25
 """Of every wait, at random, up or down: a thousand jobs that one quota refuses don't come back together."""
 log = logging.getLogger(__name__)
@@ -170,6 +173,37 @@ class WorkQueue:
                 if not waiter.done():
                     waiter.set_result(None)
         return again
+
+
+@dataclass(frozen=True)
+class _Refused:
+    wanted: object
+    times: int
+    until: float
+
+
+class Refusals:
+    """Of each job, what the API server refused to be written: quota, policy, a name that is taken, a size. It is tried again ever less often."""
+
+    def __init__(self) -> None:
+        self._refused: dict[Key, _Refused] = {}
+
+    def left(self, key: Key, wanted: object) -> float:
+        """In how many seconds this may be sent again; 0: now, since it was not refused or is something else."""
+        refused = self._refused.get(key)
+        return max(0.0, refused.until - time.monotonic()) if refused is not None and refused.wanted == wanted else 0.0
+
+    def refused(self, key: Key, wanted: object) -> float:
+        """It was refused, maybe once more; in how many seconds it may be sent again."""
+        before = self._refused.get(key)
+        times = before.times + 1 if before is not None and before.wanted == wanted else 0
+        left = jittered(min(OBSTACLE_SECONDS[0] * 2 ** min(times, 16), OBSTACLE_SECONDS[1]))
+        self._refused[key] = _Refused(wanted, times, time.monotonic() + left)
+        return left
+
+    def forget(self, key: Key) -> None:
+        """It was taken, or what was in its way may be gone."""
+        self._refused.pop(key, None)
 
 
 def jittered(seconds: float) -> float:
