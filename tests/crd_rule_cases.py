@@ -66,6 +66,16 @@ def env(**variable: Any) -> Object:
     return job(env=[{"name": "A"} | variable])
 
 
+def variables(count: int) -> list[Object]:
+    """Of 8 KiB each, two characters in three bytes."""
+    return [{"name": f"A{number}", "value": "éb" * 2730 + "bb"} for number in range(count)]
+
+
+def notes(count: int) -> Object:
+    """Annotations of 16,384 bytes each, without their keys."""
+    return {f"note-{number:02}": "\U0001f980" * 4096 for number in range(count)}
+
+
 def volume(**fields: Any) -> Object:
     return job(podTemplate={"volumes": [{"name": "v", "mountPath": "/v"} | fields]})
 
@@ -194,6 +204,15 @@ JOB_CASES = {
     ("spec.env[].valueFrom", "must have exactly one of secretKeyRef, configMapKeyRef and fieldRef"): Case(
         env(valueFrom=SECRET_KEY), env(valueFrom=SECRET_KEY | {"fieldRef": {"fieldPath": "status.podIP"}}), "spec.env[0].valueFrom"
     ),
+    ("spec", "the values of env may have at most 262144 bytes in all: put large ones into a ConfigMap that envFrom names"): Case(
+        job(env=variables(32)), job(env=[*variables(32), {"name": "B", "value": "b"}]), "spec.env"
+    ),
+    ("spec.script", "args may have at most 131072 bytes in all: put them into a file that the script reads"): Case(
+        job(script={"path": "a.py", "args": ["é" * 2048] * 32}), job(script={"path": "a.py", "args": [*["é" * 2048] * 32, "b"]}), "spec.script.args"
+    ),
+    ("spec.podTemplate", "annotations may have at most 250000 bytes in all: put them into a ConfigMap or a Secret that volumes names"): Case(
+        job(podTemplate={"annotations": notes(15)}), job(podTemplate={"annotations": notes(16)}), "spec.podTemplate.annotations"
+    ),
     ("spec.envFrom[]", "must have exactly one of secretRef and configMapRef"): Case(
         job(envFrom=[{"secretRef": {"name": "s"}}]), job(envFrom=[{"prefix": "A_"}]), "spec.envFrom[0]"
     ),
@@ -251,6 +270,9 @@ JOB_CASES = {
 }  # fmt: skip
 
 PROFILE_CASES = {
+    ("spec.pod", "the values of env may have at most 131072 bytes in all: every pod of every job has them"): Case(
+        profile(pod={"env": variables(16)}), profile(pod={"env": [*variables(16), {"name": "B", "value": "b"}]}), "spec.pod.env"
+    ),
     ("spec", "nodes.gpuNodes must be empty or list at least gpus.defaultNodes nodes"): Case(
         profile(nodes={"gpuNodes": ["a", "b"]}), profile(nodes={"gpuNodes": ["a"]}), "spec.nodes.gpuNodes"
     ),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from cluster_jobs import Jobs, prepare
+from cluster_jobs import Jobs, prepare, until
 from lockstep.api.names import job_labels
 from lockstep.plan.observed import DEPTH_MAX
 from operator_faults import Rig, rig_in
@@ -52,10 +52,15 @@ def deep_job(name: str, levels: int, shape: tuple[str, str] = ('{"a":', "}")) ->
     return text.replace('"DEEP"', shape[0] * levels + "1" + shape[1] * levels)
 
 
+def trained(name: str, deepspeed: Any, **spec: Any) -> dict[str, Any]:
+    return training_job(
+        name, training={"model": {"name": "/workspace/model"}, "data": {"path": "/datasets/x.jsonl"}, "deepspeed": deepspeed}, **spec
+    )
+
+
 def large_job(name: str) -> str:
-    """As large as its CRD lets it be: 120 kB of characters of four bytes in each of two fields."""
-    env = [{"name": f"V{number}", "value": noise(8000)} for number in range(15)]
-    return json.dumps(training_job(name, script={"path": "/x.py", "args": [noise(4000) for _ in range(30)]}, env=env, suspend=True))
+    """A megabyte in the one field whose size its CRD can't bound."""
+    return json.dumps(trained(name, {"z": noise(LARGE // 4)}, suspend=True))
 
 
 def dense_job(name: str) -> str:
@@ -159,6 +164,91 @@ def accepted(rig: Rig, namespace: str, name: str) -> str:
     text = api.rest_client.pool_manager.request("GET", url, headers=headers).data.decode()
     _, found, rest = text.partition('"message":"the job can\'t be used: ')
     return rest.partition('"')[0] if found else ""
+
+
+def variables(text: str, count: int) -> list[dict[str, str]]:
+    return [{"name": f"V{number}", "value": text} for number in range(count)]
+
+
+LARGEST: dict[str, dict[str, Any]] = {
+    "env": training_job("env", script={"path": "/x.py"}, env=variables("\U0001f980" * 2048, 32)),
+    "html": training_job("html", script={"path": "/x.py"}, env=variables("<" * 5400, 16)),
+    "control": training_job("control", script={"path": "/x.py"}, env=variables("\x01" * 3500, 16)),
+    "args": training_job("args", script={"path": "/x.py", "args": ["\U0001f980" * 1024] * 32}),
+    "annotations": training_job(
+        "annotations", script={"path": "/x.py"}, podTemplate={"annotations": {f"n{i:02}": "\U0001f980" * 4096 for i in range(15)}}
+    ),
+    "deepspeed": trained("deepspeed", {"z": "x" * 65_000}),
+}
+"""As large as each bound lets a job be: the API server takes its objects."""
+TOO_LARGE: dict[str, tuple[dict[str, Any], str, str]] = {
+    "html-all": (training_job("html-all", script={"path": "/x.py"}, env=variables("<" * 8192, 26)), "RunTooLarge", "at most 1000000 can be kept"),
+    "control-args": (training_job("control-args", script={"path": "/x.py", "args": ["\x01" * 4096] * 32}, env=variables("\x01" * 8192, 10)), "InvalidSpec", "at most 393216 can be read"),
+    "settings": (trained("settings", {"z": "x" * 66_000}), "InvalidSpec", "at most 65536 are possible"),
+    "levels": (json.loads(deep_job("levels", 40)), "InvalidSpec", "nested deeper than 32 levels"),
+    "all": (
+        training_job("all", script={"path": "/x.py", "args": ["x" * 4096] * 32}, env=variables("x" * 8192, 32)), "InvalidSpec", "at most 393216 can be read"
+    ),
+}  # fmt: skip
+"""What the API server takes and no pod can have, or nobody should have to read: the reason and the number that condition Accepted gives."""
+
+
+def test_the_largest_job_of_each_bound_gets_its_pods_and_what_is_larger_says_why_not(rig: Rig, hostile: Jobs) -> None:
+    core, apps = client.CoreV1Api(rig.api.client), client.AppsV1Api(rig.api.client)
+    for body in (*LARGEST.values(), *(body for body, _, _ in TOO_LARGE.values())):
+        send(rig.api.client, PATHS["TrainingJob"].format(hostile.namespace), json.dumps(body, ensure_ascii=False))
+    for name in LARGEST:
+        until(f"pods of {name}", lambda name=name: exists(lambda: core.read_namespaced_pod(f"{name}-0", hostile.namespace)))
+    for name, (_, reason, number) in TOO_LARGE.items():
+        until(f"{name} says so", lambda name=name: hostile.condition(name, "Accepted"))
+        accepted = hostile.condition(name, "Accepted")
+        assert (accepted["status"], accepted["reason"]) == ("False", reason) and number in accepted["message"], accepted
+        assert not exists(lambda name=name: apps.read_namespaced_stateful_set(name, hostile.namespace))
+
+
+def exists(read: Callable[[], Any]) -> bool:
+    try:
+        read()
+    except client.ApiException as error:
+        if error.status == 404:
+            return False
+        raise
+    return True
+
+
+def test_a_job_that_leaves_its_status_no_room_says_so_by_an_event_and_all_others_are_served(rig: Rig, hostile: Jobs) -> None:
+    """etcd takes 1.5 MiB of one object, and the API server passes its refusal on as 500."""
+    fits = next(size for size in range(1_572_800, 1_560_000, -100) if takes(rig, hostile.namespace, size))
+    assert fits > 1_561_000
+    core = client.CoreV1Api(rig.api.client)
+
+    def told() -> list[str]:
+        events = core.list_namespaced_event(hostile.namespace, field_selector="reason=StatusRefused").items
+        return [event.message for event in events if event.involved_object.name == f"full-{fits}"]
+
+    until("an event says so", told)
+    assert "request is too large: the job leaves no room" in told()[0]
+    before = writes(rig, hostile.namespace)
+    with rig.job() as job:
+        job.create()
+        job.until("running", job.runs)
+        served(job)
+        served(job)
+    assert writes(rig, hostile.namespace) - before < 8, "the operator asks ever less often"
+
+
+def takes(rig: Rig, namespace: str, size: int) -> bool:
+    try:
+        send(rig.api.client, PATHS["TrainingJob"].format(namespace), json.dumps(trained(f"full-{size}", {"z": "x" * size})))
+    except AssertionError:
+        return False
+    return True
+
+
+def writes(rig: Rig, namespace: str) -> int:
+    """Of the job's status."""
+    path = PATHS["TrainingJob"].format(namespace)
+    return sum(method == "PATCH" and seen.startswith(path) for method, seen in rig.proxy.requests)
 
 
 def test_large_jobs_configmaps_and_events_take_little_memory(rig: Rig, hostile: Jobs) -> None:

@@ -176,8 +176,9 @@ def test_a_frozen_run_cannot_be_changed() -> None:
     assert config_map["immutable"] is True
 
 
-def test_a_run_too_large_to_keep_is_refused() -> None:
-    large = job(env=[{"name": f"A{i}", "value": "x" * 8192} for i in range(128)])
+@pytest.mark.parametrize("text", ["\x01", "<"])  # six bytes each, in Python's JSON or in the API server's
+def test_a_run_too_large_to_keep_is_refused(text: str) -> None:
+    large = job(env=[{"name": f"A{i}", "value": text * 8192} for i in range(32)])
     with pytest.raises(Refused, match="shorten them") as refused:
         freeze(resolve(large, profile()), CONTEXT)
     assert [refusal.reason for refusal in refused.value.refusals] == ["RunTooLarge"]

@@ -98,7 +98,6 @@ def test_all_reasons_are_told_at_once() -> None:
     [
         ({"nodeSelector": {"zone": "b"}}, "NodeSelectorConflict"),
         ({"annotations": {"lockstep.dev/run-hash": "mine"}}, "AnnotationReserved"),
-        ({"annotations": {f"note-{i}": "é" * 4096 for i in range(31)}}, "AnnotationsTooLarge"),
         ({"volumes": [{"name": "workspace", "mountPath": "/x", "emptyDir": {}}]}, "VolumeConflict"),
         ({"volumes": [{"name": "python", "mountPath": "/x", "emptyDir": {}}]}, "VolumeConflict"),
         ({"volumes": [{"name": "mine", "mountPath": "/opt/python/", "emptyDir": {}}]}, "VolumeConflict"),

@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lockstep.api.interactive import Interactive, JobType
-from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map
+from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map, utf8_bytes
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.preflight import Preflight
-from lockstep.api.shared import DegradedPolicy, FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet
+from lockstep.api.shared import DegradedPolicy, FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet, values_fit
 from lockstep.api.timeouts import START_SECONDS, HangTimeouts, Seconds
 from lockstep.api.training import Training
 
 LONGEST_SECONDS = 10 * 366 * 86400
+ARGUMENTS_BYTES_MAX = 128 << 10
 QueueName = Annotated[str, Field(pattern=DNS_NAME_PATTERN, max_length=63)]
 """A LocalQueue's name, as far as a label can hold it."""
 
@@ -56,7 +57,16 @@ class Script(Model):
     path: Annotated[str, Field(min_length=1, max_length=1024)]
     """A Python file, absolute or relative to /workspace."""
     args: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=256)] = []
-    """Arguments, passed as they are: no shell reads them."""
+    """Arguments, passed as they are: no shell reads them. At most 131072 bytes in all."""
+
+    RULES = (
+        Rule(
+            f"!has(self.args) || self.args.map(a, size(bytes(a))).sum() <= {ARGUMENTS_BYTES_MAX}",
+            f"args may have at most {ARGUMENTS_BYTES_MAX} bytes in all: put them into a file that the script reads",
+            lambda script: utf8_bytes(script.args) <= ARGUMENTS_BYTES_MAX,
+            field="args",
+        ),
+    )
 
 
 class Restart(Model):
@@ -134,7 +144,7 @@ class TrainingJobSpec(Model):
     interactive: Interactive | None = None
     """When a dev environment that nobody uses gives its GPUs back. Of an Interactive job only."""
     env: Annotated[list[Variable], Field(max_length=128, json_schema_extra=list_map())] = []
-    """Variables of every rank. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not in the container's environment, which a shell in the pod sees: only ranks get them."""
+    """Variables of every rank, their values at most 262144 bytes in all. Those that the dynamic loader reads (LD_*, GLIBC_TUNABLES) are not in the container's environment, which a shell in the pod sees: only ranks get them."""
     env_from: Annotated[list[VariableSet], Field(max_length=16)] = []
     """Secrets and ConfigMaps whose keys become variables of every rank. Set what the dynamic loader reads (LD_*, GLIBC_TUNABLES) in env: from here it would reach the agent, too, and nobody knows the keys beforehand."""
     restart: Restart = Restart()
@@ -202,6 +212,7 @@ class TrainingJobSpec(Model):
             holds=None,
             field="type",
         ),
+        values_fit(256 << 10, "put large ones into a ConfigMap that envFrom names"),
         immutable("clusterProfileName", "delete the job and create it again; its checkpoints are found under its name"),
         immutable("storage", "volumes are not moved under a job"),
     )

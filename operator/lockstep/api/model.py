@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
@@ -73,6 +73,11 @@ def _repeated(model: Model) -> list[tuple[str, str]]:
         field = info.alias or name
         found += [(field, f"{field} holds {text!r} twice") for text in dict.fromkeys(x for x in seen if seen.count(x) > 1)]
     return found
+
+
+def utf8_bytes(texts: Iterable[str | None]) -> int:
+    """Bytes of all of them together."""
+    return sum(len((text or "").encode(errors="replace")) for text in texts)
 
 
 def immutable(field: str, why: str) -> Rule:

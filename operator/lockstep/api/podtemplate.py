@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, LabelKey, LabelValue, Model, Quantity, Rule, list_map
+from lockstep.api.model import AbsolutePath, DnsLabel, DnsName, LabelKey, LabelValue, Model, Quantity, Rule, list_map, utf8_bytes
 from lockstep.api.shared import Annotations, Labels, LocalReference
 
 
@@ -158,6 +158,8 @@ class ExtraVolume(Model):
     )
 
 
+ANNOTATIONS_BYTES_MAX = 250_000
+"""The API server takes 262144 of an object, Lockstep's own among them."""
 GRACE_SECONDS = 180
 """How long a pod may take to stop when the job doesn't say."""
 
@@ -168,7 +170,7 @@ class PodTemplate(Model):
     labels: Labels = {}
     """Labels of the pods."""
     annotations: Annotations = {}
-    """Annotations of the pods."""
+    """Annotations of the pods, keys and values at most 250000 bytes in all."""
     node_selector: Labels = {}
     """Labels that a node must have, besides those that the profile asks for."""
     tolerations: Annotated[list[Toleration], Field(max_length=16)] = []
@@ -194,5 +196,11 @@ class PodTemplate(Model):
             message="labels must not use the prefixes lockstep.dev/ and app.kubernetes.io/: Lockstep sets those",
             holds=lambda p: not any(k.startswith(("lockstep.dev/", "app.kubernetes.io/")) for k in p.labels),
             field="labels",
+        ),
+        Rule(
+            f"!has(self.annotations) || self.annotations.map(k, size(bytes(k)) + size(bytes(self.annotations[k]))).sum() <= {ANNOTATIONS_BYTES_MAX}",
+            f"annotations may have at most {ANNOTATIONS_BYTES_MAX} bytes in all: put them into a ConfigMap or a Secret that volumes names",
+            lambda p: utf8_bytes((*p.annotations, *p.annotations.values())) <= ANNOTATIONS_BYTES_MAX,
+            field="annotations",
         ),
     )

@@ -12,7 +12,7 @@ from lockstep.api.names import API_VERSION, DATASETS_CLAIM, WORKSPACE_CLAIM
 from lockstep.api.network import Memlock, Nccl, Network, Rail, Rdma, Tcp
 from lockstep.api.podtemplate import Toleration
 from lockstep.api.quantity import number
-from lockstep.api.shared import Labels, NodeNames, PlainVariable, StorageMode
+from lockstep.api.shared import Labels, NodeNames, PlainVariable, StorageMode, values_fit
 
 
 class Platform(StrEnum):
@@ -145,13 +145,15 @@ class ProfilePod(Model):
     volumes: Annotated[list[ProfileVolume], Field(max_length=16, json_schema_extra=list_map())] = []
     """Claims mounted read-only."""
     env: Annotated[list[PlainVariable], Field(max_length=64, json_schema_extra=list_map())] = []
-    """Variables. A job's own win."""
+    """Variables. A job's own win. Their values have at most 131072 bytes in all."""
     tolerations: Annotated[list[Toleration], Field(max_length=16)] = []
     """Taints that the pods tolerate, besides a job's own and nvidia.com/gpu's."""
     image_pull_secrets: Annotated[list[DnsName], Field(max_length=8, json_schema_extra=list_set())] = []
     """Secrets with registry logins, besides a job's own: in each namespace with jobs, and in lockstep-system for the operator's image."""
     runtime_class_name: DnsName | None = None
     """The RuntimeClass of pods that ask for GPUs, for example nvidia. Left out: the node's own default."""
+
+    RULES = (values_fit(128 << 10, "every pod of every job has them"),)
 
 
 def _enough_nodes(spec: ClusterProfileSpec) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import DNS_NAME_PATTERN, ENV_NAME_PATTERN, DnsName, EnvName, LabelKey, LabelValue, Model, Rule
+from lockstep.api.model import DNS_NAME_PATTERN, ENV_NAME_PATTERN, DnsName, EnvName, LabelKey, LabelValue, Model, Rule, utf8_bytes
 
 NCCL_PATTERN = r"^NCCL_[A-Z0-9_]+$"
 KEY_PATTERN = r"^[.]?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$"
@@ -55,6 +55,16 @@ class NcclVariable(Model):
     """An NCCL variable, for example NCCL_ALGO."""
     value: Annotated[str, Field(max_length=1024)]
     """Its value."""
+
+
+def values_fit(most: int, hint: str) -> Rule:
+    """The values of the variables in `env` have at most so many bytes in all."""
+    return Rule(
+        f"!has(self.env) || self.env.map(v, has(v.value) ? size(bytes(v.value)) : 0).sum() <= {most}",
+        f"the values of env may have at most {most} bytes in all: {hint}",
+        lambda model: utf8_bytes(variable.value for variable in model.env) <= most,
+        field="env",
+    )
 
 
 class KeyReference(Model):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from lockstep.api.data import Data, Evaluation
-from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, immutable
+from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, immutable, utf8_bytes
 from lockstep_sizes.choices import (
     Content,
     HierarchicalPartition,
@@ -163,6 +164,25 @@ class Metrics(Model):
     """Metrics to Weights & Biases."""
 
 
+DEEPSPEED_BYTES_MAX = 64 << 10
+DEEPSPEED_LEVELS_MAX = 32
+
+
+def _deepspeed_fits(settings: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The API server takes any JSON here, of 1.5 MB and of 10,000 levels, each of which somebody would have to read."""
+    level: list[Any] = [settings or {}]
+    for _ in range(DEEPSPEED_LEVELS_MAX):
+        level = [
+            inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, dict | list)
+        ]
+    if level:
+        raise ValueError(f"is nested deeper than {DEEPSPEED_LEVELS_MAX} levels: write it flatter")
+    size = utf8_bytes([json.dumps(settings, ensure_ascii=False, default=str)])
+    if size > DEEPSPEED_BYTES_MAX:
+        raise ValueError(f"has {size} bytes as JSON, at most {DEEPSPEED_BYTES_MAX} are possible: shorten it")
+    return settings
+
+
 class Training(Model):
     """A fine-tuning by Lockstep's trainer on DeepSpeed ZeRO."""
 
@@ -182,8 +202,8 @@ class Training(Model):
     checkpoint: Checkpoint = Checkpoint()
     metrics: Metrics = Metrics()
     limits: Limits = Limits()
-    deepspeed: Annotated[dict[str, Any] | None, Field(max_length=64)] = None
-    """Settings of DeepSpeed as in its JSON file, laid over Lockstep's; what contradicts the fields above is refused."""
+    deepspeed: Annotated[dict[str, Any] | None, Field(max_length=64), AfterValidator(_deepspeed_fits)] = None
+    """Settings of DeepSpeed as in its JSON file, laid over Lockstep's; what contradicts the fields above is refused. At most 65536 bytes and 32 levels: the API server can't check that, so that condition Accepted says it."""
 
     RULES = (
         immutable("model", "another base model is another job"),

@@ -14,15 +14,13 @@ from lockstep.plan.layers import Notice
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
-ANNOTATIONS_BYTES_MAX = 250_000  # the API server takes 262144, Lockstep's own among them
-
 
 def annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma) -> list[Notice]:
-    """Annotations that Lockstep needs for itself, and more of them than an object may have."""
+    """Annotations that Lockstep needs for itself."""
     taken = [names.ANNOTATION_RUN_HASH]
     if transport is Transport.RDMA and rdma.networks:
         taken.append(names.ANNOTATION_NETWORKS)
-    refusals = [
+    return [
         Notice(
             "AnnotationReserved",
             f"podTemplate.annotations[{key}] is set by Lockstep itself (networks: from the profile's rails): remove it",
@@ -30,11 +28,6 @@ def annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma)
         for key in taken
         if key in template.annotations
     ]
-    size = sum(len(key.encode()) + len(value.encode()) for key, value in template.annotations.items())
-    if size > ANNOTATIONS_BYTES_MAX:
-        message = f"podTemplate.annotations take {size} bytes, at most {ANNOTATIONS_BYTES_MAX} are possible: shorten them"
-        refusals.append(Notice("AnnotationsTooLarge", message))
-    return refusals
 
 
 def pod_labels(resolved: Resolved) -> dict[str, str]:

@@ -25,7 +25,8 @@ Object = dict[str, Any]
 
 TEMPLATE_KEY = "template.json"
 HASH_CHARACTERS = 10
-FROZEN_BYTES_MAX = 1_000_000  # a ConfigMap holds 1 MiB
+FROZEN_BYTES_MAX = 1_000_000
+"""Of a frozen run, since a ConfigMap holds 1 MiB; and of its pod template as a ControllerRevision has it, since etcd takes 1.5 MiB."""
 
 
 _PLAIN_REPORT = report_target(names.REPORT_URL, MADE_BY_OPERATOR)
@@ -123,11 +124,18 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
         template["queue"] = resolved.job.spec.queue_name
     run = run_text(build_run(resolved, pod_placement(resolved, context.report)))
     frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, _text(template))
-    size = len(frozen.run.encode()) + len(frozen.template.encode())
+    size = max(len(frozen.run.encode()) + len(frozen.template.encode()), revision_bytes(template["pod"]))
     if size > FROZEN_BYTES_MAX:
-        message = f"env, script.args and podTemplate make a run of {size} bytes, at most {FROZEN_BYTES_MAX} can be kept: shorten them"
+        fields = "env, script.args, training and podTemplate of the job, and pod.env of the profile,"
+        message = f"{fields} make a run of {size} bytes, escapes included, at most {FROZEN_BYTES_MAX} can be kept: shorten them"
         raise Refused([Notice("RunTooLarge", message)])
     return frozen
+
+
+def revision_bytes(pod: Object) -> int:
+    """Of the template in the StatefulSet's ControllerRevision: JSON as Kubernetes writes it, which escapes HTML. Without one there are no pods."""
+    text = json.dumps(pod, separators=(",", ":"), ensure_ascii=False)
+    return len(text.encode()) + 5 * sum(text.count(character) for character in "<>&")
 
 
 def _text(template: Object) -> str:
