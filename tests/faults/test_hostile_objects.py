@@ -155,6 +155,37 @@ def test_a_job_of_any_depth_says_so_of_itself_and_all_others_are_served(rig: Rig
             assert f"nested deeper than {DEPTH_MAX} levels" in told
 
 
+ANY_KIND: dict[str, dict[str, Any]] = {
+    "/api/v1/namespaces/{}/configmaps": {"apiVersion": "v1", "kind": "ConfigMap"},
+    "/api/v1/namespaces/{}/serviceaccounts": {"apiVersion": "v1", "kind": "ServiceAccount"},
+    "/api/v1/namespaces/{}/services": {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None"}},
+    "/api/v1/namespaces/{}/events": {"apiVersion": "v1", "kind": "Event", "type": "Warning", "involvedObject": {"kind": "Pod", "name": "p"}},
+    "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies": {
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}},
+    },
+    "/apis/lockstep.dev/v1alpha1/namespaces/{}/trainingjobs": training_job("managed", script={"path": "/x.py"}, suspend=True),
+}  # fmt: skip
+
+
+def with_deep_managed_fields(item: dict[str, Any], namespace: str, levels: int) -> str:
+    """The one field of any depth that every kind has, and that whoever writes the object may write."""
+    entry = {"manager": "hostile", "operation": "Apply", "apiVersion": item["apiVersion"], "fieldsType": "FieldsV1", "fieldsV1": "DEEP"}
+    metadata = {"name": f"managed-{levels}", "labels": job_labels("x"), "managedFields": [entry]}
+    made = {**item, "metadata": metadata}
+    if item["kind"] == "Event":
+        made["involvedObject"] = {**item["involvedObject"], "namespace": namespace}
+    return json.dumps(made).replace('"DEEP"', '{"f:a":' * levels + "{}" + "}" * levels)
+
+
+def test_metadata_of_any_depth_ends_no_watch_and_no_list(rig: Rig, hostile: Jobs) -> None:
+    def make_them() -> None:
+        for path, item in ANY_KIND.items():
+            for levels in (250, 4500):
+                send(rig.api.client, path.format(hostile.namespace), with_deep_managed_fields(item, hostile.namespace, levels))
+
+    survives(rig, make_them)
+
+
 def accepted(rig: Rig, namespace: str, name: str) -> str:
     """The message of condition Accepted, where that is False; by a table, since Python can't read the object."""
     api = rig.api.client

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from email.utils import formatdate
+from typing import Any
 
 import pytest
 
+from lockstep.plan.events import Note
 from lockstep.plan.hold import held_until
-from lockstep.plan.lifetime import active_time, until_expired
+from lockstep.plan.lifetime import active_seconds, active_time, until_expired
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.starting import until_start_overdue
 from lockstep.plan.status import PROGRESS_SECONDS, due
 from lockstep.plan.times import timestamp
+from lockstep.platforms.kubernetes import operator
+from lockstep.platforms.kubernetes.certificate import make_certificates
 from lockstep.platforms.kubernetes.clock import OFF_SECONDS, SLOW_SECONDS, ServerClock
+from lockstep.platforms.kubernetes.cluster import Cluster
+from lockstep.platforms.kubernetes.kubeconfig import Server
 from unit.test_reconcile import CONTEXT, NOW, after, fresh, report, settled
 
 YEAR = 366 * 86400.0
@@ -69,6 +77,62 @@ def test_what_is_no_date_or_came_late_says_nothing() -> None:
         world.clock.heard(date, world.uptime)
     world.hears(took=SLOW_SECONDS + 1)
     assert world.clock.off_seconds == 0.0
+
+
+class Answers:
+    """A connection to an API server with another clock."""
+
+    server = Server("https://cluster")
+    status = 200
+
+    def __init__(self, ahead: float) -> None:
+        self.headers = {"Date": formatdate(ServerClock().now() - ahead, usegmt=True)}
+
+    async def request(self, *_: Any) -> Any:
+        return self
+
+    async def read(self) -> bytes:
+        return b"{}"
+
+
+def led_by(ahead: float) -> operator.Operator:
+    """An operator that has heard one reply."""
+    tls = make_certificates(("localhost",), datetime.now(UTC))
+    led = operator.Operator(Cluster(Answers(ahead)), operator.Settings("agent:1"), b"", tls)  # type: ignore[arg-type]
+    asyncio.run(led.cluster.get("Pod", "ns", "x"))
+    return led
+
+
+def test_every_reply_says_what_time_it_is_there() -> None:
+    assert led_by(0).cluster.clock.off_seconds == 0
+    assert abs(led_by(3600).cluster.clock.off_seconds - 3600) < 60
+
+
+@pytest.mark.parametrize("ahead", [0, 3600])
+def test_what_waits_for_clocks_to_agree_is_looked_at_again_soon_and_said(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    led, told = led_by(ahead), list[str]()
+
+    async def tell(observed: Observed, notes: tuple[Note, ...], now: float) -> None:
+        told.extend(note.reason for note in notes)
+
+    async def write(*_: Any) -> None:
+        pass
+
+    for name, does in (("tell", tell), ("write_objects", write), ("write_status", write)):
+        monkeypatch.setattr(led.executor, name, does)
+    key = ("ns", "x")
+    waits = []
+    for number, spec in enumerate(({"ttlSecondsAfterFinished": 86400}, {"ttlSecondsAfterFinished": None})):
+        job = ended().job
+        metadata = {**job["metadata"], "resourceVersion": str(number + 1)}
+        led.inventory.observe("TrainingJob", {**job, "metadata": metadata, "spec": {**job["spec"], **spec}}, deleted=False)
+        waits.append(asyncio.run(led.work(key)))
+    assert told.count("ClocksDiffer") == (1 if ahead else 0)  # nothing would be done to the second
+    assert all((wait or 1e9) <= operator.CLOCK_SECONDS for wait in waits) == bool(ahead)
+
+
+def test_no_time_has_passed_since_a_moment_that_lies_ahead() -> None:
+    assert active_seconds({"since": timestamp(NOW + YEAR), "earlierSeconds": 7}, NOW) == 7
 
 
 def ended(**spec: object) -> Observed:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep.platforms.kubernetes.in_namespace import _VERDICTS
-from lockstep_gang.agent.stacks import FILE_BYTES, HANGS, STACKS_BYTES, remove_old, shortened, stack_path
+from lockstep_gang.agent.agent import Agent
+from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.outbox import json_bytes
+from lockstep_gang.agent.ranks import Node, RankProcess
+from lockstep_gang.agent.stacks import FILE_BYTES, HANGS, STACKS_BYTES, ProcessState, remove_old, shortened, stack_path
 from lockstep_gang.contract import JobIdentity, RestartPolicy
 from lockstep_gang.contract.exits import INTERNAL
+from lockstep_gang.contract.messages import message_to_json
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart
 from lockstep_gang.coordinator import records
+from lockstep_gang.coordinator.channel import LINE_BYTES_MAX
 from lockstep_gang.coordinator.records import Records, Replaced
 from lockstep_gang.lifecycle.gang import Budget, Gang
 from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, resumed, retained
-from unit.gang_cases import gang, make_run
+from unit.gang_cases import KEY, gang, make_run
+from unit.test_gang_scale import endings
 
 RUN = make_run(restart=RestartPolicy(1000, 1))
 
@@ -101,6 +110,29 @@ def test_stacks_of_all_ranks_together_are_bounded_and_the_main_thread_stays() ->
         assert text.endswith(lines[-1])
         assert text.splitlines()[0].endswith("lines left out")
     assert shortened(lines[:10], 8192) == lines[:10]
+
+
+def test_what_a_rank_wrote_when_it_hung_is_shortened_before_it_is_written(tmp_path: Path) -> None:
+    run = make_run(nodes=1024, ranks_per_node=8, gpus_per_node=8, run_dir=str(tmp_path))
+    rank = RankProcess.__new__(RankProcess)  # without a process
+    rank.rank, rank.pid = 7, 1
+    rank._attempt, rank._asked, rank._seen = 1, True, ProcessState("S", "futex_wait")
+    rank._relay = SimpleNamespace(captured=[f"line {number}" for number in range(100_000)])  # type: ignore[assignment]
+    told = rank.dumped(Node(run, 0, "run.json", tmp_path / "report.sock", tmp_path))
+    assert told is not None and told.stacks == str(stack_path(run.run_dir, 1, 7))
+    assert Path(told.stacks).stat().st_size < STACKS_BYTES // 8192 + 1000
+
+
+def test_what_an_agent_says_of_its_ranks_when_it_connects_is_bounded() -> None:
+    run = make_run(nodes=1, ranks_per_node=64)
+    with tempfile.TemporaryDirectory(prefix="lockstep-", dir="/tmp") as folder:
+        agent = Agent(run, KEY, Node(run, 0, "run.json", Path(folder, "report.sock"), Path(folder)), Console(1))
+        try:
+            ranks = SimpleNamespace(states=lambda: endings(64, "😀"))
+            agent._ranks, agent._fabric = ranks, SimpleNamespace(forget_told=lambda _: None)  # type: ignore[assignment]
+            assert json_bytes(message_to_json(agent._hello())) < LINE_BYTES_MAX * 3 // 4
+        finally:
+            agent._socket.close()
 
 
 def test_an_attempt_that_begins_removes_what_older_hangs_left(tmp_path: Path) -> None:

@@ -266,3 +266,17 @@ def test_of_two_replicas_that_make_it_again_one_leads(world: World) -> None:
         assert second.leader == "a:8443"
 
     asyncio.run(story())
+
+
+def test_a_lease_that_somebody_wrote_for_years_or_with_too_large_a_number_is_taken_all_the_same(world: World) -> None:
+    async def story() -> None:
+        assert world.store.item is not None
+        world.store.item["spec"] = {"holderIdentity": "somebody", "leaseDurationSeconds": 2**31 - 1, "leaseTransitions": 2**31 - 1}
+        began = world.now
+        first = world.lease("a")
+        await first.acquire()
+        assert module.SECONDS_MAX < world.now - began <= module.SECONDS_MAX + 2 * module.RETRY_SECONDS
+        assert world.store.holder == "a"
+        assert world.store.item["spec"]["leaseTransitions"] < 2**31
+
+    asyncio.run(story())

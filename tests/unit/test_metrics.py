@@ -300,3 +300,13 @@ def test_nodes_whose_clock_a_preflight_found_off_are_counted(checks: list[str], 
 
 def test_an_age_is_never_negative() -> None:
     assert shown([job("a", told("Running"))], heard=NOW * 10)["lockstep_job_report_age_seconds"][0][1] == 0
+
+
+def test_causes_that_a_pod_makes_up_get_no_series() -> None:
+    metrics = Metrics()
+    metrics.count(job(), status())
+    for number in range(100):
+        loss = {"cause": f"made-up-{number}", "seconds": number + 1, "gpuSeconds": number + 1}
+        found = status(restarts=[{**RESTART, "attempt": number + 1, "cause": loss["cause"]}])
+        metrics.count(job(), {**found, "goodput": {"percentage": 1, "losses": [loss]}})
+    assert b"made-up" not in generate_latest(metrics.registry)

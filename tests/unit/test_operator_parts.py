@@ -28,7 +28,7 @@ from lockstep.platforms.kubernetes.files import files_pod
 from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
-from lockstep.platforms.kubernetes.queue import Key, WorkQueue
+from lockstep.platforms.kubernetes.queue import Key, WorkQueue, jittered
 from lockstep.platforms.kubernetes.remove import uninstall
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -217,6 +217,11 @@ def test_what_is_refused_is_sent_again_ever_less_often_unless_the_job_changes(mo
     assert len(sent) < 60 and waits[0] < 5 and waits[-1] > 60
     asyncio.run(for_an_hour(2))
     assert sent[len(waits) + 2] - sent[len(waits) + 1] < 5
+
+
+def test_jobs_that_were_refused_together_do_not_come_back_together() -> None:
+    waits = [jittered(100.0) for _ in range(200)]
+    assert min(waits) < 85 and 115 < max(waits) <= 125
 
 
 @pytest.mark.parametrize(
@@ -563,19 +568,21 @@ class Full(Empty):
     """A namespace with a quota that has no room for another ConfigMap."""
 
     applied: list[str]
+    status = 403
 
     async def create(self, item: dict[str, Any]) -> dict[str, Any]:
-        raise ApiError(403, "Forbidden", "exceeded quota: " + "x" * 10_000)
+        raise ApiError(self.status, "Forbidden", "exceeded quota: " + "x" * 10_000)
 
     async def apply(self, item: dict[str, Any], **_: Any) -> dict[str, Any]:
         self.applied.append(f"{item['kind']} {item['spec']['replicas']}")
         return item
 
 
+@pytest.mark.parametrize("status", [400, 403, 413, 422])
 @pytest.mark.parametrize(("replicas", "applied"), [(0, ["StatefulSet 0"]), (2, [])])
-def test_a_refused_object_keeps_a_gang_from_starting_and_never_from_ending(replicas: int, applied: list[str]) -> None:
+def test_a_refused_object_keeps_a_gang_from_starting_and_never_from_ending(replicas: int, applied: list[str], status: int) -> None:
     cluster = Full(None)
-    cluster.applied = []
+    cluster.applied, cluster.status = [], status
     log = {"kind": "ConfigMap", "metadata": {"name": "x-log"}}
     plan = Plan(create=(log,), apply=({"kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"replicas": replicas}},))
     observed = Observed({"metadata": item("x", 1)["metadata"], "spec": {}})
@@ -741,3 +748,13 @@ def test_uninstall_removes_jobs_first_and_everything_but_claims(kept: bool) -> N
     assert ("Namespace", "jobs") not in cluster.deleted
     assert (("Namespace", "lockstep-system") in cluster.deleted) != kept
     assert ("Namespace lockstep-system stays: it holds claims" in said) == kept
+
+
+def test_nothing_stays_of_namespaces_and_of_jobs_that_labels_made_up() -> None:
+    inventory = Inventory()
+    for number in range(200):
+        made = {**item(f"c-{number}", number + 1), "data": {}}
+        made["metadata"] = {**made["metadata"], "namespace": f"ns-{number}", "labels": {"lockstep.dev/job": f"job-{number}"}}
+        inventory.observe("ConfigMap", made, deleted=False)
+        inventory.observe("ConfigMap", made, deleted=True)
+    assert (len(inventory._by_job), len(inventory._in_namespace)) == (0, 0)

@@ -188,6 +188,17 @@ def test_a_watch_goes_on_after_an_event_that_is_too_deep() -> None:
     assert max(map(depth_of, events)) <= DEPTH_MAX + 3
 
 
+@pytest.mark.parametrize("plural", ["pods", "configmaps", "events", "nodes"])
+def test_a_watch_of_any_kind_goes_on_after_metadata_that_is_too_deep(plural: str) -> None:
+    """Whoever may write an object may write its managedFields, and the API server keeps them at any depth."""
+    server = Listing([])
+    fields = '{"f:a":' * 4500 + "{}" + "}" * 4500
+    deep_one = f'{{"metadata":{{"name":"deep","managedFields":[{{"fieldsV1":{fields}}}]}}}}'
+    server.watch = "".join(f'{{"type":"ADDED","object":{text}}}\n' for text in (deep_one, text_of("b"))).encode()
+    lines = asyncio.run(lines_of(server, plural))
+    assert [event["object"]["metadata"]["name"] for event in lines] == ["deep", "b"]
+
+
 def test_a_watch_that_fails_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.platforms.kubernetes.reading.WATCH_ERROR_SECONDS", 0.0)
     server = Listing([])

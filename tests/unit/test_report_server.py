@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lockstep.api.names import REPORT_AUDIENCE
+from lockstep.api.names import NODES_MAX, REPORT_AUDIENCE
 from lockstep.platforms.kubernetes import authenticate, report_server
 from lockstep.platforms.kubernetes.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM, Refusal
 from lockstep.platforms.kubernetes.certificate import make_certificates, needs_renewal, renew, service_names
@@ -438,3 +438,16 @@ def test_a_certificate_is_renewed_a_month_before_its_end_and_for_other_names() -
     assert not needs_renewal(made, NAMES, TODAY + timedelta(days=330))
     assert needs_renewal(made, NAMES, TODAY + timedelta(days=340))
     assert needs_renewal(made, service_names("lockstep-operator", "elsewhere"), TODAY)
+
+
+def test_a_stateful_set_that_says_billions_costs_no_more_than_the_largest_job() -> None:
+    """Whoever may edit StatefulSets may write any number into one, until the operator writes it back."""
+    seen = inventory()
+    forged = owned("StatefulSet", "x", "set-uid", "job-uid", spec={"replicas": 2**31 - 1})
+    forged["metadata"]["resourceVersion"] = "9"
+    seen.observe("StatefulSet", forged, deleted=False)
+    assert seen.gang_size(("ns", "x"), "job-uid") == NODES_MAX
+    body = report_body(REPORT)
+    assert code(signed(body), body, seen=seen) == 200
+    larger = b" " * (report_bytes_max(NODES_MAX) + 1)
+    assert code(signed(larger), larger, seen=seen) == 413

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep.api.names import pod_name
+from lockstep.api.names import NODES_MAX, pod_name
 from lockstep.plan.observed import Object, Observed, is_terminating
 from lockstep.plan.pods import is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep.plan.running import is_running
@@ -105,7 +105,7 @@ def facts_of(observed: Observed, remembered: Mapping[str, Fact]) -> tuple[Fact, 
 
 
 def _waiting(observed: Observed) -> Iterator[Fact]:
-    for index in range(observed.replicas):
+    for index in range(min(observed.replicas, NODES_MAX)):  # whoever may edit StatefulSets may write any number into one
         pod = observed.pod(index)
         if pod is None:
             yield Fact(FactType.WAITING, index, pod_name(observed.name, index), "NotCreated")

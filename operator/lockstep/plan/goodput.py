@@ -7,11 +7,13 @@ from typing import Any
 
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import Goodput, Report, Spent
+from lockstep_gang.contract import Cause, Goodput, Report, Spent
 
 ALONE_SECONDS = 300
 """The account alone is written this often: a thousand scripts that tell no steps must not keep the API server busy with seconds."""
 KINDS = tuple(kind.value for kind in Spent)
+CAUSES = tuple(cause.value for cause in Cause)
+"""Others are a pod's invention, or a newer agent's: metrics have a series for each."""
 _USEFUL = (Spent.TRAIN, Spent.EVALUATE)
 _NO_PODS = (Spent.QUEUED, Spent.STOPPED)
 
@@ -26,6 +28,7 @@ def goodput_status(observed: Observed, report: Report) -> Object | None:
     losses = [
         {"cause": cause, "seconds": loss.milliseconds // 1000, "gpuSeconds": loss.gpu_milliseconds // 1000}
         for cause, loss in sorted(book.causes.items())
+        if cause in CAUSES
     ]
     found: dict[str, Any] = {"percentage": percentage_of(book.spent)}
     found |= {f"{kind}Seconds": value for kind, value in seconds.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from lockstep.plan.goodput import KINDS
+from lockstep.plan.goodput import CAUSES, KINDS
 from lockstep.plan.observed import Object
 from lockstep.plan.readstatus import condition, is_true
 from lockstep.plan.reasons import Reason
@@ -53,7 +53,8 @@ def growth(known: Counted, status: Object) -> tuple[Counted, tuple[Growth, ...]]
     """What `status` has more than was counted, and how far it is counted then. A total that is smaller now brings nothing."""
     new = counted(status)
     found = [Growth(*key, total - known.totals.get(key, 0)) for key, total in new.totals.items() if total > known.totals.get(key, 0)]
-    found += [Growth(RESTARTS, entry["cause"], 1) for entry in status.get("restartHistory", []) if entry["attempt"] > known.attempt]
+    new_restarts = [entry for entry in status.get("restartHistory", []) if entry["attempt"] > known.attempt]
+    found += [Growth(RESTARTS, entry["cause"], 1) for entry in new_restarts if entry["cause"] in CAUSES]
     if new.end and new.end != known.end:
         found.append(Growth(FINISHED, new.end.partition("/")[0], 1))
     totals = {key: max(known.totals.get(key, 0), new.totals.get(key, 0)) for key in {**known.totals, **new.totals}}
@@ -64,7 +65,7 @@ def _totals(status: Object) -> Iterator[tuple[tuple[str, str], int]]:
     goodput = status.get("goodput") or {}
     for kind in KINDS:
         yield (GOODPUT, kind), goodput.get(f"{kind}Seconds", 0)
-    for loss in goodput.get("losses", []):
+    for loss in (loss for loss in goodput.get("losses", []) if loss["cause"] in CAUSES):
         yield (LOST, loss["cause"]), loss["seconds"]
         yield (LOST_GPU, loss["cause"]), loss["gpuSeconds"]
 

@@ -153,7 +153,7 @@ def _ending(
     if "Failed" in known or state is State.FAILED:
         return Ending(failed=True, reason=_failure_reason(known.get("Failed"), received), message=_failure_message(observed, received))
     if late is not None and observed.at_zero:
-        how = life["stop"]["message"] if life["stop"] is not None else "no rank ever ran"
+        how = life["stop"].get("message", "") if life["stop"] is not None else "no rank ever ran"
         return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
     return Ending(failed=True, reason=Reason.START_TIMEOUT, message=stuck.message) if stuck is not None else Ending()
 
@@ -161,7 +161,7 @@ def _ending(
 def _stopped(observed: Observed, word: Report | None, life: Object) -> str:
     """What came of the stop of the newest attempt, if that was stopped."""
     attempt = word.attempt if word is not None else observed.status.get("attempts")
-    return str(life["stop"]["message"]) if life["stop"] is not None and life["stop"]["attempt"] == attempt else ""
+    return str(life["stop"].get("message", "")) if life["stop"] is not None and life["stop"]["attempt"] == attempt else ""
 
 
 def _decide(

@@ -15,6 +15,7 @@ from typing import Any
 from lockstep.api.schema import Schema, structural_schema
 from lockstep.api.status import TrainingJobStatus
 from lockstep.plan.observed import Object
+from lockstep.plan.times import seconds_of
 
 STATUS_BYTES_MAX = 256 << 10
 """Of a job's whole status, as the API server stores it. etcd takes requests of 1.5 MiB, and the job is in the same one."""
@@ -27,11 +28,20 @@ _LEFT_OUT = object()
 
 def fitted(status: Object) -> Object:
     """The same status as the CRD takes it: texts and lists cut, what still breaks its schema left out, at most STATUS_BYTES_MAX in all."""
-    fits: Object = _fitted(status, _schema())
+    fits: Object = _fitted(status, _schema(), is_whole=True)
     for most in _SHORTER:
         if stored_bytes(fits) <= STATUS_BYTES_MAX:
             break
         fits = _shortened(fits, most)
+    return fits
+
+
+def readable(status: Object) -> Object:
+    """A stored status without what isn't as its schema says, and without what requires that: whoever wrote it, it can be computed with.
+
+    The API server takes times that nothing can compute with. What is absent, in a status of another version, is nobody's fault.
+    """
+    fits: Object = _fitted(status, _schema(), is_whole=False)
     return fits
 
 
@@ -46,11 +56,12 @@ def _schema() -> Schema:
     return structural_schema(TrainingJobStatus)
 
 
-def _fitted(value: Any, schema: Schema) -> Any:
+def _fitted(value: Any, schema: Schema, *, is_whole: bool) -> Any:
+    """`is_whole`: what lacks a required field is left out, too, and not only what has a wrong one."""
     if schema["type"] == "object" and isinstance(value, dict):
-        return _fitted_object(value, schema)
+        return _fitted_object(value, schema, is_whole=is_whole)
     if schema["type"] == "array" and isinstance(value, list):
-        items = (_fitted(item, schema["items"]) for item in value[: schema["maxItems"]])
+        items = (_fitted(item, schema["items"], is_whole=is_whole) for item in value[: schema["maxItems"]])
         return [item for item in items if item is not _LEFT_OUT]
     if schema["type"] == "string" and isinstance(value, str):
         return _fitted_text(value, schema)
@@ -61,19 +72,29 @@ def _fitted(value: Any, schema: Schema) -> Any:
     return value if is_number and least <= value <= schema.get("maximum", _INTEGER_MAX) else _LEFT_OUT
 
 
-def _fitted_object(value: Object, schema: Schema) -> Any:
-    fields = {name: _fitted(value[name], field) for name, field in schema["properties"].items() if value.get(name) is not None}
+def _fitted_object(value: Object, schema: Schema, *, is_whole: bool) -> Any:
+    known = ((name, field) for name, field in schema["properties"].items() if value.get(name) is not None)
+    fields = {name: _fitted(value[name], field, is_whole=is_whole) for name, field in known}
     fits = {name: fields[name] for name in value if fields.get(name, _LEFT_OUT) is not _LEFT_OUT}
-    return fits if all(name in fits for name in schema.get("required", ())) else _LEFT_OUT
+    required = (name for name in schema.get("required", ()) if is_whole or name in value)
+    return fits if all(name in fits for name in required) else _LEFT_OUT
 
 
 def _fitted_text(text: str, schema: Schema) -> Any:
     if schema.get("format") == "date-time":
-        return text if len(text) <= schema["maxLength"] and _TIME.fullmatch(text) else _LEFT_OUT
+        return text if len(text) <= schema["maxLength"] and _is_time(text) else _LEFT_OUT
     if "enum" in schema:
         return text if text in schema["enum"] else _LEFT_OUT
     cut = text[: schema["maxLength"]]
     return cut if re.search(schema.get("pattern", ""), cut) else _LEFT_OUT
+
+
+def _is_time(text: str) -> bool:
+    """The API server takes more: the year 0, and an offset of 99 hours."""
+    try:
+        return bool(_TIME.fullmatch(text)) and seconds_of(text) is not None
+    except ValueError:
+        return False
 
 
 def _shortened(value: Any, most: int) -> Any:

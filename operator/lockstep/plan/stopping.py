@@ -118,4 +118,4 @@ def stop_event(before: Object, after: Object) -> tuple[str, StopEvent, str] | No
         return None
     save = Save(stop["save"])
     kind = "Normal" if save in (Save.SAVED, Save.NOTHING_TO_SAVE) else "Warning"
-    return kind, _EVENTS[save], stop["message"]
+    return kind, _EVENTS[save], stop.get("message", "")

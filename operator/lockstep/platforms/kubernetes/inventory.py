@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.names import ANNOTATION_RUN_HASH, APP, LABEL_JOB, LABEL_MANAGED_BY, log_name, run_name, service_name
+from lockstep.api.names import ANNOTATION_RUN_HASH, APP, LABEL_JOB, LABEL_MANAGED_BY, NODES_MAX, log_name, run_name, service_name
 from lockstep.plan.interactive import is_interactive, unused
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, owner_uid
@@ -20,8 +20,6 @@ from lockstep.plan.pods import is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.kept import Kept, job_of, version_of
 from lockstep.platforms.kubernetes.queue import Key
 
-NODES_MAX = 1024
-"""Of a job, by the API; taken for a job that leaves its number to the profile."""
 log = logging.getLogger("lockstep.operator")
 OF_JOBS = f"{LABEL_JOB},{LABEL_MANAGED_BY}={APP}"
 
@@ -120,15 +118,20 @@ class Inventory:
         self._put(kind, key, now)
         if kind == "Event":
             self._keep_few_events(key[0])
-        if kind == "TrainingJob" and is_interactive(item):
-            self._environments.add(key)
-        if kind == "TrainingJob" and not deleted and is_unplaced(item):
-            self._unplaced[key] = contender(item)
+        if kind == "TrainingJob" and now is not None:
+            self._take_in_job(key, now.item)
         if now is not None and known is not None and now.says_the_same(known):
             return set()
         if kind == "TrainingJob" and deleted:
             self.forget_secret(key)
         return self._concerned(kind, key, item)
+
+    def _take_in_job(self, key: Key, job: Object) -> None:
+        """What other jobs are told of this one, as it is kept: others decide by it."""
+        if is_interactive(job):
+            self._environments.add(key)
+        if is_unplaced(job):
+            self._unplaced[key] = contender(job)
 
     def _keep_few_events(self, namespace: str) -> None:
         """Drop the older half of too many."""
@@ -197,9 +200,9 @@ class Inventory:
         if kind == "TrainingJob":
             self._unplaced.pop(key, None)
         if old is not None:
-            self._in_namespace[kind, namespace].pop(name, None)
+            _drop(self._in_namespace, (kind, namespace), name)
             if old.job:
-                self._by_job[namespace, old.job].pop((kind, name), None)
+                _drop(self._by_job, (namespace, old.job), (kind, name))
         if item is not None:
             self._objects[kind][key] = item
             self._in_namespace[kind, namespace][name] = item
@@ -260,13 +263,13 @@ class Inventory:
         )
 
     def gang_size(self, key: Key, uid: str) -> int:
-        """Nodes that the job of this uid may have now: by its spec, its StatefulSet and its pods. 0: there is no such job."""
+        """Nodes that the job of this uid may have now: by its spec, its StatefulSet and its pods, at most NODES_MAX. 0: there is no such job."""
         job, stateful_set = self._objects["TrainingJob"].get(key), self._objects["StatefulSet"].get(key)
         if job is None or job.uid != uid:
             return 0
         replicas = 0 if stateful_set is None else stateful_set.item["spec"].get("replicas", 1)
         pods = sum(child[0] == "Pod" for child in self._by_job.get(key, ()))
-        return max(job.item["spec"].get("nodes") or NODES_MAX, replicas, pods)
+        return min(max(job.item["spec"].get("nodes") or NODES_MAX, replicas, pods), NODES_MAX)
 
     def _unplaced_others(self, job: Key) -> tuple[Object, ...]:
         return tuple(item for key, item in self._unplaced.items() if key != job)
@@ -312,6 +315,13 @@ class Inventory:
             self._obstacles.pop(key, None)
         else:
             self._obstacles[key] = obstacle
+
+
+def _drop(groups: dict[Any, dict[Any, Kept]], group: Any, name: Any) -> None:
+    """Without a trace: namespaces come and go, and anybody may make up names of jobs in labels."""
+    groups[group].pop(name, None)
+    if not groups[group]:
+        del groups[group]
 
 
 def _place(item: Mapping[str, Any]) -> Key:

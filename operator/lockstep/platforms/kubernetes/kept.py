@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.api.names import APP, GROUP, LABEL_JOB
 from lockstep.plan.observed import DEPTH_MAX, UNREADABLE, Object
-from lockstep.plan.statussize import fitted
+from lockstep.plan.statussize import fitted, readable
 from lockstep.platforms.kubernetes.reading import cut_depths
 
 CHILDREN = frozenset({"StatefulSet", "Service", "NetworkPolicy", "ConfigMap"})
@@ -147,6 +147,11 @@ def version_of(item: Mapping[str, Any]) -> int:
     return int(version) if str(version).isdigit() else 0
 
 
+def _training_job(item: Mapping[str, Any]) -> Object:
+    whole = _whole(item)
+    return {**whole, "status": readable(whole["status"])} if isinstance(whole.get("status"), dict) else whole
+
+
 def _node(item: Mapping[str, Any]) -> Object:
     spec = {key: item["spec"][key] for key in ("taints", "unschedulable") if item.get("spec", {}).get(key)}
     status = item.get("status", {})
@@ -185,5 +190,5 @@ def _whole(item: Mapping[str, Any]) -> Object:
 
 
 _KEPT: dict[str, Callable[[Mapping[str, Any]], Object]] = {
-    "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "ServiceAccount": lambda item: {}, "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
+    "TrainingJob": _training_job, "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "ServiceAccount": lambda item: {}, "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
 }  # fmt: skip

@@ -23,11 +23,15 @@ from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, NOT_FOUND, Ap
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 
 LEASE_SECONDS = 15
+SECONDS_MAX = 4 * LEASE_SECONDS
+"""Of a Lease that another version or a person wrote, however long it says: nobody would lead for years."""
 RENEW_SECONDS = 10.0
 """Least time that is left between the holder's last write and another's first: LEASE_SECONDS less this."""
 RETRY_SECONDS = 2.0
 CALL_SECONDS = 4.0
 """Of one request: two may fail before a renewal is too late."""
+TRANSITIONS_MAX = 2**31 - 1
+"""What the API server takes. Somebody may have written it, and one more would be refused for ever."""
 NOBODY = "nobody"
 """Holds a Lease that was made again, until its time is over."""
 log = logging.getLogger(__name__)
@@ -135,7 +139,11 @@ class Lease:
 
     async def _take(self, seen: Seen) -> bool:
         asked, now = self._clock(), _micro_time()
-        spec = {**self._spec(now), "acquireTime": now, "leaseTransitions": seen.transitions + (seen.holder != self._identity)}
+        spec = {
+            **self._spec(now),
+            "acquireTime": now,
+            "leaseTransitions": min(seen.transitions + (seen.holder != self._identity), TRANSITIONS_MAX),
+        }
         if not await self._write(spec, self._address):
             return False
         self._held_until = asked + RENEW_SECONDS
@@ -199,7 +207,7 @@ class Lease:
                 version=metadata["resourceVersion"],
                 holder=spec.get("holderIdentity") or "",
                 address=(metadata.get("annotations") or {}).get(ANNOTATION_LEADER, ""),
-                seconds=int(spec.get("leaseDurationSeconds") or 0),
+                seconds=min(int(spec.get("leaseDurationSeconds") or 0), SECONDS_MAX),
                 transitions=int(spec.get("leaseTransitions") or 0),
                 since=self._clock(),
             )

@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from lockstep.plan.goodput import KINDS
+from lockstep.plan.goodput import CAUSES, KINDS
 from lockstep.plan.measures import (
     FINISHED,
     GOODPUT,
@@ -33,7 +33,6 @@ from lockstep.plan.measures import (
 )
 from lockstep.plan.observed import Object, Observed
 from lockstep.platforms.kubernetes.kinds import KINDS as API_KINDS
-from lockstep_gang.contract import Cause
 
 JOBS_WITH_SERIES = 500
 IDLE_SECONDS = 3600.0
@@ -44,7 +43,6 @@ PREFIX = "lockstep"
 _PLURALS = frozenset(kind.plural for kind in API_KINDS.values())
 _JOB_LABELS = ("job_namespace", "job_name")
 _GROUP_LABELS = ("job_namespace", "profile")
-_CAUSES = tuple(cause.value for cause in Cause)
 JOB_GAUGES = {
     "running": "1 while all its ranks run.",
     "restarts": "Starts of all ranks after a failure.",
@@ -63,9 +61,9 @@ JOB_GAUGES = {
 }
 _COUNTERS = {
     GOODPUT: ("goodput_seconds", "Time of jobs by what it was spent on.", "kind", KINDS),
-    LOST: ("lost_seconds", "Time down and of steps done again, by the failure's cause.", "cause", _CAUSES),
-    LOST_GPU: ("lost_gpu_seconds", "The same, times the job's GPUs.", "cause", _CAUSES),
-    RESTARTS: ("restarts", "Failed attempts, by cause.", "cause", _CAUSES),
+    LOST: ("lost_seconds", "Time down and of steps done again, by the failure's cause.", "cause", CAUSES),
+    LOST_GPU: ("lost_gpu_seconds", "The same, times the job's GPUs.", "cause", CAUSES),
+    RESTARTS: ("restarts", "Failed attempts, by cause.", "cause", CAUSES),
     FINISHED: ("jobs_finished", "Ends of jobs, by outcome.", "outcome", OUTCOMES),
 }
 """Of plan.measures: name, help, the label of its own and all its values, which begin at 0 so that a first increase is seen as one."""

@@ -22,6 +22,8 @@ PAGE_BYTES_MAX = 2 << 20
 """Of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server limits."""
 LEVELS_MAX = DEPTH_MAX + 3
 """Of what is read: a list of objects has two levels above them. An object that is too deep stays so, and is told of where it is kept."""
+PLAIN_LEVELS = 256
+"""No line of a watch with fewer brackets is too deep for kopf's parser. Most have fewer; others are parsed and cut here."""
 CHUNK_BYTES = 1 << 18
 WATCH_ERROR_SECONDS = 5.0
 """Before a watch that failed lists again."""
@@ -259,9 +261,10 @@ class _Watched(_Reply):
             yield await self._checked(line) + b"\n"
 
     async def _checked(self, line: bytes) -> bytes:
+        """Nothing in it too deep. Every kind has a field of any depth: whoever may write an object may write its metadata.managedFields."""
         if b'"type":"ERROR"' in line[:100]:
             return await self._failed(line)
-        if not self._is_free_form or line.count(b"{") + line.count(b"[") <= DEPTH_MAX:
+        if line.count(b"{") + line.count(b"[") <= (DEPTH_MAX if self._is_free_form else PLAIN_LEVELS):
             return line
         try:
             return json.dumps(loads(line)).encode()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aiohttp import StreamReader, web
 
+from lockstep.api.names import NODES_MAX
 from lockstep.plan.facts import facts_of
 from lockstep.plan.observed import ReceivedReport
 from lockstep.plan.racks import racks_of
@@ -30,7 +31,7 @@ from lockstep.platforms.kubernetes.authenticate import (
 )
 from lockstep.platforms.kubernetes.certificate import Certificates
 from lockstep.platforms.kubernetes.cluster import ApiError
-from lockstep.platforms.kubernetes.inventory import NODES_MAX, Inventory
+from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.listening import Seldom, prove
 from lockstep.platforms.kubernetes.queue import Key
 from lockstep.platforms.kubernetes.remembered import RememberedLosses
