@@ -167,6 +167,72 @@ def test_what_kubectl_would_not_take_is_refused_with_its_place(
         read(config(tmp_path, user, cluster))
 
 
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"cluster": {"insecure-skip-tls-verify": "false"}}, "insecure-skip-tls-verify of cluster k in .*config must be true or false, without quotes"),
+        ({"cluster": {"insecure-skip-tls-verify": 0}}, "must be true or false"),
+        ({"cluster": {"server": 6443}}, "server of cluster k in .*config must be text: put it in quotes"),
+        ({"cluster": {"server": ["http://a"]}}, "server of cluster k in .* must be text"),
+        ({"cluster": {"tls-server-name": 1}}, "tls-server-name of cluster k in .* must be text"),
+        ({"cluster": {"extensions": {"name": "x"}}}, "extensions of cluster k in .* must be a list"),
+        ({"cluster": {"server": "ftp://a"}}, "is ftp://a, must be https://HOST:PORT"),
+        ({"cluster": {"server": "https://[::1:6443"}}, "must be https://HOST:PORT"),
+        ({"cluster": {"server": "https://a:port"}}, "must be https://HOST:PORT"),
+        ({"cluster": {"server": "https://"}}, "must be https://HOST:PORT"),
+        ({"cluster": {"server": "https://a b"}}, "must be https://HOST:PORT"),
+        ({"cluster": HTTPS | {"certificate-authority-data": "!!!!"}}, "certificate-authority-data of k in the kubeconfig is no base64 text"),
+        ({"cluster": HTTPS | {"certificate-authority-data": 1}}, "certificate-authority-data of cluster k in .* must be text"),
+        ({"user": {"password": 83, "username": "u"}}, "password of user u in .* must be text: put it in quotes"),
+        ({"user": {"token": 12345}}, "token of user u in .* must be text"),
+        ({"user": {"token": "t\n"}}, "token of user u in .* has a character that no header may have"),
+        ({"user": {"as": "joe", "as-groups": "admins"}}, "as-groups of user u in .* must be a list of texts"),
+        ({"user": {"as": "joe", "as-groups": [1]}}, "as-groups of user u in .* must be a list of texts"),
+        ({"user": {"as": "joe", "as-user-extra": {"a": "b"}}}, "as-user-extra of user u in .* must be lists"),
+        ({"user": {"as": "joe", "as-user-extra": ["a"]}}, "as-user-extra of user u in .* must be lists"),
+        ({"user": {"exec": "login"}}, "exec of user u in .* is no mapping"),
+        ({"user": {"exec": {"apiVersion": V1, "command": ["login"]}}}, "command of exec of user u in .* must be text"),
+        ({"user": {"exec": {"apiVersion": V1, "command": "x", "args": "--all"}}}, "args of exec of user u in .* must be a list of texts"),
+        ({"user": {"exec": {"apiVersion": V1, "command": "x", "env": {"A": "b"}}}}, "env of exec of user u in .* must be a list"),
+        ({"user": {"exec": {"apiVersion": V1, "command": "x", "provideClusterInfo": "yes"}}}, "provideClusterInfo of exec of user u in .* must be true or false"),
+        ({"context": {"namespace": 7}}, "namespace of context c in .* must be text"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused_with_its_place(tmp_path: Path, part: dict[str, Any], words: str) -> None:
+    """`insecure-skip-tls-verify: "false"` is text, and a text is true: nobody's certificate would be looked at."""
+    with pytest.raises(ConfigError, match=words):
+        read(config(tmp_path, **part))
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+MERGES = "m0: &m0 {x: y}\n" + "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}]}}\n" for n in range(1, 60))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 300_000, "a: " * 200, BOMB, MERGES, "a: &a [*a]", "x" * (9 << 20), "\ta: b", "a: b: c", "- a", "text", "users: [{name: [u]}]", "users: [{name: 1}]", "users: {u: {}}",
+     "current-context: [c]", "clusters: [{name: k, cluster: text}]", "\0", "users: [u]"],
+)  # fmt: skip
+def test_a_file_that_is_no_kubeconfig_is_refused_within_bounds(tmp_path: Path, text: str) -> None:
+    """Some of these end the process, or fill its memory, in a parser without bounds."""
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read(str(tmp_path / "config"))
+    assert len(str(refused.value)) < 1000
+
+
+def test_anchors_are_written_out_as_kubectl_does(tmp_path: Path) -> None:
+    path = Path(config(tmp_path, {"token": "t"}))
+    path.write_text(path.read_text().replace("token: t", "token: &t t\n    password: *t"))
+    assert header(server_of(str(path))) == "Bearer t"
+
+
+def test_null_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    user = {"exec": None, "auth-provider": None, "token": None, "as": None, "as-groups": None, "username": "u", "password": None}
+    server = server_of(config(tmp_path, user, {"proxy-url": None, "insecure-skip-tls-verify": None, "extensions": None}))
+    assert (header(server), server.impersonation) == ("Basic dTo=", ())
+
+
 @pytest.mark.parametrize("kind", ["clusters", "contexts", "users"])
 def test_two_things_of_one_name_in_a_file_are_refused(tmp_path: Path, kind: str) -> None:
     path = Path(config(tmp_path))
@@ -234,6 +300,34 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path, pki: Pat
     user = {"tokenFile": "token", "client-certificate": "client.crt", "client-key": "./client.key"}
     server = server_of(config(tmp_path, user, HTTPS | {"certificate-authority": "ca.crt"}))
     assert server.tls is not None and header(server) == "Bearer t"
+
+
+def test_paths_are_relative_to_a_link_where_the_kubeconfig_is_one(tmp_path: Path, pki: Path) -> None:
+    """As kubectl and the official client: of the path as it is named, wherever the link leads."""
+    for name in ("home", "shared"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "home/token").write_text("mine")
+    (tmp_path / "shared/token").write_text("another's")
+    config(tmp_path / "shared", {"tokenFile": "token"})
+    (tmp_path / "home/config").symlink_to("../shared/config")
+    assert header(server_of(str(tmp_path / "home/config"))) == "Bearer mine"
+
+
+def test_a_ca_s_comments_may_have_any_letters(tmp_path: Path, pki: Path) -> None:
+    (tmp_path / "ca.crt").write_bytes("# Émis à Genève\n".encode() + (pki / "ca.crt").read_bytes() + b"\xff\n")
+    server = server_of(config(tmp_path, {}, HTTPS | {"certificate-authority": "ca.crt"}))
+    assert server.tls is not None and len(server.tls.get_ca_certs()) == 1
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path: Path, pki: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key((pki / "client.key").read_bytes(), None)
+    form, locked = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"word")
+    (tmp_path / "client.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
+    user = {"client-certificate": str(pki / "client.crt"), "client-key": "client.key"}
+    with pytest.raises(ConfigError, match="a certificate of the kubeconfig can't be used"):
+        read(config(tmp_path, user, HTTPS))
 
 
 @pytest.mark.parametrize(
@@ -330,6 +424,61 @@ def test_a_certificate_that_a_login_program_gives_must_be_one(tmp_path: Path) ->
     user = program(tmp_path, credential(clientCertificateData="foo", clientKeyData="bar"))
     with pytest.raises(ConfigError, match="gave a certificate that can't be used"):
         read(config(tmp_path, user, HTTPS))
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"token": "t\n"}, {"token": ["t"]}, {"token": 1}, {"clientCertificateData": 1, "clientKeyData": 2}, {"token": "t", "expirationTimestamp": 20991231},
+        {"token": "t", "expirationTimestamp": "2099-12-31T00:00:00"},
+    ],
+)  # fmt: skip
+def test_a_credential_of_another_form_is_refused_in_a_sentence(tmp_path: Path, status: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="printed no ExecCredential that can be used"):
+        read(config(tmp_path, program(tmp_path, credential(**status)), HTTPS))
+
+
+def test_what_is_nested_without_end_is_no_credential(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="printed no ExecCredential"):
+        read(config(tmp_path, program(tmp_path, "[" * 100_000)))
+
+
+def test_a_login_program_is_beside_the_file_that_names_its_user(tmp_path: Path) -> None:
+    """The cluster may stand in another file, which somebody else may have made."""
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+    user = program(tmp_path / "mine", credential(token="mine"))
+    program(tmp_path / "theirs", credential(token="theirs"))
+    own, other = Path(config(tmp_path / "mine", user)), without_users(Path(config(tmp_path / "theirs")))
+    own.write_text(yaml.safe_dump({"users": yaml.safe_load(own.read_text())["users"]}))
+    assert header(server_of(f"{other}{os.pathsep}{own}")) == "Bearer mine"
+
+
+def without_users(path: Path) -> Path:
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"users": []}))
+    return path
+
+
+@pytest.mark.parametrize("user", [{"token": "t"}, {"tokenFile": "token"}])
+def test_a_token_that_is_stated_counts_before_a_login_program(tmp_path: Path, user: dict[str, Any]) -> None:
+    """As kubectl and the official client: the program is not even started."""
+    (tmp_path / "token").write_text("t")
+    server = server_of(config(tmp_path, {**user, **program(tmp_path, credential(token="of the program"))}))
+    assert header(server) == "Bearer t" and not (tmp_path / "runs").exists()
+
+
+def test_a_person_sees_what_a_login_program_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Which page to open, and the code to enter there, stand on its standard error."""
+    monkeypatch.setattr("lockstep.platforms.kubernetes.loginprogram.sys.stdin", type("Stdin", (), {"isatty": lambda self: True})())
+    user = program(tmp_path, credential(token="t"))
+    script = tmp_path / "login"
+    script.write_text(
+        script.read_text().replace("import os, sys\n", "import os, sys\nprint('open https://login, enter ABCD', file=sys.stderr)\n")
+    )
+    read(config(tmp_path, user))
+    assert "enter ABCD" in capfd.readouterr().err
 
 
 def test_a_login_program_that_fails_without_a_word_is_told_with_its_code(tmp_path: Path) -> None:

@@ -35,6 +35,22 @@ PROXIES = ("http", "https")
 _HEADER_NAME = "!#$%&'*+-.^_`|~"
 """What a header's name may hold besides letters and digits (RFC 9110, token)."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FILE_BYTES_MAX = 8 << 20
+DEPTH_MAX = 64
+VALUES_MAX = 200_000
+"""With aliases written out. Far deeper than any kubeconfig's would end the process in libyaml, and more would fill its memory."""
+TEXTS = {
+    "cluster": {"server", "tls-server-name", "certificate-authority", "certificate-authority-data", "proxy-url"},
+    "context": {"cluster", "user", "namespace"},
+    "user": {
+        *("client-certificate", "client-certificate-data", "client-key", "client-key-data", "token", "tokenFile", "username", "password"),
+        *("as", "as-uid"),
+    },
+    "exec": {"apiVersion", "command", "installHint", "interactiveMode"},
+}
+"""What kubectl reads as text, too: `password: 0123` is a number, and another one than it looks like."""
+SWITCHES = {"cluster": {"insecure-skip-tls-verify", "disable-compression"}, "exec": {"provideClusterInfo"}}
+TEXT_LISTS = {"user": {"as-groups"}, "exec": {"args"}}
 
 
 async def nobody() -> str | None:
@@ -82,8 +98,8 @@ def read(paths: str, context: str | None = None) -> Server | None:
     impersonation = _impersonation(user)
     authorization: Callable[[], Awaitable[str | None]]
     renew: Callable[[float], Awaitable[bool]]
-    if "exec" in user:
-        plugin = LoginProgram(user["exec"] or {}, cluster, user["name"], authority, lambda *pair: _present(tls, *pair))
+    if user.get("exec") is not None and not (user.get("token") or user.get("tokenFile")):
+        plugin = LoginProgram(user["exec"] or {}, cluster, user["name"], user["folder"], authority, lambda *pair: _present(tls, *pair))
         plugin.credential()
         authorization, renew = plugin.authorization, plugin.renew
     else:
@@ -140,14 +156,28 @@ def _chosen(paths: str, context: str | None) -> tuple[str | None, Values, Values
 
 
 def _url(cluster: Values, user: Values) -> str:
-    """Without a scheme: https where anything is said about certificates, as kubectl has it."""
+    """Without a scheme: https where anything is said about certificates, as kubectl has it. Raises ConfigError."""
     stated = str(cluster["server"]).rstrip("/")
-    if "://" in stated:
-        return stated
-    keys = [cluster.get(f"certificate-authority{end}") for end in ("", "-data")] + [
-        user.get(f"client-certificate{end}") for end in ("", "-data")
-    ]
-    return f"https://{stated}" if any(keys) or cluster.get("insecure-skip-tls-verify") else f"http://{stated}"
+    if "://" not in stated:
+        keys = [cluster.get(f"certificate-authority{end}") for end in ("", "-data")] + [
+            user.get(f"client-certificate{end}") for end in ("", "-data")
+        ]
+        stated = f"https://{stated}" if any(keys) or cluster.get("insecure-skip-tls-verify") else f"http://{stated}"
+    try:
+        parts = urlsplit(stated)
+        usable = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and not parts.netloc.endswith(":")
+            and stated.isprintable()
+            and " " not in stated
+        )
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"server of cluster {cluster['name']} in the kubeconfig is {stated}, must be https://HOST:PORT")
+    return stated
 
 
 def _impersonation(user: Values) -> tuple[tuple[str, str], ...]:
@@ -187,19 +217,96 @@ def _merged(paths: str) -> Values:
     if not any(path.exists() for path in found):
         raise ConfigError(f"there is no kubeconfig at {paths}")
     for path in filter(Path.exists, found):
+        folder = Path(os.path.abspath(path)).parent  # noqa: PTH100 (of the path as it is named: kubectl follows no link here)
         try:
-            content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}  # noqa: S506 (a safe loader)
+            content = _loaded(path) or {}
             for kind, key in (("clusters", "cluster"), ("contexts", "context"), ("users", "user")):
                 items = {}
                 for item in content.get(kind) or []:
+                    if not isinstance(item["name"], str):
+                        raise ConfigError(f"a name in {kind} of {path} must be text: put it in quotes")
                     if item["name"] in items:
                         raise ConfigError(f"{path} has two {kind} of the name {item['name']}")
-                    items[item["name"]] = {**(item.get(key) or {}), "name": item["name"], "folder": path.resolve().parent}
+                    items[item["name"]] = {
+                        **_checked(item.get(key) or {}, key, f"{key} {item['name']} in {path}"),
+                        "name": item["name"],
+                        "folder": folder,
+                    }
                 merged[kind] = items | merged[kind]
-            merged["current-context"] = merged["current-context"] or content.get("current-context")
+            current = content.get("current-context") or None
+            if not isinstance(current, str | None):
+                raise ConfigError(f"current-context of {path} must be text: put it in quotes")
+            merged["current-context"] = merged["current-context"] or current
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is no kubeconfig: {' '.join(str(error).split())}") from None
     return merged
+
+
+def _loaded(path: Path) -> Any:
+    """Raises ConfigError, OSError, UnicodeDecodeError, yaml.YAMLError."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path} is no kubeconfig: it has more than {FILE_BYTES_MAX >> 20} MiB")
+    text = data.decode("utf-8")
+    _check_size(text, path)
+    return yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
+
+
+def _check_size(text: str, path: Path) -> None:
+    """Before anything is made of it: what makes it recurses, and writes aliases of aliases out."""
+    sizes: dict[str, int] = {}
+    open_ones: list[tuple[str | None, int]] = []
+    size = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_ones.append((event.anchor, size))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_ones.pop()
+            if anchor is not None:
+                sizes[anchor] = size - before
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+            sizes[event.anchor] = 0
+        elif isinstance(event, yaml.AliasEvent):
+            size += sizes.get(str(event.anchor), VALUES_MAX)  # (of something that it is in itself, else)
+        size += 1
+        if len(open_ones) > DEPTH_MAX or size > VALUES_MAX:
+            raise ConfigError(f"{path} is no kubeconfig: it is nested more than {DEPTH_MAX} deep, or has more than {VALUES_MAX} values")
+
+
+def _checked(values: Any, kind: str, where: str) -> Values:
+    """`values` less what is null, each of the type that it has to be: kubectl reads no other one either. Raises ConfigError."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} is no mapping")
+    stated = {key: value for key, value in values.items() if value is not None}
+    for key, value in stated.items():
+        if key in TEXTS.get(kind, ()) and not isinstance(value, str):
+            raise ConfigError(f"{key} of {where} must be text: put it in quotes")
+        if key in SWITCHES.get(kind, ()) and not isinstance(value, bool):
+            raise ConfigError(f"{key} of {where} must be true or false, without quotes")
+        if key in TEXT_LISTS.get(kind, ()) and not _is_list_of(value, str):
+            raise ConfigError(f"{key} of {where} must be a list of texts")
+    if kind == "user":
+        _check_user(stated, where)
+    if kind == "exec" and not _is_list_of(stated.get("env", []), dict):
+        raise ConfigError(f"env of {where} must be a list of names and values")
+    if kind == "cluster" and not _is_list_of(stated.get("extensions", []), dict):
+        raise ConfigError(f"extensions of {where} must be a list of names and extensions")
+    return stated
+
+
+def _check_user(user: Values, where: str) -> None:
+    extra = user.get("as-user-extra", {})
+    if not (isinstance(extra, dict) and all(isinstance(key, str) and _is_list_of(values or [], str) for key, values in extra.items())):
+        raise ConfigError(f"as-user-extra of {where} must be lists of texts by their keys")
+    if not user.get("token", "").isprintable():
+        raise ConfigError(f"token of {where} has a character that no header may have, such as the end of a line")
+    if "exec" in user:
+        user["exec"] = _checked(user["exec"], "exec", f"exec of {where}")
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _names(known: Values) -> str:
@@ -216,7 +323,7 @@ def _bytes(values: Values, key: str) -> bytes | None:
     """`key-data` (base64), else the file `key`."""
     if values.get(f"{key}-data"):
         try:
-            return base64.b64decode(values[f"{key}-data"])
+            return base64.b64decode("".join(values[f"{key}-data"].split()), validate=True)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{key}-data of {values['name']} in the kubeconfig is no base64 text: {error}") from None
     if values.get(key):
@@ -238,7 +345,7 @@ def _tls(cluster: Values, user: Values, authority: bytes | None) -> ssl.SSLConte
     if certificate and not key:
         raise ConfigError(f"user {user['name']} of the kubeconfig has a client-certificate and no client-key")
     try:
-        context = trusting(authority.decode() if authority else None)
+        context = trusting(authority.decode("ascii", "backslashreplace") if authority else None)  # (comments may have any letters)
         if certificate and key:
             _present(context, certificate.decode(), key.decode())
     except (ssl.SSLError, ValueError) as error:
@@ -253,7 +360,7 @@ def _present(context: ssl.SSLContext | None, certificate: str, key: str) -> None
     """Connections made from now on show this certificate (PEM). Raises ssl.SSLError."""
     if context is not None:
         with _file(certificate.encode()) as certificate_file, _file(key.encode()) as key_file:
-            context.load_cert_chain(certificate_file, key_file)
+            context.load_cert_chain(certificate_file, key_file, password="")  # (a key with a password is refused, not asked for)
 
 
 @contextmanager

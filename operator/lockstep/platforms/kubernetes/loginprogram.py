@@ -40,6 +40,8 @@ class LoginProgram:
     stated: Values
     cluster: Values
     user: str
+    folder: Path
+    """Of the file that names the user: a relative path of the program starts there."""
     authority: bytes | None
     """The cluster's CA certificate, for a plugin that asks for it."""
     on_certificate: Callable[[str, str], None] = lambda certificate, key: None
@@ -87,11 +89,13 @@ class LoginProgram:
     def _fetch(self) -> None:
         command = [self._program(), *map(str, self.stated.get("args") or [])]
         extra = {str(item["name"]): str(item.get("value") or "") for item in self.stated.get("env") or []}
+        interactive = self._interactive()
         asked = json.dumps({"apiVersion": self.stated["apiVersion"], "kind": "ExecCredential", "spec": self._spec()})
         try:
             ended = subprocess.run(
-                command, env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": asked}, capture_output=True,
-                stdin=None if self._interactive() else subprocess.DEVNULL, timeout=PLUGIN_SECONDS, check=False,
+                command, env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": asked}, stdout=subprocess.PIPE,
+                stdin=None if interactive else subprocess.DEVNULL, timeout=PLUGIN_SECONDS, check=False,
+                stderr=None if interactive else subprocess.PIPE,  # (where it says which page to open, and what to enter there)
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"the login program {command[0]} of the kubeconfig can't be run: {error}") from None
@@ -115,17 +119,20 @@ class LoginProgram:
         try:
             printed = json.loads(output)
             kind, version, status = printed["kind"], printed["apiVersion"], dict(printed["status"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ConfigError(f"{wrong} with a kind, an apiVersion and a status") from None
         if (kind, version) != ("ExecCredential", self.stated["apiVersion"]):
             raise ConfigError(f"{wrong} of {self.stated['apiVersion']}, which the kubeconfig asks for: it is {kind} of {version}")
+        texts = [status.get(key) or "" for key in ("token", "clientCertificateData", "clientKeyData")]
+        if not (all(isinstance(text, str) for text in texts) and texts[0].isprintable()):
+            raise ConfigError(f"{wrong} that can be used: its token and certificate must be texts, the token without line ends")
         if bool(status.get("clientCertificateData")) != bool(status.get("clientKeyData")):
             raise ConfigError(f"{wrong} that can be used: of clientCertificateData and clientKeyData it has only one")
         if not status.get("token") and not status.get("clientCertificateData"):
             raise ConfigError(f"{wrong} with a token or a certificate")
         ends = status.get("expirationTimestamp")
         try:
-            return status, None if ends is None else datetime.fromisoformat(str(ends)).timestamp()
+            return status, None if ends is None else _time_of(ends)
         except ValueError:
             raise ConfigError(f"{wrong} that can be used: expirationTimestamp {ends} is no time as RFC 3339 has it") from None
 
@@ -144,7 +151,7 @@ class LoginProgram:
 
     def _program(self) -> str:
         stated = str(self.stated["command"])
-        path = str(self.cluster["folder"] / stated) if "/" in stated else shutil.which(stated)
+        path = str(self.folder / stated) if "/" in stated else shutil.which(stated)
         if not path or not Path(path).exists():
             advice = self.stated.get("installHint")
             hint = f": {' '.join(str(advice).split())}" if advice else "; install it, or log in again"
@@ -163,5 +170,14 @@ class LoginProgram:
         return spec
 
 
-def _last_words(errors: bytes) -> str:
+def _time_of(text: object) -> float:
+    """Unix time of an RFC 3339 time. Raises ValueError."""
+    if not isinstance(text, str) or (time := datetime.fromisoformat(text)).tzinfo is None:
+        raise ValueError("no zone")
+    return time.timestamp()
+
+
+def _last_words(errors: bytes | None) -> str:
+    if errors is None:  # (a person has seen them)
+        return ""
     return " ".join(errors.decode(errors="replace").split())[-300:]
