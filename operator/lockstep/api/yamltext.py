@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lockstep_gang.contract import json_escaped, printable
+from lockstep_gang.contract import printable
 
 NUMBER = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][-+]?\d+)?$|^0[xob][0-9a-fA-F_]+$")
 """Plain scalars that YAML 1.1 or YAML 1.2 parsers read as numbers."""
@@ -46,7 +46,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 def dump_yaml(document: Any) -> str:
     """One document: keys in the given order, block style, ending in a newline. Nothing in it that a terminal acts on."""
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    return json_escaped(text)  # (whose escapes are YAML's, too: what needs one is in double quotes)
+    return printable(text)  # (whose escapes are YAML's, too: what needs one is in double quotes)
 
 
 def dump_all_yaml(documents: Iterable[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,12 +22,14 @@ from lockstep.plan.times import timestamp
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, ProgramFailed, output_of
 from lockstep.platforms.kubernetes.look import Look
+from lockstep_gang.contract import printable_line
 
 LOG_LINES, LOG_BYTES = 20_000, 32 << 20
 FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
 ARCHIVE_BYTES_MAX = ALL_BYTES + (16 << 20)
 """With what tar adds to ten thousand small files."""
 FILES_MAX = 20_000
+NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 255
 SEND_SECONDS = 300.0
 # Run in a pod by its own Python: small files of the run's folder as tar, the end of long ones, and nothing of models and checkpoints.
 SEND = """
@@ -173,17 +176,32 @@ def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:
 
     Raises ProgramFailed when it is no archive.
     """
-    left = ALL_BYTES
+    left, last = ALL_BYTES, -1
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for _, entry in zip(range(FILES_MAX), archive, strict=False):
-                path = PurePosixPath(entry.name)
-                plain = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not path.is_absolute() and ".." not in path.parts
+                if entry.offset <= last:  # (a negative size leads Python's tarfile back to where it was)
+                    raise tarfile.ReadError("it leads back to its beginning")
+                path, last = PurePosixPath(entry.name), entry.offset
+                plain = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and _is_plain(path)
                 left -= entry.size if plain else 0
                 if plain and 0 <= entry.size <= len(data) and left >= 0 and (file := archive.extractfile(entry)) is not None:
-                    yield entry.name, file.read()
-    except (tarfile.TarError, ValueError, OverflowError, EOFError, OSError, MemoryError) as error:
+                    yield path.as_posix(), file.read()
+    except (tarfile.TarError, ValueError, LookupError, ArithmeticError, EOFError, OSError, MemoryError, RecursionError) as error:
         raise ProgramFailed(f"what python3 in the pod sent is no archive: {type(error).__name__}: {error}") from None
+
+
+def _is_plain(path: PurePosixPath) -> bool:
+    """Whether every system that unpacks the bundle makes a file of this name below its folder, and a terminal shows it as it is."""
+    name = path.as_posix()
+    return (
+        not path.is_absolute()
+        and ".." not in path.parts
+        and printable_line(name) == name
+        and not set(name) & set("\t\n\\:")
+        and 0 < len(os.fsencode(name)) <= NAME_BYTES_MAX
+        and all(len(os.fsencode(part)) <= PART_BYTES_MAX for part in path.parts)
+    )
 
 
 def _yaml(redactor: Redactor, value: Any) -> bytes:

@@ -92,7 +92,8 @@ class Wire:
         for _ in range(BUSY_MAX):
             value = self._object()
             if "failed" in value:
-                raise CarryError(str(value["failed"])[:WORDS_MAX])
+                words = value["failed"]
+                raise CarryError(words[:WORDS_MAX] if isinstance(words, str) and words else "the other end has given up without a word")
             if value != {"busy": True}:
                 return value
         raise CarryError("the other end only says that it is busy: nothing of this transfer can be believed")
@@ -404,7 +405,7 @@ def _entry_of(item: object, *, first: bool) -> Entry:
     entry = item if isinstance(item, dict) else {}
     name, link, size, mode = (entry.get(key) for key in ("name", "link", "size", "mode"))
     if not isinstance(name, str) or (name == "") != first or (name and not _is_plain(name)):
-        raise CarryError(f"{str(name)[:200]!r} would be outside of the target: no part of a name may be empty, '.', '..' or a draft's")
+        raise CarryError(f"{_shown(name)} would be outside of the target: no part of a name may be empty, '.', '..' or a draft's")
     if entry.get("dir") is True and "size" not in entry and "link" not in entry:
         return {"name": name, "dir": True}
     if _is_count(size) and _is_count(mode) and "link" not in entry and "dir" not in entry:
@@ -420,6 +421,10 @@ def _is_plain(name: str) -> bool:
     """Whether a relative path has only components that are names of files, and none of a draft."""
     parts = name.split("/")
     return _fits(name) and len(parts) <= DEPTH_MAX and not any(part in {"", ".", ".."} or part.startswith(DRAFT) for part in parts)
+
+
+def _shown(name: object) -> str:
+    return repr(name[:200]) if isinstance(name, str) else f"something of type {type(name).__name__}"
 
 
 def _fits(path: str) -> bool:
@@ -512,9 +517,7 @@ def target_of(to: str, name: object, *, folder: bool, allowed: Callable[[Path], 
     into = to.endswith(("/", "/.", "/..")) or to in (".", "..") or (not folder and Path(to).is_dir())
     if into:
         if not isinstance(name, str) or "/" in name or not _is_plain(name):
-            raise CarryError(
-                f"the other end calls it {str(name)[:200]!r}, which is no name of a file in {to}: name the new file or folder, too"
-            )
+            raise CarryError(f"the other end calls it {_shown(name)}, which is no name of a file in {to}: name the new file or folder, too")
         target = Target(Path(to), (name,))
     elif folder:
         target = Target(Path(to), ())
@@ -576,11 +579,11 @@ def _had(holder: int, name: str, place: Path, size: int, wire: Wire) -> tuple[Be
     state, begun = _state(holder, name), _state(holder, draft)
     if state is not None and stat.S_ISDIR(state.st_mode):
         raise CarryError(f"{place} is a folder where a file would have to be")
-    is_begun = begun is not None and stat.S_ISREG(begun.st_mode)
+    is_begun = begun is not None and stat.S_ISREG(begun.st_mode) and begun.st_nlink == 1
     complete = not is_begun and state is not None and stat.S_ISREG(state.st_mode) and state.st_size == size
     if not complete and not is_begun:
         return None
-    descriptor = os.open(name if complete else draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
+    descriptor = os.open(name if complete else draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=holder)
     with os.fdopen(descriptor, "rb") as file:
         have = min(os.fstat(descriptor).st_size, size)
         return Begun(_hashed(file, have, wire), have), complete
@@ -607,10 +610,11 @@ def _take_file(wire: Wire, target: Target, entry: Entry, offset: int, digest: An
     place = target.path(entry["name"])
     holder, name = target.holder(entry["name"])
     draft, size, synced = _draft_name(name), offset, offset
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(draft, flags, 0o660, dir_fd=holder), "r+b", buffering=0) as file:
+        with os.fdopen(_opened_draft(holder, draft), "r+b", buffering=0) as file:
             _lock(file.fileno(), place.with_name(draft), wire)
+            if os.fstat(file.fileno()).st_size < offset:
+                raise CarryError(f"{place.with_name(draft)} was changed by somebody else: try again")
             file.truncate(offset)
             file.seek(offset)
             for chunk in wire.frames():
@@ -625,10 +629,10 @@ def _take_file(wire: Wire, target: Target, entry: Entry, offset: int, digest: An
                 if size - synced >= SYNC_EVERY_BYTES:
                     os.fsync(file.fileno())
                     synced = size
-            if wire.hear().get("sha256") != digest.hexdigest():
+            if wire.hear().get("sha256") != digest.hexdigest() or size != entry["size"]:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(draft, dir_fd=holder)
-                raise CarryError(f"{place} was damaged on the way: its SHA-256 is not the sender's; try again")
+                raise CarryError(f"{place} was damaged on the way: its size or SHA-256 is not the sender's; try again")
             with contextlib.suppress(PermissionError):  # (a draft that somebody else began)
                 os.fchmod(file.fileno(), mode)
             if size >= SYNCED_BYTES:
@@ -636,6 +640,19 @@ def _take_file(wire: Wire, target: Target, entry: Entry, offset: int, digest: An
             os.replace(draft, name, src_dir_fd=holder, dst_dir_fd=holder)
     finally:
         os.close(holder)
+
+
+def _opened_draft(holder: int, draft: str) -> int:
+    """What an earlier try began, or a new file: never what somebody has put there under its name, a device, a FIFO or another file's second name."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError):  # (a link, a socket)
+        descriptor = os.open(draft, flags, 0o660, dir_fd=holder)
+        state = os.fstat(descriptor)
+        if stat.S_ISREG(state.st_mode) and state.st_nlink == 1:
+            return descriptor
+        os.close(descriptor)
+    os.unlink(draft, dir_fd=holder)
+    return os.open(draft, flags | os.O_EXCL, 0o660, dir_fd=holder)
 
 
 def _lock(descriptor: int, draft: Path, wire: Wire) -> None:

@@ -123,13 +123,14 @@ def _parsed_ending(data: bytes) -> tuple[int, str]:
 
 async def lines_in(running: Program) -> AsyncIterator[bytes]:
     """Its standard output line by line; what has no end is none. Raises ProgramFailed for a line that is longer than any answer."""
-    rest = b""
+    rest = bytearray()  # (bytes would be copied with each piece, however small)
     while data := await running.read():
-        *whole, rest = (rest + data).split(b"\n")
+        rest += data
+        *whole, rest = rest.split(b"\n") if b"\n" in data else (rest,)
         if max(map(len, (*whole, rest))) > LINE_BYTES_MAX:
             raise ProgramFailed(f"pod {running.place.pod}: python3 prints a line of more than {LINE_BYTES_MAX} bytes, which is no answer")
         for line in whole:
-            yield line
+            yield bytes(line)
 
 
 def answer_of(text: bytes | str, pod: str) -> dict[str, Any]:

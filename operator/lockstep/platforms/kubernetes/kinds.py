@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
+from lockstep.api.errors import ConfigError
+
 
 class Kind(NamedTuple):
     """A kind's place in the API: its group and version, its plural, whether it lives in a namespace."""
@@ -59,8 +61,15 @@ KINDS: Mapping[str, Kind] = {
 
 
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
-    """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster."""
+    """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster. Raises ConfigError for a name that
+    would lead to another object."""
     known = KINDS[kind]
     root = f"/apis/{known.api_version}" if "/" in known.api_version else f"/api/{known.api_version}"
-    scope = f"/namespaces/{quote(namespace)}" if known.namespaced and namespace else ""
-    return "/".join([f"{root}{scope}/{known.plural}", *(quote(part) for part in (name, subresource) if part)])
+    scope = f"/namespaces/{_part(namespace)}" if known.namespaced and namespace else ""
+    return "/".join([f"{root}{scope}/{known.plural}", *(_part(part) for part in (name, *subresource.split("/")) if part)])
+
+
+def _part(name: str) -> str:
+    if name in (".", ".."):
+        raise ConfigError(f"{name!r} is no name of an object or namespace")
+    return quote(name, safe="")

@@ -123,7 +123,7 @@ async def _between(running: Program, mine: socket.socket, theirs: socket.socket,
     except (CarryError, OSError) as error:  # what a program there refused, or a disk here
         raise Failed(str(error)) from error
     except Gone:
-        with suppress(ProgramFailed):
+        with suppress(ProgramFailed, TimeoutError):
             await asyncio.wait_for(asyncio.shield(pumps[1]), 5.0)  # (its last words, and how it ended)
         if running.code is not None:
             raise running.failure() from None
