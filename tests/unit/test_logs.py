@@ -263,3 +263,13 @@ def test_a_local_run_that_is_not_there_and_a_rank_that_it_has_not_are_told(local
     assert "the job has 2 ranks, 0 to 1" in str(told.exception)
     silent = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local), "--rank", "0"])
     assert "has printed nothing that was asked for" in str(silent.exception)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]\n", "1\n", '{"attempt": 1}\n', '{"jobUid": "u", "restarts": 0, "attempt": 1, "restart": 5}\n', "[" * 100_000]
+)
+def test_records_that_a_script_wrote_over_are_told_in_a_sentence(content: str, local: Path) -> None:
+    (local / "workspace/runs/x/gang/attempts.jsonl").write_text(content)
+    (local / "workspace/runs/x/gang/end.json").unlink()
+    told = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local)])
+    assert "no run x can be read" in str(told.exception)

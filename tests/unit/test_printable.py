@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import json
 import logging
 import os
 import re
+import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -25,7 +27,9 @@ from lockstep.plan.discovery.draft import stated, write
 from lockstep.plan.events import notes
 from lockstep.plan.reconcile import reconcile
 from lockstep.platforms.kubernetes.cluster import ApiError
+from lockstep.platforms.kubernetes.exec import STDERR, STDOUT, Program
 from lockstep.platforms.kubernetes.replica import OneLine
+from lockstep.platforms.kubernetes.terminal import _show
 from lockstep.platforms.output import Output, put, put_json, put_text, tell
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.reports import parse_datagram, read_error_file
@@ -227,3 +231,27 @@ def texts_of(value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [text for item in value for text in texts_of(item)]
     return [value] if isinstance(value, str) else []
+
+
+class Printing:
+    """A program in a pod that prints this on both streams."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        for channel in (STDOUT, STDERR):
+            yield channel, self._data
+
+
+@pytest.mark.parametrize(("raw", "terminals"), [(True, True), (False, True), (False, False)])
+def test_a_shell_acts_only_on_the_terminal_that_is_its_own(
+    raw: bool, terminals: bool, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """`echo 'cat x' | lockstep shell` has no terminal of the pod, though what it prints may reach one; a file gets the bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminals, raising=False)
+    data = b"a\x1b[2J\xff\n"
+    asyncio.run(_show(cast(Program, Printing(data)), raw=raw))
+    expected = data if raw or not terminals else rb"a\x1b[2J\xff" + b"\n"
+    assert capfdbinary.readouterr() == (expected, expected)

@@ -176,3 +176,22 @@ def test_a_watch_answers_every_question_with_rates_since_the_last_one(root: Path
     assert [answer["node"] for answer in answers] == [4, 4]
     assert "curve" not in answers[0] and answers[1]["curve"] == {"1": {"loss": 2.5}}
     assert all(len(rates) == 2 and min(rates) >= 0 for answer in answers for rates in answer["gigabits"].values())
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device", "nested", "garbage"])
+def test_whatever_a_script_puts_into_its_folder_a_look_at_it_ends(what: str, tmp_path: Path) -> None:
+    """A FIFO has nobody at its other end: a look that waited for one would end with the test's time limit."""
+    for name in (f"{runfolder.OUTPUT}/node-0.log", "logs/train_log.jsonl", "logs/eval_log.jsonl", "gang/goodput.json", "gang/end.json", "gang/attempts.jsonl", f"{runfolder.OUTPUT}/run.json"):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if what == "fifo":
+            os.mkfifo(path)
+        elif what == "folder":
+            path.mkdir()
+        elif what == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.write_bytes(b"[" * 100_000 + b"\n" if what == "nested" else b"\xff\0[]\n1\n")
+    assert list(runfolder.log(str(tmp_path), 0)) in ([], [""])
+    summary = runfolder.summary(str(tmp_path))
+    assert (summary["steps"], summary["end"], summary["attempts"], summary["run"]) == ({}, {}, [], {})

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 def parts(root: str, node: int) -> list[Path]:
     """The files of a node's log that there are, oldest first."""
     path = Path(root) / OUTPUT / f"node-{node}.log"
-    return [found for found in (path.with_name(f"{path.name}.1"), path) if found.exists()]
+    return [found for found in (path.with_name(f"{path.name}.1"), path) if found.is_file()]  # (a FIFO would hold the reader up)
 
 
 def log(
@@ -77,6 +77,8 @@ class Records:
 
     def read(self) -> Records:
         """What is new since the last time; the rest of a line that isn't whole comes with its end."""
+        if not self._path.is_file():
+            return self
         try:
             with self._path.open("rb") as file:
                 state = os.fstat(file.fileno())
@@ -92,7 +94,7 @@ class Records:
             try:
                 record = json.loads(raw)
                 self.found[int(record["step"])] = record
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         return self
 
@@ -127,7 +129,7 @@ def summary(root: str, points: int = 1000, **_: object) -> Json:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError):
         return ""
 
@@ -135,7 +137,7 @@ def _text(path: Path) -> str:
 def _parsed(text: str) -> Json:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 
 from lockstep.api.names import CONTAINER
 from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import STDERR, Place, Program, program
+from lockstep.platforms.kubernetes.exec import STDERR, STDOUT, Place, Program, program
+from lockstep.platforms.output import Output
 
 SHELL = "umask 002; if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 PLAIN_TERMINAL = "xterm"
@@ -39,7 +40,7 @@ async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
             if interactive:
                 helpers.append(asyncio.create_task(_follow_size(session)))
             try:
-                await _show(session)
+                await _show(session, raw=interactive)
             finally:
                 for helper in helpers:
                     helper.cancel()
@@ -47,9 +48,15 @@ async def shell(cluster: Cluster, namespace: str, pod: str) -> int:
     return session.code or 0
 
 
-async def _show(session: Program) -> None:
+async def _show(session: Program, *, raw: bool) -> None:
+    """What it prints: as it is to its own terminal, a file or a pipe; with escapes to a terminal that isn't the pod's."""
+    streams = {STDOUT: sys.stdout, STDERR: sys.stderr}
+    escaping = {channel: Output(error=channel == STDERR) for channel, stream in streams.items() if not raw and stream.isatty()}
     async for channel, data in session.output():
-        out = sys.stderr.buffer if channel == STDERR else sys.stdout.buffer
+        if channel in escaping:
+            escaping[channel].put(data)
+            continue
+        out = streams[channel].buffer
         out.write(data)
         out.flush()
 

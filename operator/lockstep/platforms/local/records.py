@@ -20,9 +20,9 @@ def observed_run(job: str, root: Path) -> Observed:
     try:
         attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()]
         end = json.loads(path.read_text(encoding="utf-8")) if (path := folder / "end.json").exists() else {}
-    except (OSError, ValueError) as error:
+        status = _status(attempts, end, runs=_runs(folder.parent / "local.lock"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # (scripts can write there, too)
         raise ConfigError(f"no run {job} can be read in {folder} ({error}): say --workspace as `lockstep run --local` was told") from None
-    status = _status(attempts, end, runs=_runs(folder.parent / "local.lock"))
     return Observed(job={"metadata": {"name": job, "namespace": "local", "uid": "local"}, "spec": {}, "status": status})
 
 
