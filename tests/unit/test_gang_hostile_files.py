@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep_gang.agent.ask import _told
 from lockstep_gang.agent.checks.files import path_facts, sees
 from lockstep_gang.agent.hostfile import write_hostfile
 from lockstep_gang.agent.journal import Journal
@@ -230,3 +231,9 @@ def test_a_step_that_a_script_posts_stays_a_number_that_reports_can_have(number:
     step = pace.step(said, 1e9)
     assert step is not None and 0 <= (step.total_steps or 0) <= COUNT_MAX and 0 <= (step.estimated_remaining_seconds or 0) <= COUNT_MAX
     assert len(step.metrics) <= METRICS and all(text.isprintable() for item in step.metrics.items() for text in item)
+
+
+def test_variables_for_a_shell_are_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubernetes takes nearly every character in a variable's name, and the answer is there to be evaluated."""
+    _told({"environment": {"A": "$(b) '\n", "x; touch y": "1", "$(touch y)": "1", "B\nC": "1", "ü": "1", "": "1", "_D1": ""}})
+    assert capsys.readouterr().out == "export A='$(b) '\"'\"'\n'\nexport _D1=''\n"

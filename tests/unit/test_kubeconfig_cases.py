@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.devcluster.certificates import Authority
 from lockstep.platforms.kubernetes import kubeconfig
 from lockstep.platforms.kubernetes.client import connect, has_kubeconfig, kubeconfig_path
@@ -614,6 +614,33 @@ def test_a_token_that_is_stated_is_not_tried_twice(api: ApiServer, tmp_path: Pat
     with pytest.raises(ApiError):
         ask(api, tmp_path, monkeypatch, {"token": "wrong"})
     assert len(api.asked) == 1
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A proxy that wants another password."""
+
+    def do_CONNECT(self) -> None:
+        self.send_response(407)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing."""
+
+
+def test_a_proxy_s_password_is_in_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            cluster = HTTPS | {"proxy-url": f"http://me:s3cret@127.0.0.1:{server.server_port}"}
+            monkeypatch.setenv("KUBECONFIG", config(tmp_path, {"token": "t"}, cluster))
+            with pytest.raises(Failed, match="407 Proxy Authentication Required") as refused:
+                connect().request("GET", "/version")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "s3cret" not in str(refused.value)
 
 
 # Certificates

@@ -10,6 +10,7 @@ import random
 import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -22,6 +23,7 @@ from lockstep.plan.answers import read_node, read_summary
 from lockstep.plan.calibration import point_in
 from lockstep.plan.diffruns import Side, compare, curve, page, results_of
 from lockstep.plan.logs import RankFailures, error_lines
+from lockstep.plan.observed import Observed
 from lockstep.plan.preflight import result_in
 from lockstep.plan.probe import read_probe
 from lockstep.plan.top import page as top_page
@@ -327,3 +329,29 @@ def test_a_line_that_comes_byte_by_byte_is_copied_once() -> None:
     """What comes is added to what is there: a copy of all with each byte would take minutes."""
     length = 1 << 20
     assert asyncio.run(all_lines(says(*[b"x"] * length, b"\n"))) == [b"x" * length]
+
+
+class Logging(FakeCluster):
+    """A cluster whose pods have printed much, and that counts who asked for it."""
+
+    asked = 0
+
+    async def log(self, namespace: str, pod: str, container: str, query: dict[str, str]) -> AsyncIterator[str]:
+        self.asked += 1
+        for _ in range(10):
+            yield "x" * 1000
+
+
+def test_a_bundle_of_many_pods_has_a_bound_and_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "BUNDLE_BYTES_MAX", 30_000)
+    status = {"phase": "Pending", "containerStatuses": [{"name": "trainer"}]}
+    pods = tuple(
+        {"kind": "Pod", "metadata": {"name": f"x-{n}", "namespace": "n", "uid": str(n)}, "spec": {}, "status": status} for n in range(20)
+    )
+    job = {"metadata": {"name": "x", "namespace": "n", "uid": "u"}, "spec": {}, "status": {}}
+    cluster = Logging()
+    missing = asyncio.run(bundle.write_bundle(tmp_path / "x.tar.gz", cluster.as_cluster, Observed(job=job, pods=pods), "why"))
+    assert 0 < cluster.asked <= 4
+    assert sum(line.startswith("logs of pod x-") and line.endswith("MiB already") for line in missing) == 20 - cluster.asked
+    with tarfile.open(tmp_path / "x.tar.gz") as archive:
+        assert sum(name.endswith("/trainer.log") for name in archive.getnames()) == cluster.asked

@@ -138,7 +138,8 @@ def _told(answer: dict[str, Any]) -> int | None:
     for line in answer.get("lines", ()):
         print(printable_line(line))
     for name, value in sorted(answer.get("environment", {}).items()):
-        print(f"export {name}={shlex.quote(value)}")
+        if name.isascii() and name.isidentifier():  # Kubernetes lets others be made, which a shell would take for commands
+            print(f"export {name}={shlex.quote(value)}")
     sys.stdout.flush()
     if "exitCode" not in answer:
         return None

@@ -28,6 +28,8 @@ LOG_LINES, LOG_BYTES = 20_000, 32 << 20
 FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
 ARCHIVE_BYTES_MAX = ALL_BYTES + (16 << 20)
 """With what tar adds to ten thousand small files."""
+BUNDLE_BYTES_MAX = 512 << 20
+"""After so much no further pod is asked: it is all in this machine's memory."""
 FILES_MAX = 20_000
 NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 255
 SEND_SECONDS = 300.0
@@ -52,6 +54,7 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
             entry.size, entry.mtime = len(data), int(os.path.getmtime(path))
             archive.addfile(entry, io.BytesIO(data))
 """
+FULL = f"the bundle has more than {BUNDLE_BYTES_MAX >> 20} MiB already"
 ABOUT = """What `lockstep why --bundle` found of job {name} in namespace {namespace} at {time}.
 
 why.txt       what `lockstep why` says
@@ -89,8 +92,11 @@ async def write_bundle(path: Path, connection: Cluster, observed: Observed, why:
     pieces += [Piece(f"objects/{item['kind']}-{item['metadata']['name']}.yaml", _yaml(redactor, item)) for item in around]
     missing = [*look.not_seen]
     for pod in observed.pods:
+        if _is_full(pieces):
+            missing.append(f"logs of pod {pod['metadata']['name']}: {FULL}")
+            continue
         pieces += [piece async for piece in _logs(connection, pod, redactor, missing)]
-    pieces += await _run_folder(connection, observed, redactor, missing)
+    await _add_run_folder(connection, observed, redactor, missing, pieces)
     about = ABOUT.format(
         name=observed.name, namespace=observed.namespace, time=timestamp(time.time()), lines=LOG_LINES,
         missing="\n".join(f"- {text}" for text in missing) or "- nothing that was looked for",
@@ -146,15 +152,21 @@ async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: l
             yield Piece(f"pods/{name}/{container['name']}{suffix}.log", _clean(redactor, "\n".join(lines) + "\n"))
 
 
-async def _run_folder(connection: Cluster, observed: Observed, redactor: Redactor, missing: list[str]) -> list[Piece]:
+def _is_full(pieces: list[Piece]) -> bool:
+    return sum(len(piece.data) for piece in pieces) > BUNDLE_BYTES_MAX
+
+
+async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Redactor, missing: list[str], pieces: list[Piece]) -> None:
     """From one pod, or from every pod when each has a volume of its own."""
     running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
     if not running:
         hold = "restart.holdOnFailureSeconds keeps the pods of the next failure for a while"
         missing.append(f"logs and stacks of the run's folder: no pod runs that mounts it; {hold}")
     own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))
-    pieces = []
     for pod in running if own_volumes else running[:1]:
+        if _is_full(pieces):
+            missing.append(f"the run's folder as pod {pod} has it: {FULL}")
+            continue
         command = ["python3", "-I", "-c", SEND, f"{RUN_FOLDER}/{RUN_KEY}", str(FILE_BYTES), str(ALL_BYTES)]
         try:
             data = await output_of(
@@ -168,7 +180,6 @@ async def _run_folder(connection: Cluster, observed: Observed, redactor: Redacto
             pieces += [Piece(f"{place}/{name}", _clean_bytes(redactor, found)) for name, found in _unpacked(data)]
         except Failed as error:
             missing.append(f"the run's folder as pod {pod} has it: {error}")
-    return pieces
 
 
 def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -328,13 +328,15 @@ class Cluster:
 @contextmanager
 def _reaching(server: str) -> Iterator[None]:
     """A connection that breaks is an OSError: not all of aiohttp's errors are."""
-    from aiohttp import ClientConnectorError, ClientError
+    from aiohttp import ClientConnectorError, ClientError, ClientResponseError
 
     try:
         yield
     except ClientConnectorError as error:
         why = str(error.os_error).rpartition("] ")[2] or type(error.os_error).__name__
         raise Unreachable(f"{server} doesn't answer ({why})") from error
+    except ClientResponseError as error:  # (whose text has the URL, and that of a proxy its password)
+        raise Unreachable(f"the connection to {server} broke: {type(error).__name__}: {error.status} {error.message}") from error
     except ClientError as error:
         raise Unreachable(f"the connection to {server} broke: {type(error).__name__}: {error}") from error
     except TimeoutError as error:
