@@ -13,18 +13,18 @@ import pytest
 from lockstep.platforms.kubernetes.in_namespace import _VERDICTS
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.console import Console
-from lockstep_gang.agent.outbox import json_bytes
+from lockstep_gang.agent.outbox import WAITING_MAX, Outbox, json_bytes
 from lockstep_gang.agent.ranks import Node, RankProcess
 from lockstep_gang.agent.stacks import FILE_BYTES, HANGS, STACKS_BYTES, ProcessState, remove_old, shortened, stack_path
 from lockstep_gang.contract import JobIdentity, RestartPolicy
 from lockstep_gang.contract.exits import INTERNAL
-from lockstep_gang.contract.messages import message_to_json
+from lockstep_gang.contract.messages import Pace, message_to_json
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart
 from lockstep_gang.coordinator import records
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX
 from lockstep_gang.coordinator.records import Records, Replaced
-from lockstep_gang.lifecycle.gang import Budget, Gang
-from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, resumed, retained
+from lockstep_gang.lifecycle.gang import Budget, Gang, new_gang
+from lockstep_gang.lifecycle.history import ATTEMPTS_MAX, AttemptRecord, begun_records, resumed, retained
 from unit.gang_cases import KEY, gang, make_run
 from unit.test_gang_scale import endings
 
@@ -64,6 +64,20 @@ def test_a_coordinator_goes_on_from_the_retained_records_as_from_all(seed: int) 
     for uid in ("uid-1", "uid-2"):
         run = replace(RUN, job=JobIdentity("x", "ns", uid))
         assert seen(resumed(run, bounded, None, 1000.0)) == seen(resumed(run, all_records, None, 1000.0))
+
+
+def test_what_is_written_when_an_attempt_begins_is_what_is_retained() -> None:
+    earlier = [attempt(number) for number in range(1, 500)]
+    written = begun_records(earlier, replace(new_gang(RUN), attempt=500), RUN, "2026-01-01T00:00:00Z")
+    assert len(written) <= ATTEMPTS_MAX + HISTORY + 1
+    assert written[-1].attempt == 500
+
+
+def test_a_script_that_tells_its_pace_too_often_has_some_left_out() -> None:
+    outbox = Outbox(3, 512, lambda _: None)
+    for step in range(3 * WAITING_MAX):
+        outbox.put(Pace(24, step, 1, 1_000_000))
+    assert len(outbox._waiting) <= WAITING_MAX + 1
 
 
 def test_the_last_record_is_found_at_the_end_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

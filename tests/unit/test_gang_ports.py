@@ -6,10 +6,14 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lockstep_gang.agent.allreduce_rank import store
 from lockstep_gang.agent.checks import network
 from lockstep_gang.contract import POD_IPS
 from lockstep_gang.coordinator import ports
@@ -68,6 +72,18 @@ def test_coordinator_and_preflight_are_not_met_on_the_machine_s_other_addresses(
         assert answered == [True, False, True, False]
 
     asyncio.run(scene())
+
+
+def test_the_processes_of_a_preflight_meet_on_the_pod_s_address_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = any_free_port("127.0.0.1")
+    for name, value in ((POD_IPS, POD), ("MASTER_ADDR", NAME), ("MASTER_PORT", str(port))):
+        monkeypatch.setenv(name, value)
+    given: dict[str, Any] = {}
+    store(SimpleNamespace(TCPStore=lambda *_, **named: given.update(named)), 0, 2, timedelta(seconds=1))
+    assert given["is_master"] is True
+    with socket.socket(fileno=given["master_listen_fd"]) as listening:
+        listening.listen()
+        assert (is_answered(POD, port), is_answered(ELSEWHERE, port)) == (True, False)
 
 
 @contextmanager

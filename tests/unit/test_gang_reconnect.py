@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +16,16 @@ from lockstep_gang.agent.outbox import Outbox
 from lockstep_gang.contract import Run
 from lockstep_gang.contract.exits import RECONNECT_SECONDS, progress_seconds, reconnect_seconds, spread_seconds
 from lockstep_gang.contract.messages import Hello, message_to_json
-from lockstep_gang.coordinator import server
+from lockstep_gang.coordinator import coordinator, server
 from lockstep_gang.coordinator.channel import connect
-from lockstep_gang.coordinator.coordinator import Coordinator
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.lifecycle.decide import decide
-from lockstep_gang.lifecycle.gang import Phase
+from lockstep_gang.lifecycle.gang import Node, Phase, Rank, new_gang
+from lockstep_gang.lifecycle.hang import SILENT_SECONDS, deadlines, suspects
 from lockstep_gang.lifecycle.observe import closed
+from lockstep_gang.lifecycle.progress import Progress
 from unit.gang_cases import KEY
-from unit.test_gang_scale import run_of, training, until, with_server
+from unit.test_gang_scale import Untold, run_of, training, until, with_server
 
 
 def test_a_closed_connection_of_a_big_gang_has_longer_to_come_back() -> None:
@@ -56,6 +59,35 @@ def test_a_big_gang_s_coordinator_may_open_a_file_for_each_node_and_looks_for_ga
     with_server(tmp_path / "big", test, nodes=1024, ranks_per_node=8)
     assert files == [1024 + server.FILES]
     assert thresholds == [server.COLLECTED]
+
+
+def test_ranks_of_a_big_gang_whose_reports_wait_longer_are_judged_later() -> None:
+    def judged(nodes: int) -> tuple[float, tuple[int, ...]]:
+        run = run_of(nodes)
+        heard = Rank(ready=True, progress=Progress("Step", step=1, position=5, limit_seconds=1, since=1000.0, heard_at=1000.0))
+        late = replace(heard, progress=replace(heard.progress, heard_at=1000.0 - SILENT_SECONDS - 1))
+        gang = new_gang(run).with_ranks({0: heard, 1: late}).with_nodes({0: Node(connected=True)})
+        [(_, at)] = deadlines(gang, run, [0])
+        return round(at - 1000.0 - 1, 6), suspects(gang, 1000.0)
+
+    assert judged(2) == (5.0, (1,))
+    assert judged(1024) == (round(progress_seconds(8192), 6), ())
+
+
+def test_an_error_of_what_is_decided_later_ends_the_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    async def play() -> None:
+        made = Coordinator(run_of(2, run_dir=str(tmp_path)), KEY, Output(lambda _: None, tuple, lambda _: None))
+        hosting = asyncio.ensure_future(made.run())
+        await asyncio.sleep(0)
+        monkeypatch.setattr(coordinator, "decide", broken)
+        made.connected(0, Untold(), Hello(0, "agent-0", 0, 0))  # type: ignore[arg-type]
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(hosting, 20)
+
+    asyncio.run(play())
 
 
 def test_agents_that_began_together_tell_their_progress_at_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:

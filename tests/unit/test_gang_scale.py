@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from bench.gang_scale import measure
 from lockstep_gang.agent.outbox import MESSAGE_BYTES, Outbox, bounded, json_bytes
-from lockstep_gang.contract import RestartPolicy, Run
+from lockstep_gang.contract import CheckpointReport, RestartPolicy, Run
 from lockstep_gang.contract.exits import RECONNECT_SECONDS
 from lockstep_gang.contract.messages import (
     Activity,
@@ -35,14 +36,14 @@ from lockstep_gang.contract.messages import (
     message_to_json,
     rank_report_to_json,
 )
-from lockstep_gang.coordinator import channels, coordinator, server
+from lockstep_gang.coordinator import channels, coordinator, news, server
 from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, connect
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.news import report_change
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.coordinator.telling import WITH_LINES, telling
 from lockstep_gang.lifecycle.decide import decide
-from lockstep_gang.lifecycle.gang import Gang, Nodes, Phase, Ranks, new_gang
+from lockstep_gang.lifecycle.gang import Gang, Node, Nodes, Phase, Ranks, new_gang
 from lockstep_gang.lifecycle.hang import deadlines
 from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe
 from unit.gang_cases import KEY, free_port, make_run
@@ -148,6 +149,31 @@ def test_the_work_of_a_message_does_not_grow_with_the_gang(message: Callable[[Ru
         return lines_run(lambda: taken(gang, run, message(run, gang), 7, 1002.0))
 
     assert work(256) == work(16)
+
+
+def test_a_node_s_state_is_counted_without_a_look_at_all_others() -> None:
+    def work(nodes: int) -> int:
+        gang = training(run_of(nodes))
+        return lines_run(lambda: gang.with_nodes({7: Node()}))
+
+    assert work(64) == work(16)
+
+
+def test_a_report_is_made_only_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(2)
+    before = training(run)
+    monkeypatch.setattr(news, "summarise", lambda *_: pytest.fail("a report was made"))
+    reporter: Any = Untold()
+    for after in (
+        replace(before, checkpoint=CheckpointReport(5, "/c/5", "2026-01-01T00:00:00Z")),
+        taken_in(before, run, 2),
+    ):
+        assert after != before
+        report_change(reporter, before, after, run, tuple)
+
+
+def taken_in(gang: Gang, run: Run, step: int) -> Gang:
+    return observe(gang, run, 1, progressed(run, 1, step), 1002.0)
 
 
 def test_what_came_together_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
