@@ -6,9 +6,11 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import ClientConnectorCertificateError
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -18,6 +20,7 @@ from lockstep.platforms.kubernetes.cluster import Answers, ApiError, Cluster
 from lockstep.platforms.kubernetes.health import REFUSED_SECONDS, RESYNC_SECONDS_MAX, STUCK_SECONDS, Signs, problem
 from lockstep.platforms.kubernetes.kubeconfig import Server
 
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 NOW = 100_000.0
 OLD = NOW - STUCK_SECONDS - 1
 
@@ -112,3 +115,40 @@ def test_healthz_says_it_and_answers_with_503(monkeypatch: pytest.MonkeyPatch) -
 
     (healthy, _), (unhealthy, text) = asyncio.run(ask())
     assert (healthy, unhealthy) == (200, 503) and "watch of pods" in text
+
+
+def stuck_work(led: operator.Operator, now: float) -> None:
+    led.queue._running["ns", "x"] = now - STUCK_SECONDS - 1
+
+
+def jobs_wait(led: operator.Operator, now: float) -> None:
+    led.queue.mark(("ns", "x"))
+    led.queue.last_end = now - STUCK_SECONDS - 1
+
+
+def not_listed(led: operator.Operator, now: float) -> None:
+    led._listed = now - RESYNC_SECONDS_MAX - 1
+
+
+def refused(led: operator.Operator, now: float) -> None:
+    led.cluster.answers.heard(401)
+    led.cluster.answers.refused_since = now - REFUSED_SECONDS - 1
+
+
+@pytest.mark.parametrize(
+    ("happens", "word"),
+    [(stuck_work, "not ended"), (jobs_wait, "1 jobs wait"), (not_listed, "could not be listed"), (refused, "credentials")],
+)
+def test_the_operator_shows_each_sign_that_it_is_judged_by(happens: Callable[[operator.Operator, float], None], word: str) -> None:
+    led = operator.Operator(Cluster(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))  # type: ignore[arg-type]
+    now = time.monotonic()
+    led._leads_since, led._listed, led.queue.last_end = now - 2 * RESYNC_SECONDS_MAX, now, now
+    assert problem(led.signs(), now) == ""
+    happens(led, now)
+    assert word in problem(led.signs(), now)
+
+
+def test_the_kubelet_asks_there_and_starts_the_process_anew() -> None:
+    deployment = yaml.safe_load((MANIFESTS / "operator/base/deployment.yaml").read_text())
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "report", "scheme": "HTTPS"}
