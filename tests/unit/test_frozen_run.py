@@ -376,3 +376,21 @@ def test_a_run_key_is_neither_the_job_s_key_nor_another_job_s() -> None:
     master = b"m" * 32
     assert len({run_key(master, "u"), run_key(master, "v"), job_key(master, "u"), run_key(b"n" * 32, "u")}) == 4
     assert settled(report()).status["run"]["pending"] is False
+
+
+@pytest.mark.parametrize("knows", ["the operator that started it", "another leader"])
+def test_an_earlier_run_of_the_job_that_somebody_puts_back_is_not_obeyed(knows: str) -> None:
+    """It was signed as well; the job's administrator has changed the profile since."""
+    observed, earlier = gang(), gang(NEWER)
+    replayed = with_run(observed, frozen(earlier))
+    set_key = ("StatefulSet", "x")
+    forged = observed.objects[set_key]
+    annotations = {**forged["metadata"]["annotations"], ANNOTATION_RUN_HASH: run_of(earlier).hash}
+    forged = {**forged, "metadata": {**forged["metadata"], "annotations": annotations}}
+    replayed = replace(replayed, objects={**replayed.objects, set_key: forged})
+    remembered = GangRun(run_of(observed), proven=True) if knows == "the operator that started it" else None
+    context = replace(SIGNING, agent_image="agent:3", remembered=remembered)
+    plan = reconcile(replayed, report(), context, NOW + 5)
+    sent = [item for item in plan.apply if item["kind"] == "StatefulSet"]
+    assert [item["metadata"]["annotations"][ANNOTATION_RUN_HASH] for item in sent] == [run_of(observed).hash]
+    assert "agent:2" not in json.dumps([*plan.create, *plan.apply])

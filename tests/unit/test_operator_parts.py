@@ -758,3 +758,14 @@ def test_nothing_stays_of_namespaces_and_of_jobs_that_labels_made_up() -> None:
         inventory.observe("ConfigMap", made, deleted=False)
         inventory.observe("ConfigMap", made, deleted=True)
     assert (len(inventory._by_job), len(inventory._in_namespace)) == (0, 0)
+
+
+def test_a_pod_with_the_job_s_labels_that_is_no_node_of_it_counts_for_nothing() -> None:
+    """`kubectl debug --copy-to --keep-labels` makes one, and a suspended job would wait for its end for ever."""
+    inventory = Inventory()
+    inventory.observe("TrainingJob", job(), deleted=False)
+    for name in ("x-0", "x-10", "x-2", "x-0-debug", "x", "y-0", "x-", "x-y-1"):
+        inventory.observe("Pod", {**item(name, 3), "spec": {}, "status": {}}, deleted=False)
+    seen = inventory.observed(KEY)
+    assert seen is not None
+    assert {pod["metadata"]["name"] for pod in seen.pods} == {"x-0", "x-10", "x-2"}

@@ -451,3 +451,27 @@ def test_a_stateful_set_that_says_billions_costs_no_more_than_the_largest_job() 
     assert code(signed(body), body, seen=seen) == 200
     larger = b" " * (report_bytes_max(NODES_MAX) + 1)
     assert code(signed(larger), larger, seen=seen) == 413
+
+
+def test_tokens_that_are_no_good_are_asked_about_ever_less_often_however_well_the_reports_are_signed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report_server, "TURN_SECONDS", 0.0)
+    asked, codes = [0], list[int]()
+
+    async def review(token: str) -> dict[str, Any]:
+        asked[0] += 1
+        return {"authenticated": False}
+
+    async def run() -> None:
+        server = ReportServer(MASTER, review, inventory(), lambda key: None)
+        async with TestClient(TestServer(server.application())) as connection:
+            for number in range(12):
+                server.reports._free_at = {uid: until - 0.5 for uid, until in server.reports._free_at.items()}  # half a second later
+                body = report_body(replace(REPORT, sequence=number))
+                async with connection.post(PATH, data=body, headers={**signed(body), "Authorization": f"Bearer {number}"}) as reply:
+                    codes.append(reply.status)
+
+    asyncio.run(run())
+    assert set(codes) == {401, 429}
+    assert asked[0] == codes.count(401) <= 8

@@ -12,7 +12,6 @@ stands in `x-run-<hash>` is believed only as far as something else proves it:
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, run_name
@@ -43,11 +42,11 @@ def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Ga
     made_by = observed.stateful_set
     if observed.at_zero or (made_by is not None and owner_uid(made_by) != observed.uid):
         return Gang()  # no gang, or somebody else's
-    hashes = list(dict.fromkeys(_hashes(observed)))
     remembered = context.remembered
+    if remembered is not None and remembered.proven:  # pods have been there since, so they still run it, whatever annotations say
+        return _known(observed, remembered.run, proven=True)
+    hashes = list(dict.fromkeys(_hashes(observed)))
     for run_hash in hashes:
-        if remembered is not None and remembered.run.hash == run_hash and remembered.proven:
-            return _known(observed, remembered.run, proven=True)
         if fresh is not None and fresh.hash == run_hash:
             return _known(observed, fresh, proven=True)
         seen = observed.objects.get(("ConfigMap", run_name(observed.name, run_hash)))
@@ -78,12 +77,14 @@ def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) ->
     return ""
 
 
-def _hashes(observed: Observed) -> Iterator[str]:
-    """Of the StatefulSet, then of the pods."""
-    for item in (observed.stateful_set, *observed.pods):
-        run_hash = None if item is None else (item["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_HASH)
-        if run_hash:
-            yield str(run_hash)
+def _hashes(observed: Observed) -> list[str]:
+    """Of the StatefulSet, then of the pods; first the one that status tells of. Annotations are anybody's to write, and may name an earlier run of this
+    job, which was signed as well.
+    """
+    items = [item for item in (observed.stateful_set, *observed.pods) if item is not None]
+    stated = [(item["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_HASH) for item in items]
+    told = (observed.status.get("run") or {}).get("name")
+    return sorted((str(run_hash) for run_hash in stated if run_hash), key=lambda run_hash: run_name(observed.name, run_hash) != told)
 
 
 def _read(observed: Observed, config_map: Object, run_hash: str) -> Frozen | None:

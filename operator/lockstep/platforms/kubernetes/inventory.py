@@ -243,7 +243,7 @@ class Inventory:
             self._obstacles.pop(key, None)
             return None
         children = {child: kept.item for child, kept in self._by_job.get(key, {}).items()}
-        pods = tuple(sorted((i for c, i in children.items() if c[0] == "Pod"), key=lambda pod: str(pod["metadata"]["name"])))
+        pods = tuple(item for child, item in sorted(children.items()) if child[0] == "Pod" and is_of_gang(key[1], child[1]))
         stuck = any(map(scheduler_message, pods))
         job_object = job.item
         return Observed(
@@ -315,6 +315,12 @@ class Inventory:
             self._obstacles.pop(key, None)
         else:
             self._obstacles[key] = obstacle
+
+
+def is_of_gang(job: str, pod: str) -> bool:
+    """By its name. Others that carry the job's labels are somebody's copies for a look inside, say: they are no nodes, and end nothing."""
+    begin, _, number = pod.rpartition("-")
+    return begin == job and number.isdecimal()
 
 
 def _drop(groups: dict[Any, dict[Any, Kept]], group: Any, name: Any) -> None:

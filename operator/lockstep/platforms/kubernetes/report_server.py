@@ -58,6 +58,8 @@ TURN_SECONDS = 5.0
 SHARE = 0.1
 """Of the operator's time, for the reports of one job: a pod holds its job's key, and may send what it likes."""
 ASKED_SECONDS = 5.0
+IN_VAIN_SECONDS = 1.0
+"""For which a job's reports wait for each token of theirs that was no good: the API server was asked."""
 UNVERIFIED_SECONDS = 120.0
 """For which a report that was signed with another key is remembered: longer than a coordinator waits before it repeats it."""
 WRITTEN_SECONDS = 6.0
@@ -108,6 +110,10 @@ class Reports:
         finally:
             cost = time.thread_time() - began
             self._free_at[uid] = max(self._free_at.get(uid, 0.0), time.monotonic()) + cost / SHARE
+
+    def asked_in_vain(self, uid: str) -> None:
+        """A report that the job's key signed came with a token that is no good. A pod may make up as many as it likes."""
+        self._free_at[uid] = max(self._free_at.get(uid, 0.0), time.monotonic()) + IN_VAIN_SECONDS
 
     def may_ask(self, uid: str, token: str) -> bool:
         """Whether the API server may be asked now for whom a token is that came with a report which the job's key didn't sign.
@@ -256,7 +262,11 @@ class ReportServer:
         with self.reports.taking_time(job.uid):
             report = parse_report(body)
         check_job(job, report)
-        bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
+        try:
+            bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
+        except Refusal:
+            self.reports.asked_in_vain(job.uid)
+            raise
         observed = check_node_zero(self.inventory, bearer, job)
         newest = self.reports.sequence(job.uid)
         if report.sequence <= newest:
