@@ -462,6 +462,45 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
     assert led.inventory.pod("ns", "x-0") is None
 
 
+class Guarded(Empty):
+    """It refuses lists of the namespaces in `closed`; of others it has a job."""
+
+    def __init__(self, *closed: str) -> None:
+        super().__init__(None)
+        self.closed = set(closed)
+
+    async def pages(
+        self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, limit: int = 500, **_: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        if namespace in self.closed:
+            raise ApiError(403, "Forbidden", f"cannot list {kind} in namespace {namespace}")
+        job = {"metadata": {**item("x", 5)["metadata"], "namespace": namespace, "uid": f"u-{namespace}"}, "spec": {}}
+        yield {"items": [job] if kind == "TrainingJob" else [], "metadata": {"resourceVersion": "100"}}
+
+
+def test_whoever_takes_the_operator_s_rights_away_in_a_namespace_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even when a new leader begins; jobs there are left alone until all of it may be listed again."""
+    api = Guarded("b")
+    led = operator.Operator(api, operator.Settings("agent:1", namespaces=("a", "b")), b"", Certificates("", "", "", ""))
+    marked: list[Key] = []
+    monkeypatch.setattr(led.queue, "mark", marked.append)
+    asyncio.run(led.resync())
+    assert led.synced and marked == [("a", "x")]
+    led.observe("TrainingJob", {"metadata": {**item("x", 7)["metadata"], "namespace": "b", "uid": "u-b"}, "spec": {}}, deleted=False)
+    assert asyncio.run(led.work(("b", "x"))) is None
+    api.closed.clear()
+    marked.clear()
+    asyncio.run(led.resync(every_job=False))
+    assert marked == [("b", "x")]
+
+
+def test_an_operator_that_may_list_nothing_does_not_begin() -> None:
+    led = operator.Operator(Guarded("a", "b"), operator.Settings("agent:1", namespaces=("a", "b")), b"", Certificates("", "", "", ""))
+    with pytest.raises(ApiError):
+        asyncio.run(led.resync())
+    assert not led.synced
+
+
 def test_a_list_of_an_earlier_revision_is_of_a_store_that_was_restored() -> None:
     """Newer objects are gone, older ones are as the list has them, and what changes from then on counts, whatever its revision."""
     found = Inventory()

@@ -206,6 +206,33 @@ def test_a_watch_that_fails_lists_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert [event["object"]["code"] for event in asyncio.run(lines_of(server))] == [410]
 
 
+def test_what_is_forbidden_is_asked_for_again_until_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf would end the watch of this kind in this namespace, and never begin it again: an administrator may give the right back."""
+    monkeypatch.setattr("lockstep.platforms.kubernetes.reading.FORBIDDEN_SECONDS", 0.0)
+    monkeypatch.setattr("lockstep.platforms.kubernetes.reading.WATCH_ERROR_SECONDS", 0.0)
+    server = Listing([text_of("a")])
+    allowed, asked = server.request, list[str]()
+
+    async def forbids_twice(**how: Any) -> Any:
+        asked.append(how["url"])
+        if len(asked) > 2:
+            return await allowed(**how)
+        reply = Reply(b"{}")
+        reply.status = 403
+        return reply
+
+    monkeypatch.setattr(server, "request", forbids_twice)
+
+    async def page() -> Any:
+        async with await session(server).request("get", "https://cluster/api/v1/configmaps?limit=100") as reply:
+            return await reply.json()
+
+    assert len(asyncio.run(page())["items"]) == 1
+    assert len(asked) == 3
+    asked.clear()
+    assert [event["object"]["code"] for event in asyncio.run(lines_of(server, since=0))] == [410]
+
+
 def test_a_watch_from_a_revision_that_the_server_hasn_t_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its store was restored: such a watch would be silent until the revisions are through again."""
     monkeypatch.setattr("lockstep.platforms.kubernetes.reading.WATCH_ERROR_SECONDS", 0.0)

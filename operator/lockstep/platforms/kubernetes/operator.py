@@ -32,7 +32,7 @@ from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates, authority_made
 from lockstep.platforms.kubernetes.clock import OFF_SECONDS
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor, status_refused
 from lockstep.platforms.kubernetes.health import Signs, problem
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, Watched
@@ -52,6 +52,8 @@ from lockstep.platforms.kubernetes.watching import LIST_ITEMS, kopf_settings, re
 RESYNC_SECONDS = 600.0
 RELIST_SECONDS = (2.0, 30.0)
 """After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
+UNSERVED_SECONDS = 60.0
+"""Until a namespace is tried again that the operator was given, and in which it lacks a right."""
 CLOCK_SECONDS = 60.0
 """Between two looks at a job while this machine's clock differs from the API server's."""
 GONE_MAX = 64
@@ -134,6 +136,7 @@ class Operator:
         self._refused = Refusals()
         self._refused_statuses = Refusals()
         self._watched: dict[str, float] = {}
+        self._unserved: set[str] = set()
         self._listed = 0.0
         self._leads_since: float | None = None
         self.queue = WorkQueue(self.work)
@@ -187,6 +190,8 @@ class Operator:
             return None
         if OPERATOR_NAME in observed.service_accounts and observed.namespace != self.settings.namespace:
             return None  # its namespace has an operator of its own (`lockstep deploy --namespace-only`)
+        if observed.namespace in self._unserved:
+            return None  # what can't be listed may run all the same
         self.server.losses.see(key, observed, self.cluster.clock.now())
         if lacks_secret(observed):
             self.inventory.forget_secret(key)
@@ -295,31 +300,41 @@ class Operator:
 
     async def resync(self, every_job: bool = True) -> None:
         """Replace what is known with what the API server lists, and look at every job, or at those only for which that is news."""
-        news: set[Key] = set()
+        news, unserved = set[Key](), set[str]()
         self.inventory.begin_lists()
         for watched in self.settings.watched:
-            news |= await self._list(watched)
+            news |= await self._list(watched, unserved)
         if self.inventory.has_gone_back:
             raise WentBack(
                 "the API server is at an earlier revision than before: its store was restored, and what this process knows is of a time that is gone"
             )
         self.synced, self._listed = True, time.monotonic()
         self._forget_others(self.inventory.uids())
-        for key in self.inventory.jobs() if every_job else news:
+        served_again, self._unserved = self._unserved - unserved, unserved
+        jobs = self.inventory.jobs()
+        for key in jobs if every_job else news.union(key for key in jobs if key[0] in served_again):
             self.queue.mark(key)
 
-    async def _list(self, watched: Watched) -> set[Key]:
-        """The keys of jobs for which this is news."""
+    async def _list(self, watched: Watched, unserved: set[str]) -> set[Key]:
+        """The keys of jobs for which this is news. A namespace that refuses the list is added to `unserved`: whoever administers it must not stop
+        the others' jobs. Raises ApiError where none is left."""
         listed, news, versions = set[Key](), set[Key](), list[str]()
         for place in self.settings.places(watched.kind):
             version = "0"
             pages = self.cluster.pages(watched.kind, place, watched.query, LIST_ITEMS, metadata_only=watched.metadata_only, bounded=True)
-            async for page in pages:
-                names, changed = self.inventory.take_in(watched.kind, page["items"])
-                listed, news = listed | names, news | changed
-                version = page["metadata"].get("resourceVersion", "0")
+            try:
+                async for page in pages:
+                    names, changed = self.inventory.take_in(watched.kind, page["items"])
+                    listed, news = listed | names, news | changed
+                    version = page["metadata"].get("resourceVersion", "0")
+            except ApiError as error:
+                if place is None or error.status != FORBIDDEN or {*unserved, place} >= {*self.settings.namespaces}:
+                    raise
+                log.warning("namespace %s is not served: %s; a repeated `lockstep deploy` gives the right again", place, error)
+                unserved.add(place)
+                continue
             versions.append(version)
-        oldest = min(int(version) if version.isdigit() else 0 for version in versions)
+        oldest = min((int(version) if version.isdigit() else 0 for version in versions), default=0)
         return news | self.inventory.drop_others(watched.kind, listed, oldest)
 
     def _forget_others(self, uids: set[str]) -> None:
@@ -358,7 +373,7 @@ class Operator:
         looked = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._watches_list.wait(), RESYNC_SECONDS)
+                await asyncio.wait_for(self._watches_list.wait(), UNSERVED_SECONDS if self._unserved else RESYNC_SECONDS)
             for seconds in RELIST_SECONDS if self._watches_list.is_set() else (0.0,):
                 await asyncio.sleep(seconds)
                 self._watches_list.clear()

@@ -27,6 +27,9 @@ PLAIN_LEVELS = 256
 CHUNK_BYTES = 1 << 18
 WATCH_ERROR_SECONDS = 5.0
 """Before a watch that failed lists again."""
+FORBIDDEN = 403
+FORBIDDEN_SECONDS = 30.0
+"""Before a list that is forbidden is asked for again: a right that an administrator takes away may come back."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 METADATA_EACH = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
@@ -158,11 +161,18 @@ class BoundedSession:
         accept = {"Accept": METADATA_EACH if is_watch else METADATA_LIST} if plural in self._metadata_only else {}
         sent = {**more, "headers": {**(headers or {}), **accept}}
         if not is_watch:
-            return await self._listed(method, url, plural, sent)
+            while (response := await self._listed(method, url, plural, sent)).status == FORBIDDEN:
+                response.close()  # kopf would end this watch, and never begin it again
+                await asyncio.sleep(FORBIDDEN_SECONDS)
+                self._seen(plural)
+            return response
         since = query.get("resourceVersion", ["0"])[0]
         if since != "0" and await self._has_gone_back(method, url, since, sent["headers"]):
-            return _Gone()
+            return _Gone("the API server is at an earlier revision than before")
         response = await self._session.request(method=method, url=url, **sent)
+        if response.status == FORBIDDEN:
+            response.close()
+            return _Gone("a watch is forbidden")
         return response if response.status >= 400 else _Watched(response, plural in self._free_form, lambda: self._seen(plural))
 
     async def _listed(self, method: str, url: str, plural: str, sent: dict[str, Any]) -> Any:
@@ -230,12 +240,15 @@ _RELIST = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": 
 class _Gone(_Reply):
     """A watch that ends at once, and is to begin with a list."""
 
+    def __init__(self, why: str) -> None:
+        self._why = why
+
     @property
     def content(self) -> _Gone:
         return self
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        log.warning("the API server is at an earlier revision than before: everything is listed again")
+        log.warning("%s: everything of its kind is listed again", self._why)
         await asyncio.sleep(WATCH_ERROR_SECONDS)
         yield json.dumps(_RELIST).encode() + b"\n"
 
