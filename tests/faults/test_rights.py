@@ -19,7 +19,7 @@ from kubernetes import client, config, dynamic
 from cluster_jobs import Jobs, kubeconfig_of, prepare, until
 from control_plane import AUDIT_LOG, CHECKOUT, connected, control_plane, default_objects, local_profile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
-from lockstep.plan.scope import PROFILE_KEY, Scope
+from lockstep.plan.scope import NAMED_BINDING, PROFILE_KEY, Scope
 from lockstep.platforms.kubernetes.certificate import Certificates, renew
 from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.secrets import TLS_SECRET
@@ -56,6 +56,18 @@ def test_installed_for_named_namespaces(tmp_path: Path) -> None:
             short_life(job)
         assert elsewhere.job(JOB).get("status") is None
         assert wrong(rig, OPERATOR_NAMESPACE, "team") == ([], [])
+
+
+def test_an_admin_of_one_namespace_can_t_stop_the_operator_for_the_others(tmp_path: Path) -> None:
+    """Whoever holds `admin` there may delete the operator's RoleBinding, at a moment when another replica begins to lead."""
+    settings = {"LOCKSTEP_NAMESPACES": "lockstep,team"}
+    with rig_in(tmp_path, lambda: sent(Scope(("lockstep", "team"))), **settings) as rig:
+        person = kubeconfig_of("admin", Jobs(rig.api, "team"), rig.folder / "control-plane" / "admin.kubeconfig", tmp_path)
+        with config.new_client_from_config(str(person)) as connection:
+            client.RbacAuthorizationV1Api(connection).delete_namespaced_role_binding(NAMED_BINDING, "team")
+        rig.operator.start()
+        with rig.job("lockstep") as job:
+            short_life(job)
 
 
 def test_installed_in_a_single_namespace(tmp_path: Path) -> None:

@@ -308,6 +308,18 @@ def test_uninstall_refuses_while_there_are_jobs_unless_they_are_to_go(api: Api) 
     assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "Namespace"}
 
 
+def test_a_namespace_s_own_operator_goes_without_jobs_that_are_stopped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clean, "_plan", lambda cluster, context, force: planned(cluster, Mode.TCP, scope="own"))
+    for item in planned("local", Mode.TCP, scope="own").objects:
+        asyncio.run(api.apply(item))
+    put(api, {**a_job("other"), "status": {"nodes": 2}})
+    with pytest.raises(ConfigError, match=r"pods that report to this operator \(lockstep/other\): stop them first"):
+        clean.uninstall("local", yes=True)
+    put(api, {**a_job("other"), "status": {"nodes": 0}})
+    clean.uninstall("local", yes=True)
+    assert {called(item).split()[0] for item in api.objects.values()} == {"PersistentVolumeClaim", "TrainingJob"}
+
+
 @pytest.mark.parametrize("verb", [clean.uninstall, clean.rollback])
 def test_uninstall_and_rollback_do_nothing_without_the_rights(api: Api, verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sent(api)

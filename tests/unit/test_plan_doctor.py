@@ -96,7 +96,9 @@ def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:
         ({"rights": {"create pods": False, "create claims": True}}, "failed", "you may not create pods in namespace ns"),
         ({"crds": {}}, "failed", "not installed"),
         ({"crds": OLD_CRDS}, "warning", "of another version than this lockstep's"),
-        ({"crds": None}, "unknown", "you may not read CustomResourceDefinitions"),
+        ({"crds": None}, "unknown", "TrainingJobs are known here; of which version, you may not see"),
+        ({"crds": None, "serves": False}, "failed", "this cluster doesn't know TrainingJobs"),
+        ({"unserved": "the operator works in a only"}, "failed", "none works in namespace ns"),
         ({"deployment": None}, "failed", "not installed"),
         ({"deployment": None, "may_see_operator": False}, "unknown", "you may not look into namespace"),
         ({"deployment": DOWN}, "failed", "0 of 2 replicas ready"),
@@ -210,3 +212,10 @@ def test_without_networks_multus_is_not_asked_for() -> None:
 def test_rdma_without_rails_is_a_warning() -> None:
     found = cluster_file(network={"rdma": {"enabled": True}})
     assert any(finding.verdict is Verdict.WARNING and "RDMA without rails" in finding.said for finding in findings(found))
+
+
+def test_a_right_to_what_the_cluster_does_not_know_yet_is_no_right_that_a_person_lacks() -> None:
+    """RBAC has no rule for a kind before its definition is there; another role would not help."""
+    rights = {"create TrainingJobs": False, "create pods": True}
+    found = findings(rights=rights, crds=None, serves=False)
+    assert [one.said for one in found if one.subject == "rights"] == ["you may create pods in namespace ns"]

@@ -96,7 +96,7 @@ def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> 
 
 
 def test_a_job_without_conditions_points_to_the_operator() -> None:
-    assert any("is the operator running?" in line for line in describe(job(), [], NOW))
+    assert any("does an operator work here?" in line for line in describe(job(), [], NOW))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def restarting() -> Observed:
 @pytest.mark.parametrize(
     ("observed", "state", "well", "says", "command"),
     [
-        (fresh(), "Unseen", False, "the operator has not looked at it yet", "lockstep status"),
+        (fresh(), "Unseen", False, "the operator has not looked at it yet", "lockstep doctor -n ns"),
         (refused(), "Refused", False, "no ClusterProfile is annotated", "kubectl edit tj x -n ns"),
         (suspended(), "Suspended", True, "no pods", "lockstep resume x -n ns"),
         (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
@@ -110,6 +110,13 @@ def test_every_place_a_job_can_be_in_has_its_answer(observed: Observed, state: s
     assert (answer.state, answer.is_well, answer.next[0].command) == (state, well, command)
     assert says in answer.summary
     assert json.loads(json.dumps(answer.as_json()))["state"] == state
+
+
+def test_why_no_operator_works_in_the_namespace_is_said_as_long_as_that_matters() -> None:
+    reason = "the operator works in a only"
+    assert why(fresh(), (), NOW, reason).summary == reason
+    assert reason in why(gets_on(), (), NOW, reason).not_seen[0]
+    assert why(complete(), (), NOW, reason).not_seen == ()
 
 
 def test_what_the_asker_may_not_see_is_said() -> None:

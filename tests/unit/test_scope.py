@@ -12,9 +12,11 @@ from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli.deploy import Chosen, Mode, chosen_scope, planned
 from lockstep.cli.deploying import _refuse_what_lacks
-from lockstep.plan.scope import NOT_IN_A_NAMESPACE, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
+from lockstep.plan.deploy import called
+from lockstep.plan.scope import NAMED_BINDING, NOT_IN_A_NAMESPACE, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
 from lockstep.platforms.kubernetes.operator import WATCHED, Settings, read_profile
 from lockstep.platforms.kubernetes.send import remove_outdated
+from lockstep.platforms.kubernetes.survey import unserved
 from unit.test_deploying import Api
 
 Object = dict[str, Any]
@@ -39,10 +41,32 @@ def rules(scope: Chosen, kind: str, name: str) -> list[Object]:
 def test_in_named_namespaces_the_same_rules_are_bound_there_and_nowhere_else() -> None:
     assert rules(NAMED, "ClusterRole", OPERATOR_NAME) == rules(None, "ClusterRole", OPERATOR_NAME)
     assert [b["metadata"]["name"] for b in objects(NAMED, "ClusterRoleBinding")] == [f"{OPERATOR_NAME}-cluster"]
-    bound = [item for item in objects(NAMED, "RoleBinding", OPERATOR_NAME) if item["roleRef"]["kind"] == "ClusterRole"]
+    bound = objects(NAMED, "RoleBinding", NAMED_BINDING)
     assert [item["metadata"]["namespace"] for item in bound] == list(NAMED)
     assert all(item["subjects"] == [{"kind": "ServiceAccount", "name": OPERATOR_NAME, "namespace": OPERATOR_NAMESPACE}] for item in bound)
     assert environment(NAMED)["LOCKSTEP_NAMESPACES"] == "lockstep,team"
+
+
+@pytest.mark.parametrize("scope", [(OPERATOR_NAMESPACE, "lockstep"), ("lockstep",)])
+def test_no_two_objects_have_one_name(scope: Chosen) -> None:
+    """Not even where jobs run beside the operator, or beside an operator of their own: what a RoleBinding grants can't be changed."""
+    names = [called(item) for chosen in (scope, "own") for item in planned("local", Mode.TCP, scope=chosen).objects]
+    bindings = [name for name in names if name.startswith("RoleBinding")]
+    assert len(bindings) == len(set(bindings))
+
+
+@pytest.mark.parametrize("cluster", ["local", "barcelona"])
+def test_jobs_find_in_every_named_namespace_what_they_need(cluster: str) -> None:
+    home = planned(cluster, Mode.AUTO).namespace
+    sent = planned(cluster, Mode.AUTO, scope=(home, "team")).objects
+    places = {name: {item["kind"] for item in sent if item["metadata"].get("namespace") == name} for name in (home, "team")}
+    assert places["team"] - {"PersistentVolumeClaim"} == places[home] - {"PersistentVolumeClaim"} >= {"ServiceAccount", "RoleBinding"}
+    rdma = [item for item in sent if item["metadata"]["name"] == "lockstep-rdma" and item["kind"] == "RoleBinding"]
+    assert {(b["metadata"]["namespace"], b["subjects"][0]["namespace"]) for b in rdma} == (
+        {(home, home), ("team", "team")} if cluster == "barcelona" else set()
+    )
+    pulls = [item["metadata"]["name"] for item in sent if item["metadata"]["name"].startswith("lockstep-image-puller-")]
+    assert pulls == ([f"lockstep-image-puller-{name}" for name in (home, "team")] if cluster == "barcelona" else [])
 
 
 @pytest.mark.parametrize("cluster", ["local", "barcelona"])
@@ -140,7 +164,7 @@ def api_with(scope: Chosen) -> Api:
 
 
 def rights(api: Api) -> set[str]:
-    return {name for name in api.objects if name.split()[0] in ("ClusterRoleBinding", "RoleBinding") and name.endswith(OPERATOR_NAME)}
+    return {name for name in api.objects if name.split()[0] in ("ClusterRoleBinding", "RoleBinding") and name.endswith("-operator")}
 
 
 @pytest.mark.parametrize(
@@ -155,10 +179,10 @@ def test_rights_that_another_choice_gave_are_taken_away(before: Chosen, after: C
     assert rights(api) == rights(api_with(after))
 
 
-def refusal(api: Api) -> str:
+def refusal(api: Api, scope: Chosen = "own") -> str:
     with pytest.raises(Failed) as refused:
-        asyncio.run(_refuse_what_lacks(api, planned("local", Mode.TCP, scope="own")))
-    return str(refused.value)
+        asyncio.run(_refuse_what_lacks(api, planned("local", Mode.TCP, scope=scope)))
+    return "\n".join(map(str, refused.value.args))
 
 
 def test_without_the_crds_the_administrator_s_command_is_told() -> None:
@@ -176,6 +200,50 @@ def test_jobs_that_another_operator_runs_are_not_taken_over() -> None:
     account = {"kind": "ServiceAccount", "metadata": {"name": OPERATOR_NAME, "namespace": "lockstep"}}
     api.objects[f"ServiceAccount lockstep/{OPERATOR_NAME}"] = account
     asyncio.run(_refuse_what_lacks(api, planned("local", Mode.TCP, scope="own")))
+
+
+def test_a_named_namespace_that_is_not_there_is_refused_before_anything_is_sent() -> None:
+    api = Api()
+    assert "namespace team doesn't exist, and nothing was sent: kubectl create namespace team" in refusal(api, NAMED)
+    put(api, "Namespace", "team")
+    asyncio.run(_refuse_what_lacks(api, planned("local", Mode.TCP, scope=NAMED)))
+
+
+@pytest.mark.parametrize("scope", [None, NAMED])
+def test_a_namespace_s_own_operator_has_to_go_before_another_works_there(scope: Chosen) -> None:
+    api = api_with("own")
+    put(api, "Namespace", "team")
+    assert "remove it first (lockstep uninstall local)" in refusal(api, scope)
+    del api.objects[f"Deployment lockstep/{OPERATOR_NAME}"]
+    assert f"remove it first (kubectl delete serviceaccount {OPERATOR_NAME} -n lockstep)" in refusal(api, scope)
+
+
+def put(api: Api, kind: str, name: str, **more: Any) -> None:
+    item = {"kind": kind, "metadata": {"name": name, **more}}
+    api.objects[called(item)] = item
+
+
+@pytest.mark.parametrize(
+    ("scope", "namespace", "said"),
+    [
+        (None, "team", ""),
+        ("own", "lockstep", ""),
+        (NAMED, "team", ""),
+        (NAMED, "c", "the operator works in lockstep, team only: an administrator adds c (lockstep deploy --namespaces lockstep,team,c)"),
+    ],
+)
+def test_a_namespace_in_which_no_operator_works_is_told_who_changes_that(scope: Chosen, namespace: str, said: str) -> None:
+    answer = asyncio.run(unserved(api_with(scope), namespace))
+    assert answer.startswith(said) and bool(answer) == bool(said)
+
+
+def test_where_no_operator_works_is_seen_by_what_is_missing() -> None:
+    assert asyncio.run(unserved(Api(), "team")).startswith("no operator is installed")
+    api = api_with(NAMED)
+    del api.objects[f"RoleBinding team/{NAMED_BINDING}"]
+    assert "has lost its rights in namespace team" in asyncio.run(unserved(api, "team"))
+    put(api, "ServiceAccount", OPERATOR_NAME, namespace="lockstep")
+    assert f"kubectl delete serviceaccount {OPERATOR_NAME} -n lockstep" in asyncio.run(unserved(api, "lockstep"))
 
 
 def test_named_scopes_have_names() -> None:

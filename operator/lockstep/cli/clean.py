@@ -48,6 +48,8 @@ def uninstall(
 ) -> None:
     """Remove the operator, the profile and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
 
+    An operator of one namespace goes without the CRDs: there, stopped jobs stay as well.
+
     Example: lockstep uninstall barcelona
     """
     plan = _plan(cluster, context, force)
@@ -138,15 +140,33 @@ async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: 
         place = plan.namespace if plan.scope.own else None
         await _refuse_without_rights(connection, remove.uninstalled(plan.objects, plan.scope.home))
         objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
-        there = [f"{job['metadata']['namespace']}/{job['metadata']['name']}" for job in await remove.jobs_of(connection, place)]
-        if there and not jobs:
-            raise ConfigError(
-                f"there are TrainingJobs ({', '.join(sorted(there))}), which would go with their definition, or be nobody's: delete them first, or say --jobs (make: JOBS=1)"
-            )
-        doomed = f", and of the jobs {', '.join(sorted(there))}," if there else ""
-        ask(f"Remove Lockstep's operator, profile and CRDs{doomed} from {connection.server}?", yes=yes)
-        await remove.uninstall(connection, objects, print, plan.scope)
+        there = await remove.jobs_of(connection, place)
+        if not jobs:
+            _refuse_while_jobs(there, plan.scope)
+        names = ", ".join(sorted(map(_place_of, there)))
+        doomed = f", and of the jobs {names}," if there and jobs else ""
+        what = f"the operator of namespace {plan.namespace} and its profile" if plan.scope.own else "Lockstep's operator, profile and CRDs"
+        ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
+        await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
     put(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
+
+
+def _refuse_while_jobs(there: list[dict[str, Any]], scope: Scope) -> None:
+    """Without their definition no job stays; without its operator one whose pods are gone. Raises ConfigError."""
+    in_the_way = sorted(_place_of(job) for job in there if not scope.own or (job.get("status") or {}).get("nodes"))
+    if in_the_way and scope.own:
+        raise ConfigError(
+            f"jobs have pods that report to this operator ({', '.join(in_the_way)}): stop them first (lockstep stop NAME -n {scope.home}), or say --jobs "
+            "(make: JOBS=1), which deletes all jobs of the namespace"
+        )
+    if in_the_way:
+        raise ConfigError(
+            f"there are TrainingJobs ({', '.join(in_the_way)}), which would go with their definition: delete them first, or say --jobs (make: JOBS=1)"
+        )
+
+
+def _place_of(job: dict[str, Any]) -> str:
+    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"
 
 
 async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, Any]]) -> None:

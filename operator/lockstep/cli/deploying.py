@@ -47,11 +47,13 @@ async def _refuse_what_lacks(connection: Cluster, plan: Deployment) -> None:
     from lockstep.platforms.kubernetes.send import is_served
 
     if not plan.scope.own:
+        for place in dict.fromkeys((plan.namespace, *plan.scope.namespaces)):
+            await _refuse_place(connection, plan, place)
         return
     if not await is_served(connection):
         raise Failed(
-            "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types once, in a checkout:\n"
-            f"  {definitions_command(plan.profile, plan.namespace)}"
+            "this cluster doesn't know TrainingJobs, and nothing was sent: an administrator of the cluster types once, in a checkout:",
+            f"  {definitions_command(plan.profile, plan.namespace)}",
         )
     if await connection.exists("ServiceAccount", plan.namespace, OPERATOR_NAME):
         return
@@ -61,6 +63,44 @@ async def _refuse_what_lacks(connection: Cluster, plan: Deployment) -> None:
             f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: suspend or delete these jobs first "
             f"(lockstep stop NAME -n {plan.namespace})"
         )
+
+
+async def _refuse_place(connection: Cluster, plan: Deployment, place: str) -> None:
+    """A namespace that the operator of lockstep-system can't work in. What can't be seen is left to the API server. Raises Failed."""
+    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
+
+    async def is_missing(kind: str, namespace: str | None, name: str) -> bool:
+        try:
+            return not await connection.exists(kind, namespace, name)
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            return False
+
+    if place != plan.namespace and await is_missing("Namespace", None, place):
+        raise Failed(
+            f"--namespaces: namespace {place} doesn't exist, and nothing was sent: kubectl create namespace {place}, or leave it out"
+        )
+    if place == plan.scope.home or not await _has_own_operator(connection, place):
+        return
+    remove = f"lockstep uninstall {plan.cluster.cluster.name}"
+    if await is_missing("Deployment", place, OPERATOR_NAME):
+        remove = f"kubectl delete serviceaccount {OPERATOR_NAME} -n {place}"
+    raise Failed(
+        f"namespace {place} has an operator of its own (--namespace-only), which that of {plan.scope.home} would leave alone, and nothing was sent: "
+        f"remove it first ({remove}), or leave out --namespaces"
+    )
+
+
+async def _has_own_operator(connection: Cluster, place: str) -> bool:
+    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
+
+    try:
+        return await connection.exists("ServiceAccount", place, OPERATOR_NAME)
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return False
 
 
 async def _narrowed(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
@@ -75,7 +115,8 @@ async def _narrowed(connection: Cluster, plan: Deployment, progress: Progress) -
         metadata = item["metadata"]
         place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
         progress.done(
-            "rights", f"STILL THERE: {called(item)}; an administrator: kubectl delete {item['kind'].lower()} {metadata['name']}{place}"
+            "rights",
+            f"NOT REMOVED: {called(item)}, if it is there; an administrator: kubectl delete {item['kind'].lower()} {metadata['name']}{place} --ignore-not-found",
         )
     return not stays
 

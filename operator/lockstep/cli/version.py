@@ -34,24 +34,23 @@ def version(
     """
     found = [("lockstep", own_version())]
     if not client:
-        from lockstep.cli.target import use_embedded_cluster
+        from lockstep.cli.target import namespace_of
 
-        use_embedded_cluster(cluster, context)
-        found += asyncio.run(_cluster_versions(context))
+        found += asyncio.run(_cluster_versions(namespace_of(cluster, None, context), context))
     if output is Form.JSON:
         put_json(dict(found))
     else:
         put(*(f"{name:12} {version}" for name, version in found))
 
 
-async def _cluster_versions(context: str | None) -> list[tuple[str, str]]:
+async def _cluster_versions(namespace: str, context: str | None) -> list[tuple[str, str]]:
     from lockstep.api.names import OPERATOR_NAMESPACE
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.survey import operator_deployment
 
     async with await Cluster.connect(context) as connection:
         kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
-        deployment, may_see = await operator_deployment(connection, connection.namespace)
+        deployment, may_see = await operator_deployment(connection, namespace)
     if not may_see:
         image = f"unknown: you may not look into namespace {OPERATOR_NAMESPACE}"
     else:

@@ -62,11 +62,12 @@ async def _look(found: Found, context: str | None, bundle: Path | None) -> Answe
     from lockstep.plan.why import why as answer_of
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.look import Look
+    from lockstep.platforms.kubernetes.survey import unserved
 
     async with await Cluster.connect(context) as connection:
         look = Look(connection)
         observed = await look.at(found.job)
-        answer = answer_of(observed, tuple(look.not_seen), time.time())
+        answer = answer_of(observed, tuple(look.not_seen), time.time(), await unserved(connection, found.namespace))
         if bundle is not None:
             await _write(bundle, connection, observed, text(answer))
     return answer

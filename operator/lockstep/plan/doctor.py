@@ -23,19 +23,22 @@ def examine(found: ClusterFile, seen: Seen, crds: Mapping[str, Object]) -> Itera
 
 
 def _rights(seen: Seen) -> Iterator[Finding]:
-    lacking = [what for what, allowed in seen.rights.items() if not allowed]
+    lacking = [what for what, allowed in seen.rights.items() if not allowed and (seen.serves or "TrainingJob" not in what)]
     where = f"in namespace {seen.namespace}"
     if lacking:
         fix = f"an administrator: kubectl create rolebinding USER-edit --clusterrole=edit --user=USER -n {seen.namespace}"
         yield Finding("rights", Verdict.FAILED, f"you may not {', '.join(lacking)} {where}", fix)
     elif seen.rights:
-        yield Finding("rights", Verdict.OK, f"you may {', '.join(seen.rights)} {where}")
+        yield Finding("rights", Verdict.OK, f"you may {', '.join(what for what, allowed in seen.rights.items() if allowed)} {where}")
 
 
 def _definitions(seen: Seen, wanted: Mapping[str, Object], cluster: str) -> Iterator[Finding]:
     deploy = f"lockstep deploy {cluster} (needs the rights of an administrator)"
+    if seen.crds is None and not seen.serves:
+        yield Finding("CRDs", Verdict.FAILED, "this cluster doesn't know TrainingJobs", deploy)
+        return
     if seen.crds is None:
-        yield Finding("CRDs", Verdict.UNKNOWN, "you may not read CustomResourceDefinitions")
+        yield Finding("CRDs", Verdict.UNKNOWN, "TrainingJobs are known here; of which version, you may not see")
         return
     absent = [name for name in wanted if name not in seen.crds]
     older = [name for name, crd in wanted.items() if name in seen.crds and _schema(seen.crds[name]) != _schema(crd)]
@@ -65,6 +68,8 @@ def _operator(seen: Seen, cluster: str) -> Finding:
         return Finding(
             "operator", Verdict.FAILED, "not installed", f"lockstep deploy {cluster}; or without one: lockstep run --in-namespace"
         )
+    if seen.unserved:
+        return Finding("operator", Verdict.FAILED, f"none works in namespace {seen.namespace}", seen.unserved)
     home = seen.deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)
     ready, wanted = seen.deployment.get("status", {}).get("readyReplicas", 0), seen.deployment["spec"].get("replicas", 1)
     if not ready:

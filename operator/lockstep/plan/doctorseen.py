@@ -40,7 +40,11 @@ class Seen:
     crds: Mapping[str, Object] | None = None
     """By name."""
     deployment: Object | None = None
+    serves: bool = True
+    """Whether the cluster knows TrainingJobs, which everybody may ask."""
     may_see_operator: bool = True
+    unserved: str = ""
+    """Why the operator doesn't work in this namespace; "": it does."""
     profile: Object | None = None
     nodes: tuple[Object, ...] | None = None
     classes: tuple[Object, ...] | None = None

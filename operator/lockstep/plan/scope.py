@@ -19,6 +19,8 @@ Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
 JOBS_ROLE = f"{OPERATOR_NAME}-jobs"
 """Of a namespace's own operator: what the ClusterRole grants elsewhere."""
+NAMED_BINDING = f"{OPERATOR_NAMESPACE}-operator"
+"""By which the operator of lockstep-system works in a named namespace. A namespace's own operator has none of this name."""
 PROFILE_CONFIG = "lockstep-profile"
 """ConfigMap of a namespace's own operator, in place of the ClusterProfile."""
 PROFILE_KEY = "profile.json"
@@ -67,7 +69,7 @@ def outdated(scope: Scope) -> list[Object]:
 def is_outdated(binding: Object, scope: Scope) -> bool:
     """Whether a RoleBinding of Lockstep's gives the operator of lockstep-system rights in a namespace that `scope` doesn't name."""
     metadata = binding["metadata"]
-    is_ours = metadata["name"] == OPERATOR_NAME and binding["roleRef"] == _role_ref("ClusterRole", OPERATOR_NAME)
+    is_ours = metadata["name"] == NAMED_BINDING and binding["roleRef"] == _role_ref("ClusterRole", OPERATOR_NAME)
     return is_ours and not scope.own and metadata["namespace"] not in scope.namespaces
 
 
@@ -76,6 +78,33 @@ def scope_of(deployment: Object) -> Scope:
     environment = {item["name"]: item.get("value", "") for item in deployment["spec"]["template"]["spec"]["containers"][0].get("env", [])}
     names = tuple(filter(None, environment.get("LOCKSTEP_NAMESPACES", "").split(",")))
     return Scope(names, own=bool(names) and deployment["metadata"]["namespace"] != OPERATOR_NAMESPACE)
+
+
+def why_unserved(namespace: str, deployment: Object | None, *, is_bound: bool | None, is_left_alone: bool) -> str:
+    """Why no operator works in `namespace`, as far as one can see, and who changes that; "" where one does.
+
+    `deployment`: the operator's. `is_bound`: whether the namespace has NAMED_BINDING; None: it can't be seen. `is_left_alone`: whether it has a service
+    account of an operator of its own.
+    """
+    if deployment is None:
+        return "no operator is installed: lockstep deploy, or run the job without one (lockstep run --in-namespace)"
+    scope = scope_of(deployment)
+    if scope.own and namespace in scope.namespaces:
+        return ""
+    if is_left_alone:
+        return (
+            f"namespace {namespace} has ServiceAccount {OPERATOR_NAME}, as if it had an operator of its own, and no Deployment of that name: repeat "
+            f"lockstep deploy --namespace-only, or kubectl delete serviceaccount {OPERATOR_NAME} -n {namespace}"
+        )
+    if scope.namespaces and namespace not in scope.namespaces:
+        wider = ",".join((*scope.namespaces, namespace))
+        return (
+            f"the operator works in {', '.join(scope.namespaces)} only: an administrator adds {namespace} (lockstep deploy --namespaces {wider}), "
+            "or an admin of the namespace deploys one there (lockstep deploy --namespace-only)"
+        )
+    if scope.namespaces and is_bound is False:
+        return f"the operator has lost its rights in namespace {namespace}: an administrator repeats lockstep deploy --namespaces {','.join(scope.namespaces)}"
+    return ""
 
 
 def _role_ref(kind: str, name: str) -> Object:
@@ -94,7 +123,7 @@ def _binding(name: str, namespace: str, role: Object, home: str) -> Object:
 
 def _in_named(item: Object, scope: Scope) -> list[Object]:
     if item["kind"] == "ClusterRoleBinding" and item["metadata"]["name"] == OPERATOR_NAME:
-        return [_binding(OPERATOR_NAME, name, item["roleRef"], scope.home) for name in scope.namespaces]
+        return [_binding(NAMED_BINDING, name, item["roleRef"], scope.home) for name in scope.namespaces]
     if item["kind"] == "Deployment":
         _set_environment(item, {"LOCKSTEP_NAMESPACES": ",".join(scope.namespaces)})
     return [item]

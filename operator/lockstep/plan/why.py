@@ -36,6 +36,7 @@ class Where(StrEnum):
     FAILED = "Failed"
 
 
+ENDED_OR_UNSEEN = frozenset({Where.UNSEEN, Where.COMPLETE, Where.FAILED})
 IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.SILENT, Where.FAILED})
 
 
@@ -67,8 +68,9 @@ class Answer:
         return {key: value for key, value in asdict(self).items() if value}
 
 
-def why(observed: Observed, not_seen: tuple[str, ...], now: float) -> Answer:
-    """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each."""
+def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str = "") -> Answer:
+    """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each. `unserved`: why no operator works
+    in its namespace."""
     conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
     state = where(observed, conditions)
     failure = observed.status.get("failure") or {}
@@ -78,7 +80,7 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float) -> Answer:
         job=observed.name,
         namespace=observed.namespace,
         state=state,
-        summary=summary,
+        summary=(unserved or summary) if state is Where.UNSEEN else summary,
         first_cause=first_cause(failure, summary) if told else "",
         last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if told else (),
         cost=cost(observed.status),
@@ -86,7 +88,7 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float) -> Answer:
         fabric=_message(conditions, "FabricVerified") if conditions.get("FabricVerified", {}).get("status") == "False" else "",
         nodes=_message(conditions, "NodesHealthy") if conditions.get("NodesHealthy", {}).get("status") == "False" else "",
         next=next_steps(observed, state, held=_holds(conditions, "Held")),
-        not_seen=not_seen,
+        not_seen=(*not_seen, f"what became of it since: {unserved}") if unserved and state not in ENDED_OR_UNSEEN else not_seen,
     )
 
 
@@ -121,7 +123,7 @@ def _message(conditions: dict[str, Object], name: str) -> str:
 
 def _summary(state: Where, observed: Observed, conditions: dict[str, Object], now: float) -> str:
     if state is Where.UNSEEN:
-        return "the operator has not looked at it yet; does it run? (lockstep status)"
+        return "the operator has not looked at it yet; does it run? (lockstep doctor)"
     if state is Where.REFUSED:
         return _message(conditions, "Accepted")
     if state in (Where.WAITING, Where.STARTING) and observed.pods:

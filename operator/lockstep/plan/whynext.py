@@ -38,7 +38,7 @@ def next_steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...
     if state == "Failed":
         return _after_failure(observed, place, bundle, held=held)
     steps = {
-        "Unseen": (Step("lockstep status", "whether the operator runs"),),
+        "Unseen": (Step(f"lockstep doctor {place}", "whether an operator works there"),),
         "Refused": (Step(f"kubectl edit tj {job} {place}", "change what the message names; the job then starts by itself"),),
         "Waiting": (Step(f"lockstep events {job} {place}", "what the cluster says of its pods"), bundle),
         "Starting": (Step(f"lockstep logs {job} {place} -f", "follow the start"),),

@@ -75,8 +75,10 @@ def operator_objects(
     mounted = {scope.home: code_volumes(profile)} | {namespace: profile.spec.pod.volumes}
     claims = [_claim(volume, name) for name, volumes in mounted.items() for volume in volumes if volume.storage_class]
     rest = [item for item in operator if item["kind"] != "Namespace"]
-    rest += [puller(namespace)] if on_openshift and namespace != scope.home else []
-    every = [*crds, *spaces, *claims, _profile_object(profile, default_profile), *objects_for_jobs(profile, namespace), *rest]
+    places = (namespace, *(name for name in scope.namespaces if name != namespace))
+    rest += [puller(place) for place in places if on_openshift and place != scope.home]
+    accounts = [item for place in places for item in objects_for_jobs(profile, place)]
+    every = [*crds, *spaces, *claims, _profile_object(profile, default_profile), *accounts, *rest]
     return with_profile_hash(scoped(every, scope))
 
 

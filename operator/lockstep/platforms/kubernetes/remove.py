@@ -63,9 +63,10 @@ def _stub(kind: str, name: str, namespace: str) -> Object:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}}
 
 
-async def uninstall(cluster: Cluster, objects: list[Object], say: Say, scope: Scope = EVERYWHERE) -> None:
+async def uninstall(cluster: Cluster, objects: list[Object], say: Say, scope: Scope = EVERYWHERE, with_jobs: bool = True) -> None:
     """Jobs first (their pods end with them), then everything but claims, and the operator's namespace when it holds none. May be repeated."""
-    await _remove_jobs(cluster, await jobs_of(cluster, scope.home if scope.own else None), say)
+    if with_jobs:
+        await _remove_jobs(cluster, await jobs_of(cluster, scope.home if scope.own else None), say)
     await remove(cluster, uninstalled(objects, scope.home), say)
     if scope.own:
         return

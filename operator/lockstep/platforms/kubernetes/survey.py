@@ -11,9 +11,10 @@ from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
-from lockstep.plan.scope import PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of
+from lockstep.plan.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of, why_unserved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.kinds import path_of
+from lockstep.platforms.kubernetes.send import is_served
 
 
 async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
@@ -27,6 +28,8 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
         crds=None if crds is None else {item["metadata"]["name"]: item for item in crds},
         deployment=deployment,
         may_see_operator=may_see,
+        unserved="" if deployment is None else await unserved(cluster, namespace),
+        serves=await is_served(cluster),
         profile=await profile_there(cluster, found.profile.metadata.name, namespace),
         nodes=await _listed(cluster, "Node"),
         classes=await _listed(cluster, "StorageClass"),
@@ -118,6 +121,22 @@ async def operator_deployment(cluster: Cluster, namespace: str | None = None) ->
         if deployment is not None:
             return deployment, True
     return None, not hidden
+
+
+async def unserved(cluster: Cluster, namespace: str) -> str:
+    """Why no operator works in this namespace; "" where one does, as far as this person may see. Raises as `survey` does."""
+    deployment, may_see = await operator_deployment(cluster, namespace)
+    if not may_see:
+        return ""
+    is_elsewhere = deployment is not None and deployment["metadata"]["namespace"] != namespace
+    try:
+        is_bound = await cluster.get("RoleBinding", namespace, NAMED_BINDING) is not None
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        is_bound = None
+    is_left_alone = is_elsewhere and await _got(cluster, "ServiceAccount", namespace, OPERATOR_NAME) is not None
+    return why_unserved(namespace, deployment, is_bound=is_bound, is_left_alone=is_left_alone)
 
 
 async def profile_there(cluster: Cluster, name: str, namespace: str) -> Object | None:
