@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes import dynamic
+from kubernetes import config, dynamic
 
-from cluster_jobs import Jobs, kubeconfig_of
+from cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
+from installed_operator import local_profile
 from lockstep.cli.main import main
+from lockstep.devcluster.images import BASE
+from lockstep.devcluster.layout import default_layout
+from lockstep.devcluster.python_volume import publish_code
+from lockstep.plan.scope import definitions_command
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -42,13 +47,19 @@ def person(api: dynamic.DynamicClient, cluster: Path, namespace: str, tmp_path: 
 
 
 @pytest.fixture
-def cluster_file(namespace: str, tmp_path: Path, kubectl: Kubectl) -> Iterator[Path]:
-    """The embedded cluster under another name, with the jobs in a namespace of this test; `local` is deployed again afterwards."""
+def own_file(namespace: str, tmp_path: Path) -> Path:
+    """A file of the embedded cluster under another name, with the jobs in a namespace of this test."""
     described: dict[str, Any] = yaml.safe_load((CHECKOUT / "clusters" / "local.yaml").read_text())
     described["cluster"] |= {"name": "mine", "namespace": namespace}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(described))
-    yield path
+    return path
+
+
+@pytest.fixture
+def cluster_file(own_file: Path, kubectl: Kubectl) -> Iterator[Path]:
+    """It is deployed for the whole cluster; `local` is deployed again afterwards."""
+    yield own_file
     kubectl("delete", "clusterprofile", "mine", "--ignore-not-found")
     lockstep("deploy", "local", "--no-dev")
 
@@ -74,6 +85,50 @@ def test_who_may_only_use_a_namespace_gets_the_commands_by_which_an_administrato
     assert code == 1 and "and nothing was removed" in errors
     code, said, _ = lockstep("status", str(cluster_file), kubeconfig=person)
     assert code == 0 and "operator   you may not look" in said
+
+
+def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_jobs_there(
+    api: dynamic.DynamicClient, person: Path, own_file: Path, namespace: str, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """With real pods: the operator, a dev environment and a job to its end, as that person; an administrator types one command before."""
+    publish_code(default_layout().python_volume)
+    once = kubectl(*shlex.split(definitions_command(local_profile(), namespace))[1:])
+    assert once.returncode == 0, once.stderr
+    until("the rights of admins", lambda: "trainingjobs" in kubectl("get", "clusterrole", "admin", "-o", "yaml").stdout)
+
+    def mine(*arguments: str) -> str:
+        code, said, errors = lockstep(*arguments, kubeconfig=person)
+        assert code == 0, f"lockstep {' '.join(arguments)} → {code}\n{said}{errors}"
+        return said
+
+    here = ("--cluster", str(own_file))
+    with config.new_client_from_config(str(person)) as connection:
+        jobs = Jobs(dynamic.DynamicClient(connection), namespace)
+        try:
+            said = mine("deploy", str(own_file), "--namespace-only")
+            assert f"operator     ready, in namespace {namespace}" in said and "ml-dev-env   ready: " in said
+            mine("deploy", str(own_file), "--diff")
+            assert "ml-dev-env-0: " in mine("sync", "ml-dev-env", *here)
+            assert "[rank 0] Step 16/16" in mine("run", "--job", "ml-dev-env", *here, "train_multi_node.py", "--epochs", "1")
+            jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": SCRIPTS})
+            jobs.start("s", "ok.py")
+            assert "s: Complete" in mine("wait", "s", "--for", "Complete", "--timeout", "60", *here)
+            for verb, shown in {
+                "logs": "hello from 0",
+                "why": "s: Complete",
+                "describe": "Complete",
+                "events": "Accepted",
+                "top": "Complete",
+            }.items():
+                assert shown in mine(verb, "s", *here), verb
+            mine("cp", "ml-dev-env:/workspace/train_multi_node.py", str(tmp_path / "copied.py"), *here)
+            assert "2 of 2 replicas ready" in mine("doctor", str(own_file)) and "--namespace-only" in mine("status", str(own_file))
+            assert BASE in mine("version", *here)
+            mine("stop", "ml-dev-env", *here)
+        finally:
+            mine("uninstall", str(own_file), "--jobs", "--yes")
+    left = kubectl("get", "deployment,role,secret,lease,tj", "-n", namespace, "-o", "name").stdout.split()
+    assert left == [], "nothing is left but claims"
 
 
 def test_a_diff_tells_what_a_deployment_would_change_and_a_rollback_takes_it_back(kubectl: Kubectl) -> None:
