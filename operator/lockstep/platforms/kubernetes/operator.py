@@ -320,6 +320,8 @@ class Operator:
         the others' jobs. Raises ApiError where none is left."""
         listed, news, versions = set[Key](), set[Key](), list[str]()
         for place in self.settings.places(watched.kind):
+            if place in unserved:
+                continue
             version = "0"
             pages = self.cluster.pages(watched.kind, place, watched.query, LIST_ITEMS, metadata_only=watched.metadata_only, bounded=True)
             try:
