@@ -173,7 +173,7 @@ def _lacking(command: str) -> str | None:
 def test_a_command_that_a_message_advises_can_be_typed_as_it_stands() -> None:
     said = [text for tree in _programs() for text in _messages(tree)]
     advised = [re.split(r"[;:,.](?:\s|$)|[()|&>→#]|\s{2,}", found)[0].strip() for text in said for found in TYPED.findall(text)]
-    assert {"deploy", f"why {HOLE} -n {HOLE}"} <= set(advised)
+    assert {"doctor", f"why {HOLE} -n {HOLE}"} <= set(advised)
     wrong = {text for command in advised if (text := _wrong(command) or _lacking(command)) is not None}
     assert wrong == set()
 

@@ -87,23 +87,23 @@ def why_unserved(namespace: str, deployment: Object | None, *, is_bound: bool | 
     account of an operator of its own.
     """
     if deployment is None:
-        return "no operator is installed: lockstep deploy, or run the job without one (lockstep run --in-namespace)"
+        return "no operator is installed: lockstep deploy CLUSTER, or run the job without one (lockstep run --in-namespace)"
     scope = scope_of(deployment)
     if scope.own and namespace in scope.namespaces:
         return ""
     if is_left_alone:
         return (
             f"namespace {namespace} has ServiceAccount {OPERATOR_NAME}, as if it had an operator of its own, and no Deployment of that name: repeat "
-            f"lockstep deploy --namespace-only, or kubectl delete serviceaccount {OPERATOR_NAME} -n {namespace}"
+            f"lockstep deploy CLUSTER --namespace-only, or kubectl delete serviceaccount {OPERATOR_NAME} -n {namespace}"
         )
     if scope.namespaces and namespace not in scope.namespaces:
         wider = ",".join((*scope.namespaces, namespace))
         return (
-            f"the operator works in {', '.join(scope.namespaces)} only: an administrator adds {namespace} (lockstep deploy --namespaces {wider}), "
-            "or an admin of the namespace deploys one there (lockstep deploy --namespace-only)"
+            f"the operator works in {', '.join(scope.namespaces)} only: an administrator adds {namespace} (lockstep deploy CLUSTER --namespaces {wider}), "
+            "or an admin of the namespace deploys one there (lockstep deploy CLUSTER --namespace-only)"
         )
     if scope.namespaces and is_bound is False:
-        return f"the operator has lost its rights in namespace {namespace}: an administrator repeats lockstep deploy --namespaces {','.join(scope.namespaces)}"
+        return f"the operator has lost its rights in namespace {namespace}: an administrator repeats lockstep deploy CLUSTER --namespaces {','.join(scope.namespaces)}"
     return ""
 
 

@@ -332,7 +332,7 @@ class Operator:
             except ApiError as error:
                 if place is None or error.status != FORBIDDEN or {*unserved, place} >= {*self.settings.namespaces}:
                     raise
-                log.warning("namespace %s is not served: %s; a repeated `lockstep deploy` gives the right again", place, error)
+                log.warning("namespace %s is not served: %s; lockstep deploy CLUSTER gives the right again", place, error)
                 unserved.add(place)
                 continue
             versions.append(version)
