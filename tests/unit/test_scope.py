@@ -229,7 +229,11 @@ def put(api: Api, kind: str, name: str, **more: Any) -> None:
         (None, "team", ""),
         ("own", "lockstep", ""),
         (NAMED, "team", ""),
-        (NAMED, "c", "the operator works in lockstep, team only: an administrator adds c (lockstep deploy CLUSTER --namespaces lockstep,team,c)"),
+        (
+            NAMED,
+            "c",
+            "the operator works in lockstep, team only: an administrator adds c (lockstep deploy CLUSTER --namespaces lockstep,team,c)",
+        ),
     ],
 )
 def test_a_namespace_in_which_no_operator_works_is_told_who_changes_that(scope: Chosen, namespace: str, said: str) -> None:

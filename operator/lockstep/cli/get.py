@@ -124,7 +124,9 @@ def wait(
     while True:
         status = job_status(found.target.client, found.namespace, job)
         summary = condition(status, "Progressing")
-        line = f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet (lockstep why says whether an operator works here)')}"
+        line = (
+            f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"
+        )
         if line != told:
             told = line
             put(f"{job}: {line}", flush=True)

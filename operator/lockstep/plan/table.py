@@ -65,7 +65,7 @@ def _page(job: Object, events: list[Object], now: float) -> Iterator[str]:
     for found in status.get("conditions", []):
         yield f"  {found['type']:20} {found['status']:8} {found['reason']:22} {found['message']}"
     if not status.get("conditions"):
-        yield "  none yet: does an operator work here? (lockstep why)"
+        yield "  none yet: does an operator work here? (lockstep doctor)"
     yield ""
     yield "Events"
     for event in events:

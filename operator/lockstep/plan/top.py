@@ -31,7 +31,7 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
         "job": job["metadata"]["name"],
         "namespace": job["metadata"]["namespace"],
         "state": summary.get("reason", "Unknown"),
-        "message": summary.get("message", "no status yet: does an operator work here? (lockstep why)"),
+        "message": summary.get("message", "no status yet: does an operator work here? (lockstep doctor)"),
         **{key: trainer.get(key) for key in ("activity", "step", "totalSteps", "progressPercentage", "estimatedRemainingSeconds")},
         "attempts": status.get("attempts"),
         "restarts": status.get("restarts", 0),
