@@ -17,7 +17,7 @@ import typer.main
 from lockstep.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 HOLE = "…"
 VERBS: Any = typer.main.get_command(app)
