@@ -68,7 +68,7 @@ DATASETS_CLAIM = "ml-datasets"
 # StatefulSet puts `<name>-<10 characters>` into a pod label of at most 63 characters.
 JOB_NAME_MAX = 52
 NODES_MAX = 1024
-"""Of a job. What else is read as a number of nodes may have been written by anybody."""
+"""Largest number of nodes of a job. Anybody may have written what is read as such a number elsewhere."""
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 

@@ -79,7 +79,7 @@ class PreflightStatus(Model):
     nodes: Count
     """Nodes that were looked at."""
     milliseconds: Count
-    """How long it took."""
+    """Duration of the checks."""
     findings: Annotated[list[PreflightFinding], Field(max_length=FINDINGS_MAX)] = []
     """Checks that failed or warned, errors first."""
     omitted: Count = 0

@@ -144,9 +144,9 @@ class FailureStatus(Model):
     step: Count | None = None
     """The last optimizer step that was reported before it."""
     activity: Text | None = None
-    """Of a rank that hung: what it was in."""
+    """What a rank that hung was doing."""
     stacks: Text | None = None
-    """Of a rank that hung: the file on the workspace volume with the Python stacks of all its threads."""
+    """File on the workspace volume with the Python stacks of all threads of a rank that hung."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """The exception's message, or what else is known."""
     last_lines: Annotated[list[Text], Field(max_length=20)] = []

@@ -127,7 +127,7 @@ class Checkpoint(Model):
 
 
 class Limits(Model):
-    """How long the trainer waits."""
+    """Time limits of the trainer's steps and collective operations."""
 
     collective_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 600
     """For the other ranks, in one collective operation."""

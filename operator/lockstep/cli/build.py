@@ -31,7 +31,7 @@ CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 PIP_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 PIP_VARIABLES = {"PIP_INDEX_URL": "index-url", "PIP_EXTRA_INDEX_URL": "extra-index-url", "PIP_TRUSTED_HOST": "trusted-host"}
 LINES_KEPT = 60
-"""Of a tool's error output, to say why it failed: the reason stands near the end, if not always last."""
+"""Lines of a tool's error output that are shown when it fails: the reason stands near the end, if not always last."""
 
 
 def build(

@@ -110,7 +110,7 @@ def _of_job(name: str, cluster: str, namespace: str | None, context: str | None)
 
 
 async def _summary(job: dict[str, Any], context: str | None) -> dict[str, Any]:
-    """Of its folder as far as it can be read, with what the frozen run of the cluster says it was told."""
+    """Summary of the job's folder, as far as it can be read, with the settings of its frozen run on the cluster."""
     from lockstep.api.errors import Failed
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.reader import beside

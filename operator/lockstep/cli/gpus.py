@@ -21,7 +21,7 @@ COLUMNS = ("POD", "GPU", "NAME", "USED MiB", "TOTAL MiB", "LOAD %", "°C", "DRIV
 NODE_COLUMNS = ("NODE", "GPUS", "NAME", "TOTAL MiB", "")
 SECONDS = 30.0
 GPUS_MAX = 64
-"""Of a node."""
+"""Most GPUs of one node."""
 
 
 def gpus(
@@ -79,7 +79,7 @@ async def _ask(namespace: str, job: str, context: str | None, cluster: str) -> M
 
 
 async def _nodes(connection: Cluster, otherwise: str) -> list[Sequence[str]]:
-    """Of each node with GPUs: how many, and what the labels of NVIDIA's discovery say. Raises ConfigError, with `otherwise`, where none is seen."""
+    """A row for each node with GPUs: their number, and the labels of NVIDIA's discovery. Raises ConfigError, with `otherwise`, where none is seen."""
     from lockstep.plan.discovery.nodes import GPU_MEMORY, PRODUCT, labels, worth_saying
     from lockstep.plan.fabric import GPU_RESOURCE
     from lockstep.plan.nodes import allocatable

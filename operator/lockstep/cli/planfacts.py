@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
 FIRST_STEPS = 2
-"""Of a run, which warm it up and don't count where there are more."""
+"""Steps at the beginning of a run that only warm it up: left out where there are more."""
 
 
 def known_facts(

@@ -12,7 +12,7 @@ from lockstep.platforms.output import put, put_json
 
 
 def own_version() -> str:
-    """Of the installed package; a checkout has none of its own."""
+    """Version of the installed package; a checkout has none of its own."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
