@@ -438,6 +438,16 @@ def test_a_credential_of_another_form_is_refused_in_a_sentence(tmp_path: Path, s
         read(config(tmp_path, program(tmp_path, credential(**status)), HTTPS))
 
 
+def test_no_program_of_the_folder_where_one_stands_is_run_by_a_dot_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = program(tmp_path, credential(token="t"))
+    user["exec"]["command"] = "login"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f".{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match="logs in by the program login, which is not installed"):
+        read(config(tmp_path, user))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_what_is_nested_without_end_is_no_credential(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="printed no ExecCredential"):
         read(config(tmp_path, program(tmp_path, "[" * 100_000)))

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.diff_runs import _of_folder
 from lockstep.plan.answers import read_node, read_summary
 from lockstep.plan.calibration import point_in
-from lockstep.plan.diffruns import Side, compare, curve, page, results_of
+from lockstep.plan.diffruns import Side, compare, curve, page, results_of, told_of
 from lockstep.plan.logs import RankFailures, error_lines
 from lockstep.plan.observed import Observed
 from lockstep.plan.preflight import result_in
@@ -355,3 +356,39 @@ def test_a_bundle_of_many_pods_has_a_bound_and_says_what_it_lacks(tmp_path: Path
     assert sum(line.startswith("logs of pod x-") and line.endswith("MiB already") for line in missing) == 20 - cluster.asked
     with tarfile.open(tmp_path / "x.tar.gz") as archive:
         assert sum(name.endswith("/trainer.log") for name in archive.getnames()) == cluster.asked
+
+
+@pytest.mark.parametrize("depth", [20, 480, 900])
+def test_a_run_that_is_nested_without_end_is_compared_as_far_as_it_makes_sense(depth: int) -> None:
+    """Whatever Python's own parser takes, in a pod's answer or in a folder that was copied from one."""
+    text = '{"run": {"training": %s}, "attempts": [%s], "goodput": %s}'
+    nested = ['{"a": ' * depth + value + "}" * depth for value in ("1", "2")]
+    sides = []
+    for one in nested:
+        summary = read_summary(json.loads(text % (one, one, one)))
+        sides.append(Side("x", told_of(summary["run"]), None, results_of(summary, {}), {}, {}))
+    assert list(page(compare(*sides)))
+
+
+def test_keys_of_megabytes_are_not_written_out_for_every_value() -> None:
+    run: Any = {str(number): number for number in range(1000)}
+    for _ in range(10):
+        run = {"k" * 100_000: run}
+    tracemalloc.start()
+    try:
+        list(told_of(read_summary({"run": {"training": run}})["run"]))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert read_summary({"run": {"training": {str(number): "x" * 100 for number in range(10_000)}}})["run"] == {}
+
+
+@pytest.mark.parametrize(
+    "goodput",
+    ["[]", "1", '{"goodput": 5}', '{"goodput": {"spent": [1]}}', '{"goodput": {"spent": {"Training": "x", "Save": [1]}}}', "[" * 100_000],
+)
+def test_a_folder_that_a_script_wrote_over_is_compared_without_a_traceback(goodput: str, tmp_path: Path) -> None:
+    (tmp_path / "gang").mkdir()
+    (tmp_path / "gang/goodput.json").write_text(goodput)
+    (tmp_path / "gang/attempts.jsonl").write_text('{"restarts": {"a": 1}}\n')
+    assert _of_folder(tmp_path).results == {}

@@ -16,6 +16,7 @@ from lockstep_gang.agent import preflight
 from lockstep_gang.agent.checks import network
 from lockstep_gang.contract import Expected, ExpectedPath, Kind, PreflightReport, RestartPolicy, Storage, from_json, run_text
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
+from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX
 from unit.gang_cases import KEY, Gang, gang, make_run
 
 SAY = 'import os\nprint("rank", os.environ["RANK"], "runs", flush=True)\n'
@@ -139,3 +140,20 @@ def knocking(key: bytes) -> str:
 def test_a_node_s_port_opens_to_the_job_s_key_only() -> None:
     assert knocking(KEY) == ""
     assert knocking(b"another key, of thirty-two bytes") == "the other side closed the connection"
+
+
+def test_a_stranger_at_the_door_gets_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "PROOF_SECONDS", 600.0)
+
+    async def knock() -> None:
+        door = network.Door(make_run(), KEY, 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await door.open())
+        try:
+            await reader.readline()
+            writer.write(b"x" * 2 * PROOF_BYTES_MAX)  # no end of its line, and nothing after it
+            assert await asyncio.wait_for(reader.read(), 60.0) == b""
+        finally:
+            writer.close()
+            door.close()
+
+    asyncio.run(knock())

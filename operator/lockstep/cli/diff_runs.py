@@ -89,15 +89,17 @@ def _names_cluster(path: Path) -> bool:
 
 
 def _of_folder(path: Path) -> Side:
+    from lockstep.plan.answers import read_summary
     from lockstep.plan.goodput import percentage_of
     from lockstep.platforms import runfolder
 
-    summary = runfolder.summary(str(path))
+    summary = read_summary(runfolder.summary(str(path)))  # (a folder may have come from a pod)
     if not (summary["run"] or summary["steps"] or summary["attempts"]):
         raise ConfigError(f"{path} is no run's folder: it has neither logs/ nor gang/ of a run")
     newest = summary["attempts"][-1] if summary["attempts"] else {}
     spent = (summary["goodput"].get("goodput") or {}).get("spent") or {}
-    status = {"restarts": newest.get("restarts"), "goodput": {"percentage": percentage_of(spent)} if spent else {}}
+    restarts = newest.get("restarts")
+    status = {"restarts": restarts if isinstance(restarts, int) else None, "goodput": {"percentage": percentage_of(spent)} if spent else {}}
     return _side_of(path.resolve().name, summary, status)
 
 

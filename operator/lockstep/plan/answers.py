@@ -5,6 +5,7 @@ Whoever made a job's image, or runs code in it, decides what `runfolder.py` answ
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 Object = dict[str, Any]
 T = TypeVar("T")
 POINTS_MAX = 20_000
+DEPTH_MAX, RUN_CHARACTERS_MAX = 16, 256 * 1024
+"""Of run.json: one that is nested deeper, or with keys of megabytes, would cost far more memory when its paths are written out."""
 NICS_MAX, GPUS_MAX, RANKS_MAX, WORDS_MAX = 64, 64, 4096, 200
 
 
@@ -44,11 +47,33 @@ def read_summary(answer: Mapping[str, Any]) -> Object:
         "steps": _records(answer.get("steps")),
         "evaluations": _records(answer.get("evaluations")),
         "medians": _table(answer.get("medians"), _number, len(answer)),
-        "run": _mapping(answer.get("run")),
-        "goodput": _mapping(answer.get("goodput")),
+        "run": _small(_mapping(answer.get("run"))),
+        "goodput": _spent(answer.get("goodput")),
         "end": {**({"state": end["state"][:WORDS_MAX]} if isinstance(end.get("state"), str) else {}), "result": result},
-        "attempts": [record for record in _items(answer.get("attempts"), POINTS_MAX) if isinstance(record, dict)],
+        "attempts": [_shallow(record, DEPTH_MAX) for record in _items(answer.get("attempts"), POINTS_MAX) if isinstance(record, dict)],
     }
+
+
+def _small(run: Object) -> Object:
+    """{} where it is too large to be one."""
+    found: Object = _shallow(run, DEPTH_MAX)
+    return found if len(json.dumps(found)) <= RUN_CHARACTERS_MAX else {}
+
+
+def _shallow(value: Any, depth: int) -> Any:
+    """Without what is nested deeper."""
+    if isinstance(value, dict):
+        return {str(key)[:WORDS_MAX]: _shallow(item, depth - 1) for key, item in value.items()} if depth else None
+    if isinstance(value, list):
+        return [_shallow(item, depth - 1) for item in value] if depth else None
+    return value
+
+
+def _spent(value: object) -> Object:
+    """`gang/goodput.json`, of which only the account by kinds is read."""
+    spent = _mapping(_mapping(_mapping(value).get("goodput")).get("spent"))
+    counts = {key[:WORDS_MAX]: item for key, item in list(spent.items())[:NICS_MAX] if _is_count(item)}
+    return {"goodput": {"spent": counts}} if counts else {}
 
 
 def _records(value: object) -> dict[str, Object]:

@@ -100,7 +100,7 @@ def _said(text: bytes) -> list[dict[str, Any]]:
     """Its lines of JSON; what libraries print in between is left out."""
     found: list[dict[str, Any]] = []
     for line in text.splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
             found += [value] if isinstance(value, dict) else []
     return found or [{}]

@@ -152,7 +152,9 @@ class LoginProgram:
     def _program(self) -> str:
         stated = str(self.stated["command"])
         path = str(self.folder / stated) if "/" in stated else shutil.which(stated)
-        if not path or not Path(path).exists():
+        if (
+            not path or not Path(path).is_absolute() or not Path(path).exists()
+        ):  # (kubectl, too, runs nothing of this folder by a "." in PATH)
             advice = self.stated.get("installHint")
             hint = f": {' '.join(str(advice).split())}" if advice else "; install it, or log in again"
             raise ConfigError(f"the kubeconfig logs in by the program {stated}, which is not installed{hint}")

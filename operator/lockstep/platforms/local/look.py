@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lockstep.plan.answers import read_summary
 from lockstep.plan.goodput import percentage_of
 from lockstep.plan.readstatus import condition
 from lockstep.plan.top import LOCAL, snapshot
@@ -17,7 +18,7 @@ SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")
 def look(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
     """The snapshot, and whether the run has ended. Raises ConfigError when there is none."""
     status = observed_run(job, workspace).status
-    found = runfolder.summary(str(workspace / "workspace/runs" / job), points=points)
+    found = read_summary(runfolder.summary(str(workspace / "workspace/runs" / job), points=points))
     steps, run = found["steps"], found["run"]
     if steps:
         newest = list(steps)[-1]
@@ -26,7 +27,8 @@ def look(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
     spent = (found["goodput"].get("goodput") or {}).get("spent")
     if spent:
         status["goodput"] = {"percentage": percentage_of(spent)}
-    if run:
-        status["ranks"] = {"desired": run["nodes"] * run["ranksPerNode"]}
+    counts = [run.get(name) for name in ("nodes", "ranksPerNode")]
+    if all(isinstance(count, int) for count in counts):
+        status["ranks"] = {"desired": counts[0] * counts[1]}
     observed = {"metadata": {"name": job, "namespace": LOCAL}, "spec": {}, "status": status}
     return snapshot(observed, (), {0: {"curve": steps}}), condition(status, "Progressing").get("reason") != "Running"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.run import Run
-from lockstep_gang.coordinator.channel import LINE_BYTES_MAX, PROOF_SECONDS, accept, connect
+from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX, PROOF_SECONDS, accept, connect
 from lockstep_gang.coordinator.ports import any_free_port, listening_addresses
 
 PURPOSE = "preflight"
@@ -49,7 +49,7 @@ class Door:
         """The port. Raises OSError."""
         address = self._run.addresses[self._node]
         port = any_free_port(address)  # port 0 would be another one for each family
-        self._server = await asyncio.start_server(self._knock, listening_addresses(address), port, limit=LINE_BYTES_MAX)
+        self._server = await asyncio.start_server(self._knock, listening_addresses(address), port, limit=PROOF_BYTES_MAX)
         return port
 
     def close(self) -> None:
