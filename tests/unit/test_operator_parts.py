@@ -808,3 +808,35 @@ def test_a_pod_with_the_job_s_labels_that_is_no_node_of_it_counts_for_nothing() 
     seen = inventory.observed(KEY)
     assert seen is not None
     assert {pod["metadata"]["name"] for pod in seen.pods} == {"x-0", "x-10", "x-2"}
+
+
+def test_what_a_policy_changes_back_is_sent_again_ever_less_often_and_another_wish_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reply of another version brings the next look at the job: the operator and the policy would write as fast as they can."""
+    now, sent, policy = [1000.0], list[tuple[float, int]](), [True]
+
+    class Store(Empty):
+        async def apply(self, item: dict[str, Any], **_: Any) -> dict[str, Any]:
+            sent.append((now[0], item["spec"]["replicas"]))
+            stored = {"image": "mirror/a"} if policy[0] else item["spec"]["template"]
+            metadata = {**item["metadata"], "resourceVersion": str(len(sent))}
+            return {**item, "metadata": metadata, "spec": {**item["spec"], "template": stored}}
+
+    monkeypatch.setattr(operator.time, "monotonic", lambda: now[0])
+    executor = Executor(Store(None), lambda kind, reply: None)
+
+    def wish(replicas: int) -> None:
+        metadata = {"name": "x", "uid": "s", "resourceVersion": str(len(sent))}
+        wanted = {"kind": "StatefulSet", "metadata": metadata, "spec": {"replicas": replicas, "template": {"image": "a"}}}
+        asyncio.run(executor.write_objects(Observed(job()), Plan(apply=(wanted,))))
+        now[0] += 1
+
+    for _ in range(1800):
+        wish(2)
+    assert 5 < len(sent) < 40
+    wish(0)  # a stop waits for nobody
+    assert sent[-1] == (2800.0, 0)
+    policy[0] = False
+    for _ in range(200):
+        wish(2)
+    written = [at for at, replicas in sent if replicas == 2 and at > 2950]
+    assert len(written) > 40  # and what is taken as it was sent is never held back

@@ -17,6 +17,7 @@ from lockstep.plan.reconcile import Plan
 from lockstep.plan.times import timestamp
 from lockstep.plan.writes import is_other_run
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
+from lockstep.platforms.kubernetes.queue import Refusals
 
 log = logging.getLogger("lockstep.operator")
 EVENTS_SECONDS = 15.0
@@ -31,6 +32,8 @@ class Executor:
         self._cluster = cluster
         self._written = written
         self._told: dict[str, Told] = {}
+        self._overruled = Refusals()
+        """By the job's uid and the object."""
 
     async def write_objects(self, observed: Observed, plan: Plan) -> Notice | None:
         """Delete, create and apply; what stood in the way, if anything did. Raises ApiError for what may pass by itself."""
@@ -45,13 +48,30 @@ class Executor:
             obstacle = await self._create_all(observed, plan)
             for item in plan.apply:
                 if obstacle is None or _lets_go(item):
-                    self._written(item["kind"], await self._cluster.apply(item))
-                    _record(observed, "changed", item)
+                    await self._apply(observed, item)
         except ApiError as error:
             if not error.is_refusal:
                 raise
             return _refused(error)
         return obstacle
+
+    async def _apply(self, observed: Observed, item: Object) -> None:
+        """What an admission policy changes back at once is sent again ever less often: each time is a change that brings the next look at the job."""
+        kind, metadata = item["kind"], item["metadata"]
+        wanted = {**item, "metadata": {key: value for key, value in metadata.items() if key not in ("uid", "resourceVersion")}}
+        key = observed.uid, f"{kind} {metadata['name']}"
+        if self._overruled.left(key, wanted) > 0:
+            return
+        reply = await self._cluster.apply(item)
+        self._written(kind, reply)
+        _record(observed, "changed", item)
+        overruled = changes(wanted, reply)
+        if not overruled:
+            self._overruled.forget(key)
+            return
+        left = self._overruled.refused(key, wanted)
+        where = f"{observed.namespace}/{observed.name}: {key[1]}"
+        log.warning("%s: an admission policy changes %s back; it is sent again in %.0f s", where, overruled[0].path, left)
 
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
         """What pods need all at once, since each takes a round trip; then what makes pods."""
@@ -113,6 +133,7 @@ class Executor:
     def forget(self, uids: set[str]) -> None:
         """Keep what was told of these jobs only."""
         self._told = {uid: told for uid, told in self._told.items() if uid in uids}
+        self._overruled.keep(uids)
 
     async def tell(self, observed: Observed, notes: tuple[Note, ...], now: float) -> None:
         """Before the status that they lead to is written: who is killed in between tells them again, under the same names. No repetitions, not too many.

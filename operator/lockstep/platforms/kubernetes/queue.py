@@ -205,6 +205,10 @@ class Refusals:
         """It was taken, or what was in its way may be gone."""
         self._refused.pop(key, None)
 
+    def keep(self, firsts: set[str]) -> None:
+        """Forget all keys but those that begin with one of these."""
+        self._refused = {key: refused for key, refused in self._refused.items() if key[0] in firsts}
+
 
 def jittered(seconds: float) -> float:
     return seconds * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 (no secret)
