@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.diff_runs import _of_folder
+from lockstep.cli.sync import NAMES_MAX
+from lockstep.cli.sync import _lines as _sync_lines
 from lockstep.plan.answers import read_node, read_summary
 from lockstep.plan.calibration import point_in
 from lockstep.plan.diffruns import Side, compare, curve, page, results_of, told_of
@@ -32,10 +34,10 @@ from lockstep.plan.top import snapshot
 from lockstep.platforms.kubernetes import bundle
 from lockstep.platforms.kubernetes.cluster import LOG_LINE_BYTES_MAX, _lines
 from lockstep.platforms.kubernetes.editor import _hear
-from lockstep.platforms.kubernetes.exec import LINE_BYTES_MAX, STDOUT, Place, Program, ProgramFailed, answer_of, lines_in
+from lockstep.platforms.kubernetes.exec import LINE_BYTES_MAX, STDOUT, Place, Program, ProgramFailed, answer_of, ending_of, lines_in
 from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.runs import frozen_run
-from lockstep.platforms.kubernetes.sync import _checked
+from lockstep.platforms.kubernetes.sync import Synced, _checked
 from lockstep_gang.contract import PREFLIGHT_RESULT, PROBED, SWEEP_POINT
 
 NAMES = st.sampled_from(
@@ -392,3 +394,14 @@ def test_a_folder_that_a_script_wrote_over_is_compared_without_a_traceback(goodp
     (tmp_path / "gang/goodput.json").write_text(goodput)
     (tmp_path / "gang/attempts.jsonl").write_text('{"restarts": {"a": 1}}\n')
     assert _of_folder(tmp_path).results == {}
+
+
+def test_of_files_that_a_pod_says_were_changed_some_are_named() -> None:
+    lines = _sync_lines(Synced("x-0", changed=tuple(f"{number}-{'x' * 10_000}" for number in range(100_000))))
+    assert len(lines) == NAMES_MAX + 2 and max(map(len, lines)) < 700
+    assert lines[-1] == f"x-0: {100_000 - NAMES_MAX} more files were changed there, too"
+    assert len(_sync_lines(Synced("x-0", changed=("a", "b")))) == 3
+
+
+def test_the_words_of_an_ending_have_a_bound() -> None:
+    assert len(ending_of({"status": "Failure", "message": "x " * (1 << 20)})[1]) <= 2000

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Stamps = dict[str, tuple[int, int]]
 WATCH_SECONDS = 0.2
+NAMES_MAX, NAME_MAX = 50, 500
+"""Of changed files that are shown: it is the pod that names them."""
 AGAIN_SECONDS = 2.0
 """Until a pod that lacks something is tried again."""
 INTERRUPTED = 130
@@ -149,4 +151,6 @@ def _lines(result: Synced) -> list[str]:
         return [f"{result.pod}: not sent: {result.problem}"]
     done = f"{result.sent} sent ({result.bytes} bytes), {result.removed} removed" if result.sent or result.removed else "nothing to do"
     left = "was changed there since the last sync and stays as it is; --force writes over it"
-    return [f"{result.pod}: {done}", *(f"{result.pod}: {name} {left}" for name in result.changed)]
+    lines = [f"{result.pod}: {done}", *(f"{result.pod}: {name[:NAME_MAX]} {left}" for name in result.changed[:NAMES_MAX])]
+    more = len(result.changed) - NAMES_MAX
+    return lines if more <= 0 else [*lines, f"{result.pod}: {more} more files were changed there, too"]

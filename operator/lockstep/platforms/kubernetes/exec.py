@@ -152,7 +152,7 @@ def ending_of(status: dict[str, Any]) -> tuple[int, str]:
     for cause in (status.get("details") or {}).get("causes") or []:
         if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdecimal():
             return int(cause["message"]), ""
-    return 1, " ".join(str(status.get("message") or "no reason is told").split())
+    return 1, " ".join(str(status.get("message") or "no reason is told")[:_WORDS_MAX].split())
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from lockstep.platforms.kubernetes.kinds import path_of
 HERE = "127.0.0.1"
 DATA, ERROR = 0, 1
 CHUNK_BYTES = 1 << 16
+WORDS_MAX = 2000
 Say = Callable[[str], None]
 
 
@@ -93,7 +94,7 @@ async def _from_pod(socket: Any, writer: asyncio.StreamWriter, say: Say) -> None
             if channel not in named:
                 named.add(channel)
             elif channel == ERROR:
-                return say(rest.decode(errors="replace").strip())
+                return say(rest[:WORDS_MAX].decode(errors="replace").strip())
             elif rest:
                 writer.write(rest)
                 await writer.drain()
