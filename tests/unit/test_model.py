@@ -23,6 +23,7 @@ from lockstep.api.quantity import amount, number
         ("1Gi", "1073741824"),
         ("2Ti", "2199023255552"),
         ("8Ei", "9223372036854775807"),  # the API server keeps no more
+        ("1e999999999", "9223372036854775807"),
     ],
 )
 def test_a_quantity_is_the_number_that_kubernetes_takes_it_for(text: str, value: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation, Overflow
 
 _EXPONENTS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _FACTORS = {suffix: Decimal(10) ** power for suffix, power in _EXPONENTS.items()} | {
@@ -18,6 +18,8 @@ def amount(quantity: object) -> Decimal | None:
     digits = text.rstrip("numkKMGTPEi")
     try:
         return min(Decimal(digits) * _FACTORS[text[len(digits) :]], _LARGEST)
+    except Overflow:  # 1e999999999
+        return _LARGEST
     except (InvalidOperation, KeyError):
         return None
 
