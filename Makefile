@@ -123,7 +123,7 @@ test-faults: cluster-programs ## power cut at every step of a save, on a disk in
 	@$(PYTEST) -n 2 tests/faults
 
 soak: cluster-programs ## hundreds of hostile objects on a real API server, and what else takes minutes; by hand
-	@$(PYTEST) -m soak tests/faults
+	@$(PYTEST) -s -m soak tests/faults
 
 test-operator-faults: cluster-programs ## the operator killed before and after every single write, each in a run of its own: half an hour
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed

@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from lockstep.api.quantity import amount, number
+from lockstep.api.training import Training
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
+def training(deepspeed: Any) -> Training:
+    return Training.model_validate({"model": {"name": "/m"}, "data": {"path": "/d"}, "deepspeed": deepspeed})
+
+
+@pytest.mark.parametrize("settings", [None, {}, nested(32), {"z": "x" * (65536 - len('{"z": ""}'))}, {"z": [[1.5, None, True]]}])
+def test_raw_deepspeed_settings_within_their_bounds_are_taken_as_they_are(settings: Any) -> None:
+    assert training(settings).deepspeed == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (nested(33), "nested deeper than 32 levels"),
+        (nested(900), "nested deeper than 32 levels"),
+        ({"a": [[[]] * 10]} | nested(40), "nested deeper than 32 levels"),
+        ({"z": "x" * 65536}, "has 65545 bytes as JSON, at most 65536 are possible"),
+        ({"z": "\U0001f980" * 16384}, "at most 65536"),
+        ({"z": [{}] * 300_000}, "at most 65536"),
+    ],
+    ids=["33", "900", "lists", "bytes", "characters", "dense"],
+)
+def test_raw_deepspeed_settings_that_the_api_server_can_t_bound_are_refused_with_the_number(settings: Any, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        training(settings)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from lockstep.api.data import Data, Evaluation
 from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, immutable, utf8_bytes
@@ -176,10 +177,10 @@ def _deepspeed_fits(settings: dict[str, Any] | None) -> dict[str, Any] | None:
             inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, dict | list)
         ]
     if level:
-        raise ValueError(f"is nested deeper than {DEEPSPEED_LEVELS_MAX} levels: write it flatter")
+        raise PydanticCustomError("too_deep", f"is nested deeper than {DEEPSPEED_LEVELS_MAX} levels: make it flatter")
     size = utf8_bytes([json.dumps(settings, ensure_ascii=False, default=str)])
     if size > DEEPSPEED_BYTES_MAX:
-        raise ValueError(f"has {size} bytes as JSON, at most {DEEPSPEED_BYTES_MAX} are possible: shorten it")
+        raise PydanticCustomError("too_large", f"has {size} bytes as JSON, at most {DEEPSPEED_BYTES_MAX} are possible: shorten it")
     return settings
 
 
