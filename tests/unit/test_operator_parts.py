@@ -638,6 +638,19 @@ def test_an_event_that_another_operator_told_of_the_same_version_of_the_job_is_n
     assert len(cluster.names) == 2
 
 
+def test_the_operator_watches_none_of_the_events_that_it_writes() -> None:
+    written: list[dict[str, Any]] = []
+
+    class Written(Empty):
+        async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+            written.append(item)
+            return item
+
+    asyncio.run(Executor(Written(None), lambda kind, item: None).tell(Observed(job()), (Note("Warning", "ProfileNotFound", "m"),), 1.0))
+    (selector,) = [watched.field_selector.split(",") for watched in WATCHED if watched.kind == "Event"]
+    assert f"involvedObject.kind!={written[0]['involvedObject']['kind']}" in selector
+
+
 class Takes(Cluster):
     """An API server that takes everything but what is there already."""
 

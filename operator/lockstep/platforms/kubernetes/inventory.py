@@ -51,8 +51,9 @@ WATCHED = (
     Watched("PersistentVolumeClaim"),  # jobs mount claims that anybody made
     Watched("ServiceAccount", metadata_only=True),
     Watched("Node"),
-    Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node"),
+    Watched("Event", field_selector="type=Warning,involvedObject.kind!=Node,involvedObject.kind!=TrainingJob"),
 )
+"""Not the operator's own Events, which outlive their jobs by an hour: kopf remembers a kilobyte of each object that it has seen."""
 EVENT_REASONS = frozenset(
     {
         "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox",
