@@ -5,8 +5,12 @@ The process's memory is limited, too: its pod has 512 MiB, and an operator that 
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
+import ssl
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +22,7 @@ from kubernetes import client
 from cluster_jobs import Jobs, prepare, until
 from lockstep.api.names import job_labels
 from lockstep.plan.observed import DEPTH_MAX
-from operator_faults import Rig, rig_in
+from operator_faults import Rig, free_port, rig_in
 from played_job import PlayedJob
 
 MEMORY_MAX_BYTES = 256 << 20
@@ -28,7 +32,7 @@ _rng = random.Random(12)  # noqa: S311 (no secret)
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with rig_in(tmp_path_factory.mktemp("hostile")) as found:
+    with rig_in(tmp_path_factory.mktemp("hostile"), LOCKSTEP_METRICS_PORT=str(free_port())) as found:
         yield found
 
 
@@ -155,37 +159,6 @@ def test_a_job_of_any_depth_says_so_of_itself_and_all_others_are_served(rig: Rig
             assert f"nested deeper than {DEPTH_MAX} levels" in told
 
 
-ANY_KIND: dict[str, dict[str, Any]] = {
-    "/api/v1/namespaces/{}/configmaps": {"apiVersion": "v1", "kind": "ConfigMap"},
-    "/api/v1/namespaces/{}/serviceaccounts": {"apiVersion": "v1", "kind": "ServiceAccount"},
-    "/api/v1/namespaces/{}/services": {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None"}},
-    "/api/v1/namespaces/{}/events": {"apiVersion": "v1", "kind": "Event", "type": "Warning", "involvedObject": {"kind": "Pod", "name": "p"}},
-    "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies": {
-        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}},
-    },
-    "/apis/lockstep.dev/v1alpha1/namespaces/{}/trainingjobs": training_job("managed", script={"path": "/x.py"}, suspend=True),
-}  # fmt: skip
-
-
-def with_deep_managed_fields(item: dict[str, Any], namespace: str, levels: int) -> str:
-    """The one field of any depth that every kind has, and that whoever writes the object may write."""
-    entry = {"manager": "hostile", "operation": "Apply", "apiVersion": item["apiVersion"], "fieldsType": "FieldsV1", "fieldsV1": "DEEP"}
-    metadata = {"name": f"managed-{levels}", "labels": job_labels("x"), "managedFields": [entry]}
-    made = {**item, "metadata": metadata}
-    if item["kind"] == "Event":
-        made["involvedObject"] = {**item["involvedObject"], "namespace": namespace}
-    return json.dumps(made).replace('"DEEP"', '{"f:a":' * levels + "{}" + "}" * levels)
-
-
-def test_metadata_of_any_depth_ends_no_watch_and_no_list(rig: Rig, hostile: Jobs) -> None:
-    def make_them() -> None:
-        for path, item in ANY_KIND.items():
-            for levels in (250, 4500):
-                send(rig.api.client, path.format(hostile.namespace), with_deep_managed_fields(item, hostile.namespace, levels))
-
-    survives(rig, make_them)
-
-
 def accepted(rig: Rig, namespace: str, name: str) -> str:
     """The message of condition Accepted, where that is False; by a table, since Python can't read the object."""
     api = rig.api.client
@@ -290,6 +263,84 @@ def test_large_jobs_configmaps_and_events_take_little_memory(rig: Rig, hostile: 
 @pytest.mark.timeout(1800)
 def test_hundreds_of_them_take_little_memory_too(rig: Rig, hostile: Jobs) -> None:
     assert survives(rig, lambda: fill(rig, hostile.namespace, jobs=200, config_maps=300)) < MEMORY_MAX_BYTES
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_thousands_of_jobs_with_names_that_people_make_up_leave_no_memory_and_no_series(rig: Rig, hostile: Jobs) -> None:
+    """Each names another profile, is seen by the operator and is deleted again."""
+    make_and_delete(rig, hostile, 1000, "first")
+    before, (series, _) = memory_bytes(rig), scrape(rig)
+    began = time.monotonic()
+    make_and_delete(rig, hostile, 5000, "more")
+    took = time.monotonic() - began
+    growth = memory_bytes(rig) - before
+    print(f"5,000 jobs in {took:.0f} s: {growth / 2**20:+.1f} MiB from {before / 2**20:.0f} MiB")
+    left, seconds = scrape(rig, times=5)
+    print(f"{series} to {left} series, a scrape takes {seconds * 1000:.0f} ms")
+    assert growth <= 5 << 20
+    assert left <= series + 10 and seconds <= 0.1
+
+
+def make_and_delete(rig: Rig, jobs: Jobs, count: int, prefix: str, at_once: int = 250) -> None:
+    for begin in range(0, count, at_once):
+        names = [f"{prefix}-{number}" for number in range(begin, begin + at_once)]
+        make(rig, jobs.namespace, "TrainingJob", (json.dumps(unprofiled(name)) for name in names))
+        for name in names[-8:]:
+            until(f"the operator has seen {name}", lambda name=name: jobs.condition(name, "Accepted"))
+        client.CustomObjectsApi(rig.api.client).delete_collection_namespaced_custom_object(
+            "lockstep.dev", "v1alpha1", jobs.namespace, "trainingjobs"
+        )
+
+
+def unprofiled(name: str) -> dict[str, Any]:
+    return training_job(name, script={"path": "/x.py"}, clusterProfileName=f"profile-of-{name}")
+
+
+def memory_bytes(rig: Rig) -> int:
+    """Of the operator's process, what it shares with the one that it was forked from included: PSS would grow with every shared page that it touches."""
+    text = Path(f"/proc/{rig.operator.pid}/status").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS:"))) << 10
+
+
+def scrape(rig: Rig, times: int = 1) -> tuple[int, float]:
+    """Series of GET /metrics as Prometheus reads it, and the seconds that it takes with its handshake, the median of so many."""
+    context = ssl.create_default_context(cadata=rig.ca_pem)
+    context.check_hostname = False
+    connection = http.client.HTTPSConnection("127.0.0.1", int(rig.settings["LOCKSTEP_METRICS_PORT"]), context=context)
+    token = reader_token(rig)
+    seconds, lines = [], list[str]()
+
+    def reads() -> bool:
+        time.sleep(0.5)  # the port takes four connections a second of one address
+        began = time.monotonic()
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        reply = connection.getresponse()
+        lines[:] = reply.read().decode().splitlines()
+        seconds.append(time.monotonic() - began)
+        return reply.status == 200
+
+    try:
+        until("the token may read metrics", reads)  # which the API server is asked once
+        seconds.clear()
+        assert all(reads() for _ in range(times))
+    finally:
+        connection.close()
+    return sum(not line.startswith("#") for line in lines), statistics.median(seconds)
+
+
+def reader_token(rig: Rig) -> str:
+    """Of an account that may get /metrics."""
+    name, account = "lockstep-metrics-test", "lockstep-operator"
+    access = client.RbacAuthorizationV1Api(rig.api.client)
+    binding = {"metadata": {"name": name}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}}
+    if not exists(lambda: access.read_cluster_role(name)):
+        access.create_cluster_role({"metadata": {"name": name}, "rules": [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]})
+        access.create_cluster_role_binding(
+            {**binding, "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "lockstep-system"}]}
+        )
+    made = client.CoreV1Api(rig.api.client).create_namespaced_service_account_token(account, "lockstep-system", {"spec": {}})
+    return str(made.status.token)
 
 
 def fill(rig: Rig, namespace: str, jobs: int, config_maps: int) -> None:
