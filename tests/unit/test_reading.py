@@ -10,14 +10,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from lockstep.api.names import APP, LABEL_JOB
 from lockstep.plan.accept import accept
 from lockstep.plan.objects import RenderContext
-from lockstep.plan.observed import DEPTH_MAX, TOO_DEEP, Object, Observed
+from lockstep.plan.observed import DEPTH_MAX, TOO_DEEP, UNREADABLE, Object, Observed
 from lockstep.platforms.kubernetes.cluster import Cluster, Unreachable
 from lockstep.platforms.kubernetes.inventory import CONTENTS_MAX, EVENTS_MAX, Inventory
-from lockstep.platforms.kubernetes.kept import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, Kept
+from lockstep.platforms.kubernetes.kept import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, Kept, slim
 from lockstep.platforms.kubernetes.kubeconfig import Server
-from lockstep.platforms.kubernetes.reading import PAGE_BYTES_MAX, BoundedSession, cut_depths, loads
+from lockstep.platforms.kubernetes.reading import PAGE_BYTES_MAX, SLIM_BYTES, BoundedSession, cut_depths, loads
+from lockstep.platforms.kubernetes.watching import slimmed
 
 KEY = ("ns", "x")
 
@@ -168,7 +170,7 @@ def test_an_empty_list_of_metadata_has_no_items() -> None:
 
 
 def session(server: Listing) -> BoundedSession:
-    return BoundedSession(server, frozenset({"configmaps"}), frozenset({"trainingjobs"}))
+    return BoundedSession(server, frozenset({"configmaps"}), frozenset({"trainingjobs"}), slim=slimmed)
 
 
 async def lines_of(server: Listing, plural: str = "trainingjobs", since: int = 7) -> list[Any]:
@@ -197,6 +199,57 @@ def test_a_watch_of_any_kind_goes_on_after_metadata_that_is_too_deep(plural: str
     server.watch = "".join(f'{{"type":"ADDED","object":{text}}}\n' for text in (deep_one, text_of("b"))).encode()
     lines = asyncio.run(lines_of(server, plural))
     assert [event["object"]["metadata"]["name"] for event in lines] == ["deep", "b"]
+
+
+DENSE = "[" + ",".join(["{}"] * 200_000) + "]"
+"""600 kB of text, 14 MB as Python's objects."""
+
+
+def test_what_kopf_gets_of_a_large_object_is_what_is_kept_of_it() -> None:
+    """It may have many at a time, of each of which a job's owner chooses the size."""
+    server = Listing([text_of("small"), text_of("large", deepspeed=DENSE)])
+    server.watch = f'{{"type":"ADDED","object":{text_of("large", deepspeed=DENSE)}}}\n'.encode()
+    [event] = asyncio.run(lines_of(server))
+
+    async def page() -> Any:
+        async with await session(server).request("get", "https://cluster/apis/x/trainingjobs?limit=100") as reply:
+            return await reply.json()
+
+    listed = asyncio.run(page())["items"]
+    for item in (event["object"], listed[-1]):
+        assert item["metadata"]["name"] == "large" and "at most 393216 can be read" in item[UNREADABLE]
+        assert len(json.dumps(item)) < 2000
+    assert listed[0]["spec"] == loads(text_of("small").encode())["spec"]
+
+
+LARGE_OBJECTS: dict[str, Object] = {
+    "TrainingJob": {"spec": {"training": {"deepspeed": {"z": "x" * SLIM_BYTES}}}, "status": {"phase": 1}},
+    "ClusterProfile": {"spec": {"pod": {"env": [{"name": "A", "value": "x" * SLIM_BYTES}]}}},
+    "Node": {
+        "spec": {},
+        "status": {"allocatable": {"cpu": "1"}, "images": ["x" * SLIM_BYTES], "conditions": [{"type": "Ready", "status": "True"}]},
+    },
+    "Pod": {"spec": {"containers": [{"name": "a", "image": "x" * SLIM_BYTES}], "nodeName": "n"}, "status": {"phase": "Running"}},
+    "Event": {"involvedObject": {"kind": "Pod", "name": "x"}, "reason": "FailedScheduling", "message": "x" * SLIM_BYTES},
+    "PersistentVolumeClaim": {"spec": {"accessModes": ["ReadWriteMany"], "volumeName": "x" * SLIM_BYTES}, "status": {"phase": "Bound"}},
+    "ServiceAccount": {"imagePullSecrets": ["x" * SLIM_BYTES]},
+    "StatefulSet": {"spec": {"template": {"metadata": {"annotations": {"a": "x" * SLIM_BYTES}}}}},
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_OBJECTS)
+def test_of_an_object_that_comes_slim_the_same_is_kept(kind: str) -> None:
+    metadata = {
+        "name": "x",
+        "namespace": "ns",
+        "uid": "u",
+        "resourceVersion": "7",
+        "labels": {LABEL_JOB: "j", APP: "a"},
+        "managedFields": [1],
+    }
+    item = {"apiVersion": "v1", "kind": kind, "metadata": metadata, **LARGE_OBJECTS[kind]}
+    whole, thin = Kept(kind, item), Kept(kind, slim(kind, item))
+    assert (whole.item, whole.version, whole.uid, whole.job, whole.is_cut) == (thin.item, thin.version, thin.uid, thin.job, thin.is_cut)
 
 
 def test_a_watch_that_fails_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,13 @@ class Kept:
         return self._content == other._content
 
 
+def slim(kind: str, item: Object) -> Object:
+    """The object with no more in it than is kept, for those through whose hands it goes before. A job's child stays whole: its rest may be needed."""
+    if kind in CHILDREN:
+        return item
+    return {**Kept(kind, item).item, "apiVersion": item.get("apiVersion", "")}
+
+
 def _metadata(metadata: Mapping[str, Any]) -> Object:
     """Without what nobody decides by, which may be large: managedFields, finalizers, annotations of others."""
     kept: Object = {key: metadata[key] for key in _METADATA if key in metadata}

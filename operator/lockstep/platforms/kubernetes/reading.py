@@ -18,12 +18,14 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 from lockstep.plan.observed import DEPTH_MAX, TOO_DEEP
 
 log = logging.getLogger("lockstep.operator")
-PAGE_BYTES_MAX = 2 << 20
+PAGE_BYTES_MAX = 1 << 20
 """Of one page of a list: parsed, it may take 24 times as much. One object alone is read whatever its size, which the API server limits."""
 LEVELS_MAX = DEPTH_MAX + 3
 """Of what is read: a list of objects has two levels above them. An object that is too deep stays so, and is told of where it is kept."""
 PLAIN_LEVELS = 256
 """No line of a watch with fewer brackets is too deep for kopf's parser. Most have fewer; others are parsed and cut here."""
+SLIM_BYTES = 128 << 10
+"""Of larger objects only what is kept goes on to kopf, which may have many at a time."""
 CHUNK_BYTES = 1 << 18
 WATCH_ERROR_SECONDS = 5.0
 """Before a watch that failed lists again."""
@@ -131,13 +133,21 @@ class BoundedSession:
     """
 
     def __init__(
-        self, session: Any, metadata_only: frozenset[str], free_form: frozenset[str], seen: Callable[[str], None] = lambda plural: None
+        self,
+        session: Any,
+        metadata_only: frozenset[str],
+        free_form: frozenset[str],
+        seen: Callable[[str], None] = lambda plural: None,
+        slim: Callable[[str, Any], Any] = lambda plural, item: item,
     ) -> None:
-        """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every sign of life."""
+        """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every sign of life.
+        `slim` makes of an object, by its plural, what is kept of it.
+        """
         self._session = session
         self._metadata_only = metadata_only
         self._free_form = free_form
         self._seen = seen
+        self._slim = slim
         self._sizes: dict[str, PageSize] = {}
         self._page = asyncio.Lock()
 
@@ -173,7 +183,9 @@ class BoundedSession:
         if response.status == FORBIDDEN:
             response.close()
             return _Gone("a watch is forbidden")
-        return response if response.status >= 400 else _Watched(response, plural in self._free_form, lambda: self._seen(plural))
+        if response.status >= 400:
+            return response
+        return _Watched(response, plural in self._free_form, lambda: self._seen(plural), lambda item: self._slim(plural, item))
 
     async def _listed(self, method: str, url: str, plural: str, sent: dict[str, Any]) -> Any:
         async with self._page:  # two pages at once would take twice the memory
@@ -186,7 +198,12 @@ class BoundedSession:
                 content = await content_within(response, size.bytes_max)
                 size.was(None if content is None else len(content))
                 if content is not None:
-                    return _Listed(with_items(loads(content)))
+                    return _Listed(self._slimmed(plural, with_items(loads(content)), len(content)))
+
+    def _slimmed(self, plural: str, page: Any, size_bytes: int) -> Any:
+        if size_bytes > SLIM_BYTES * max(1, len(page["items"])):
+            page["items"] = [self._slim(plural, item) for item in page["items"]]
+        return page
 
     async def _has_gone_back(self, method: str, url: str, since: str, headers: dict[str, str]) -> bool:
         """Whether the API server is at an earlier revision than the watch: its store was restored, and nothing would come for long."""
@@ -256,9 +273,10 @@ class _Gone(_Reply):
 class _Watched(_Reply):
     """A watch's stream, line by line."""
 
-    def __init__(self, response: Any, is_free_form: bool, seen: Callable[[], None]) -> None:
+    def __init__(self, response: Any, is_free_form: bool, seen: Callable[[], None], slim: Callable[[Any], Any]) -> None:
         self._response = response
         self._seen = seen
+        self._slim = slim
         self._is_free_form = is_free_form
 
     def close(self) -> None:
@@ -274,16 +292,20 @@ class _Watched(_Reply):
             yield await self._checked(line) + b"\n"
 
     async def _checked(self, line: bytes) -> bytes:
-        """Nothing in it too deep. Every kind has a field of any depth: whoever may write an object may write its metadata.managedFields."""
+        """Nothing in it too deep or too large. Every kind has a field of any depth: whoever may write an object may write its metadata.managedFields."""
         if b'"type":"ERROR"' in line[:100]:
             return await self._failed(line)
-        if line.count(b"{") + line.count(b"[") <= (DEPTH_MAX if self._is_free_form else PLAIN_LEVELS):
+        is_large = len(line) > SLIM_BYTES
+        if not is_large and line.count(b"{") + line.count(b"[") <= (DEPTH_MAX if self._is_free_form else PLAIN_LEVELS):
             return line
         try:
-            return json.dumps(loads(line)).encode()
+            event = loads(line)
         except ValueError as error:
             log.warning("a watch sent what is no JSON: %s", error)
             return json.dumps(_RELIST).encode()
+        if is_large:
+            event["object"] = self._slim(event["object"])
+        return json.dumps(event).encode()
 
     async def _failed(self, line: bytes) -> bytes:
         """Whatever the error is: a new list and a new watch know all that this one has lost."""

@@ -14,7 +14,7 @@ import kopf
 
 from lockstep.platforms.kubernetes.cluster import Object
 from lockstep.platforms.kubernetes.inventory import WATCHED, Watched
-from lockstep.platforms.kubernetes.kept import FREE_FORM
+from lockstep.platforms.kubernetes.kept import FREE_FORM, slim
 from lockstep.platforms.kubernetes.kinds import KINDS
 from lockstep.platforms.kubernetes.login import connection
 from lockstep.platforms.kubernetes.reading import BoundedSession
@@ -26,6 +26,8 @@ IDLE_SECONDS = 0.05
 
 METADATA_ONLY = frozenset(KINDS[watched.kind].plural for watched in WATCHED if watched.metadata_only)
 FREE_FORM_PLURALS = frozenset(KINDS[kind].plural for kind in FREE_FORM)
+
+KIND_OF = {KINDS[watched.kind].plural: watched.kind for watched in WATCHED}
 
 Listed = Callable[[], None]
 Observe = Callable[[str, Object, bool], None]
@@ -64,6 +66,11 @@ class NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
         return essence
 
 
+def slimmed(plural: str, item: Object) -> Object:
+    """What is kept of a watched object."""
+    return slim(KIND_OF[plural], item) if plural in KIND_OF else item
+
+
 def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
     """kopf's handlers: for every watched kind the same one.
 
@@ -74,7 +81,7 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
     @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
         made = await connection()
-        return replace(made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen))
+        return replace(made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed))
 
     for watched in kinds:
         _watch(found, watched.kind, observe, listed)
