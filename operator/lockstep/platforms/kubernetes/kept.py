@@ -48,6 +48,8 @@ class Kept:
         self.uid = str(metadata["uid"])
         self.job = job_of(item)
         content, self.is_cut = _bounded(kind, _KEPT.get(kind, _whole)(item))
+        if UNREADABLE in item:  # it comes from `slim`
+            content = {**content, UNREADABLE: item[UNREADABLE]}
         projected = {**content, "kind": kind, "metadata": _metadata(metadata)}
         self._content = _pack(projected) if kind in PACKED else projected
         if kind in CHILDREN and isinstance(self._content, bytes) and len(self._content) > PACKED_BYTES_MAX:
