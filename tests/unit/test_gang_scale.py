@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import random
 import sys
@@ -113,11 +114,14 @@ def lines_run(work: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.collect()  # what other tests have left may have a say when it goes
+    gc.disable()
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 

@@ -304,12 +304,12 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path, pki: Pat
 
 def test_paths_are_relative_to_a_link_where_the_kubeconfig_is_one(tmp_path: Path, pki: Path) -> None:
     """As kubectl and the official client: of the path as it is named, wherever the link leads."""
-    for name in ("home", "shared"):
+    for name in ("home", "linked"):
         (tmp_path / name).mkdir()
     (tmp_path / "home/token").write_text("mine")
-    (tmp_path / "shared/token").write_text("another's")
-    config(tmp_path / "shared", {"tokenFile": "token"})
-    (tmp_path / "home/config").symlink_to("../shared/config")
+    (tmp_path / "linked/token").write_text("another's")
+    config(tmp_path / "linked", {"tokenFile": "token"})
+    (tmp_path / "home/config").symlink_to("../linked/config")
     assert header(server_of(str(tmp_path / "home/config"))) == "Bearer mine"
 
 
