@@ -16,7 +16,7 @@ from lockstep.api.errors import Failed
 from lockstep.platforms.kubernetes.clock import ServerClock, boot_seconds
 from lockstep.platforms.kubernetes.connection import Connection, server_of
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
-from lockstep.platforms.kubernetes.reading import METADATA_LIST, PageSize, content_within, loads, with_items
+from lockstep.platforms.kubernetes.reading import METADATA_EACH, METADATA_LIST, PageSize, content_within, loads, with_items
 
 Object = dict[str, Any]
 FIELD_MANAGER = "lockstep-operator"
@@ -27,7 +27,6 @@ PING_SECONDS = 30.0  # proxies in front of API servers cut connections that are 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
-METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 RETRY_AFTER_MAX_SECONDS = 60.0
@@ -201,7 +200,7 @@ class Cluster:
     async def exists(self, kind: str, namespace: str | None, name: str) -> bool:
         """Without its content: a Secret's values stay where they are."""
         try:
-            await self._send("GET", path_of(kind, namespace, name), None, query={}, accept=METADATA_ONLY)
+            await self._send("GET", path_of(kind, namespace, name), None, query={}, accept=METADATA_EACH)
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return False

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -29,7 +30,6 @@ SLIM_BYTES = 128 << 10
 CHUNK_BYTES = 1 << 18
 WATCH_ERROR_SECONDS = 5.0
 """Before a watch that failed lists again."""
-FORBIDDEN = 403
 FORBIDDEN_SECONDS = 30.0
 """Before a list that is forbidden is asked for again: a right that an administrator takes away may come back."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -171,7 +171,7 @@ class BoundedSession:
         accept = {"Accept": METADATA_EACH if is_watch else METADATA_LIST} if plural in self._metadata_only else {}
         sent = {**more, "headers": {**(headers or {}), **accept}}
         if not is_watch:
-            while (response := await self._listed(method, url, plural, sent)).status == FORBIDDEN:
+            while (response := await self._listed(method, url, plural, sent)).status == HTTPStatus.FORBIDDEN:
                 response.close()  # kopf would end this watch, and never begin it again
                 await asyncio.sleep(FORBIDDEN_SECONDS)
                 self._seen(plural)
@@ -180,7 +180,7 @@ class BoundedSession:
         if since != "0" and await self._has_gone_back(method, url, since, sent["headers"]):
             return _Gone("the API server is at an earlier revision than before")
         response = await self._session.request(method=method, url=url, **sent)
-        if response.status == FORBIDDEN:
+        if response.status == HTTPStatus.FORBIDDEN:
             response.close()
             return _Gone("a watch is forbidden")
         if response.status >= 400:

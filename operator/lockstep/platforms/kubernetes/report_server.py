@@ -30,7 +30,7 @@ from lockstep.platforms.kubernetes.authenticate import (
     has_other_key,
 )
 from lockstep.platforms.kubernetes.certificate import Certificates
-from lockstep.platforms.kubernetes.cluster import ApiError
+from lockstep.platforms.kubernetes.cluster import TOO_LARGE, ApiError
 from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.listening import Seldom, prove
 from lockstep.platforms.kubernetes.queue import Key
@@ -51,7 +51,7 @@ from lockstep_gang.contract import (
 )
 
 PATH = "/v1/report"
-TOO_LARGE, TOO_MANY = 413, 429
+TOO_MANY = 429
 BODY_SECONDS = 10.0
 TURN_SECONDS = 5.0
 """For which a report waits for its job's turn; with the rest less than a coordinator waits for the reply."""
