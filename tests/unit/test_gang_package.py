@@ -12,6 +12,21 @@ from lockstep_gang.package import write_zipapp
 from unit.gang_cases import gang
 
 
+def run_agent(folder: Path, run_path: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Node 0 of the run, by the agent's file in `folder`, until it ends."""
+    command = [sys.executable, "-I", "-S", str(folder / "agent.pyz"), "--run", str(run_path), "--node", "0"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/", env=environment)
+
+
+def said_inside(folder: Path, look: str, environment: dict[str, str]) -> str:
+    """What `look` prints in the agent's process, once the agent has begun."""
+    enter = f"import os, sys; sys.path.insert(0, {str(folder / 'agent.pyz')!r}); from lockstep_gang.agent.main import main"
+    code = f"{enter}; main(['--run', '/nowhere', '--node', '0']); {look}"
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True, env=environment
+    ).stdout
+
+
 def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
     write_zipapp(tmp_path / "one.pyz")
     write_zipapp(tmp_path / "two.pyz")
@@ -23,8 +38,7 @@ def test_the_file_alone_runs_a_job(tmp_path: Path) -> None:
     with gang(tmp_path) as agents:
         run = agents.write('print("from the zip")', nodes=1)
         assert run.nodes == 1
-        command = [sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"), "--run", str(agents.run_path), "--node", "0"]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/")
+        ended = run_agent(tmp_path, agents.run_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "[rank 0] from the zip" in ended.stdout
 
@@ -50,17 +64,12 @@ def test_variables_of_a_job_reach_its_ranks_and_leave_the_agent_alone(tmp_path: 
         run = agents.write(script, nodes=1, command=(sys.executable, "-I", "-S", "rank.py"))
         assert run.nodes == 1
         names = " ".join(job)
-        command = [sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"), "--run", str(agents.run_path), "--node", "0"]
         environment = {"PATH": os.environ["PATH"], "TMPDIR": agents.private.name, "NAMES": names, "LOCKSTEP_NAMES": names, **job}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/", env=environment)
-        enter = f"import os, sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r}); from lockstep_gang.agent.main import main"
-        code = f"{enter}; main(['--run', '/nowhere', '--node', '0']); {look}"
-        agent = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True, env=environment
-        )
+        ended = run_agent(tmp_path, agents.run_path, environment)
+        said = said_inside(tmp_path, look, environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"[rank 0] rank {' '.join(sorted(job))}" in ended.stdout
-    assert agent.stdout == "agent\n"
+    assert said == "agent\n"
 
 
 LOADER = {"LD_LIBRARY_PATH": "/nowhere", "LD_BIND_NOW": "1"}
@@ -73,17 +82,12 @@ def test_what_the_loader_reads_from_envfrom_is_left_to_ranks_and_to_no_other_pro
     look = "import subprocess; print(subprocess.run(['env'], capture_output=True, text=True).stdout)"
     with gang(tmp_path) as agents:
         agents.write(script, nodes=1, command=(sys.executable, "-I", "-S", "rank.py"))
-        command = [sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"), "--run", str(agents.run_path), "--node", "0"]
         environment = {"PATH": os.environ["PATH"], "TMPDIR": agents.private.name, **LOADER}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, cwd="/", env=environment)
-    enter = f"import sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r}); from lockstep_gang.agent.main import main"
-    code = f"{enter}; main(['--run', '/nowhere', '--node', '0']); {look}"
-    agent = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=20, check=True, env=environment
-    )
+        ended = run_agent(tmp_path, agents.run_path, environment)
+    said = said_inside(tmp_path, look, environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"[rank 0] rank {' '.join(sorted(LOADER))}" in ended.stdout
-    assert "PATH=" in agent.stdout and "LD_" not in agent.stdout
+    assert "PATH=" in said and "LD_" not in said
 
 
 def test_a_pod_that_is_told_to_go_while_its_agent_starts_goes_at_once(tmp_path: Path) -> None:
