@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults soak test-cluster drills lint format manifests lock sbom audit
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-corpus soak test-cluster drills lint format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -24,6 +24,9 @@ setup: .venv/ready ## make .venv (packages are cached outside the checkout)
 
 .venv/ready: scripts/setup.py requirements/dev.lock
 	@$(PYTHON) scripts/setup.py && touch $@
+
+editors: setup ## jupyterlab and debugpy for the pods of the embedded cluster (make jupyter, make debug-remote)
+	@$(PYTHON) scripts/setup.py --extra editors
 
 quickstart: setup ## install, build, bring up a two-node Kubernetes, fine-tune a small model on two pods
 	@$(BIN)/lockstep quickstart
@@ -41,16 +44,16 @@ deploy-cluster-dry-run: setup ## print every object that deploy-cluster would se
 diff: setup ## what deploy-cluster would change
 	@$(BIN)/lockstep deploy $(CLUSTER) --diff $(DEPLOY)
 
-status-cluster: setup ## operator, profile and jobs of a cluster
+status-cluster: setup ## operator, TrainingCluster and jobs of a cluster
 	@$(BIN)/lockstep status $(CLUSTER)
 
 clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: they go, too; YES=1: without asking)
 	@$(BIN)/lockstep clean $(CLUSTER) $(if $(PVCS),--pvcs) $(SURE)
 
-uninstall: setup ## remove operator, profile and CRDs (JOBS=1: with all jobs; YES=1: without asking); claims stay
+uninstall: setup ## remove operator, TrainingCluster and CRDs (JOBS=1: with all jobs; YES=1: without asking); claims stay
 	@$(BIN)/lockstep uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(SURE)
 
-rollback: setup ## back to the operator and profile that the last deployment replaced
+rollback: setup ## back to the operator and TrainingCluster that the last deployment replaced
 	@$(BIN)/lockstep rollback $(CLUSTER) $(SURE)
 
 discover-cluster: setup ## write clusters/NAME.yaml from what your kubeconfig's cluster shows: NAME=mine (FORCE=1: over an old one)
@@ -63,7 +66,7 @@ gpu-info: setup ## the GPUs of every pod of the dev environment, by nvidia-smi (
 	@$(BIN)/lockstep cluster gpus $(CLUSTER) --job $(JOB)
 
 nccl-test: setup ## all-reduce sweep over the cluster's nodes, printed (SAVE=1: stored in the cluster file); replaces mpirun and nccl-tests
-	@$(BIN)/lockstep cluster calibrate $(CLUSTER) $(CHOSEN) $(if $(SAVE),--save,--no-save)
+	@$(BIN)/lockstep cluster calibrate $(CLUSTER) $(CHOSEN) $(if $(SAVE),--save)
 
 ##@ The dev environment (JOB=ml-dev-env, NODE=0)
 sync-multi-node: setup ## send workspace/ to all of its pods (WATCH=1: and again whenever something changes)
@@ -97,8 +100,8 @@ top: setup ## how a job gets on, now: JOB=name
 build: setup ## build an image with podman, buildah or docker, whichever there is
 	@$(BIN)/lockstep build $(IMAGE) $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(TOOL),--tool $(TOOL)) $(if $(PUSH),--push)
 
-build-openshift: setup ## let OpenShift build it into an ImageStream: NAMESPACE=
-	@$(BIN)/lockstep build $(IMAGE) --openshift $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(NAMESPACE),-n $(NAMESPACE))
+build-openshift: setup ## let OpenShift build it into an ImageStream: NAMESPACE=, CLUSTER=
+	@$(BIN)/lockstep build $(IMAGE) --openshift $(if $(BASE),--base $(BASE)) $(if $(TAG),--tag $(TAG)) $(if $(NAMESPACE),-n $(NAMESPACE)) $(if $(filter command environment,$(origin CLUSTER)),--cluster $(CLUSTER))
 
 ##@ The embedded cluster (a real Kubernetes on this machine, without Docker; root)
 cluster-up: setup ## bring it up or repair it: NODES=2
@@ -117,10 +120,13 @@ test-unit: setup ## seconds, no root
 	@$(PYTEST) -n 2 --dist loadfile tests/unit
 
 test-train: setup ## real ranks over gloo, no root
-	@$(PYTEST) -n 2 tests/train
+	@$(PYTEST) -n 2 tests/train tests/corpus
 
 test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) -n 2 tests/faults
+
+test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take a quarter of an hour; root
+	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/test_corpus.py
 
 soak: cluster-programs ## hundreds of hostile objects on a real API server, and what else takes minutes; by hand
 	@$(PYTEST) -s -m soak tests/faults
@@ -129,7 +135,7 @@ test-operator-faults: cluster-programs ## the operator killed before and after e
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: cluster-programs ## a real API server and real pods; root
-	@$(PYTEST) -n auto -m "not alone" tests/cluster
+	@$(PYTEST) -n auto -m "not alone and not corpus" tests/cluster
 	@$(PYTEST) -m alone tests/cluster
 
 drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root

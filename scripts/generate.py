@@ -24,10 +24,10 @@ HEADER = "# Generated from operator/lockstep/api by scripts/generate.py: change 
 
 def crds() -> dict[Path, str]:
     """Path below the repository's root → text, of every CustomResourceDefinition."""
-    from lockstep.api.crd import cluster_profile_crd, training_job_crd
+    from lockstep.api.crd import training_cluster_crd, training_job_crd
     from lockstep.api.yamltext import dump_yaml
 
-    definitions = (training_job_crd(), cluster_profile_crd())
+    definitions = (training_job_crd(), training_cluster_crd())
     return {
         CRDS / f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml": HEADER + dump_yaml(definition)
         for definition in definitions
@@ -39,7 +39,7 @@ def docs() -> dict[Path, str]:
     from lockstep.api.reference import cluster_file_page, training_job_page
     from lockstep.cli.reference import cli_page
 
-    return {DOCS / "trainingjob.md": training_job_page(), DOCS / "clusterprofile.md": cluster_file_page(), DOCS / "cli.md": cli_page()}
+    return {DOCS / "trainingjob.md": training_job_page(), DOCS / "trainingcluster.md": cluster_file_page(), DOCS / "cli.md": cli_page()}
 
 
 def licenses() -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""Make `.venv`: python3 scripts/setup.py [--extra dev]
+"""Make `.venv`: python3 scripts/setup.py [--extra dev]; or install the editors of the embedded cluster's pods: --extra editors
 
 The third-party packages (6 GB, most of it torch) live in a cache folder keyed by a hash of the lock file and the interpreter, so
 a fresh clone needs a second, not minutes. `.venv` itself is thin: this checkout first, the cached packages after it. Standard
@@ -101,6 +101,23 @@ def thin_venv(target: Path, home: Path) -> None:
             (target / name).symlink_to(source)
 
 
+def publish_editors(cache: Path) -> Path:
+    """JupyterLab and debugpy where pods of the embedded cluster find them: editors/lib/python/site-packages in the volume that they mount.
+
+    The volume is the cache's folder python/. JupyterLab looks for its pages in share/ beside lib/.
+    """
+    home = packages("editors", cache)
+    point(home.parent / "editors", home.name)
+    point(home / "lib" / "python", site_packages(home).parent.name)
+    return home
+
+
+def point(link: Path, target: str) -> None:
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
 def missing() -> str | None:
     """What this interpreter lacks, in one sentence; None when it will do."""
     if sys.version_info < (3, 11):
@@ -113,7 +130,7 @@ def missing() -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--extra", default="dev", choices=["dev", "operator", "train", "cli"], help="which lock file to install (default: dev)"
+        "--extra", default="dev", choices=["dev", "operator", "train", "cli", "editors"], help="which lock file to install (default: dev)"
     )
     extra = parser.parse_args().extra
     if problem := missing():
@@ -123,6 +140,9 @@ def main() -> int:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "setup.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two checkouts may be set up at once
+        if extra == "editors":
+            print(f"setup: pods of the embedded cluster find jupyterlab and debugpy ({publish_editors(cache)})")
+            return 0
         home = packages(extra, cache)
     thin_venv(ROOT / ".venv", home)
     for root in SOURCE_ROOTS:

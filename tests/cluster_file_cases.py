@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.api.clusterkeys import KEYS
 
-# A value that is no default, for every key of the profile; what else a file then must say.
+# A value that is no default, for every key of the cluster; what else a file then must say.
 VALUES: dict[str, Any] = {
     "cluster.platform": "kubernetes", "nodes.gpu_nodes": ["a", "b"], "nodes.selector": {"a": "b"}, "nodes.rack_label": "rack",
     "storage.mode": "volumeClaimTemplates", "storage.class_rwx": "a", "storage.class_rwo": "a", "storage.workspace_size": "1Gi",

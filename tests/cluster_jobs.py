@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,7 +71,7 @@ class Jobs:
             return
 
     def start(self, name: str, script: str = "wait.py", **spec: Any) -> dict[str, Any]:
-        """A job of `script` on two nodes of the `local` profile; `spec` has more fields, or other ones."""
+        """A job of `script` on two nodes of the `local` cluster; `spec` has more fields, or other ones."""
         volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
         given = {"nodes": 2, "script": {"path": f"/scripts/{script}"}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0}}
         return self.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": {**given, **spec}})
@@ -124,6 +125,19 @@ class Jobs:
     def key_of(self, name: str) -> bytes:
         """The key of its agents, 64 hexadecimal digits."""
         return self.secret(self.key_secret(name), "key")
+
+
+@contextmanager
+def cluster_like_local(jobs: Jobs, suffix: str, change: Callable[[dict[str, Any]], object]) -> Iterator[str]:
+    """The name of a TrainingCluster as the embedded cluster's, but for one thing."""
+    kind, name = jobs.kind("TrainingCluster", API), f"{jobs.namespace}-{suffix}"
+    spec = kind.get(name="local").to_dict()["spec"]
+    change(spec)
+    kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec})
+    try:
+        yield name
+    finally:
+        kind.delete(name=name)
 
 
 def prepare(api: dynamic.DynamicClient, namespace: str) -> Jobs:

@@ -6,6 +6,7 @@ No test sees that person's kubeconfig, embedded cluster or checkout state. Tests
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,8 +17,14 @@ from lockstep.cli.paths import STATE
 from lockstep.devcluster.layout import NUMBER
 from own_cluster import GIVEN, NOBODYS
 
+pytest_plugins = ["corpus_score"]
+
 
 def pytest_configure() -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as in a script's background job; what tests start would ignore it, too, and many send it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[STATE] = tempfile.mkdtemp(prefix="lockstep-tests-")
     atexit.register(shutil.rmtree, os.environ[STATE], ignore_errors=True)
     os.environ.pop("KUBECONFIG", None)

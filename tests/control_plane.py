@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.clusterfile import parse_cluster_file
-from lockstep.api.profile import ClusterProfile
 from lockstep.devcluster import binary, controlplane
 from lockstep.devcluster.layout import Layout, cache_root
 from lockstep.devcluster.processes import TIED
@@ -29,7 +29,10 @@ from lockstep.platforms.kubernetes.install import operator_objects
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 180.0
-CONTROLLERS = ("statefulset-controller", "garbage-collector-controller", "namespace-controller", "clusterrole-aggregation-controller")
+CONTROLLERS = (
+    "statefulset-controller", "garbage-collector-controller", "namespace-controller", "clusterrole-aggregation-controller",
+    "job-controller", "ttl-after-finished-controller",
+)  # fmt: skip
 """None that looks after nodes: one that is played stays as it is."""
 LEFT_OUT = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy")
 """Of what deploy-cluster sends: the operator's own pods are a process of the test."""
@@ -43,7 +46,7 @@ AUDIT_POLICY = {
 Objects = Callable[[], list[dict[str, Any]]]
 
 
-def local_profile() -> ClusterProfile:
+def local_profile() -> TrainingCluster:
     return parse_cluster_file((CHECKOUT / "clusters" / "local.yaml").read_text(), "local.yaml").profile
 
 

@@ -21,7 +21,7 @@ class Server:
         self.group = group
 
     def path(self, kind: str, name: str = "") -> str:
-        place = f"namespaces/{self.namespace}/trainingjobs" if kind == "TrainingJob" else "clusterprofiles"
+        place = f"namespaces/{self.namespace}/trainingjobs" if kind == "TrainingJob" else "trainingclusters"
         return f"/apis/{self.group}/{VERSION}/{place}" + (f"/{name}" if name else "")
 
     def send(self, method: str, path: str, body: Any = None, *, form: str = "application/json", accept: str = "application/json") -> Any:

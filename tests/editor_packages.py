@@ -1,20 +1,20 @@
-"""JupyterLab and debugpy for pods of the embedded cluster, whose image lacks them: installed once beside the packages that pods mount."""
+"""JupyterLab and debugpy for pods of the embedded cluster, as `make editors` installs them."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
+from lockstep.cli.target import load
+
 SETUP = Path(__file__).resolve().parent.parent / "scripts/setup.py"
-MOUNTED = "/opt/lockstep"
 
 
 def python_path() -> str:
-    """PYTHONPATH of a pod that has them too. The trainer's image installs the same lock file."""
+    """PYTHONPATH of the pods of cluster `local`, in which they are found then. The trainer's image installs the same lock file."""
     spec = importlib.util.spec_from_file_location("lockstep_setup", SETUP)
     assert spec is not None and spec.loader is not None
     setup = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(setup)
-    home = setup.packages("editors", setup.cache_root())
-    editors = setup.site_packages(Path(MOUNTED) / home.name)
-    return f"{MOUNTED}/code:{editors}:{MOUNTED}/site"
+    setup.publish_editors(setup.cache_root())
+    return next(variable.value for variable in load("local").profile.spec.pod.env if variable.name == "PYTHONPATH")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, cast
 
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
@@ -49,3 +49,7 @@ class FakeCluster:
 
     async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
         self.objects.pop((kind, name), None)
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        for line in ():
+            yield line

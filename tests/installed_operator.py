@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.clusterfile import parse_cluster_file
-from lockstep.api.profile import ClusterProfile
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.layout import default_layout
 from lockstep.devcluster.python_volume import publish_code
@@ -16,7 +16,7 @@ from lockstep.platforms.kubernetes.install import install, operator_objects
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-def local_profile() -> ClusterProfile:
+def local_profile() -> TrainingCluster:
     return parse_cluster_file((CHECKOUT / "clusters" / "local.yaml").read_text(), "local.yaml").profile
 
 
@@ -25,7 +25,7 @@ def local_objects() -> list[Object]:
     return objects_of(local_profile(), BASE, publish_code(default_layout().python_volume).name)
 
 
-def objects_of(profile: ClusterProfile, image: str, revision: str = "") -> list[Object]:
+def objects_of(profile: TrainingCluster, image: str, revision: str = "") -> list[Object]:
     return operator_objects(profile, image, namespace="lockstep", manifests=CHECKOUT / "manifests", revision=revision)
 
 

@@ -139,6 +139,13 @@ def is_suspended(job: PlayedJob) -> bool:
     return job.is_("Suspended") and not job.uids("Pod")
 
 
+def pulling(job: PlayedJob) -> None:
+    """No rank ever runs: the image that spec or cluster names isn't there."""
+    job.image = "right:1"
+    job.create()
+    job.until("an image that can't be pulled", lambda: job.jobs.condition(JOB, "RanksReady").get("reason") == "ImagePullFailed")
+
+
 def ends_as(state: State) -> Callable[[PlayedJob], None]:
     def act(job: PlayedJob) -> None:
         job.state = state
@@ -175,6 +182,7 @@ SCENARIOS = {
         Scenario("suspend", running, lambda job: job.jobs.change(JOB, suspend=True), is_suspended),
         Scenario("resume", suspended, lambda job: job.jobs.change(JOB, suspend=False), PlayedJob.runs),
         Scenario("resize", running, lambda job: job.jobs.change(JOB, nodes=3), is_resized),
+        Scenario("correct", pulling, lambda job: job.jobs.change(JOB, image="right:1"), PlayedJob.runs),
         Scenario("exclude", running, PlayedJob.find_node_one_bad, is_without_node_one),
         Scenario("complete", running, ends_as(State.COMPLETE), is_complete),
         Scenario("fail", running, ends_as(State.FAILED), is_failed),

@@ -56,6 +56,10 @@ CHILDREN = (
 RUNS = {"phase": "Running", "containerStatuses": [
     {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "ready": True, "restartCount": 0, "image": "i", "imageID": "i"}
 ]}  # fmt: skip
+PULLS = {"phase": "Pending", "containerStatuses": [
+    {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}, "ready": False, "restartCount": 0,
+     "image": "i", "imageID": ""}
+]}  # fmt: skip
 
 
 @dataclass
@@ -76,6 +80,8 @@ class PlayedJob:
     preflight: PreflightReport | None = None
     nodes: int = 2
     report_url: str = REPORT_URL
+    image: str = ""
+    """The kubelets can pull no other; empty: all."""
     lost: int | None = None
     """A node that node 0 hears nothing of."""
     _reported: float = 0.0
@@ -142,7 +148,9 @@ class PlayedJob:
         """Saving takes until status says so: what is told of a stop doesn't depend on who is faster."""
         job = self.jobs.job(JOB)
         conditions = (job.get("status") or {}).get("conditions", [])
-        return not job or any(c["type"] == "Progressing" and c["reason"] in ("Stopping", "Resizing", "NodeExcluded") for c in conditions)
+        return not job or any(
+            c["type"] == "Progressing" and c["reason"] in ("Stopping", "Resizing", "NodeExcluded", "StartReplaced") for c in conditions
+        )
 
     @property
     def is_over(self) -> bool:
@@ -159,11 +167,14 @@ class PlayedJob:
         core, name, namespace = client.CoreV1Api(self.jobs.api.client), pod["metadata"]["name"], self.jobs.namespace
         target = {"apiVersion": "v1", "kind": "Node", "name": _node_for(pod)}
         try:
+            if _ends(pod) and self.image and not self._is_known_to_stop():
+                return  # as with a gang's pods: what is told doesn't depend on who is faster
             if _ends(pod):
                 core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
             elif not pod["spec"].get("nodeName"):
                 core.create_namespaced_pod_binding(name, namespace, {"metadata": {"name": name}, "target": target}, _preload_content=False)
-                core.patch_namespaced_pod_status(name, namespace, {"status": RUNS})
+                can_pull = self.image in ("", pod["spec"]["containers"][0]["image"])
+                core.patch_namespaced_pod_status(name, namespace, {"status": RUNS if can_pull else PULLS})
         except ApiException as error:
             if error.status not in (404, 409):  # gone, or bound already
                 raise

@@ -32,7 +32,7 @@ def main() -> int:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same first weights on every rank
     model = make_model()
-    done = load(model, options.checkpoint)
+    done = 0 if options.fresh else load(model, options.checkpoint)
     settings = json.loads(options.deepspeed_config.read_text())
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.pop("learning_rate", 1e-3))
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), optimizer=optimizer, config=settings)
@@ -43,6 +43,11 @@ def main() -> int:
     if rank == 0:
         print(f"{world_size} ranks over {dist.get_backend()}, {steps} steps" + (f", from step {done}" if done else ""), flush=True)
     report = Report()
+    if done >= steps and rank == 0:
+        print(
+            f"Nothing is left to do: {options.checkpoint} is of step {done} of {steps}; --fresh trains anew, more --epochs train on",
+            flush=True,
+        )
     for epoch in range(seen // len(loader), options.epochs):
         sampler.set_epoch(epoch)
         for number, (tokens,) in enumerate(loader, epoch * len(loader)):
@@ -170,6 +175,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--deepspeed_config", type=Path, default=Path(__file__).with_name("ds_config.json"))
+    parser.add_argument("--fresh", action="store_true", help="train anew, whatever was saved")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/train_multi_node.safetensors"))
     return parser.parse_args()
 

@@ -158,7 +158,7 @@ async def prepared(cluster: Cluster) -> AsyncIterator[list[str]]:
 
 
 def job_of(name: str, namespace: str, **spec: Any) -> Object:
-    given = {"clusterProfileName": "local", "nodes": NODES, "script": {"path": "/scripts/x.py"}, "podTemplate": {"schedulerName": "played"}}
+    given = {"cluster": "local", "nodes": NODES, "script": {"path": "/scripts/x.py"}, "podTemplate": {"schedulerName": "played"}}
     return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": {"name": name, "namespace": namespace}, "spec": {**given, **spec}}
 
 

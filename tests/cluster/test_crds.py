@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubernetes import client, dynamic
 from pydantic import ValidationError
 
-from crd_rule_cases import CASES, WrittenRule, job, profile, training, written_rules
+from crd_rule_cases import CASES, NUMBERS, WrittenRule, job, profile, training, written_rules
 from crd_server import Server, stored, told
 from golden.plan_strategies import jobs, profiles
-from lockstep.api.crd import cluster_profile_crd, training_job_crd
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.crd import training_cluster_crd, training_job_crd
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP
-from lockstep.api.profile import ClusterProfile
+from lockstep.api.yamlnodes import plain_value
 
-CRDS = [training_job_crd(), cluster_profile_crd()]
+CRDS = [training_job_crd(), training_cluster_crd()]
 RULES = pytest.mark.parametrize("rule", list(CASES), ids=lambda rule: rule.message[:40])
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
@@ -95,6 +97,68 @@ def test_what_breaks_a_rule_is_refused_with_its_message(server: Server, rule: Wr
     assert (field, message.split(": ", 2)[2]) == (case.field or "<nil>", rule.message)
 
 
+@pytest.mark.parametrize(("section", "field", "valid", "wrong"), NUMBERS)
+def test_a_number_may_be_text_and_is_bounded_in_both_forms(
+    server: Server, section: str, field: str, valid: list[Any], wrong: list[Any]
+) -> None:
+    for value in valid:
+        assert stored(server.create(training(**{section: {field: value}})))["spec"]["training"][section][field] == value
+    for value in wrong:
+        assert server.create(training(**{section: {field: value}}))["kind"] == "Status", value
+
+
+def test_a_dropout_that_target_parameters_exclude_is_refused_in_both_forms(server: Server) -> None:
+    lora = {"targetParameters": ["mlp.experts.gate_up_proj"]}
+    for zero in (0, 0.0, "0", "0.0"):
+        stored(server.create(training(lora={**lora, "dropout": zero})))
+    for dropout in (0.1, "0.1", 1):
+        assert server.create(training(lora={**lora, "dropout": dropout}))["reason"] == "Invalid", dropout
+
+
+AWKWARD = [
+    "y", "Y", "n", "N", "yes", "Yes", "YES", "yEs", "no", "on", "On", "off", "OFF", "true", "True", "tRue", "null", "Null", "nULL", "~", "1e-4", "1E5", "08", "010",
+    "-010", "0o17", "0O7", "0o8", "1:30", "1_000", "1_", "_1", "2020-01-01", "2001-12-14t21:59:43.10-05:00", "+1", "-0", ".5", "+.5", "5.", "1_0.5", ".5_0", "0x_1",
+    "0xG", "0b11", "-0b1", "0b2", "1e", "=", ".", "1e400", "9223372036854775808", "-9223372036854775809", "18446744073709551616", "1.0", "0.30000000000000004",
+]  # fmt: skip
+SCALARS = st.text(st.sampled_from("+-.012789eExXoObB_yYnN:"), min_size=1, max_size=7).filter(
+    lambda text: text[0] not in "-:" or text[1:2].strip(":-")
+)
+
+
+def read_by_the_api_server(server: Server, scalars: list[str]) -> list[Any]:
+    """What stands in an object that is sent as YAML text, as kubectl reads it."""
+    lines = "\n".join(f"      k{number}: {text}" for number, text in enumerate(scalars))
+    body = (
+        f"apiVersion: {server.group}/v1alpha1\nkind: TrainingJob\nmetadata: {{name: yaml}}\nspec:\n  training:\n    model: {{name: /m}}\n"
+        f"    data: {{path: /d}}\n    deepspeed:\n{lines}\n"
+    )
+    reply = stored(server.send("POST", f"{server.path('TrainingJob')}?dryRun=All", body, form="application/yaml"))
+    settings = reply["spec"]["training"]["deepspeed"]
+    values = [settings.get(f"k{number}") for number in range(len(scalars))]
+    return [float(value) if isinstance(value, int) and abs(value) >= 2**63 else value for value in values]
+
+
+def readable(text: str) -> bool:
+    """Whether PyYAML takes it for one scalar without quotes, and it is a number that JSON has."""
+    try:
+        found = list(yaml.parse(f"k: {text}"))[4]
+        return isinstance(found, yaml.ScalarEvent) and found.value == text and (plain_value(text), True)[1]
+    except (yaml.YAMLError, ValueError, IndexError):
+        return False
+
+
+def test_words_and_numbers_without_quotes_are_read_as_the_api_server_reads_them(server: Server) -> None:
+    assert dict(zip(AWKWARD, map(plain_value, AWKWARD), strict=True)) == dict(
+        zip(AWKWARD, read_by_the_api_server(server, AWKWARD), strict=True)
+    )
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SCALARS.filter(readable), min_size=20, max_size=60))
+def test_any_scalar_is_read_as_the_api_server_reads_it(server: Server, scalars: list[str]) -> None:
+    assert [(text, plain_value(text)) for text in scalars] == list(zip(scalars, read_by_the_api_server(server, scalars), strict=True))
+
+
 def test_a_job_shows_its_defaults(server: Server) -> None:
     spec = stored(server.create(training()))["spec"]
     assert spec == {
@@ -138,7 +202,7 @@ def test_a_job_shows_its_defaults(server: Server) -> None:
                 "offload": "None",
                 "nonFinite": "Stop",
                 "gradientCheckpointing": False,
-                "maxGradientNorm": "1.0",
+                "maxGradientNorm": "1",
                 "weightDecay": "0",
             },
             "checkpoint": {
@@ -156,7 +220,7 @@ def test_a_job_shows_its_defaults(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "item", [training(evaluation={}), training(), job(), profile()], ids=["evaluation", "training", "script", "profile"]
+    "item", [training(evaluation={}), training(), job(), profile()], ids=["evaluation", "training", "script", "cluster"]
 )
 def test_defaults_of_the_api_server_are_those_of_the_models(server: Server, item: dict[str, Any]) -> None:
     model = MODELS[item["kind"]]
@@ -196,7 +260,7 @@ PLACES = {
     "network": lambda text: profile(network={"rdma": {"enabled": True, "memlock": "Unlimited", "rails": [{"network": text}]}}),
     "exclusion": lambda text: profile(network={"tcp": {"interfaceExclude": text}}),
 }
-MODELS = {"TrainingJob": TrainingJob, "ClusterProfile": ClusterProfile}
+MODELS = {"TrainingJob": TrainingJob, "TrainingCluster": TrainingCluster}
 TEXTS = st.one_of(
     st.text(st.sampled_from("aZ09-._/ :e\nGim€"), max_size=6),
     st.sampled_from(["Auto", "/a\nb", "1Gi", "2e-4", "a.b/c", "A_B", "a\n", "x" * 64]),
@@ -217,7 +281,7 @@ def test_models_and_api_server_accept_the_same_text(server: Server, place: str, 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(jobs() | profiles())
-def test_what_the_models_accept_the_api_server_accepts_and_gives_back(server: Server, item: TrainingJob | ClusterProfile) -> None:
+def test_what_the_models_accept_the_api_server_accepts_and_gives_back(server: Server, item: TrainingJob | TrainingCluster) -> None:
     written = item.to_dict()
     written["metadata"] = {"name": item.metadata.name}  # the rest of metadata is the API server's to judge
     reply = stored(server.create(written))
@@ -230,7 +294,7 @@ def test_the_columns_show_what_a_person_looks_for(server: Server) -> None:
         "ranks": {"desired": 8, "ready": 7},
         "trainer": {"step": 12, "progressPercentage": 10},
         "restarts": 1,
-        "profile": {"name": "barcelona", "hash": "h", "transport": "RDMA"},
+        "cluster": {"name": "barcelona", "hash": "h", "transport": "RDMA"},
         "checkpoint": {"lastCommittedStep": 10, "lastCommitTime": "2026-01-01T00:00:00Z"},
         "conditions": [condition("Accepted", "SpecValid"), condition("Progressing", "Step")],
     }
@@ -244,7 +308,7 @@ def test_the_columns_show_what_a_person_looks_for(server: Server) -> None:
     assert age[1].endswith("s")
     assert columns == {
         "Name": (0, "x"), "Ready": (0, 7), "Step": (0, 12), "Progress": (0, 10), "Restarts": (0, 1), "Reason": (0, "Step"),
-        "Profile": (1, "barcelona"), "Fabric": (1, "RDMA"), "Checkpoint": (1, 10),
+        "Cluster": (1, "barcelona"), "Fabric": (1, "RDMA"), "Checkpoint": (1, 10),
     }  # fmt: skip
 
 
@@ -300,5 +364,5 @@ def test_kubectl_explain_says_what_a_field_is(installed: Server, fresh: Kubectl)
 
 
 def test_kubectl_knows_the_short_names(installed: Server, fresh: Kubectl) -> None:
-    found = [fresh("get", name, "-n", installed.namespace, "--ignore-not-found") for name in ("tj", "cprof")]
+    found = [fresh("get", name, "-n", installed.namespace, "--ignore-not-found") for name in ("tj", "tc")]
     assert [(done.returncode, "doesn't have a resource type" in done.stderr) for done in found] == [(0, False)] * 2

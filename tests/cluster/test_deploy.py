@@ -60,7 +60,7 @@ def own_file(namespace: str, tmp_path: Path) -> Path:
 def cluster_file(own_file: Path, kubectl: Kubectl) -> Iterator[Path]:
     """It is deployed for the whole cluster; `local` is deployed again afterwards."""
     yield own_file
-    kubectl("delete", "clusterprofile", "mine", "--ignore-not-found")
+    kubectl("delete", "trainingcluster", "mine", "--ignore-not-found")
     lockstep("deploy", "local", "--no-dev")
 
 
@@ -133,12 +133,13 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
 
 def test_a_diff_tells_what_a_deployment_would_change_and_a_rollback_takes_it_back(kubectl: Kubectl) -> None:
     def mode() -> str:
-        return kubectl("get", "clusterprofile", "local", "-o", "jsonpath={.spec.network.mode}").stdout
+        return kubectl("get", "trainingcluster", "local", "-o", "jsonpath={.spec.network.mode}").stdout
 
     assert lockstep("deploy", "local", "--no-dev", "--mode", "auto")[0] == 0
-    assert lockstep("deploy", "local", "--no-dev", "--mode", "auto", "--diff")[:2] == (0, "")
+    code, told, _ = lockstep("deploy", "local", "--no-dev", "--mode", "auto", "--diff")
+    assert code == 0 and told.startswith("nothing would change: ")
     code, said, _ = lockstep("deploy", "local", "--no-dev", "--mode", "tcp", "--diff")
-    assert (code, said) == (1, '~ ClusterProfile local\n    spec.network.mode: "Auto" → "TCP"\n')
+    assert (code, said) == (1, '~ TrainingCluster local\n    spec.network.mode: "Auto" → "TCP"\n')
     assert mode() == "Auto"
     assert lockstep("deploy", "local", "--no-dev", "--mode", "tcp")[0] == 0
     assert mode() == "TCP"

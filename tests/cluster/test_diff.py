@@ -22,8 +22,8 @@ from lockstep.plan.resolve import PlatformDefaults, resolve
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 DIFF = "import typer; from lockstep.cli.diff import diff; app = typer.Typer(); app.command()(diff); app()"
-# Suspended, of a profile that no cluster has: no operator starts it, whichever may be there.
-SPEC = {"clusterProfileName": "lockstep-test-none", "suspend": True, "script": {"path": "a.py"}, "restart": {"maxRestarts": 2}}
+# Suspended, of a TrainingCluster that doesn't exist: no operator starts it, whichever may be there.
+SPEC = {"cluster": "lockstep-test-none", "suspend": True, "script": {"path": "a.py"}, "restart": {"maxRestarts": 2}}
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def interrupted_at(command: list[str], marker: str) -> int:
 
 
 @pytest.mark.usefixtures("no_demo")
-def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_was_learnt(lockstep: list[str]) -> None:
+def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_was_learnt(lockstep: list[str], kubectl: Kubectl) -> None:
     assert interrupted_at([*lockstep, "quickstart"], "Step 3/") == 130
     done = run([*lockstep, "quickstart"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,13 +70,15 @@ def test_a_quickstart_after_an_interrupted_one_trains_to_the_end_and_shows_what_
     assert len(samples) == 2
     assert samples["Without adapter"] != samples["With adapter"]
     assert "kubectl get tj -n lockstep" in done.stdout
+    applied = kubectl("apply", "-n", "lockstep", "-f", SAMPLE)
+    assert (applied.returncode, applied.stderr) == (0, ""), "kubectl warns of what it hasn't applied itself"
 
 
 @pytest.mark.usefixtures("no_demo")
 def test_deploy_apply_logs_status_and_uninstall_read_well(lockstep: list[str], kubectl: Kubectl) -> None:
     deployed = run([*lockstep, "deploy", "local", "--mode", "tcp", "--no-dev"])
     assert deployed.returncode == 0, deployed.stderr
-    assert "\nReady. Next:\n  kubectl apply -n lockstep -f manifests/samples/trainingjob.yaml" in deployed.stdout
+    assert "\nReady. Next:\n  lockstep init job first --cluster local -o first.yaml" in deployed.stdout
     job = yaml.safe_load((CHECKOUT / SAMPLE).read_text())
     job["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"  # an earlier run of the demo is complete
     applied = kubectl("apply", "-n", "lockstep", "-f", "-", input=dump_yaml(job))
@@ -116,9 +118,7 @@ def test_a_job_that_is_not_there_is_an_error_that_says_how_to_look(lockstep: lis
     assert run([*lockstep, "deploy", "local", "--no-dev"]).returncode == 0
     done = run([*lockstep, "logs", "nothing"])
     assert done.returncode == 2
-    assert (
-        done.stderr == "lockstep: there is no TrainingJob nothing in namespace lockstep: there is none at all; -n names another namespace\n"
-    )
+    assert done.stderr == "lockstep: there is no TrainingJob nothing in namespace lockstep: it has none; -n names another namespace\n"
 
 
 def test_the_wrong_cluster_is_refused_before_anything_is_sent(lockstep: list[str]) -> None:

@@ -14,8 +14,8 @@ from kubernetes import client, config, watch
 from golden.plan_cases import CASES, CONTEXT, HOSTILE, Case, expanded, job, pod_of, profile, trainer_of
 from golden.plan_cases import cluster as profile_of
 from golden.plan_strategies import jobs, profiles
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.yamltext import dump_yaml
 from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.objects import render
@@ -75,7 +75,7 @@ def test_golden_objects_are_accepted_and_then_need_no_change(server: DryRun, cas
 # No shrinking: it would send thousands of requests.
 @settings(max_examples=30, deadline=None, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(some_job=jobs(), some_profile=profiles())
-def test_whatever_is_valid_is_accepted(server: DryRun, some_job: TrainingJob, some_profile: ClusterProfile) -> None:
+def test_whatever_is_valid_is_accepted(server: DryRun, some_job: TrainingJob, some_profile: TrainingCluster) -> None:
     try:
         resolved = resolve(some_job, some_profile, PlatformDefaults(image="trainer:1"))
     except Refused:

@@ -189,7 +189,7 @@ def test_a_cluster_of_one_s_own_is_described_and_planned(page: Page) -> None:
     finally:
         own.unlink(missing_ok=True)
     found = {(item["kind"], item["metadata"]["name"]): item for item in objects}
-    assert found["ClusterProfile", "my-cluster"]["spec"]["network"]["rdma"]["devices"] == ["mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"]
+    assert found["TrainingCluster", "my-cluster"]["spec"]["network"]["rdma"]["devices"] == ["mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"]
     assert found["TrainingJob", "ml-dev-env"]["metadata"]["namespace"] == "nccl-test"
 
 

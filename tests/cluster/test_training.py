@@ -198,8 +198,8 @@ def test_text_is_written_with_and_without_the_adapter_and_its_pod_is_gone_afterw
     told = lockstep(jobs, "generate", trained, "The value of", "--max-tokens", "8", "--base")
     assert told.returncode == 0, told.stderr
     nothing, base, adapted = told.stdout.split("--- ")
-    assert nothing == "" and base.startswith(f"{TRAINING['model']['name']}\nThe value of ")
-    assert adapted.startswith(f"/workspace/runs/{trained}/adapter\nThe value of ")
+    assert nothing == "" and base.startswith(f"{TRAINING['model']['name']}\nThe value of")
+    assert adapted.startswith(f"/workspace/runs/{trained}/adapter\nThe value of")
     assert readers(jobs) == []
 
 
@@ -216,7 +216,7 @@ def test_everything_that_training_imports_in_a_pod_is_compiled(jobs: Jobs, files
 
 
 def test_a_job_runs_where_python_is_there_but_lockstep_is_not(jobs: Jobs) -> None:
-    """PYTHONPATH of the profile is emptied: the image's own Python has nothing but its standard library."""
+    """PYTHONPATH of the cluster is emptied: the image's own Python has nothing but its standard library."""
     script = "import importlib.util, sys\nsys.exit(sum(importlib.util.find_spec(n) is not None for n in ('lockstep', 'lockstep_gang', 'torch')))\n"
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "bare"}, "data": {"bare.py": script}})
     volume = {"name": "bare", "mountPath": "/bare", "configMap": {"name": "bare"}}

@@ -268,7 +268,7 @@ def test_hundreds_of_them_take_little_memory_too(rig: Rig, hostile: Jobs) -> Non
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_thousands_of_jobs_with_names_that_people_make_up_leave_no_memory_and_no_series(rig: Rig, hostile: Jobs) -> None:
-    """Each names another profile, is seen by the operator and is deleted again."""
+    """Each names another cluster, is seen by the operator and is deleted again."""
     make_and_delete(rig, hostile, 1000, "first")
     before, (series, _) = memory_bytes(rig), scrape(rig)
     began = time.monotonic()
@@ -294,7 +294,7 @@ def make_and_delete(rig: Rig, jobs: Jobs, count: int, prefix: str, at_once: int 
 
 
 def unprofiled(name: str) -> dict[str, Any]:
-    return training_job(name, script={"path": "/x.py"}, clusterProfileName=f"profile-of-{name}")
+    return training_job(name, script={"path": "/x.py"}, cluster=f"cluster-of-{name}")
 
 
 def memory_bytes(rig: Rig) -> int:

@@ -75,12 +75,12 @@ def test_an_admin_of_one_namespace_can_t_stop_the_operator_for_the_others(tmp_pa
 
 
 def test_installed_in_a_single_namespace(tmp_path: Path) -> None:
-    """It has Roles there and nothing else, sees neither Nodes nor profiles, and its jobs live all the same."""
+    """It has Roles there and nothing else, sees neither Nodes nor clusters, and its jobs live all the same."""
     objects = sent(Scope(("lockstep",), own=True))
     profile = tmp_path / PROFILE_KEY
     profile.write_text(next(item["data"][PROFILE_KEY] for item in objects if PROFILE_KEY in item.get("data", {})))
     settings = {
-        "LOCKSTEP_NAMESPACE": "lockstep", "LOCKSTEP_NAMESPACES": "lockstep", "LOCKSTEP_PROFILE": str(profile),
+        "LOCKSTEP_NAMESPACE": "lockstep", "LOCKSTEP_NAMESPACES": "lockstep", "LOCKSTEP_CLUSTER": str(profile),
         "LOCKSTEP_REPORT_URL": report_url("lockstep"),
     }  # fmt: skip
     with rig_in(tmp_path, lambda: objects, "lockstep", **settings) as rig:

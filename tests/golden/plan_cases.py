@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.clusterfile import parse_cluster_file
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.yamltext import dump_all_yaml
 from lockstep.plan.objects import RenderContext, render
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
@@ -68,7 +68,7 @@ CASES = [
 ]
 
 
-def cluster(name: str) -> ClusterProfile:
+def cluster(name: str) -> TrainingCluster:
     path = CHECKOUT / "clusters" / f"{name}.yaml"
     return parse_cluster_file(path.read_text(encoding="utf-8"), str(path)).profile
 
@@ -80,11 +80,11 @@ def job(*, name: str = "x", **spec: Any) -> TrainingJob:
     return TrainingJob.model_validate({"metadata": {"name": name}, "spec": spec})
 
 
-def profile(**spec: Any) -> ClusterProfile:
-    return ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"image": "trainer:1"} | spec})
+def profile(**spec: Any) -> TrainingCluster:
+    return TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {"image": "trainer:1"} | spec})
 
 
-def rdma_profile(*, spec: dict[str, Any] | None = None, **rdma: Any) -> ClusterProfile:
+def rdma_profile(*, spec: dict[str, Any] | None = None, **rdma: Any) -> TrainingCluster:
     given = {"network": {"rdma": {"enabled": True} | rdma}, "security": {"ipcLock": True}, "gpus": {"perNode": 4}}
     return profile(**(given | (spec or {})))
 

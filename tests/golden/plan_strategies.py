@@ -1,4 +1,4 @@
-"""Any valid job and any valid profile, drawn from the models themselves: every field, bound and pattern that they state."""
+"""Any valid job and any valid cluster, drawn from the models themselves: every field, bound and pattern that they state."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from golden.plan_cases import HOSTILE
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob, TrainingJobSpec
 from lockstep.api.model import Model
 from lockstep.api.podtemplate import ExtraVolume, Toleration
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import VariableSet, VariableSource
 
 LONGEST = 3  # items of a list, so that examples stay readable
@@ -48,8 +48,8 @@ def jobs() -> SearchStrategy[TrainingJob]:
     return _models(TrainingJob)
 
 
-def profiles() -> SearchStrategy[ClusterProfile]:
-    return _models(ClusterProfile)
+def profiles() -> SearchStrategy[TrainingCluster]:
+    return _models(TrainingCluster)
 
 
 def _models(kind: type[Any]) -> SearchStrategy[Any]:

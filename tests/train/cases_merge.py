@@ -19,6 +19,7 @@ from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.checkpoint.layout import MANIFEST, shard_file
 from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, encode
 from lockstep_train.config import TrainingConfig
+from lockstep_train.model.base_files import hash_base
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.load import base_digest, quiet_transformers
 from lockstep_train.model.trained import describe_trained, make_trainable
@@ -62,7 +63,7 @@ def commit_state(folder: Path, values: dict[str, torch.Tensor], training: Traini
         zero_stage="Stage2",
         precision=training.precision.value,
         base_model=str(base),
-        identity=Identity(base=base_digest(base), parameters="", dataset="", seed=1, global_batch_size=1),
+        identity=Identity(base=base_digest(base), parameters="", dataset="", seed=1, global_batch_size=1, base_files=hash_base(base)),
         samples_consumed=7,
         optimizer_step=7,
         eval_loss_before=None,

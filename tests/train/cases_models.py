@@ -198,7 +198,7 @@ def train_variant(folder: Path, stage: str, name: str, variant: dict[str, Any], 
     masters = {item: value.cpu().clone() for item, value in zero_access.gather_masters(engine)}
     if ranks.first and trained["config"] is not None:
         output = folder / f"{name}-{stage}-{ranks.world_size}"
-        write_adapter(output, masters, trained, variant.get("precision", "FP32"))
+        write_adapter(output, masters, trained, variant.get("precision", "FP32"), {})
         result["names"] = trained["names"]
     dist.barrier()
     engine.destroy()

@@ -12,7 +12,7 @@ from typing import Any
 SCRIPT = Path(__file__).resolve().parents[2] / "workspace" / "train_multi_node.py"
 
 
-def sample_script(checkpoint: str, epochs: int, stop_at: int | None = None) -> int:
+def sample_script(checkpoint: str, epochs: int, stop_at: int | None = None, fresh: bool = False) -> int:
     """Its `main`. `stop_at`: rank 0 gets a SIGTERM when it tells this step, as the agent of one node would send it."""
     names: dict[str, Any] = runpy.run_path(str(SCRIPT))
     main = names["main"]
@@ -23,5 +23,14 @@ def sample_script(checkpoint: str, epochs: int, stop_at: int | None = None) -> i
                 os.kill(os.getpid(), signal.SIGTERM)
 
     main.__globals__["Report"] = Stopping
-    sys.argv = ["train_multi_node.py", "--samples", "128", "--epochs", str(epochs), "--checkpoint", checkpoint]
+    sys.argv = [
+        "train_multi_node.py",
+        "--samples",
+        "128",
+        "--epochs",
+        str(epochs),
+        "--checkpoint",
+        checkpoint,
+        *(["--fresh"] if fresh else []),
+    ]
     return int(main())

@@ -19,7 +19,7 @@ from side_by_side import Parts, file_of, longest_first
 
 LONGEST = (
     "test_save", "test_models", "test_freeze", "test_resume", "test_run_local", "test_volumes", "test_quickstart_local", "test_startup",
-    "test_training", "test_instruction_sets", "test_engine", "test_demo", "test_model_runs", "test_checkpoint", "test_preflight", "test_hugging_face_script",
+    "test_training", "test_instruction_sets", "test_engine", "test_demo", "test_model_runs", "test_own_scripts", "test_checkpoint", "test_preflight", "test_hugging_face_script",
 )  # fmt: skip
 WORDS = [
     "the",

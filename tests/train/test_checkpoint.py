@@ -104,9 +104,9 @@ def test_a_full_disk_costs_a_commit_and_not_the_run(ranks: ForkServer, run_file:
     """But the commit of the last step: without it the run would end as if it were saved."""
     ended = ranks.run("fail_writing", [run_file("full")] * 2, arguments={"steps": [2, 6], "rank": 1})
     assert ended.codes == [1, 1], ended.output
-    assert all("TrainerError: step 6 could not be saved: rank 1: " in output for output in ended.outputs), ended.output
+    assert all("TrainerError: step 6 could not be saved: rank 1 on node 0: " in output for output in ended.outputs), ended.output
     assert not (tmp_path / "full/adapter").exists()
-    assert "CHECKPOINT step 2 FAILED: rank 1: " in ended.outputs[0]
+    assert "CHECKPOINT step 2 FAILED: rank 1 on node 0: " in ended.outputs[0]
     assert "No space left on device" in ended.outputs[0]
     assert not (tmp_path / "full/checkpoints/step-2.a1/manifest.json").exists()
     assert (tmp_path / "full/checkpoints/step-4.a1/manifest.json").exists()

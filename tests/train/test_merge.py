@@ -71,7 +71,7 @@ def test_another_base_model_is_refused(results: Outcomes, folder: Path, tmp_path
         adapter.app, ["merge", str(commit), "--output", str(tmp_path / "out"), "--base", str(folder / "tied-and-untouched/base")]
     )
     assert merged.exit_code == 2
-    assert "is not the model that step 7 was trained on" in merged.stderr
+    assert "is not the base model that step 7 was trained on: config.json had SHA-256 " in merged.stderr
     assert not (tmp_path / "out").exists()
 
 

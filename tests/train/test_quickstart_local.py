@@ -21,3 +21,4 @@ def test_quickstart_without_a_cluster_trains_and_shows_what_was_learnt() -> None
     assert Path(adapter[1], "adapter_model.safetensors").is_file()
     assert {line.split(":")[0] for line in done.stdout.splitlines() if "adapter: " in line} >= {"Without adapter", "With adapter"}
     assert "sudo make quickstart" in done.stdout
+    assert "Failed to load" not in done.stdout + done.stderr

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rank_harness import ForkServer, RunFile
 
-from lockstep_train.checkpoint.manifest import Manifest, decode
+from lockstep_train import generate
+from lockstep_train.checkpoint.manifest import Manifest, decode, encode
+from lockstep_train.errors import ConfigError
+from lockstep_train.export import export
+from lockstep_train.merge import merge
 from rounding import SAME_LOSS, same_rounding_tolerance
 
 
@@ -233,17 +239,80 @@ def test_a_commit_of_another_run_is_refused_by_naming_the_difference(
     assert named in ended.output
 
 
-def test_a_commit_of_another_base_model_is_refused(
-    ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path], model: Path
-) -> None:
-    commit = saved_commit(ranks, run_file, saved, tmp_path, "Stage2")
-    other = shutil.copytree(model, tmp_path / "other-model")
-    weights = bytearray((other / "model.safetensors").read_bytes())
-    weights[-4:] = b"\x00\x00\x40\x40"  # one weight becomes 3.0
-    (other / "model.safetensors").write_bytes(weights)
-    ended = ranks.run("main", [run_file("other", model={"name": str(other)}, checkpoint={"resumeFrom": str(commit)})])
+def test_a_commit_of_another_base_model_is_refused(ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path) -> None:
+    """4,000 bytes in the middle of a file were changed between attempts, with the time of change put back; merge and others know the right one."""
+    base = shutil.copytree(model, tmp_path / "base")
+    path = run_file("run", model={"name": str(base)}, optimization={"maxSteps": 4})
+    assert ranks.run("main", [path] * 2).codes == [0, 0]
+    weights = base / "model.safetensors"
+    times, content = weights.stat(), bytearray(weights.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 4000] = bytes(byte ^ 0x11 for byte in content[middle : middle + 4000])
+    weights.write_bytes(content)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    path = run_file("run", model={"name": str(base)})
+    ended = ranks.run("main", [path] * 2)
+    assert ended.codes == [78, 78]
+    assert (
+        f"{base} is not the base model that {tmp_path}/run/checkpoints/step-4.a1 was trained on: model.safetensors had SHA-256 "
+        in ended.output
+    )
+    assert "or set training.checkpoint.resumeFrom to None to train anew on these" in ended.output
+    with pytest.raises(ConfigError, match=r"is not the base model that step 4 was trained on: model\.safetensors had"):
+        merge([tmp_path / "run"], tmp_path / "merged")
+    with pytest.raises(ConfigError, match=r"is not the base model that the adapter .* was trained on: model\.safetensors had"):
+        generate.load(base, tmp_path / "run/adapter")
+    export([tmp_path / "run"], tmp_path / "exported")
+    assert (tmp_path / "exported/base_files.json").read_bytes() == (tmp_path / "run/adapter/base_files.json").read_bytes()
+    started = run_file("second", model={"name": str(base)}, lora={"initFrom": str(tmp_path / "run/adapter")})
+    ended = ranks.run("main", [started])
     assert ended.codes == [78]
-    assert "the base model is" in ended.output
+    assert f"training.lora.initFrom {tmp_path}/run/adapter was trained on: model.safetensors had SHA-256 " in ended.output
+
+
+def test_a_node_with_another_base_model_is_named(ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path) -> None:
+    other = shutil.copytree(model, tmp_path / "other")
+    with (other / "model.safetensors").open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\x00\x00\x40\x40")  # one weight becomes 3.0
+    runs = [run_file(f"node-{node}", model={"name": str(folder)}) for node, folder in enumerate((model, other))]
+    ended = ranks.run("main", runs, nodes=2)
+    assert ended.codes == [78, 78]
+    assert f"the base model {model} is not the same on all nodes: model.safetensors has SHA-256 " in ended.output
+    assert " on node 1; copy the same files to all of them" in ended.output
+
+
+def test_a_commit_from_before_hashes_is_compared_by_what_it_recorded(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path]
+) -> None:
+    commit = shutil.copytree(saved_commit(ranks, run_file, saved, tmp_path, "Stage2"), tmp_path / "old/checkpoints/step-2.a1")
+    old = manifest(commit)
+    old = replace(old, identity=replace(old.identity, base_files={}, data_files={}))
+    (commit / "manifest.json").write_bytes(encode(old))
+    settings: dict[str, Any] = {"checkpoint": {"resumeFrom": str(commit)}, "optimization": {"maxSteps": 4}}
+    assert ranks.run("main", [run_file("goes-on", **settings)]).codes == [0]
+    assert manifest(tmp_path / "goes-on/checkpoints/step-4.a1").identity.base_files
+    (commit / "manifest.json").write_bytes(encode(replace(old, identity=replace(old.identity, base="0" * 64))))
+    ended = ranks.run("main", [run_file("refused", **settings)])
+    assert ended.codes == [78]
+    assert "the base model is 000000000000, not " in ended.output
+
+
+def test_weights_that_are_no_numbers_are_named_and_not_the_learning_rate(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(model, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    name = next(name for name in weights if "up_proj" in name)
+    weights[name][3, 3] = float("nan")
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    for stage in ("Stage2", "Stage3"):
+        ended = ranks.run("main", [run_file(f"run-{stage}", model={"name": str(broken)}, zeroStage=stage, evaluation=None)] * 2)
+        assert ended.codes == [78, 78], ended.output
+        assert "the base model is at fault: its weight " in ended.output
+        assert f"holds NaN or infinite values; put the right files into {broken}" in ended.output
 
 
 def test_an_attempt_that_is_not_newer_is_refused(ranks: ForkServer, run_file: RunFile) -> None:
@@ -254,6 +323,20 @@ def test_an_attempt_that_is_not_newer_is_refused(ranks: ForkServer, run_file: Ru
     assert "attempt 2 of this job is not newer than attempt 2" in ended.output
 
 
+def test_a_second_job_of_a_finished_run_says_that_nothing_is_left_and_how_to_train_anew(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path
+) -> None:
+    run = {"optimization": {"maxSteps": 2}}
+    assert ranks.run("main", [run_file("done", uid="uid-1", **run)], LOCKSTEP_ATTEMPT="1").codes == [0]
+    told = "othing was left to do: step 2 of 2 is in "
+    again = ranks.run("main", [run_file("done", uid="uid-2", **run)], LOCKSTEP_ATTEMPT="1")
+    assert again.codes == [0]
+    assert f"N{told}{tmp_path / 'done/checkpoints/step-2.a1'}; to train anew, set training.checkpoint.resumeFrom to None" in again.output
+    restarted = ranks.run("main", [run_file("done", uid="uid-1", **run)], LOCKSTEP_ATTEMPT="3")
+    assert restarted.codes == [0]
+    assert told not in restarted.output  # a restart of the job that did them
+
+
 def test_resume_from_none_starts_again_but_a_restart_of_that_job_goes_on(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     run = {"optimization": {"maxSteps": 2}}
     assert ranks.run("main", [run_file("fresh", uid="uid-1", **run)], LOCKSTEP_ATTEMPT="1").codes == [0]
@@ -261,6 +344,7 @@ def test_resume_from_none_starts_again_but_a_restart_of_that_job_goes_on(ranks: 
     first = ranks.run("main", [path], LOCKSTEP_ATTEMPT="1")
     assert first.codes == [0]
     assert "Resuming from" not in first.output
+    assert "othing was left to do" not in first.output
     again = ranks.run("main", [path], LOCKSTEP_ATTEMPT="2")
     assert again.codes == [0]
     assert f"Resuming from {tmp_path / 'fresh/checkpoints/step-2.a2'}" in again.output

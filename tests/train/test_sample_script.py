@@ -22,6 +22,10 @@ def test_the_sample_script_saves_when_one_rank_is_told_to_stop_and_goes_on_from_
     ended = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4})
     assert ended.codes == [0, 0], ended.output
     assert "2 ranks over gloo, 16 steps, from step 5" in ended.outputs[0]
+    again = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4})
+    assert f"Nothing is left to do: {checkpoint} is of step 16 of 16; --fresh trains anew, more --epochs train on" in again.outputs[0]
+    anew = ranks.run("sample_script", [None, None], arguments={"checkpoint": checkpoint, "epochs": 4, "fresh": True})
+    assert sorted(losses(anew.outputs[0])) == list(range(1, 17))
     before, after = losses(stopped.outputs[0]), losses(ended.outputs[0])
     assert sorted(before) == [1, 2, 3, 4, 5] and max(after) == 16
     assert after[16] < 0.75 * before[1]

@@ -25,6 +25,7 @@ def test_a_start_is_told_in_parts_that_add_up(ranks: ForkServer, run_file: RunFi
         "load",
         "engine",
         "selfTest",
+        "baseHash",
         "restore",
         "saveMemory",
         "logs",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from api_stub import kubeconfig
 from lockstep.api.clusterfile import parse_cluster_file
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.shared import FabricMode
@@ -34,9 +35,14 @@ network: {rdma: {enabled: true, rails: [{network: a, resource: x.com/a}]}}
 """
 
 
+@pytest.fixture(autouse=True)
+def _of_some_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubeconfig of a cluster that no test reaches."""
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.nobody.example.com:6443")))
+
+
 def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr("sys.argv", ["lockstep", "cluster", "calibrate", *arguments])
-    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     try:
         return main()
     except SystemExit as ended:
@@ -116,7 +122,7 @@ def test_the_threshold_that_is_offered_is_at_the_size_that_preflight_takes() -> 
 
 
 def measuring(points: tuple[Point, ...]) -> Any:
-    def sweep_on_cluster(job: Any, profile: Any, namespace: str, context: str | None, hear: Any) -> Sweep:
+    def sweep_on_cluster(job: Any, profile: Any, namespace: str, context: str | None, hear: Any, patience: Any) -> Sweep:
         for point in points:
             hear(point)
         return Sweep(points, "RDMA", 2)
@@ -130,7 +136,7 @@ def test_the_table_is_printed_and_the_file_has_it(
     monkeypatch.setattr(calibrate, "sweep_on_cluster", measuring(POINTS))
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
-    assert lockstep(monkeypatch, str(path)) == 0
+    assert lockstep(monkeypatch, str(path), "--save") == 0
     told = capsys.readouterr().out
     assert "all-reduce over 8 ranks" in told and re.search(r"256 MiB +2500 us +107\.4 +187\.9\n", told)
     assert 'network.minimum_busbw: "150" in the cluster file' in told
@@ -138,13 +144,15 @@ def test_the_table_is_printed_and_the_file_has_it(
     assert (stored.ranks, stored.sweep[-1].bytes, stored.sweep[-1].busbw) == (8, 256 * MIB, "187.9")
 
 
-def test_without_saving_the_file_stays_as_it_is(
+def test_unless_it_is_asked_for_the_file_stays_as_it_is_and_how_to_ask_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrate, "sweep_on_cluster", measuring(POINTS))
     path = tmp_path / "c.yaml"
     path.write_text(RDMA_FILE)
-    assert lockstep(monkeypatch, str(path), "--no-save", "-o", "json") == 0
+    assert lockstep(monkeypatch, str(path)) == 0
+    assert path.read_text() == RDMA_FILE and f"Nothing was stored; --save writes it into {path}" in capsys.readouterr().out
+    assert lockstep(monkeypatch, str(path), "-o", "json") == 0
     assert path.read_text() == RDMA_FILE and json.loads(capsys.readouterr().out)["transport"] == "RDMA"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from api_stub import kubeconfig
 from cluster_facts import GROUPS, RAILS, node, policy, rail, storage_class
 from fake_cluster import FakeCluster
 from lockstep.api.clusterfile import parse_cluster_file
@@ -118,8 +120,9 @@ def test_a_cluster_that_refuses_everything_is_one_sentence(
 
 
 def test_a_context_of_another_cluster_is_told_after_what_the_file_alone_shows(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.example.com:6443")))
     path = tmp_path / "c.yaml"
     path.write_text(
         yaml.safe_dump(
@@ -129,7 +132,9 @@ def test_a_context_of_another_cluster_is_told_after_what_the_file_alone_shows(
     assert lockstep(monkeypatch, "lint", str(path)) == 1
     told = capsys.readouterr()
     assert f"warning  {path}:7: network.tcp.interface_exclude" in told.out
-    assert "only the file was looked at: your context is for https://api.example.com:6443" in told.err
+    assert (
+        "only the file was looked at: your kubeconfig talks to https://api.example.com:6443, but cluster c is at api.other.com" in told.err
+    )
     assert lockstep(monkeypatch, "lint", str(path), "--offline") == 0
 
 
@@ -154,7 +159,9 @@ def test_the_files_of_this_checkout_have_nothing_to_mend(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lockstep(monkeypatch, "lint", name, "--offline") == 0
-    assert capsys.readouterr().out == "nothing to mend\n"
+    (finding, fix, end) = capsys.readouterr().out.splitlines()
+    assert re.match(rf"unknown  clusters/{name}.yaml:\d+: calibration: never calibrated over (RDMA|TCP)", finding)
+    assert (fix.strip(), end) == (f"→ lockstep cluster calibrate {name} --save", "nothing to mend")
 
 
 def test_without_a_kubeconfig_the_file_is_still_looked_at(

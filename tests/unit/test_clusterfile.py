@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cluster_file_cases import given, left_out, written
+from lockstep.api.cluster import Memlock, Platform, TrainingClusterSpec
 from lockstep.api.clusterfile import ClusterFile, parse_cluster_file
 from lockstep.api.clusterkeys import PROFILE_KEYS, below
 from lockstep.api.errors import ConfigError
-from lockstep.api.profile import ClusterProfileSpec, Memlock, Platform
 from lockstep.api.shared import StorageMode
 
 HEAD = "cluster: {name: x, namespace: n}\n"
@@ -54,7 +54,7 @@ def load(text: str) -> ClusterFile:
     return parse_cluster_file(dedent(text), "c.yaml")
 
 
-def spec(text: str) -> ClusterProfileSpec:
+def spec(text: str) -> TrainingClusterSpec:
     return load(HEAD + dedent(text)).profile.spec
 
 
@@ -68,7 +68,7 @@ def test_the_example_of_the_guide_loads_as_it_stands() -> None:
     cluster, profile, *_ = load(MY_CLUSTER)
     assert (cluster.name, cluster.api, cluster.namespace) == ("my-cluster", "api.my-cluster.example.com", "nccl-test")
     assert profile.metadata.name == "my-cluster"
-    assert profile.spec == ClusterProfileSpec.model_validate(
+    assert profile.spec == TrainingClusterSpec.model_validate(
         {
             "nodes": {"gpuNodes": ["gpu-node-1", "gpu-node-2"]},
             "storage": {"mode": "Shared", "classRwx": "nfs-csi", "workspaceSize": "100Gi"},
@@ -86,7 +86,7 @@ def test_the_example_of_the_guide_loads_as_it_stands() -> None:
 
 
 def test_a_file_of_two_lines_has_the_defaults() -> None:
-    assert spec("") == ClusterProfileSpec()
+    assert spec("") == TrainingClusterSpec()
 
 
 def test_numbers_may_stand_in_quotes_and_lists_have_commas() -> None:
@@ -104,7 +104,7 @@ def test_the_words_of_the_file_become_those_of_the_api() -> None:
     "text", ["nodes:", "nodes:\n  gpu_nodes:", "nodes: {gpu_nodes: []}", 'nodes: {gpu_nodes: ""}', "nodes: {selector: }"]
 )
 def test_a_section_or_list_without_a_value_is_left_out(text: str) -> None:
-    assert spec(text) == ClusterProfileSpec()
+    assert spec(text) == TrainingClusterSpec()
 
 
 def test_a_file_may_be_json() -> None:
@@ -217,9 +217,9 @@ def test_all_mistakes_of_a_file_are_told_in_its_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"c.yaml: must be one mapping with the keys {', '.join(below(''))}"),
-        ("- a", f"c.yaml: must be one mapping with the keys {', '.join(below(''))}"),
-        (f"{HEAD}---\n{HEAD}", f"c.yaml: must be one mapping with the keys {', '.join(below(''))}"),
+        ("", f"c.yaml: is empty; must be one mapping with the keys {', '.join(below(''))}"),
+        ("- a", f"c.yaml: is no mapping; must be one mapping with the keys {', '.join(below(''))}"),
+        (f"{HEAD}---\n{HEAD}", f"c.yaml: holds 2 documents; must be one mapping with the keys {', '.join(below(''))}"),
         ("a: [", "c.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
         (
             "cluster:\n\tname: x",
@@ -244,7 +244,7 @@ def test_text_that_multiplies_by_its_aliases_is_refused_at_once() -> None:
     assert told("\n".join(layers)) == ["c.yaml:5: has more than 20000 values with its aliases written out"]
 
 
-def profile_of(values: dict[str, Any]) -> ClusterProfileSpec:
+def profile_of(values: dict[str, Any]) -> TrainingClusterSpec:
     from lockstep.api.yamltext import dump_yaml
 
     return load(dump_yaml(written(values))).profile.spec

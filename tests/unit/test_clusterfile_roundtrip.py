@@ -1,4 +1,4 @@
-"""Any profile that a file can state comes back from its file."""
+"""Any cluster that a file can state comes back from its file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.clusterfile import parse_cluster_file
 from lockstep.api.clusterkeys import PROFILE_KEYS
-from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.yamltext import dump_yaml
 
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
@@ -95,7 +95,7 @@ PROFILES = st.builds(
 
 
 def in_file(model: dict[str, Any]) -> dict[str, Any]:
-    """The profile's fields under the keys of the file: the table, read from right to left."""
+    """The cluster's fields under the keys of the file: the table, read from right to left."""
     document: dict[str, Any] = {"cluster": {"name": "x", "namespace": "n"}}
     for key in PROFILE_KEYS:
         words = {value: word for word, value in key.choices.items()}
@@ -125,4 +125,4 @@ def _put(document: dict[str, Any], file: list[str], model: dict[str, Any], field
 @given(PROFILES)
 def test_a_profile_comes_back_from_its_file(model: dict[str, Any]) -> None:
     found = parse_cluster_file(dump_yaml(in_file(model)), "c.yaml").profile
-    assert found.spec == ClusterProfileSpec.model_validate(model)
+    assert found.spec == TrainingClusterSpec.model_validate(model)

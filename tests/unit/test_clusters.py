@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.clusters import load_cluster, print_clusters
+from lockstep.cli.main import app
 
 
 @pytest.fixture
@@ -23,14 +25,22 @@ def test_a_cluster_is_found_by_name_and_by_path(folder: Path) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no cluster 'onne': known are one, two; did you mean one\?"):
+    with pytest.raises(ConfigError, match=r"there is no cluster onne in .*/: known are one, two; did you mean one\?"):
         load_cluster("onne", folder)
+
+
+def test_the_name_of_a_job_where_a_cluster_is_asked_for_is_answered_with_the_job_s_verb(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    done = CliRunner().invoke(app, ["status", "demo"])
+    assert "there is no cluster demo in" in str(done.exception) and str(done.exception).endswith("; of a job: lockstep get demo")
 
 
 def test_a_folder_without_clusters_says_how_to_begin(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_cluster("mine", tmp_path)
-    assert str(caught.value).endswith(f"there is none yet; cp {tmp_path}/template.yaml {tmp_path}/mine.yaml is how to begin")
+    assert str(caught.value).endswith("there is none yet; lockstep init cluster mine begins one")
 
 
 def test_a_name_inside_that_is_not_the_files_is_refused(folder: Path) -> None:
@@ -44,7 +54,7 @@ def test_mistakes_are_told_with_the_path_as_one_would_type_it(folder: Path, monk
     monkeypatch.chdir(folder.parent)
     with pytest.raises(ConfigError, match=f"^{folder.name}/bad.yaml:1: "):
         load_cluster("bad", folder)
-    with pytest.raises(ConfigError, match=f"^{folder.name} has no cluster"):
+    with pytest.raises(ConfigError, match=f"^there is no cluster .* in {folder.name}/"):
         load_cluster("absent", folder)
 
 

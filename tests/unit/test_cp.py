@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
+from golden.plan_cases import cluster as profile
+from golden.plan_cases import job
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.cp import Copy, Remote, known_job, read
+from lockstep.cli import cp as cp_module
+from lockstep.cli.cp import Copy, Remote, _before_start, _copy_before_start, _tell, known_job, read, read_all
 from lockstep.cli.main import main
 from lockstep.cli.meter import Meter, size
+from lockstep.plan.resolve import resolve
 from lockstep.platforms.kubernetes import transfer
 from lockstep.platforms.kubernetes.exec import Broken, Place, ProgramFailed
 from lockstep.platforms.kubernetes.transfer import Carried, Progress, get, put, refuse_outside
@@ -163,6 +167,60 @@ def test_one_side_is_a_job_and_the_other_this_machine(tmp_path: Path, monkeypatc
     assert read("x:runs/x/adapter", "out") == Copy("out", Remote("x", "/workspace/runs/x/adapter"), up=False)
 
 
+def test_what_is_in_a_folder_and_several_files_go_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.py", "src/b.py", "src/c.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    copies = read_all(["a.py", "src/."], "x:/workspace/")
+    assert [(copy.local, copy.remote.path) for copy in copies] == [(name, "/workspace/") for name in ("a.py", "src/b.py", "src/c.py")]
+    assert [copy.local for copy in read_all(["."], "x:/workspace/")] == ["a.py", "src"]
+    for sources in (["a.py", "src"], ["src/."]):
+        with pytest.raises(ConfigError, match="several files go into a folder, whose name ends with a /"):
+            read_all(sources, "x:/workspace")
+
+
+def test_files_go_to_the_shared_volumes_of_a_job_that_has_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starts(item: dict[str, Any]) -> None:
+        item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
+
+    async def carried(cluster: Any, copy: Copy, place: Any, progress: Any) -> Carried:
+        claims = {volume["persistentVolumeClaim"]["claimName"] for volume in api.objects["Pod", place.pod]["spec"]["volumes"]
+                  if "persistentVolumeClaim" in volume}  # fmt: skip
+        assert claims <= set(api.names("PersistentVolumeClaim")), "they were made"
+        return Carried(1, 1, 5, 0)
+
+    api = FakeCluster(on_create=starts)
+    monkeypatch.setattr(cp_module, "_carried", carried)
+    copy = Copy("a.py", Remote("x", "/workspace/"), up=True)
+    assert asyncio.run(_copy_before_start(api.as_cluster, copy, resolve(job(storage={"mode": "Shared"}), profile("barcelona"))))
+    assert api.names("Pod") == [] and api.names("Job") == []
+
+
+@pytest.mark.parametrize(
+    ("storage", "name", "said"), [("Shared", "y", "is job x, and not y"), ("PerPod", "x", "apply the job first and copy then")]
+)
+def test_what_cannot_be_put_there_before_the_first_start_is_said(storage: str, name: str, said: str, tmp_path: Path) -> None:
+    spec = {"cluster": "barcelona", "script": {"path": "a.py"}, "storage": {"mode": storage}}
+    whole = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=said):
+        _before_start(tmp_path / "job.yaml", [Copy("a.py", Remote(name, "/workspace/"), up=True)], "barcelona", None)
+
+
+@pytest.mark.parametrize(
+    ("sent", "files", "said"),
+    [
+        (1, 1, "x node 0: 1 of 1 file copied (5 bytes), to /workspace/a.py"),
+        (0, 1, "x node 0: 1 file was there already, at /workspace/a.py"),
+        (0, 2, "x node 0: 2 files were there already, at /workspace/a.py"),
+    ],
+)
+def test_it_says_how_many_and_where(sent: int, files: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _tell(Copy("a.py", Remote("x", "/workspace/"), up=True), 0, Carried(files, sent, 5, 0))
+    assert capsys.readouterr().out == f"{said}\n"
+
+
 @pytest.mark.parametrize(
     ("source", "target", "said"),
     [("a", "b", "must be JOB:/path"), ("x:/a", "y:/b", "must be JOB:/path"), ("gone", "x:/a", "gone does not exist")],
@@ -184,7 +242,7 @@ def test_a_path_on_no_volume_is_refused_with_those_there_are(path: str) -> None:
 
 def test_a_wrong_name_is_told_with_the_jobs_there_are() -> None:
     cluster = FakeCluster({"kind": "TrainingJob", "metadata": {"name": "demo"}}).as_cluster
-    with pytest.raises(ConfigError, match="there is no TrainingJob dmo in namespace ns: there are demo; did you mean demo"):
+    with pytest.raises(ConfigError, match="there is no TrainingJob dmo in namespace ns: it has demo; did you mean demo"):
         asyncio.run(known_job(cluster, "ns", "dmo"))
 
 

@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from crd_rule_cases import CASES, LABEL_KEYS, Object, WrittenRule, written_rules
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 
-MODELS = {"TrainingJob": TrainingJob, "ClusterProfile": ClusterProfile}
+MODELS = {"TrainingJob": TrainingJob, "TrainingCluster": TrainingCluster}
 SAME_IN_PYTHON = [rule for rule, case in CASES.items() if case.before is None]  # the rest compare with an older object
 
 
@@ -37,7 +37,7 @@ def test_python_accepts_what_a_rule_accepts(rule: WrittenRule) -> None:
 
 def test_every_broken_rule_of_a_model_is_told() -> None:
     both = {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
-    told = refusal("ClusterProfile", {"metadata": {"name": "x"}, "spec": {"resources": both}})
+    told = refusal("TrainingCluster", {"metadata": {"name": "x"}, "spec": {"resources": both}})
     assert "limits.cpu must be" in told and "limits.memory must be" in told
 
 
@@ -49,4 +49,4 @@ def test_every_broken_rule_of_a_model_is_told() -> None:
     ],
 )
 def test_a_list_that_may_not_hold_a_thing_twice_does_not(spec: Object, message: str) -> None:
-    assert message in refusal("ClusterProfile", {"metadata": {"name": "x"}, "spec": spec})
+    assert message in refusal("TrainingCluster", {"metadata": {"name": "x"}, "spec": spec})

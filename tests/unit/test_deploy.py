@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from api_stub import ApiStub, kubeconfig, served
 from fake_cluster import FakeCluster
 from lockstep.api.errors import ConfigError
-from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.cli import target
 from lockstep.cli.deploy import OPERATOR_IMAGE, Mode, _checked, deploy, planned
+from lockstep.cli.deployed import tell_end
+from lockstep.cli.main import app
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.install import monitoring_objects, with_one_default, without_unknown_kinds
 from lockstep.platforms.kubernetes.kinds import path_of
@@ -32,15 +35,64 @@ def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.
     kinds = {item["kind"] for item in printed}
     assert kinds >= {
         "CustomResourceDefinition",
-        "ClusterProfile",
+        "TrainingCluster",
         "ServiceAccount",
         "ClusterRole",
         "Deployment",
         "Service",
         "SecurityContextConstraints",
     }
-    profile = next(item for item in printed if item["kind"] == "ClusterProfile")
+    profile = next(item for item in printed if item["kind"] == "TrainingCluster")
     assert (profile["metadata"]["name"], profile["spec"]["network"]["mode"]) == ("barcelona", "RDMA")
+
+
+NO_RAILS = """cluster: {name: bare, namespace: n, platform: kubernetes}
+network:
+  rdma: {enabled: true}
+security: {ipc_lock: true}
+image: trainer:1
+"""
+
+
+@pytest.mark.parametrize("option", [{"dry_run": True}, {"diff": True}, {}], ids=["dry run", "diff", "deploy"])
+def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
+    option: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bare.yaml"
+    path.write_text(NO_RAILS)
+    monkeypatch.setattr("lockstep.cli.deploy._checked", lambda cluster, mode, *_: planned(cluster, mode))
+    monkeypatch.setattr("lockstep.cli.diff.diff_deployment", lambda objects, context: None)
+
+    async def carry_out(plan: Any, *_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr("lockstep.cli.deploying.carry_out", carry_out)
+    deploy(str(path), Mode.RDMA, **option)
+    warned = capsys.readouterr().err
+    assert warned.startswith(
+        f"warning: {path}:3: network.rdma.rails: RDMA without rails: nothing puts an RDMA NIC into the pods\n  → one entry a NIC"
+    )
+    deploy(str(path), Mode.TCP, **option)
+    assert capsys.readouterr().err == "", "jobs that use TCP need no rails"
+
+
+@pytest.mark.parametrize("name", ["barcelona", "local", "nerc-production"])
+def test_the_commands_after_a_deployment_without_dev_environment_are_for_that_cluster(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    tell_end(planned(name, Mode.AUTO), dev=False, complete=True)
+    typed = [line.partition("#")[0].split() for line in capsys.readouterr().out.splitlines() if line.startswith("  lockstep ")]
+    assert [words[1] for words in typed] == ["init", "plan"]
+    for words in typed:
+        done = CliRunner().invoke(
+            app,
+            [str(CHECKOUT / word) if word.startswith("clusters/") else word for word in words[1:]]
+            + (["--offline"] if words[1] == "plan" else []),
+        )
+        assert done.exit_code == 0, done.output
+    assert yaml.safe_load((tmp_path / "first.yaml").read_text())["spec"]["cluster"] == name
 
 
 def test_rdma_is_refused_where_the_profile_has_none() -> None:
@@ -53,7 +105,7 @@ def test_every_shipped_cluster_can_be_planned_over_tcp() -> None:
     assert len(names) == 4
     for name in names:
         path = str(CHECKOUT / "clusters" / f"{name}.yaml")
-        profile = next(item for item in planned(path, Mode.TCP).objects if item["kind"] == "ClusterProfile")
+        profile = next(item for item in planned(path, Mode.TCP).objects if item["kind"] == "TrainingCluster")
         assert profile["spec"]["network"]["mode"] == "TCP"
 
 
@@ -65,6 +117,10 @@ def test_every_shipped_cluster_can_be_planned_over_tcp() -> None:
         ("api.barcelona.example.org:6443", "https://api.barcelona.example.org:6443", True),
         ("barcelona.example.org", "https://api.other.example.org:6443", False),
         ("example.org", "https://api.barcelona.example.org:6443", False),
+        ("https://api.barcelona.example.org:6443/", "https://API.Barcelona.example.org.:6443", True),
+        ("127.0.0.1:6443", "https://127.0.0.1:7443", False),
+        ("api.example.org:443", "https://api.example.org", True),
+        ("api.example.org:99999", "https://api.example.org:6443", False),
     ],
 )
 def test_the_api_host_of_the_cluster_file_is_compared_with_the_kubeconfig_s(stated: str, server: str, same: bool) -> None:
@@ -93,7 +149,7 @@ def deployed(image: str, mode: str) -> ApiStub:
     operator = {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
     return ApiStub({
         path_of("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME): operator,
-        path_of("ClusterProfile", None, "barcelona"): {"spec": {"network": {"mode": mode}}},
+        path_of("TrainingCluster", None, "barcelona"): {"spec": {"network": {"mode": mode}}},
     })  # fmt: skip
 
 
@@ -150,17 +206,17 @@ def test_kinds_that_the_cluster_does_not_know_are_left_out_and_said(there: bool)
 
 @pytest.mark.parametrize(("other", "marked"), [("theirs", False), ("local", True), (None, True)])
 def test_a_profile_becomes_the_default_only_where_no_other_one_is(other: str | None, marked: bool) -> None:
-    mark = {ANNOTATION_DEFAULT_PROFILE: "true"}
-    there = FakeCluster(*([{"kind": "ClusterProfile", "metadata": {"name": other, "annotations": mark}}] if other else []))
+    mark = {ANNOTATION_DEFAULT_CLUSTER: "true"}
+    there = FakeCluster(*([{"kind": "TrainingCluster", "metadata": {"name": other, "annotations": mark}}] if other else []))
     said: list[str] = []
     found = asyncio.run(with_one_default(there.as_cluster, planned("local", Mode.TCP).objects, said.append))
-    profile = next(item for item in found if item["kind"] == "ClusterProfile")
+    profile = next(item for item in found if item["kind"] == "TrainingCluster")
     assert ((profile["metadata"].get("annotations") or {}) == mark) is marked
     assert bool(said) is not marked
 
 
 def test_who_may_not_see_profiles_sends_what_they_may() -> None:
     blind = FakeCluster()
-    blind.refused["ClusterProfile"] = ApiError(403, "Forbidden", "not yours")
+    blind.refused["TrainingCluster"] = ApiError(403, "Forbidden", "not yours")
     objects = planned("local", Mode.TCP).objects
     assert asyncio.run(with_one_default(blind.as_cluster, objects, pytest.fail)) == objects

@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 import yaml
+from typer import Exit
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli import clean, deployed
 from lockstep.cli.deploy import Mode, planned
-from lockstep.cli.deploying import _rails_are_there
+from lockstep.cli.deploying import _rails_are_there, _refuse_platform
+from lockstep.cli.diff import diff_deployment
 from lockstep.cli.main import main
 from lockstep.cli.progress import Progress
 from lockstep.cli.target import load
 from lockstep.plan.deploy import Left, State, called, counted, difference, removable_claims
 from lockstep.platforms.kubernetes import install, remove
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, until_up
+from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, how_far, until_up
 from lockstep.platforms.kubernetes.dryrun import LOOKS, would_change
 from lockstep.platforms.kubernetes.install import InstallError
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
@@ -189,6 +191,32 @@ def test_what_others_write_between_a_look_and_the_dry_run_is_no_change() -> None
     assert [change.path for change in asyncio.run(would_change(Renewing(LOOKS), lease)) or ()] == ["spec.renewTime"], "it looks no more"
 
 
+@pytest.mark.parametrize(
+    ("answers", "code", "end"),
+    [
+        ([[], []], 0, "nothing would change: all 2 objects are as"),
+        ([None, []], 1, "+ ConfigMap team/a"),
+        ([ApiError(403, "Forbidden", "no"), []], 0, "nothing would change: 1 of 2 objects are as"),
+    ],
+)
+def test_a_deployment_that_would_change_nothing_says_so(
+    answers: list[Any], code: int, end: str, api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def would_change(cluster: Any, item: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("lockstep.platforms.kubernetes.dryrun.would_change", would_change)
+    objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "team"}} for name in "ab"]
+    try:
+        diff_deployment(objects, None)
+    except Exit as ended:
+        assert ended.exit_code == code == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith(end)
+
+
 def test_objects_are_counted_by_kind() -> None:
     kinds = ["ClusterRole", "ClusterRole", "NetworkPolicy", "NetworkPolicy", "Lease"]
     assert counted([{"kind": kind} for kind in kinds]) == "2 ClusterRoles, 2 NetworkPolicies, 1 Lease"
@@ -273,7 +301,7 @@ def test_clean_removes_the_dev_environment_and_leaves_other_jobs_with_their_acco
     put(api, a_job(DEV_ENVIRONMENT), a_job("other"), account)
     clean.clean("local")
     assert set(api.objects) == {"TrainingJob lockstep/other", "ServiceAccount lockstep/ml-dev-sa"}
-    assert "other stay, with their service account" in capsys.readouterr().out
+    assert "Job other stays, with its service account: lockstep delete NAME -n lockstep" in capsys.readouterr().out
     del api.objects["TrainingJob lockstep/other"]
     clean.clean("local")
     assert api.objects == {}
@@ -340,6 +368,27 @@ def _returns(record: Record) -> Any:
     return read
 
 
+def test_a_rollback_names_what_stays_with_its_command_and_nothing_that_never_was_there(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scc = {"apiVersion": "security.openshift.io/v1", "kind": "SecurityContextConstraints", "metadata": {"name": "lockstep-rdma"}}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "lockstep-rdma"}}
+    sent(api)
+    put(api, role)
+    objects = planned("local", Mode.TCP).objects
+    record = Record(deployment_of([*objects, scc, role], "now"), deployment_of(objects, "before"))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.record.read_record", _returns(record))
+    monkeypatch.setattr("lockstep.platforms.kubernetes.install.until_ready", _nothing)
+    clean.rollback("local", yes=True)
+    printed = capsys.readouterr().out
+    assert "ClusterRole lockstep-rdma was not part of it, and stays: kubectl delete clusterrole lockstep-rdma" in printed
+    assert "SecurityContextConstraints" not in printed
+
+
+async def _nothing(*_: Any, **__: Any) -> None:
+    """In place of a wait."""
+
+
 def test_rollback_without_an_earlier_deployment_says_so(api: Api) -> None:
     with pytest.raises(ConfigError, match="there is nothing to go back to"):
         clean.rollback("local", yes=True)
@@ -363,7 +412,7 @@ def test_a_dev_environment_that_is_there_stays_as_its_people_have_it() -> None:
 @pytest.mark.parametrize(
     ("spec", "conditions", "said"),
     [
-        ({}, [("Accepted", "False", "no such profile")], "is not accepted: no such profile"),
+        ({}, [("Accepted", "False", "no such cluster")], "is not accepted: no such cluster"),
         (
             {},
             [("Failed", "True", "the image has no Python")],
@@ -384,6 +433,15 @@ def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reas
     api = put(Api(), {**a_job(DEV_ENVIRONMENT, type="Interactive", **spec), "status": {"conditions": listed}})
     with pytest.raises(InstallError, match=said):
         asyncio.run(until_up(api, "lockstep", 2, lambda text: None, seconds=0.1))
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("0 of 2 pods run", "2 of 2 pods run"), ("0 of 2 ranks ready", "2 of 2 pods run: 0 of 2 ranks ready"), ("", "2 of 2 pods run")],
+)
+def test_pods_are_counted_once(message: str, expected: str) -> None:
+    status = {"conditions": [{"type": "Progressing", "status": "False", "message": message}]}
+    assert how_far(2, 2, status) == expected
 
 
 def test_a_network_that_the_profile_names_and_the_namespace_lacks_is_told_with_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -461,3 +519,65 @@ def test_a_cluster_that_does_not_answer_is_told_in_one_line(
     assert main() == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lockstep: the ") and "127.0.0.1" in line
+
+
+NOT_ROOT = "container has runAsNonRoot and image will run as root"
+STUCK_STATES = {
+    "a configuration error": ({"waiting": {"reason": "CreateContainerConfigError", "message": NOT_ROOT}}, 0, NOT_ROOT),
+    "no such program": ({"waiting": {"reason": "RunContainerError", "message": "exec: python9: not found"}}, 0, "python9: not found"),
+    "a reason of tomorrow": ({"waiting": {"reason": "NobodyKnowsError", "message": "what it says"}}, 0, "NobodyKnowsError: what it says"),
+    "a crash loop": ({"terminated": {"exitCode": 1, "message": "Traceback\nOSError: no key"}}, 2, "OSError: no key"),
+}
+
+
+def stuck_operator(state: Object, restarts: int) -> Api:
+    api = operator_waiting("new:1", "ContainerCreating")
+    (pod,) = [item for name, item in api.objects.items() if name.startswith("Pod ")]
+    pod["status"]["containerStatuses"] = [{"name": "operator", "state": state, "restartCount": restarts}]
+    return api
+
+
+@pytest.mark.parametrize("why", STUCK_STATES)
+def test_an_operator_that_can_t_start_ends_the_wait_with_the_kubelet_s_words(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, restarts, words = STUCK_STATES[why]
+    monkeypatch.setattr("lockstep.platforms.kubernetes.install.STUCK_SECONDS", 0.3)
+    told: list[str] = []
+    with pytest.raises(InstallError, match="the operator can't start: pod lockstep-operator: ") as raised:
+        asyncio.run(install.until_ready(stuck_operator(state, restarts), "lockstep-system", "lockstep-operator", told.append, 60))
+    assert words in str(raised.value) and words in told[-1]
+    assert ("platform" in str(raised.value)) == (words == NOT_ROOT)
+
+
+def test_an_operator_that_crashed_once_or_is_being_made_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.kubernetes.install.STUCK_SECONDS", 0.0)
+    for state in ({"terminated": {"exitCode": 1}}, {"waiting": {"reason": "ContainerCreating"}}):
+        with pytest.raises(InstallError, match="is not ready after"):
+            asyncio.run(install.until_ready(stuck_operator(state, 1), "lockstep-system", "lockstep-operator", seconds=0.3))
+
+
+def test_pods_of_the_operator_that_are_refused_end_the_wait_with_the_policy_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.kubernetes.install.STUCK_SECONDS", 0.3)
+    api = stuck_operator({"running": {}}, 0)
+    (deployment,) = [item for name, item in api.objects.items() if name.startswith("Deployment ")]
+    message = 'pods "lockstep-operator-1" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: pods=3'
+    deployment["status"] = {"conditions": [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}]}
+    with pytest.raises(InstallError, match="its pods can't be made: exceeded quota: q"):
+        asyncio.run(install.until_ready(api, "lockstep-system", "lockstep-operator", seconds=60))
+
+
+def test_a_cluster_file_of_openshift_is_refused_by_plain_kubernetes_before_anything_is_sent() -> None:
+    plan = planned("barcelona", Mode.TCP)
+
+    class Plain(Api):
+        async def request(self, method: str, path: str, *args: Any, **more: Any) -> Object:
+            if path == "/apis/security.openshift.io":
+                raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            return await super().request(method, path, *args, **more)
+
+        server = "https://10.0.0.1:6443"
+
+    with pytest.raises(
+        Failed, match=r"is OpenShift by its file.*https://10\.0\.0\.1:6443 has no security\.openshift\.io.*nothing was sent"
+    ):
+        asyncio.run(_refuse_platform(Plain(), plan))
+    asyncio.run(_refuse_platform(Plain(), planned("local", Mode.TCP)))

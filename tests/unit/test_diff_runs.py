@@ -113,7 +113,9 @@ def folder(root: Path, rank: int) -> Path:
     (root / "gang").mkdir()
     (root / "gang/end.json").write_text('{"jobUid": "u", "state": "Complete"}')
     (root / "gang/attempts.jsonl").write_text('{"attempt": 1, "jobUid": "u", "restarts": 0}\n')
-    (root / "gang/goodput.json").write_text('{"jobUid": "u", "goodput": {"spent": {"train": 75, "load": 25, "queued": 500}}}')
+    (root / "gang/goodput.json").write_text(
+        '{"jobUid": "u", "goodput": {"spent": {"train": 75, "load": 25, "queued": 500}, "furthestStep": 3}}'
+    )
     return root
 
 

@@ -205,3 +205,62 @@ def test_there_are_messages_to_look_for() -> None:
 def test_a_message_that_is_explained_is_one_that_the_code_says(message: str) -> None:
     pattern = re.compile(".*".join(re.escape(part) for part in message.split(HOLE)), re.DOTALL)
     assert any(pattern.search(text) for text in _said_by_the_code())
+
+
+FIGURE = re.compile(r"(?<![\w.-])\d[\d.,]*[  -]?(?:[kMGT]i?B(?:/s)?|Gb/s|ms|µs|s|seconds|min|minutes|tokens/s)(?![\w/-])")
+"""A number with a unit of time, size or speed."""
+MEASURED = re.compile(
+    r"\b(?:took|measured|gave|has given|have given|by the clock|load average|processor time|(?:two|[2-9]\d*) cores|idle machine|busy|quiet machine)\b",
+    re.IGNORECASE,
+)
+"""Words by which a figure says that somebody has measured it; a limit or a default has none of them."""
+COMMAND = re.compile(r"(?:^|`|\$ )(?:time |sudo )?(?:make|lockstep|pytest|podman|\.ci/run|\.venv/bin/\w+)\b|tests/[\w/]+\.py", re.MULTILINE)
+NEAR = 2
+"""Paragraphs, tables or code blocks before and after a claim, in its section, that its command may stand in."""
+CLAIMS = [page for page in PAGES if page.parent.name != "reference"]
+
+
+def _unproven(text: str, near: int) -> list[str]:
+    """Paragraphs, list items and rows of tables that claim a measurement, without a command to repeat it with near them."""
+    unproven = []
+    for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+        blocks = re.split(r"(```.*?```)|\n\s*\n", section, flags=re.DOTALL)
+        parts = [block.strip() for block in blocks if block and block.strip()]
+        for number, part in enumerate(parts):
+            around = "\n".join(parts[max(0, number - near) : number + near + 1])
+            if not part.startswith("```") and not COMMAND.search(around):
+                unproven += [item for item in re.split(r"\n(?=[|-])", part) if _claims(item)]
+    return unproven
+
+
+def _claims(text: str) -> bool:
+    return bool(FIGURE.search(re.sub(r"`[^`]*`", "", text)) and MEASURED.search(text))
+
+
+@pytest.mark.parametrize("page", CLAIMS, ids=_id)
+def test_a_figure_that_claims_a_measurement_has_its_command_near_it(page: Path) -> None:
+    whole_section = page.name in ("benchmarks.md", "reliability.md")  # each of their sections begins with its command
+    assert _unproven(page.read_text(), near=1000 if whole_section else NEAR) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "claims"),
+    [
+        ("TCP over an overlay network has given 1 GB/s between two nodes whose NICs gave 194.", 1),
+        ("A warm start takes 10 to 14 seconds on two cores.", 1),
+        ("| way | |\n|---|---|\n| x | 41 s by the clock |", 1),
+        ("One million lines took 393 s.\n\n# Next\n\n`make test`", 1),
+        ("`make test`\n\nOne.\n\nTwo.\n\nOne million lines took 393 s.", 1),
+        ("One million lines took 393 s (`python tests/bench/x.py`).", 0),
+        ("One million lines took 393 s:\n```\nmake bench\n```", 0),
+        ("What is there after 150 s is killed; a line every 30 s.", 0),
+    ],
+)
+def test_what_claims_a_measurement_is_recognised(text: str, claims: int) -> None:
+    assert len(_unproven(text, NEAR)) == claims
+
+
+def test_every_bench_that_a_page_names_exists() -> None:
+    named = {name for page in PAGES for name in re.findall(r"tests/[\w/]+\.py", page.read_text())}
+    assert len(named) > 10
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []

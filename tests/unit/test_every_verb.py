@@ -27,7 +27,7 @@ from lockstep.platforms.kubernetes.kinds import KINDS
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 ON_THIS_MACHINE = (
-    "quickstart", "init", "validate", "render", "clusters", "devcluster", "checkpoint", "adapter export", "adapter merge", "build",
+    "quickstart", "init", "validate", "render", "clusters", "devcluster", "adapter export", "adapter merge", "build",
 )  # fmt: skip
 """Verbs, and groups of them, that talk to no cluster, or make one."""
 GIVEN = {
@@ -35,7 +35,7 @@ GIVEN = {
     "nodes": "2",
     "script": "a.py",
     "fault": "kill-rank",
-    "source": "job.yaml",
+    "sources": "job.yaml",
     "target": "x:/datasets/",
     "cluster": "local",
     "clusters": "local",
@@ -43,7 +43,7 @@ GIVEN = {
 }
 """Argument → what it is given; any other gets `x`."""
 ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "version", "cluster discover", "cluster lint")
-MORE = {"run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "cluster gpus": ["barcelona"]}
+MORE = {"scale": ["2"], "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "cluster gpus": ["gpus.yaml"]}
 """What some verbs want besides, though no option of theirs is required."""
 
 
@@ -76,6 +76,14 @@ def arguments(name: str, folder: Path) -> list[str]:
     return [*given, "-n", "team"] if "--namespace" in flags else given
 
 
+def write_cluster_file(folder: Path, name: str, *lines: str) -> Path:
+    """A cluster with GPUs; `lines`: more keys of its section `cluster`."""
+    path = folder / f"{name}.yaml"
+    more = "".join(f"  {line}\n" for line in lines)
+    path.write_text(f"cluster:\n  name: {name}\n  namespace: team\n{more}gpus: {{type: H100, per_node: 4}}\n")
+    return path
+
+
 def write_job_file(folder: Path) -> None:
     document: dict[str, Any] = {
         "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": {"script": {"path": "/workspace/a.py"}},
@@ -86,6 +94,7 @@ def write_job_file(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_job_file(tmp_path)
+    write_cluster_file(tmp_path, "gpus")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -172,7 +181,7 @@ def test_a_job_that_is_not_there_is_told_with_the_namespace_that_was_looked_in(
         code = run(monkeypatch, arguments(name, tmp_path))
     told = capsys.readouterr()
     assert code == USAGE, told
-    assert "there is no TrainingJob x in namespace team: there is none at all; -n names another namespace" in told.err
+    assert "there is no TrainingJob x in namespace team: it has none; -n names another namespace" in told.err
 
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\u200f\u061c\u2028\x9b1;1H\x7f\r\nINJECTED: the job is Complete\nINJECTED too"
@@ -213,10 +222,10 @@ def hostile_job(name: str = "x") -> dict[str, Any]:
     return {
         "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": "team", "uid": "u", "resourceVersion": "1", "creationTimestamp": MOMENT, "annotations": {"a": HOSTILE}},
-        "spec": {"clusterProfileName": HOSTILE, "nodes": 1, "script": {"path": HOSTILE, "args": [HOSTILE]}},
+        "spec": {"cluster": HOSTILE, "nodes": 1, "script": {"path": HOSTILE, "args": [HOSTILE]}},
         "status": {
             "conditions": conditions, "failure": failure, "restartHistory": [restart], "restarts": 1, "attempts": 2, "trainer": trainer, "nodes": 1,
-            "ranks": {"desired": 1, "ready": 0}, "profile": {"name": HOSTILE, "transport": HOSTILE}, "result": {"adapter": HOSTILE, "evalLossBefore": HOSTILE},
+            "ranks": {"desired": 1, "ready": 0}, "cluster": {"name": HOSTILE, "transport": HOSTILE}, "result": {"adapter": HOSTILE, "evalLossBefore": HOSTILE},
             "checkpoint": {"lastCommittedStep": 1, "lastCommitTime": MOMENT, "path": HOSTILE}, "notification": {"message": HOSTILE}, "startTime": MOMENT,
             "fabric": {"transport": HOSTILE, "uses": HOSTILE}, "excludedNodes": [{"name": HOSTILE, "time": MOMENT, "message": HOSTILE}],
             "stop": {"attempt": 2, "message": HOSTILE, "reason": HOSTILE},
@@ -267,7 +276,7 @@ def hostile_objects() -> dict[str, list[dict[str, Any]]]:
     template = {"spec": {"containers": [{"name": "trainer", "image": HOSTILE, "volumeMounts": []}], "volumes": []}}
     stateful_set = {"metadata": {"name": "x", "namespace": "team", "uid": "t"}, "spec": {"template": template, "volumeClaimTemplates": []}}
     profile = {"metadata": {"name": "local", "uid": "f", "annotations": {"a": HOSTILE}}, "spec": {"notes": HOSTILE}}
-    return {"trainingjobs": [hostile_job()], "statefulsets": [stateful_set], "pods": [pod], "events": [event], "nodes": [node], "persistentvolumeclaims": [claim], "storageclasses": [storage], "clusterprofiles": [profile]}  # fmt: skip
+    return {"trainingjobs": [hostile_job()], "statefulsets": [stateful_set], "pods": [pod], "events": [event], "nodes": [node], "persistentvolumeclaims": [claim], "storageclasses": [storage], "trainingclusters": [profile]}  # fmt: skip
 
 
 class HostileStub(ApiStub):

@@ -33,7 +33,7 @@ with open(path, "w") as file:
     ("given", "level", "shown", "unread"),
     [
         ({}, "INFO", "WARN", ""),
-        ({"NCCL_DEBUG": "WARN"}, "INFO", "WARN", ""),  # the profile's own, as the pod has it
+        ({"NCCL_DEBUG": "WARN"}, "INFO", "WARN", ""),  # the cluster's own, as the pod has it
         ({"NCCL_DEBUG": "INFO"}, "INFO", "INFO", ""),
         ({"NCCL_DEBUG": "TRACE"}, "TRACE", "TRACE", ""),
         ({"NCCL_DEBUG": "VERSION"}, "VERSION", "VERSION", "NCCL_DEBUG is VERSION: leave it out, or say INFO, to have the fabric verified"),

@@ -380,7 +380,7 @@ def test_a_run_key_is_neither_the_job_s_key_nor_another_job_s() -> None:
 
 @pytest.mark.parametrize("knows", ["the operator that started it", "another leader"])
 def test_an_earlier_run_of_the_job_that_somebody_puts_back_is_not_obeyed(knows: str) -> None:
-    """It was signed as well; the job's administrator has changed the profile since."""
+    """It was signed as well; the job's administrator has changed the cluster since."""
     observed, earlier = gang(), gang(NEWER)
     replayed = with_run(observed, frozen(earlier))
     set_key = ("StatefulSet", "x")

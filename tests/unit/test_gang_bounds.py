@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.platforms.kubernetes.in_namespace import _VERDICTS
+from lockstep.platforms.kubernetes.keeper import VERDICTS
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.outbox import WAITING_MAX, Outbox, json_bytes
@@ -173,7 +173,7 @@ raise SystemExit(main.main(sys.argv[1:]))
 
 @pytest.mark.parametrize("error", ["KeyError('x')", "RecursionError()", "MemoryError()"])
 def test_an_agents_own_fault_ends_with_a_code_that_is_no_verdict(error: str, tmp_path: Path) -> None:
-    assert INTERNAL not in _VERDICTS
+    assert INTERNAL not in VERDICTS
     with gang(tmp_path) as agents:
         agents.program = ("-c", BROKEN.format(error=error))
         agents.write("", nodes=1)

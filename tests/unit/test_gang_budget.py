@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lockstep_gang.contract import Cause, CheckpointReport, RestartPolicy, State
-from lockstep_gang.contract.messages import Checkpoint, Leaving, Start, Started, Step, Stopped
+from lockstep_gang.contract.messages import Checkpoint, Leaving, RankState, Start, Started, Step, Stopped
 from lockstep_gang.lifecycle.causes import rank_cause
-from lockstep_gang.lifecycle.history import begun_records, closed_records, resumed
+from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, resumed
 from unit.gang_cases import make_run
 from unit.gang_story import Story, all_stopped, hello, started
 
@@ -66,7 +66,7 @@ CASES = [
 def test_the_cause_of_a_rank_s_end(
     trainer: bool, code: int | None, signal: str | None, exception: str | None, text: str, cause: Cause
 ) -> None:
-    assert rank_cause(trainer, code, signal, exception, text) is cause
+    assert rank_cause(trainer, code, signal, exception, text, text) is cause
 
 
 def started_again(story: Story) -> Story:
@@ -202,3 +202,26 @@ def test_the_newer_of_two_commits_counts_wherever_it_was_written_down() -> None:
     assert resumed(story.run, records, None, 2000.0, older).checkpoint == story.gang.checkpoint
     newer = CheckpointReport(20, "/c/20", "1970-01-01T01:00:00Z")
     assert resumed(story.run, records, None, 2000.0, newer).checkpoint == newer
+
+
+def test_downtime_begins_with_the_last_step_and_not_when_the_failure_was_noticed() -> None:
+    story = started(restart=RestartPolicy(3, 10)).reports(0, Step(0, 40)).waits(35)
+    started_again(failing(story).waits(10)).waits(2).reports(0, Step(0, 41))
+    (cost,) = story.report.history
+    assert (cost.downtime_seconds, cost.down_since, cost.failed) == (47, "1970-01-01T00:16:40Z", "1970-01-01T00:17:15Z")
+
+
+def test_an_attempt_that_never_came_to_a_step_makes_the_downtime_before_it_longer() -> None:
+    story = started(restart=RestartPolicy(3, 10)).reports(0, Step(0, 40)).waits(5)
+    started_again(failing(story).waits(10)).waits(4)
+    started_again(failing(story, "ValueError: another").waits(20)).waits(1).reports(0, Step(0, 41))
+    assert [cost.downtime_seconds for cost in story.report.history] == [None, 40]
+
+
+def test_downtime_after_the_coordinator_s_death_begins_when_it_was_last_alive_or_the_ranks_last_stepped() -> None:
+    run = make_run(restart=RestartPolicy(3, 10))
+    records = [AttemptRecord(1, run.job.uid, 0, "1970-01-01T00:00:00Z")]
+    story = Story(run, resumed(run, records, None, 1000.0, None, 970.0))
+    assert story.gang.history[0].down_since == "1970-01-01T00:16:10Z"
+    story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, step=48, step_age_seconds=22),)))
+    assert story.gang.history[0].down_since == "1970-01-01T00:16:18Z"

@@ -311,7 +311,16 @@ def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coord
         run = agents.write("import signal\nsignal.pause()")
         with agent_1(SHORT_SILENCE, agents):
             said, again = asyncio.run(asyncio.wait_for(scene(run), PATIENCE_SECONDS))
-    assert said["exit"] == {"rank": 1, "exitCode": None, "signal": "SIGKILL", "ordered": True, "error": None, "lastLines": []}
+    assert said["exit"] == {
+        "rank": 1,
+        "exitCode": None,
+        "signal": "SIGKILL",
+        "ordered": True,
+        "error": None,
+        "lastLines": [],
+        "freshFrom": 0,
+        "outOfMemory": None,
+    }
     assert (again["attempt"], again["knownAttempt"]) == (0, 1)
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep_gang.contract import Cause, CheckpointReport, Expected, Failure, Goodput, Loss, RestartPolicy, Run, Spent
-from lockstep_gang.contract.messages import Activity, Checkpoint, Leaving, Reported, Started, Step, rank_report_to_json
+from lockstep_gang.contract import Cause, CheckpointReport, Expected, Failure, Goodput, Loss, RestartPolicy, Run, Spent, State
+from lockstep_gang.contract.messages import Activity, Beat, Checkpoint, Evaluate, Leaving, Reported, Started, Step, rank_report_to_json
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
@@ -79,17 +79,70 @@ def test_after_a_failure_the_job_is_down_until_a_step_and_does_undone_steps_agai
     all_stopped(story).waits(10)
     assert story.gang.attempt == 2
     story.waits(4).reports(0, Step(0, 5)).waits(3).reports(0, Step(0, 8)).waits(2)
-    assert seconds(story) == {"train": 7, "down": 15, "lost": 3}
-    assert accounted(story.gang, story.run, story.now).goodput.causes == {"OutOfMemory": Loss(18_000, 18_000 * 8)}
+    assert seconds(story) == {"train": 2, "down": 20, "lost": 3}
+    assert accounted(story.gang, story.run, story.now).goodput.causes == {"OutOfMemory": Loss(23_000, 23_000 * 8)}
 
 
-def test_a_script_that_tells_no_steps_trains_while_its_ranks_run() -> None:
+def test_what_comes_after_the_last_step_of_a_hang_is_down_and_not_training() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(3).reports(0, Step(0, 2)).waits(60)
+    all_stopped(story.exits(1, 76).waits(1))
+    assert seconds(story) == {"train": 3, "down": 61}
+    assert story.gang.goodput.causes == {"Hang": Loss(61_000, 61_000 * 8)}
+
+
+def test_the_step_that_a_start_goes_on_from_is_shown_and_is_no_progress() -> None:
+    story = started(**TRAINER).waits(2).reports(0, Activity(0, "Resume", 40, 60)).waits(3)
+    assert (story.report.trainer.step, story.report.trainer.total_steps) == (40, 60)
+    assert seconds(story) == {"load": 5}
+    assert story.gang.goodput.furthest_step == 0
+    assert seconds(story.reports(0, Step(0, 41, 60)).waits(4)) == {"load": 5, "train": 4}
+
+
+def test_a_report_tells_nothing_that_a_failure_could_take_back() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(3).reports(0, Step(0, 2)).waits(60).reports(0, Beat(0, "Step 3"))
+    told = story.report.goodput
+    assert (told.spent["train"], told.until - told.began) == (3000, sum(told.spent.values()))
+    assert seconds(story)["train"] == 63
+    all_stopped(story.exits(1, 76).waits(1))
+    assert story.report.goodput.spent["train"] == 3000
+
+
+def test_the_last_report_has_the_whole_account() -> None:
+    story = started().reports(0, Step(0, 1)).waits(3).exits(0).waits(1).exits(1)
+    assert story.report.state is State.COMPLETE
+    assert story.report.goodput.spent["train"] == 4000
+
+
+def test_an_evaluation_that_was_told_counts_though_a_failure_follows() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).reports(0, Activity(0, "Evaluate")).waits(9).reports(0, Evaluate(0, 1))
+    story.reports(0, Activity(0, "Step")).waits(2).exits(1, 1).waits(1)
+    all_stopped(story)
+    assert seconds(story) == {"evaluate": 9, "down": 3}
+
+
+def test_a_stop_that_was_asked_for_keeps_what_was_trained() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 1)).waits(2).hears(0, Leaving())
+    all_stopped(story.exits(0, 75).exits(1, 75))
+    for node in range(2):
+        story.hears(node, hello(node, known=1))
+    story.hears(0, Started(2)).hears(1, Started(2)).exits(1, 1)
+    assert seconds(all_stopped(story))["train"] == 2
+
+
+def test_a_script_turns_out_to_have_been_loading_when_it_tells_its_first_step() -> None:
+    story = started(restart=RestartPolicy(3, 10)).waits(76)
+    assert seconds(story) == {"unknown": 76}
+    story.reports(0, Step(0, 0, 30)).waits(3).reports(0, Step(0, 30, 30)).exits(0).exits(1)
+    assert seconds(story) == {"load": 76, "train": 3}
+
+
+def test_a_script_that_tells_no_steps_has_time_of_which_nobody_knows() -> None:
     story = started(restart=RestartPolicy(3, 10)).waits(5).exits(1, 1).waits(1)
     all_stopped(story).waits(10)
     for node in range(2):
         story.hears(node, hello(node, attempt=2))
     story.hears(0, Started(2)).hears(1, Started(2)).waits(6)
-    assert seconds(story) == {"train": 11, "down": 11}
+    assert seconds(story) == {"unknown": 11, "down": 11}
 
 
 def test_a_stop_that_was_asked_for_saves_and_is_then_stopped_not_down() -> None:
@@ -108,7 +161,7 @@ def test_a_drained_node_s_absence_is_queued() -> None:
 
 def test_the_account_ends_with_the_job() -> None:
     story = started().waits(2).exits(0).exits(1).waits(100)
-    assert seconds(story) == {"train": 2}
+    assert seconds(story) == {"unknown": 2}
 
 
 EVENTS = st.lists(
@@ -133,7 +186,9 @@ def test_the_kinds_add_up_to_the_time_since_the_coordinator_first_began(events: 
         story.gang = accounted(story.gang, run, story.now)
         book = story.gang.goodput
         assert sum(book.spent.values()) == book.until - book.began
-        assert all(value >= before.spent.get(name, 0) for name, value in book.spent.items())
+        taken = {name: value - book.spent.get(name, 0) for name, value in before.spent.items() if value > book.spent.get(name, 0)}
+        assert set(taken) <= {"train", "evaluate"}, "only what a failure has wasted is taken back"
+        assert book.spent.get("down", 0) - before.spent.get("down", 0) >= sum(taken.values())
         assert set(book.spent) <= {kind.value for kind in Spent}
         if story.gang.ending is None:
             assert (book.began, book.until) == (1_000_000, int(story.now * 1000))

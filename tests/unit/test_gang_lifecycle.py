@@ -185,6 +185,12 @@ def test_the_last_allowed_failure_is_final() -> None:
     assert (story.report.state, story.report.restarts) == (State.FAILED, 1)
 
 
+def test_what_the_trainer_notes_of_its_end_is_in_the_last_word() -> None:
+    note = "nothing was left to do: step 2 of 2 is in /c"
+    story = started(training={}).reports(0, End(0, {"note": note})).exits(0).exits(1)
+    assert (story.report.state, story.report.message) == (State.COMPLETE, f"all ranks are done; {note}")
+
+
 def test_a_wrong_configuration_is_not_tried_again() -> None:
     story = started(training={}, restart=RestartPolicy(5, 0)).exits(0, 78).hears(0, Stopped(1)).hears(1, Stopped(1))
     assert story.report.state is State.FAILED
@@ -237,7 +243,10 @@ def test_an_exit_that_was_not_heard_is_heard_with_the_next_connection() -> None:
     assert "rank 1 on node 1 exited with 5" in story.gang.stop_reason
 
 
-UNHEARD = "node 1 heard nothing from the coordinator for 30 s and stopped its ranks"
+UNHEARD = (
+    "node 1 heard nothing from the coordinator on node 0 for 30 s and stopped its ranks: the network between the two was broken, or one of the "
+    "machines stood still"
+)
 
 
 def stopped_itself(code: int | None = None) -> RankState:

@@ -247,3 +247,30 @@ def test_a_complete_job_stays_complete_whatever_the_retry() -> None:
     end = end_record(story.gang, story.run, "2026-01-01T00:00:09Z")
     run = make_run(restart=RestartPolicy(0, 0, retry=9))
     assert resumed(run, closed_records(records, "Complete", story.gang), end, story.now).ending is not None
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["told before", "told after"])
+def test_a_container_that_the_kernel_killed_is_out_of_memory_and_counts(before: bool) -> None:
+    story = started(restart=RestartPolicy(3, 0), report=REPORT).reports(0, Step(0, 40), Checkpoint(0, 40, "/c"), Step(0, 47))
+    killed = fact(FactType.OUT_OF_MEMORY, message="the kernel killed its container at its limit of 4Gi (OOMKilled)", pod_uid="pod-1/t")
+    story = lost(told(story, killed)) if before else told(lost(story), killed)
+    failure = story.report.failure
+    assert (failure.cause, failure.node) == (Cause.OUT_OF_MEMORY, 1)
+    assert failure.message == "node 1 ran out of host memory: the kernel killed its container at its limit of 4Gi (OOMKilled)"
+    assert (story.report.restarts_counted, story.report.history[-1].counts) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. Container trainer was using 3Gi", Cause.OUT_OF_MEMORY),
+        ("The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 5Mi.", Cause.STORAGE),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi.", Cause.STORAGE),
+        ("The node had condition: [DiskPressure].", Cause.STORAGE),
+        ("Pod was terminated in response to imminent node shutdown.", Cause.NODE_LOST),
+    ],
+)  # fmt: skip
+def test_an_eviction_has_the_cause_that_the_kubelet_names(words: str, cause: Cause) -> None:
+    story = lost(told(started(restart=RestartPolicy(3, 0), report=REPORT), fact(FactType.EVICTED, message=words)))
+    assert (story.report.failure.cause, story.report.failure.message) == (cause, f"node 1 was evicted: {words}")
+    assert story.report.restarts_counted == 0

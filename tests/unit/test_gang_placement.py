@@ -65,7 +65,7 @@ def test_an_order_that_leaves_a_node_out_is_refused() -> None:
 
 
 def four(racks: tuple[str, ...] = (), **changes: object) -> Story:
-    """Four nodes of two ranks on a profile with racks; the operator has told `racks`."""
+    """Four nodes of two ranks on a cluster with racks; the operator has told `racks`."""
     story = Story(make_run(nodes=4, ranks_per_node=2, rack_grouped=True, report=TARGET, **changes))
     story.gang = replace(story.gang, placement=with_racks(story.gang.placement, racks))
     for node in range(4):

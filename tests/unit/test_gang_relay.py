@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep_gang.agent import relay as relay_module
 from lockstep_gang.agent.console import LINES_WAITING_MAX, Console
 from lockstep_gang.agent.relay import LAST_LINE_CHARACTERS, LAST_LINES, Relay, printable
 from lockstep_gang.agent.reports import read_error_file
@@ -35,6 +36,35 @@ def test_lines_are_the_same_however_the_bytes_come(size: int) -> None:
         relay.feed(data[start : start + size])
     relay.finish()
     assert lines == [f"[rank 3] {word}" for word in ("one", "two", "three", "four")]
+
+
+BAR = b"\r".join(b"%3d%%|####| %d/30" % (n * 100 // 30, n) for n in range(31))
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_of_a_progress_bar_its_first_and_last_state_and_one_now_and_then_are_lines(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, now = list[str](), 100.0
+    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now)
+    relay = Relay(0, lines.append)
+    data = b"start\n\r" + BAR + b"\nend\n"
+    for start in range(0, len(data), size):
+        relay.feed(data[start : start + size])
+    assert lines == [f"[rank 0] {line}" for line in ("start", "  0%|####| 0/30", "100%|####| 30/30", "end")]
+    lines.clear()
+    for second in range(21):
+        now = 200.0 + second
+        relay.feed(b"\r%d s" % second)
+    relay.finish()
+    assert [line.removeprefix("[rank 0] ") for line in lines] == ["0 s", "10 s", "20 s"]
+
+
+def test_a_bar_that_is_cut_off_leaves_its_last_state_and_no_room_for_old_ones() -> None:
+    lines = list[str]()
+    relay = Relay(0, lines.append)
+    relay.feed(BAR + b"\r")
+    relay.finish()
+    assert lines == ["[rank 0]   0%|####| 0/30", "[rank 0] 100%|####| 30/30"]
+    assert relay.last_lines == ["  0%|####| 0/30", "100%|####| 30/30"]
 
 
 def test_the_last_twenty_lines_are_kept_and_cut() -> None:

@@ -131,6 +131,21 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"checkpoint": {"resumeFrom": "Auto"}}, "the newest whole commit in /workspace/runs/x/checkpoints, or step 0 where there is none"),
+        ({"checkpoint": {"resumeFrom": "None"}}, "step 0, since resumeFrom is None"),
+        ({"checkpoint": {"resumeFrom": "/workspace/runs/y/checkpoint-7"}}, "/workspace/runs/y/checkpoint-7"),
+        (None, "no checkpoint was reported yet; the script finds its own"),
+    ],
+)
+def test_a_first_attempt_says_where_a_start_looks_and_not_that_there_is_nothing(training: dict[str, Any] | None, words: str) -> None:
+    run = make_run(training=training)
+    before = new_gang(run)
+    assert f"  from: {words}" in telling(before, replace(before, phase=Phase.ACTIVE, attempt=1), run)
+
+
 def test_an_attempt_names_the_devices_that_were_asked_for_without_nccl_s_sign_for_exactly() -> None:
     run = make_run(addresses=ADDRESSES, gpus_per_node=4, ranks_per_node=4, fabric=FabricAsked("RDMA", ("=mlx5_0", "=mlx5_1")))
     before = new_gang(run)

@@ -30,6 +30,7 @@ class Wire:
     """Where a channel would be: what was sent."""
 
     backlog_bytes = 0
+    is_given_up = False
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []

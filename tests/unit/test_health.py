@@ -69,6 +69,38 @@ def test_a_server_that_takes_nothing_of_this_process_is_told_from_one_that_is_aw
     assert answers.refused_since is None
 
 
+def test_for_how_long_the_server_has_answered_counts_from_its_last_outage() -> None:
+    uptime = [1000.0]
+    answers = Answers(lambda: uptime[0])
+    assert answers.back_seconds() == 0
+    for code in (0, 503, 200):
+        answers.heard(code)
+    story = (
+        (1010.0, 200, 10.0),
+        (1014.0, 0, 14.0),
+        (1020.0, 404, 20.0),
+        (1030.0, 0, 30.0),
+        (1050.0, 500, 50.0),
+        (1051.0, 200, 0.0),
+        (1060.0, 403, 9.0),
+    )
+    for uptime[0], code, back in story:
+        answers.heard(code)
+        assert answers.back_seconds() == back
+
+
+def test_an_operator_takes_no_node_for_lost_until_the_api_server_has_answered_for_a_while() -> None:
+    uptime = [1000.0]
+    led = operator.Operator(Cluster(None), operator.Settings("agent:1"), b"", Certificates("", "", "", ""))  # type: ignore[arg-type]
+    led.cluster.answers = Answers(lambda: uptime[0])
+    led.cluster.answers.heard(200)
+    assert led.inventory.unsettled_seconds() == operator.SETTLING_SECONDS
+    uptime[0] += operator.SETTLING_SECONDS - 1
+    assert led.inventory.unsettled_seconds() == 1.0
+    uptime[0] += 2
+    assert led.inventory.unsettled_seconds() == 0
+
+
 class Refusing:
     """A connection on which nothing is taken."""
 

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import pytest
 
+from fake_cluster import FakeCluster
 from golden.plan_cases import CONTEXT, job, profile
-from lockstep.api.errors import ConfigError
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.plan.objects import freeze
 from lockstep.plan.observed import Observed
 from lockstep.plan.resolve import resolve
 from lockstep.platforms.kubernetes import in_namespace
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.in_namespace import _follow, _Log, _remove_finished, _running, _verdict
+from lockstep.platforms.kubernetes.in_namespace import Patience, _follow, _Log, _remove_finished, _running, _verdict, run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects
 
 Object = dict[str, Any]
@@ -250,3 +251,81 @@ def test_a_run_that_ended_while_nobody_followed_it_makes_room_and_one_that_runs_
     over = Namespace(started, (node(0, ended(0)), node(1, ended(0))))
     asyncio.run(_remove_finished(cast(Cluster, over), started, lambda line: None))
     assert over.deleted == [started.frozen.name]
+
+
+def two_nodes(**more: Any) -> FakeCluster:
+    """With the jobs' account. Pods are made and find no room."""
+    room = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    nodes = [{"kind": "Node", "metadata": {"name": name}, "spec": {}, "status": {"allocatable": room}} for name in "ab"]
+    return FakeCluster({"kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa"}}, *nodes, **more)
+
+
+def on_nodes(nodes: int) -> Run:
+    resolved = resolve(job(nodes=nodes, gpusPerNode=0), profile())
+    return Run(resolved, freeze(resolved, CONTEXT), "00" * 32, b"")
+
+
+async def left_after(cluster: FakeCluster, run: Run, said: list[str], patience: Patience) -> None:
+    try:
+        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), patience)
+    finally:
+        left = [key for key in cluster.objects if key[0] in ("Job", "ConfigMap")]
+        assert [name for kind, name in left if kind == "Job" or name == run.frozen.name] == []
+
+
+def test_nodes_that_the_cluster_does_not_have_are_not_waited_for_unless_somebody_says_so() -> None:
+    cluster, said = two_nodes(), list[str]()
+    with pytest.raises(
+        Failed, match="5 nodes are asked for, and even when idle only 2 of the cluster's 2 could take a pod; --timeout SECONDS waits"
+    ):
+        asyncio.run(left_after(cluster, on_nodes(5), said, Patience()))
+    assert said == [] and cluster.names("StatefulSet") == []
+    with pytest.raises(Failed, match="has no result after 0 s"):
+        asyncio.run(left_after(cluster, on_nodes(5), said, Patience(0.2, asked_for=True)))
+    assert said[0].startswith("lockstep: 5 nodes are asked for") and "Ctrl-C removes it" in said[1]
+
+
+def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = two_nodes()
+
+    class Connected:
+        async def __aenter__(self) -> Cluster:
+            return cluster.as_cluster
+
+        async def __aexit__(self, *_: object) -> None:
+            """Nothing is open."""
+
+    async def connect(context: str | None) -> Connected:
+        return Connected()
+
+    async def follow(*_: object) -> int:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    monkeypatch.setattr(in_namespace, "prepare", lambda *_: on_nodes(5))
+    monkeypatch.setattr(in_namespace, "_follow", follow)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(in_namespace._run(job(), profile(), "default", None, in_namespace.How.NEW))
+    first, second, *last = capsys.readouterr().out.splitlines()
+    assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
+    assert second.endswith("Ctrl-C leaves it running")
+    assert any(line.startswith("lockstep: job x runs on; half a minute after its end") for line in last), last
+    assert {"x-keeper"} == set(cluster.names("Job")) == set(cluster.names("Role")), "whoever is away, its nodes go at its end"
+
+
+def test_a_run_that_never_has_a_result_is_given_up_in_time() -> None:
+    said: list[str] = []
+    with pytest.raises(Failed, match="x has no result after 0 s \\(--timeout\\)"):
+        asyncio.run(left_after(two_nodes(), on_nodes(2), said, Patience(0.2)))
+    assert said[-1] == "lockstep: removed what x consisted of; claims stay"
+
+
+def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> None:
+    def interrupt(item: Object) -> None:
+        if item["kind"] == "Service":
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(left_after(two_nodes(on_create=interrupt), on_nodes(2), [], Patience()))

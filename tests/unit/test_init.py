@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.clusterfile import parse_cluster_file
 from lockstep.api.errors import ConfigError
 from lockstep.api.jobfile import parse_job_file
-from lockstep.api.profile import ClusterProfile
 from lockstep.cli import init
 from lockstep.plan.resolve import PlatformDefaults, resolve
 
@@ -27,9 +27,9 @@ def test_a_job_file_is_valid_as_it_is_written(tmp_path: Path, script: bool) -> N
     init.job("lora", "barcelona", script, path)
     text = path.read_text()
     job = parse_job_file(text, "lora.yaml")
-    assert (job.metadata.name, job.spec.cluster_profile_name, job.spec.script is not None) == ("lora", "barcelona", script)
+    assert (job.metadata.name, job.spec.cluster, job.spec.script is not None) == ("lora", "barcelona", script)
     assert f"-f {path}" in text and "NAME" not in text and "CLUSTER" not in text
-    profile = ClusterProfile.model_validate({"metadata": {"name": "barcelona"}, "spec": {"image": "i"}})
+    profile = TrainingCluster.model_validate({"metadata": {"name": "barcelona"}, "spec": {"image": "i"}})
     assert resolve(job, profile, PlatformDefaults(namespace="x")).warnings == ()
 
 

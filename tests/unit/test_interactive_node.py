@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lockstep_gang.agent import ask
 from lockstep_gang.agent.activity import Activity
 from lockstep_gang.agent.printed import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
 from lockstep_gang.agent.script import argv, look
@@ -127,3 +133,39 @@ def test_a_script_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:
     assert first.problem == ""
     assert look(Find("1", ("a.py",), str(tmp_path)), 0).digest != first.digest
     assert "has no folder /nowhere" in look(Find("1", ("a.py",), "/nowhere"), 2).problem
+
+
+def test_whoever_waits_for_a_script_hears_of_the_silence_until_a_rank_has_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ask, "QUIET_SECONDS", 0.05)
+    here, agent = socket.socketpair()
+    lines = ["[lockstep] all 2 ranks run", "[rank 0] here", None]
+
+    def answer() -> None:
+        agent.recv(65536)
+        for line in lines:
+            time.sleep(0.2)
+            found = {"exitCode": 0, "message": ""} if line is None else {"lines": [line]}
+            agent.sendall(json.dumps(found).encode() + b"\n")
+
+    patience: list[float | None] = []
+
+    class Watched(ask.Conversation):
+        def _heard(self, seconds: float | None) -> list[dict[str, Any]]:
+            patience.append(seconds)
+            return super()._heard(seconds)
+
+    previous = signal.getsignal(signal.SIGINT)
+    speaker = threading.Thread(target=answer)
+    speaker.start()
+    try:
+        with here, agent:
+            assert Watched(here, until_eof=False).hold({"verb": "run"}) == 0
+            speaker.join()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == lines[:2]
+    assert printed.err.startswith("[lockstep] no rank has printed anything for 0 s: importing torch")
+    assert (patience[0], patience[-1]) == (0.05, None), "not once a rank has printed"

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from crd_rule_cases import NUMBERS, training
 from lockstep.api.errors import ConfigError
+from lockstep.api.job import TrainingJob
 from lockstep.api.jobfile import parse_job_file
+from lockstep.api.yamlnodes import plain_value
 
 SAMPLE = (Path(__file__).resolve().parents[2] / "manifests/samples/trainingjob.yaml").read_text()
 JOB = """\
@@ -84,10 +91,77 @@ MISTAKES = [
     ("{name: x}", "{name: X_Y}", "3: metadata.name: 'X_Y' is not valid: must be lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit"),
     ("{name: x}", f"{{name: {'x' * 53}}}", "3: metadata.name: must be at most 52 characters"),
     ("lockstep.dev/v1alpha1", "lockstep.dev/v1", "1: apiVersion: must be lockstep.dev/v1alpha1"),
-    ("    zeroStage", "    optimization: {learningRate: 2e-4}\n    zeroStage", "9: spec.training.optimization.learningRate: must be text, but YAML reads it as a number: write it in quotes"),
+    ("    zeroStage", "    optimization: {learningRate: yes}\n    zeroStage", "9: spec.training.optimization.learningRate: must be a number of 0 or more, such as 0.05 or 2e-4"),
+    ("    zeroStage", "    optimization: {learningRate: -1e-4}\n    zeroStage", "9: spec.training.optimization.learningRate: -0.0001 is not valid: must be a number of 0 or more, such as 0.05 or 2e-4"),
+    ("    zeroStage", "    evaluation: {holdout: 0.6}\n    zeroStage", "9: spec.training.evaluation.holdout: 0.6 is not valid: must be a number greater than 0 and at most 0.5"),
+    ("nodes: 2", "env:\n  - {name: A, value: .inf}", "6: spec.env[0].value: .inf is a number that JSON has not: write it in quotes"),
+    ("nodes: 2", "podTemplate: {labels: {y: c}}", "5: spec.podTemplate.labels.y: YAML does not read this key as text: write it in quotes"),
     ("    zeroStage", "    optimization: {microBatchSize: 4, globalBatchSize: 2}\n    zeroStage", "9: spec.training.optimization.globalBatchSize: globalBatchSize must be greater than or equal to microBatchSize"),
     ("nodes: 2", "script: {path: a.py}", "4: spec: must have exactly one of training and script, and neither where type is Interactive"),
 ]  # fmt: skip
+
+
+NUMBER_FORMS = [
+    ("optimization", "learningRate", "1e-4", ["1e-4", '"1e-4"', "0.0001", '"0.0001"', "1.0E-4", "0.1e-3", ".0001"]),
+    ("optimization", "maxGradientNorm", "1", ["1", "1.0", '"1"', '"1.0"', "1e0", "10e-1"]),
+    ("optimization", "weightDecay", "0.01", ["0.01", '"0.01"', "1e-2", '"1e-2"']),
+    ("lora", "dropout", "0.05", ["0.05", '"0.05"', "5e-2", ".05"]),
+    ("evaluation", "holdout", "0.1", ["0.1", '"0.1"', "1e-1", '"1e-1"', "0.10"]),
+]
+
+
+@pytest.mark.parametrize(("section", "field", "text", "forms"), NUMBER_FORMS)
+def test_a_number_is_the_same_number_however_it_is_written(section: str, field: str, text: str, forms: list[str]) -> None:
+    for form in forms:
+        job = parse_job_file(changed("zeroStage: Stage2", f"{section}: {{{field}: {form}}}"), "j.yaml")
+        assert job.to_dict()["spec"]["training"][section][field] == text, form
+
+
+@given(st.floats(0, 1e15))
+def test_a_number_survives_its_spelling_to_the_last_bit(number: float) -> None:
+    written = parse_job_file(changed("zeroStage: Stage2", f"optimization: {{learningRate: {number!r}}}"), "j.yaml")
+    assert float(written.to_dict()["spec"]["training"]["optimization"]["learningRate"]).hex() == abs(number).hex()
+
+
+@pytest.mark.parametrize(("section", "field", "valid", "wrong"), NUMBERS)
+def test_a_number_is_bounded_as_the_api_server_bounds_it(section: str, field: str, valid: list[Any], wrong: list[Any]) -> None:
+    for value in valid:
+        TrainingJob.model_validate(training(**{section: {field: value}}))
+    for value in wrong:
+        with pytest.raises(ValidationError):
+            TrainingJob.model_validate(training(**{section: {field: value}}))
+
+
+@pytest.mark.parametrize("word", ["y", "Y", "n", "N", "on", "off", "yes", "No", "true", "FALSE"])
+def test_a_word_that_kubectl_takes_for_a_truth_value_is_no_text(word: str) -> None:
+    text = changed("nodes: 2", f"env:\n  - {{name: A, value: {word}}}")
+    assert told(text) == ["j.yaml:6: spec.env[0].value: must be text, but YAML reads it as true or false: write it in quotes"]
+    parse_job_file(text.replace(f"value: {word}", f"value: '{word}'"), "j.yaml")
+
+
+def test_an_entry_without_a_value_is_told_as_such() -> None:
+    mistakes = told(changed("zeroStage: Stage2", "lora: {targetModules: [q_proj, ~]}"))
+    assert mistakes == [
+        "j.yaml:9: spec.training.lora.targetModules[1]: must be text, but has no value: leave it out, or write '' for an empty text"
+    ]
+
+
+def test_mistakes_of_a_list_come_in_its_order() -> None:
+    mistakes = told(changed("zeroStage: Stage2", f"lora: {{targetModules: [{', '.join(['1'] * 12)}]}}"))
+    assert [line.split(": ")[1] for line in mistakes] == [f"spec.training.lora.targetModules[{number}]" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4), ("08", 8), ("010", 8), ("0o17", 15), ("1:30", "1:30"), ("1_000", 1000), ("2020-01-01", "2020-01-01"), ("+1", 1), (".5", 0.5),
+        ("5.", 5), ("1_0.5", 10.5), (".5_0", 0.5), ("0b11", 3), ("-0x1F", -31), ("1e", "1e"), ("=", "="), ("1e400", "1e400"), ("0o8", "0o8"),
+        ("9223372036854775807", 2**63 - 1), ("18446744073709551616", 2.0**64), ("~", None), ("1" * 400, "1" * 400), ("0x" + "f" * 17, "0x" + "f" * 17), ("2.0", 2), ("_1", "_1"), ("-", "-"), (".", "."),
+    ],
+)  # fmt: skip
+def test_plain_scalars_are_read_as_kubectl_reads_them(text: str, value: Any) -> None:
+    found = plain_value(text)
+    assert (type(found), found) == (type(value), value)
 
 
 @pytest.mark.parametrize(("old", "new", "message"), MISTAKES)

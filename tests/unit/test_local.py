@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.resolve import Resolved, resolve
-from lockstep.platforms.local.placement import check_inputs, local_defaults, local_run
+from lockstep.platforms.local import agents
+from lockstep.platforms.local.placement import check_inputs, gpus_here, local_defaults, local_run, node_devices
 from lockstep_gang.contract import Run, Storage, WhenDone
 
 TRAINING = {"model": {"name": "/workspace/models/tiny"}, "data": {"path": "/datasets/all.jsonl"}}
@@ -27,8 +28,8 @@ def resolved(root: Path, **spec: Any) -> Resolved:
     job = TrainingJob.model_validate(
         {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}
     )
-    profile = ClusterProfile.model_validate(
-        {"apiVersion": "lockstep.dev/v1alpha1", "kind": "ClusterProfile", "metadata": {"name": "local"}, "spec": {}}
+    profile = TrainingCluster.model_validate(
+        {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingCluster", "metadata": {"name": "local"}, "spec": {}}
     )
     return resolve(job, profile, local_defaults(root, "uid-1"))
 
@@ -75,6 +76,44 @@ def test_the_job_s_own_variables_reach_the_ranks(tmp_path: Path) -> None:
 def test_cores_are_shared_unless_somebody_said_how(tmp_path: Path) -> None:
     assert int(made(tmp_path).environment["OMP_NUM_THREADS"]) >= 1
     assert "OMP_NUM_THREADS" not in made(tmp_path, {"OMP_NUM_THREADS": "7"}).environment
+
+
+@pytest.mark.parametrize(
+    ("each", "inherited", "present", "devices"),
+    [
+        (1, {}, 2, ("0", "1")),
+        (2, {}, 8, ("0,1", "2,3")),
+        (2, {"CUDA_VISIBLE_DEVICES": "7,6,5,4"}, 8, ("7,6", "5,4")),
+        (1, {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}, 8, ("GPU-a", "GPU-b")),
+        (0, {"CUDA_VISIBLE_DEVICES": "0"}, 8, ("", "")),
+        (0, {}, 0, ("", "")),
+    ],
+)
+def test_nodes_on_one_machine_divide_its_gpus(
+    each: int, inherited: dict[str, str], present: int, devices: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert node_devices(resolved(tmp_path, nodes=2, gpusPerNode=each), inherited, present) == devices
+
+
+def test_the_job_s_own_choice_of_gpus_is_divided_and_not_given_to_every_node(tmp_path: Path) -> None:
+    env = [{"name": "CUDA_VISIBLE_DEVICES", "value": "4,5"}]
+    job = resolved(tmp_path, nodes=2, gpusPerNode=1, env=env)
+    assert node_devices(job, {"CUDA_VISIBLE_DEVICES": "0"}, 8) == ("4", "5")
+    assert "CUDA_VISIBLE_DEVICES" not in local_run(job, tmp_path / "key", (4000, 5000), {}).environment
+
+
+@pytest.mark.parametrize(
+    ("inherited", "words"), [({}, "this machine has 1"), ({"CUDA_VISIBLE_DEVICES": "3,-1"}, "CUDA_VISIBLE_DEVICES names 1")]
+)
+def test_fewer_gpus_than_the_nodes_ask_for_are_refused(inherited: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"spec\.gpusPerNode is 1, so 2 nodes need 2 GPUs, and {words}: lower gpusPerNode or --nodes"):
+        node_devices(resolved(tmp_path, nodes=2, gpusPerNode=1), inherited, 1)
+
+
+def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia11", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / name).touch()
+    assert gpus_here(tmp_path) == 3
 
 
 SECRET = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}]
@@ -163,3 +202,21 @@ def test_a_commit_to_resume_from_must_be_there(tmp_path: Path) -> None:
     training = {**TRAINING, "checkpoint": {"resumeFrom": "/workspace/runs/y/checkpoints/step-5.a1"}}
     with pytest.raises(ConfigError, match=r"spec\.training\.checkpoint\.resumeFrom: there is no folder"):
         check_inputs(resolved(with_inputs(tmp_path), training=training))
+
+
+def test_each_agent_gets_the_devices_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = {}
+
+    class Ended:
+        def __init__(self, command: list[str], **how: Any) -> None:
+            given[command[command.index("--node") + 1]] = how["env"]["CUDA_VISIBLE_DEVICES"]
+
+        def wait(self, timeout: float | None = None) -> int:
+            return 0
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr(agents.subprocess, "Popen", Ended)
+    assert agents.run_agents(tmp_path / "run.json", 2, tmp_path / "logs", devices=("0,1", "2,3")) == 0
+    assert given == {"0": "0,1", "1": "2,3"}

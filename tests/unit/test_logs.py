@@ -99,6 +99,24 @@ def test_the_log_of_a_pod_is_its_own_lines_without_the_kubelet_s() -> None:
     assert read(Logged(pod("x-0"), streams=[stamped(*PRINTED)])) == PRINTED
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["it is going", "it is gone"])
+def test_a_pod_that_goes_away_while_its_log_is_asked_for_leaves_it_on_the_volume(is_there: bool, volume: Path) -> None:
+    """As right after the end of a job: the pod is seen, and its container's log is gone a moment later."""
+
+    class Going(Logged):
+        async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+            async for line in super().log(namespace, pod, container, query):
+                yield line
+            if is_there:
+                self.objects["Pod", "x-0"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+            else:
+                del self.objects["Pod", "x-0"]
+            raise ApiError(404, "NotFound", 'container "trainer" in pod "x-0" not found')
+
+    assert read(Going(pod("x-0"))) == ["[rank 0] first", "[rank 1] second"]
+    assert read(Logged(pod("x-0"))) == [], "a pod that stays has printed nothing yet"
+
+
 def test_a_rank_s_last_lines_are_counted_after_those_of_others_were_left_out() -> None:
     cluster = Logged(pod("x-0"), streams=[stamped(*PRINTED)])
     assert read(cluster, Wanted(rank=0, tail=1)) == ["[rank 0] c"]
@@ -172,6 +190,30 @@ def test_a_pod_that_began_after_a_failure_lacks_what_was_before_and_the_volume_d
         "[rank 1] second",
     ]
     assert read(Logged(pod("x-0"), streams=[stamped("all")]), job=job) == ["all"]
+
+
+def test_the_log_of_a_run_without_operator_is_whole_though_its_containers_were_started_again(volume: Path) -> None:
+    run: Object = {**JOB, "kind": "ConfigMap", "spec": {}}
+    assert read(Logged(pod("x-0"), streams=[stamped("first start")]), job=run) == ["first start"]
+    assert read(Logged(pod("x-0", restarts=1), streams=[stamped("again")]), job=run) == ["[rank 0] first", "[rank 1] second"]
+    assert read(Logged(), job=run) == ["[rank 0] first", "[rank 1] second"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "state", "ended"),
+    [
+        (0, {"running": {}}, True),
+        (None, {"running": {}}, True),
+        (2, {"running": {}}, False),
+        (2, {"terminated": {"exitCode": 0}}, True),
+        (2, {"terminated": {"exitCode": 137}}, False),
+    ],
+)
+def test_a_run_without_operator_is_followed_to_its_end(replicas: int | None, state: Object, ended: bool) -> None:
+    stateful_set = {"kind": "StatefulSet", "metadata": {"name": "x"}, "spec": {"replicas": replicas}}
+    node = {"kind": "Pod", "metadata": {"name": "x-0"}, "status": {"containerStatuses": [{"name": "trainer", "state": state}]}}
+    objects = [node] if replicas is None else [node, stateful_set]
+    assert asyncio.run(module.has_run_ended(FakeCluster(*objects).as_cluster, JOB)) is ended
 
 
 def replace_status(**status: Any) -> Object:

@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from lockstep.api.names import REPORT_AUDIENCE, key_secret_name
 from lockstep.plan.objects import RenderContext
 from lockstep.plan.observed import Object, Observed
+from lockstep.plan.pods import lacks_secret
 from lockstep.plan.reconcile import Plan, reconcile
 from lockstep.plan.run import report_target
 from lockstep.plan.storage import KEY_VOLUME
@@ -25,7 +26,7 @@ from lockstep.platforms.kubernetes.clock import ServerClock
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.inventory import Inventory
-from lockstep.platforms.kubernetes.operator import Settings, lacks_secret
+from lockstep.platforms.kubernetes.operator import Settings
 from lockstep.platforms.kubernetes.replica import Replica
 from lockstep.platforms.kubernetes.report_server import PATH, ReportServer
 from lockstep.platforms.kubernetes.secrets import (
@@ -236,7 +237,7 @@ def test_a_gang_of_an_older_version_is_not_said_to_have_lost_anything() -> None:
     older = replace(context(MASTER), key_secret="", run_key="")
     plan = reconcile(gang(older), report(), context(MASTER), NOW + 5)
     assert untouched(plan)
-    assert condition(plan, "Accepted")[2] == "the job fits its profile"
+    assert condition(plan, "Accepted")[2] == "the job fits its cluster"
 
 
 # Secrets of jobs.

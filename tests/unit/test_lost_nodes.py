@@ -295,3 +295,56 @@ def test_a_complete_job_is_not_retried() -> None:
     raised = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "restart": {"retry": 5}}})
     again = reconcile(raised, None, CONTEXT, NOW)
     assert (again.create, again.apply, condition(after(raised, again) if again.status else raised, "Complete")[0]) == ((), (), "True")
+
+
+def test_right_after_an_outage_no_node_is_taken_for_lost() -> None:
+    observed = replace(lost(lostNodeSeconds=0), unsettled_seconds=20.0)
+    plan = reconcile(observed, report(), CONTEXT, NOW)
+    assert (plan.force_delete, plan.events, plan.again_seconds) == ((), (), 20.0)
+    assert plan.status is None or condition(plan, "NodesHealthy")[:2] == ("True", "AllNodesReady")
+    assert facts_of(observed, {}) == ()
+    settled_again = reconcile(replace(observed, unsettled_seconds=0.0), report(), CONTEXT, NOW + 20)
+    assert condition(settled_again, "NodesHealthy")[0] == "False"
+
+
+def test_right_after_an_outage_what_was_said_of_a_lost_node_stays() -> None:
+    observed = lost()
+    observed = after(observed, reconcile(observed, heard(), CONTEXT, NOW))
+    assert condition(observed, "NodesHealthy")[1] == "NodeLost"
+    plan = reconcile(replace(observed, unsettled_seconds=20.0), heard(), CONTEXT, NOW + 1)
+    assert (plan.status, plan.events) == (None, ())
+
+
+def killed(reason: str, code: int, limit: str | None = "4Gi", *, runs_again: bool = True) -> Object:
+    end = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": SINCE}}
+    status = {"name": "trainer", **({"state": {"running": {}}, "lastState": end} if runs_again else {"state": end})}
+    limits = {"resources": {"limits": {"memory": limit}}} if limit else {}
+    return pod(
+        1,
+        status={"phase": "Running", "containerStatuses": [status]},
+        spec={"nodeName": "node-1", "containers": [{"name": "trainer", **limits}]},
+    )
+
+
+@pytest.mark.parametrize("runs_again", [True, False])
+@pytest.mark.parametrize(
+    ("reason", "code", "limit", "kind", "words"),
+    [
+        ("OOMKilled", 137, "4Gi", FactType.OUT_OF_MEMORY, "the kernel killed its container at its limit of 4Gi (OOMKilled)"),
+        ("OOMKilled", 137, None, FactType.OUT_OF_MEMORY, "though it has no limit: the Node's memory was used up"),
+        ("Error", 137, "4Gi", FactType.CONTAINER_ENDED, "exit code 137 (signal 9), Error"),
+        ("ContainerStatusUnknown", 137, "4Gi", FactType.CONTAINER_ENDED, "ContainerStatusUnknown"),
+    ],
+)
+def test_a_container_that_was_killed_says_how(
+    reason: str, code: int, limit: str | None, kind: FactType, words: str, runs_again: bool
+) -> None:
+    fact = loss_of(killed(reason, code, limit, runs_again=runs_again), by_name(node("node-1")))
+    assert fact is not None
+    assert (fact.type, fact.node, fact.node_name, fact.since) == (kind, 1, "node-1", SINCE)
+    assert words in fact.message and fact.pod_uid == f"pod-1/{SINCE}"
+
+
+@pytest.mark.parametrize("code", [0, 1, 69, 70, 75, 78])
+def test_an_end_of_the_agent_s_own_is_no_loss(code: int) -> None:
+    assert loss_of(killed("Error", code), by_name(node("node-1"))) is None

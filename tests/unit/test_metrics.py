@@ -33,7 +33,7 @@ def status(train: int = 0, gpu: int = 0, end: str = "", restarts: list[Object] |
         "losses": [{"cause": "Hang", "seconds": gpu // 8, "gpuSeconds": gpu}] if gpu else [],
     }
     conditions = [{"type": end, "status": "True", "reason": end}] if end else []
-    return {"goodput": goodput, "conditions": conditions, "restartHistory": restarts or [], "profile": {"name": "p"}, **fields}
+    return {"goodput": goodput, "conditions": conditions, "restartHistory": restarts or [], "cluster": {"name": "p"}, **fields}
 
 
 def job(name: str = "x", found: Object | None = None, uid: str = "u") -> Observed:
@@ -43,8 +43,18 @@ def job(name: str = "x", found: Object | None = None, uid: str = "u") -> Observe
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    found = metrics.registry.get_sample_value(name, {"job_namespace": "ns", "profile": "p", **labels})
+    found = metrics.registry.get_sample_value(name, {"job_namespace": "ns", "training_cluster": "p", **labels})
     return None if found is None else float(found)
+
+
+def test_time_of_which_nobody_knows_what_it_was_is_counted_once_it_stays_so() -> None:
+    book = {"goodput": {"unknownSeconds": 70, "loadSeconds": 0}}
+    known, more = growth(counted({}), book)
+    assert more == ()
+    known, more = growth(known, {"goodput": {"unknownSeconds": 0, "loadSeconds": 75}})
+    assert [(item.counter, item.label, item.amount) for item in more] == [("goodput", "load", 75)]
+    ended = {**book, "conditions": [{"type": "Complete", "status": "True"}]}
+    assert ("goodput", "unknown", 70) in [(item.counter, item.label, item.amount) for item in growth(counted({}), ended)[1]]
 
 
 def test_growth_is_what_is_new_since_it_was_counted() -> None:
@@ -114,16 +124,16 @@ def in_bytes(work: Callable[[], None]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("field", "jobs"), [("clusterProfileName", 5000), ("namespace", 1000)])
+@pytest.mark.parametrize(("field", "jobs"), [("cluster", 5000), ("namespace", 1000)])
 def test_names_that_people_make_up_take_no_memory_and_make_no_series(field: str, jobs: int) -> None:
-    """Jobs made and deleted again: each of a profile that doesn't exist, or each in a namespace of its own."""
+    """Jobs made and deleted again: each of a cluster that doesn't exist, or each in a namespace of its own."""
     metrics, observed = Metrics(), replace(fresh(), job={**fresh().job, "status": {}})
     generate_latest(metrics.registry)
 
     def cycles() -> None:
         for number in range(jobs):
             metadata = {**observed.job["metadata"], "uid": f"u{number}"} | ({"namespace": f"n{number}"} if field == "namespace" else {})
-            spec = {**observed.job["spec"]} | ({"clusterProfileName": f"p{number}"} if field == "clusterProfileName" else {})
+            spec = {**observed.job["spec"]} | ({"cluster": f"p{number}"} if field == "cluster" else {})
             made = replace(observed, job={**observed.job, "metadata": metadata, "spec": spec})
             metrics.count(made, made.status)
             metrics.forget(set())
@@ -145,7 +155,7 @@ def test_counters_of_a_namespace_go_an_hour_after_its_last_job(monkeypatch: pyte
 
 
 def test_a_job_that_waits_for_a_profile_that_does_not_exist_has_no_profile_s_label() -> None:
-    waits = {"metadata": {"namespace": "ns", "name": "x", "uid": "u"}, "spec": {"clusterProfileName": "made-up"}}
+    waits = {"metadata": {"namespace": "ns", "name": "x", "uid": "u"}, "spec": {"cluster": "made-up"}}
     registry = CollectorRegistry()
     registry.register(Jobs(lambda: True, lambda: [waits], lambda uid: None, lambda: 0))
     assert b"made-up" not in generate_latest(registry)

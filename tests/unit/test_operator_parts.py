@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from api_stub import kubeconfig
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.cli.deploy import OPERATOR_IMAGE, default_image
 from lockstep.plan.events import Note
 from lockstep.plan.layers import Notice
@@ -646,7 +646,7 @@ def test_the_operator_watches_none_of_the_events_that_it_writes() -> None:
             written.append(item)
             return item
 
-    asyncio.run(Executor(Written(None), lambda kind, item: None).tell(Observed(job()), (Note("Warning", "ProfileNotFound", "m"),), 1.0))
+    asyncio.run(Executor(Written(None), lambda kind, item: None).tell(Observed(job()), (Note("Warning", "ClusterNotFound", "m"),), 1.0))
     (selector,) = [watched.field_selector.split(",") for watched in WATCHED if watched.kind == "Event"]
     assert f"involvedObject.kind!={written[0]['involvedObject']['kind']}" in selector
 
@@ -707,7 +707,7 @@ MODELS = {"name": "models", "claim": "shared", "mountPath": "/models", "storageC
 @pytest.mark.parametrize(("volumes", "image"), [([CODE, MODELS], "trainer:1"), ([MODELS], OPERATOR_IMAGE), ([], OPERATOR_IMAGE)])
 def test_the_operator_runs_from_a_jobs_image_only_where_a_volume_has_its_code(volumes: list[dict[str, str]], image: str) -> None:
     spec = {"image": "trainer:1", "pod": {"volumes": volumes}}
-    assert default_image(ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": spec})) == image
+    assert default_image(TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": spec})) == image
 
 
 @pytest.mark.parametrize("platform", ["OpenShift", "Kubernetes"])
@@ -717,12 +717,12 @@ def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
         "platform": platform, "network": {"rdma": rdma}, "security": {"ipcLock": True},
         "pod": {"volumes": [CODE, MODELS], "env": [{"name": "A", "value": "$b"}]},
     }  # fmt: skip
-    profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": spec})
+    profile = TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": spec})
     objects = operator_objects(profile, "registry/operator:1", namespace="jobs", manifests=MANIFESTS, revision="r1")
     kinds = [item["kind"] for item in objects]
     assert kinds[:2] == ["CustomResourceDefinition"] * 2
     deployment = objects[kinds.index("Deployment")]
-    before = ("ServiceAccount", "Role", "RoleBinding", "Service", "ClusterProfile", "Lease", "PodDisruptionBudget")
+    before = ("ServiceAccount", "Role", "RoleBinding", "Service", "TrainingCluster", "Lease", "PodDisruptionBudget")
     assert kinds.index("Deployment") > max(kinds.index(kind) for kind in before)
     claims = [(i["metadata"]["namespace"], i["metadata"]["name"]) for i in objects if i["kind"] == "PersistentVolumeClaim"]
     assert claims == [("lockstep-system", "env"), ("jobs", "env"), ("jobs", "shared")]
@@ -745,7 +745,7 @@ def test_deploy_sends_everything_before_what_needs_it(platform: str) -> None:
 def test_the_operators_pods_get_the_registry_logins_and_stay_off_gpu_nodes() -> None:
     pod = {"imagePullSecrets": ["login"], "tolerations": [{"operator": "Exists"}], "runtimeClassName": "nvidia"}
     for said in (pod, {}):
-        profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"pod": said}})
+        profile = TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {"pod": said}})
         objects = operator_objects(profile, "operator:1", namespace="jobs", manifests=MANIFESTS)
         found = next(item for item in objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]
         assert found.get("imagePullSecrets") == ([{"name": "login"}] if said else None)
@@ -755,7 +755,7 @@ def test_the_operators_pods_get_the_registry_logins_and_stay_off_gpu_nodes() -> 
 def test_a_pod_for_files_is_scheduled_and_pulled_as_the_jobs_pods_but_asks_for_no_runtime() -> None:
     pod = {"imagePullSecrets": ["login"], "tolerations": [{"operator": "Exists"}], "runtimeClassName": "nvidia"}
     job = TrainingJob.model_validate({"metadata": {"name": "x"}, "spec": {"script": {"path": "a.py"}}})
-    profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"image": "i", "pod": pod, "gpus": {"perNode": 4}}})
+    profile = TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {"image": "i", "pod": pod, "gpus": {"perNode": 4}}})
     found = files_pod("files", resolve(job, profile))["spec"]
     assert found["tolerations"][0] == {"operator": "Exists"} and found["imagePullSecrets"] == [{"name": "login"}]
     assert "runtimeClassName" not in found
@@ -763,7 +763,7 @@ def test_a_pod_for_files_is_scheduled_and_pulled_as_the_jobs_pods_but_asks_for_n
 
 def test_paths_are_those_of_the_api() -> None:
     assert path_of("Pod", "ns", "x-0", "log") == "/api/v1/namespaces/ns/pods/x-0/log"
-    assert path_of("ClusterProfile", None, "p") == "/apis/lockstep.dev/v1alpha1/clusterprofiles/p"
+    assert path_of("TrainingCluster", None, "p") == "/apis/lockstep.dev/v1alpha1/trainingclusters/p"
     assert path_of("StatefulSet") == "/apis/apps/v1/statefulsets"
 
 
@@ -788,14 +788,14 @@ class Recorded(Cluster):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_uninstall_removes_jobs_first_and_everything_but_claims(kept: bool) -> None:
-    profile = ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {"platform": "Kubernetes"}})
+    profile = TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {"platform": "Kubernetes"}})
     objects = operator_objects(profile, "operator:1", namespace="jobs", manifests=MANIFESTS)
     cluster = Recorded({"lockstep-system": ["a claim"]} if kept else {})
     said: list[str] = []
     asyncio.run(uninstall(cluster, objects, said.append))
     assert cluster.deleted[:2] == [("TrainingJob", "x"), ("Deployment", "lockstep-operator")]
     kinds = [kind for kind, _ in cluster.deleted]
-    assert kinds.index("ClusterProfile") < kinds.index("CustomResourceDefinition")
+    assert kinds.index("TrainingCluster") < kinds.index("CustomResourceDefinition")
     assert "PersistentVolumeClaim" not in kinds
     assert ("Namespace", "jobs") not in cluster.deleted
     assert (("Namespace", "lockstep-system") in cluster.deleted) != kept

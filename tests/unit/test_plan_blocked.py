@@ -13,6 +13,7 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.refused import explained
 from lockstep.plan.unscheduled import why_unscheduled
+from lockstep.platforms.kubernetes.kept import Kept
 from unit.test_reconcile import CONTEXT, NOW, condition, pod, running
 
 GPU = "nvidia.com/gpu"
@@ -50,7 +51,7 @@ def test_every_node_is_told_with_its_first_obstacle_and_alike_ones_together() ->
     )  # fmt: skip
     assert told(stuck(0), stuck(1), nodes=nodes) == (
         f"nodes a, b lack {GPU}; node c has only 7 of the 8 {GPU} that a pod asks for; node d is cordoned; "
-        "node e has the taint dedicated=infra:NoSchedule, which neither podTemplate.tolerations nor the profile's pod.tolerations tolerates; "
+        "node e has the taint dedicated=infra:NoSchedule, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates; "
         "node f is not ready"
     )
 
@@ -131,7 +132,7 @@ def test_the_summary_joins_what_is_seen_of_all_pods() -> None:
     assert (status, reason) == ("False", "Unschedulable")
     assert message == (
         f"6 of 8 pods scheduled: node a lacks {GPU}; holds 6 of 8 nodes; lets go at 2027-01-15T08:01:20Z so that another job can run; "
-        "0 of 8 pods run: pods x-0, x-1, x-2, x-3 and 2 more: image x:1 of container trainer: manifest unknown; correct spec.image, or the profile's image"
+        "0 of 8 pods run: pods x-0, x-1, x-2, x-3 and 2 more: image x:1 of container trainer: manifest unknown; correct spec.image, or the cluster's image"
     )
 
 
@@ -165,7 +166,7 @@ REFUSAL = 'create Pod x-1 in StatefulSet x failed error: pods "x-1" is forbidden
         ('error looking up service account ns/sa: serviceaccount "sa" not found', "service account sa does not exist: kubectl create serviceaccount sa -n ns"),
         (
             'pods "x-0" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
-            "the profile's pod.runtime_class is nvidia, which the cluster doesn't have",
+            "the TrainingCluster's pod.runtime_class is nvidia, which the cluster doesn't have",
         ),
         ("no PriorityClass with name high was found", "podTemplate.priorityClassName is high"),
         ('failed calling webhook "w.example.com": connection refused', "the admission webhook w.example.com doesn't answer"),
@@ -206,3 +207,25 @@ def test_only_an_environment_in_which_nothing_runs_is_unused() -> None:
 
     found = unused([job("ready", "Ready"), job("busy", "Running"), job("batch", "Ready", "Batch")])
     assert found == frozenset({("ml", "ready")})
+
+
+PREPARES: Object = {"initContainers": [{"name": "fetch", "resources": {"requests": {GPU: "8"}}}]}
+SIDECAR: Object = {"initContainers": [{"name": "proxy", "restartPolicy": "Always", "resources": {"requests": {GPU: "2"}}}]}
+OVERHEAD: Object = {"overhead": {GPU: "4"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "held"), [(PREPARES, 8), (SIDECAR, 3), (OVERHEAD, 5), ({}, 1)], ids=["init", "sidecar", "overhead", "plain"]
+)
+def test_what_a_pod_holds_counts_its_init_containers_and_its_overhead(more: Object, held: int) -> None:
+    item = foreign("dev-0", "a", 1)
+    item = {**item, "spec": {**item["spec"], **more}}
+    observed = Kept("Pod", {**item, "metadata": {**item["metadata"], "uid": "u", "resourceVersion": "3"}}).item
+    assert f"Pod ml/dev-0 holds {held} " in told(stuck(0), nodes=(node("a"),), others=(observed,))
+
+
+@pytest.mark.parametrize("more", [PREPARES, OVERHEAD], ids=["init", "overhead"])
+def test_a_node_that_is_too_small_for_an_init_container_or_the_overhead_is_named(more: Object) -> None:
+    item = stuck(0, gpus=1)
+    item = {**item, "spec": {**item["spec"], **more}}
+    assert "node a has only 2 of the" in told(item, nodes=(node("a", gpus=2),))

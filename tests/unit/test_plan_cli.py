@@ -33,12 +33,12 @@ def job_file(folder: Path, **spec: Any) -> Path:
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sample_is_valid_on_the_cluster_that_it_names(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    validate(sample, str(CHECKOUT / "clusters/template.yaml") if "clusterProfileName: my-cluster" in sample.read_text() else None)
+    validate(sample, str(CHECKOUT / "clusters/template.yaml") if "cluster: my-cluster" in sample.read_text() else None)
     assert capsys.readouterr().out == "ok\n"
 
 
 def test_a_job_that_cannot_run_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the profile local has no RDMA"):
+    with pytest.raises(ConfigError, match="the cluster local has no RDMA"):
         validate(job_file(tmp_path, fabric={"mode": "RDMA"}), "local")
 
 
@@ -62,7 +62,7 @@ def test_explain_prints_one_line_a_value_with_its_layer(tmp_path: Path, capsys: 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["FIELD", "VALUE", "LAYER"] in lines
     assert ["nodes", "1", "job"] in lines
-    assert ["gpusPerNode", "0", "profile"] in lines
+    assert ["gpusPerNode", "0", "cluster"] in lines
     assert ["restart.maxRestarts", "3", "default"] in lines
 
 
@@ -97,7 +97,7 @@ def test_two_different_namespaces_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_job_that_names_no_cluster_needs_the_option(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="clusterProfileName is not set: set it or say --cluster; known are barcelona, local"):
+    with pytest.raises(ConfigError, match="cluster is not set: set it or say --cluster; known are barcelona, local"):
         read_inputs(job_file(tmp_path), None, None)
 
 
@@ -110,8 +110,8 @@ def test_a_cluster_file_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_another_profile_than_the_jobs_own_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    read_inputs(job_file(tmp_path, clusterProfileName="barcelona"), "local", None)
-    assert "warning: OtherProfile:" in capsys.readouterr().err
+    read_inputs(job_file(tmp_path, cluster="barcelona"), "local", None)
+    assert "warning: OtherCluster:" in capsys.readouterr().err
 
 
 def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
@@ -135,3 +135,8 @@ def test_completion_is_there_for_every_shell(shell: str) -> None:
     asked |= {"_TYPER_COMPLETE_ARGS": "lockstep va", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
     assert "validate" in done.stdout, done.stderr
+
+
+def test_gpus_on_a_cluster_without_any_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gpusPerNode is 4, but the cluster local has no GPUs"):
+        validate(job_file(tmp_path, gpusPerNode=4), "local")

@@ -74,7 +74,7 @@ def test_a_healthy_cluster_has_nothing_to_mend() -> None:
     found = findings()
     assert {finding.verdict for finding in found} == {Verdict.OK} and not any(finding.fix for finding in found)
     assert {finding.subject for finding in found} == {
-        "rights", "CRDs", "operator", "profile", "service account", "DNS", "nodes", "storage", "claims", "fabric"
+        "rights", "CRDs", "operator", "cluster", "service account", "DNS", "nodes", "storage", "claims", "fabric"
     }  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:
         ({"deployment": None}, "failed", "not installed"),
         ({"deployment": None, "may_see_operator": False}, "unknown", "you may not look into namespace"),
         ({"deployment": DOWN}, "failed", "0 of 2 replicas ready"),
-        ({"profile": None}, "failed", "ClusterProfile c is not on the cluster"),
+        ({"profile": None}, "failed", "TrainingCluster c is not on the cluster"),
         ({"profile": {"spec": {"gpus": {"perNode": 8}}}}, "warning", "differs from its file in"),
         ({"account": None}, "failed", "ml-dev-sa is not in namespace ns"),
         ({"dns": None}, "unknown", "you may not look at the endpoints of kube-system/kube-dns or openshift-dns/dns-default"),
@@ -114,10 +114,10 @@ def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:
         (
             {"nodes": (node("a"), node("b", taints=[TAINT]))},
             "warning",
-            "node b has the taint dedicated=infra:NoSchedule, which the profile's",
+            "node b has the taint dedicated=infra:NoSchedule, which the cluster's",
         ),
-        ({"nodes": (node("a"), node("b", taints=[TAINT]))}, "failed", "1 of 2 nodes that the profile allows can take pods"),
-        ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of 2 nodes that the profile allows can take pods"),
+        ({"nodes": (node("a"), node("b", taints=[TAINT]))}, "failed", "1 of 2 nodes that the cluster allows can take pods"),
+        ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of 2 nodes that the cluster allows can take pods"),
         ({"nodes": (node("a"), node("b", gpus=3))}, "warning", "node b has 3 of 4 GPUs"),
         ({"nodes": (node("a"),)}, "warning", "node b of nodes.gpu_nodes is not in the cluster"),
         ({"classes": ({"metadata": {"name": "ceph"}},)}, "failed", "storage.class_rwx is nfs; the cluster has ceph"),
@@ -219,3 +219,19 @@ def test_a_right_to_what_the_cluster_does_not_know_yet_is_no_right_that_a_person
     rights = {"create TrainingJobs": False, "create pods": True}
     found = findings(rights=rights, crds=None, serves=False)
     assert [one.said for one in found if one.subject == "rights"] == ["you may create pods in namespace ns"]
+
+
+def test_what_may_not_be_read_is_unknown_and_not_missing() -> None:
+    hidden = {
+        finding.subject: finding
+        for finding in findings(profile=None, account=None, hidden=frozenset({"TrainingCluster", "ServiceAccount"}))
+    }
+    for subject in ("cluster", "service account"):
+        assert (hidden[subject].verdict, hidden[subject].fix) == (Verdict.UNKNOWN, "")
+        assert hidden[subject].said.endswith("your account may not read it")
+    assert not any(finding.verdict is Verdict.FAILED for finding in hidden.values())
+    assert {finding.subject for finding in findings(profile=None, account=None) if finding.verdict is Verdict.FAILED} == {
+        "cluster",
+        "service account",
+    }
+    assert next(finding for finding in findings(crds=None, serves=None) if finding.subject == "CRDs").verdict is Verdict.UNKNOWN

@@ -10,14 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from lockstep.api.errors import ConfigError
-from lockstep.plan.drill import RISKS, Fault, Outcome, Right, cost_of, has_recovered, rights, text, why_not_now
+from lockstep.plan.drill import AFTER_INTERRUPT, RISKS, Fault, Outcome, Right, cost_of, has_recovered, rights, text, why_not_now
 from lockstep.plan.observed import Object
-from lockstep.platforms.kubernetes import drill_in_pod
+from lockstep.platforms.kubernetes import drill_in_pod, drills
 from lockstep.platforms.kubernetes.drill_place import SOURCE, Place
 
 
@@ -60,7 +60,7 @@ def test_a_killed_operator_costs_no_restart_so_a_spent_budget_allows_it() -> Non
 
 
 def test_every_drill_says_what_it_risks_and_which_rights_it_needs() -> None:
-    assert set(RISKS) == set(Fault)
+    assert set(RISKS) == set(Fault) == set(AFTER_INTERRUPT)
     assert list(map(str, rights(Fault.KILL_RANK, "ns"))) == ["list pods in namespace ns", "create pods/exec in namespace ns"]
     node = {Right(verb, "pods", namespace="ns") for verb in ("get", "delete")} | {
         Right(verb, "nodes", cluster_wide=True) for verb in ("get", "patch")
@@ -120,6 +120,95 @@ def test_the_ranks_own_process_is_hit_and_not_its_workers(rank: subprocess.Popen
     assert (pid, os.WIFSTOPPED(status)) == (rank.pid, True)
     with pytest.raises(SystemExit, match="there is no process of rank 5"):
         drill_in_pod.leader(5)
+
+
+def in_pod(verb: str, source: str = SOURCE.read_text(), **arguments: Any) -> subprocess.Popen[str]:
+    """The verb as a pod runs it, once it has said its first word."""
+    command = [sys.executable, "-I", "-c", source, verb, json.dumps(arguments)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+def test_a_frozen_rank_goes_on_when_nobody_listens_any_more(rank: subprocess.Popen[bytes]) -> None:
+    with in_pod("freeze", rank=987654) as gone:
+        assert drill_in_pod.state_of(rank.pid) == "T"
+        assert gone.stdin is not None
+        gone.stdin.close()
+    assert drill_in_pod.state_of(rank.pid) in ("R", "S")
+    with in_pod("freeze", SOURCE.read_text().replace("SILENCE_SECONDS = 60.0", "SILENCE_SECONDS = 0.2"), rank=987654) as silent:
+        silent.wait(30)
+        assert drill_in_pod.state_of(rank.pid) in ("R", "S")
+
+
+def test_a_rank_that_is_let_go_on_or_killed_ends_its_freezing(rank: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]) -> None:
+    with in_pod("freeze", rank=987654) as freezing:
+        drill_in_pod.thaw(987654)
+        drill_in_pod.thaw(987654)
+        assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == [{"thawed": True}, {"thawed": False}]
+        rank.kill()
+        rank.wait()
+        assert freezing.wait(30) == 0
+
+
+def test_what_watches_ends_with_whoever_asked_for_it() -> None:
+    with in_pod("watch", attempt=5, seconds=600.0) as watching:
+        assert watching.stdin is not None
+        watching.stdin.close()
+        assert watching.wait(30) == 0
+
+
+def test_a_full_volume_is_emptied_when_nobody_listens_any_more(tmp_path: Path) -> None:
+    source = SOURCE.read_text().replace('json.loads(Path(RUN).read_text(encoding="utf-8"))["runDir"]', repr(str(tmp_path)))
+    source = source.replace("if free > most:", "if False:")
+    with in_pod("fill", source, most=1 << 20, seconds=600.0) as filling:
+        assert (tmp_path / "drill-fill").stat().st_size == 1 << 20
+        assert filling.stdin is not None
+        filling.stdin.close()
+        assert filling.wait(30) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+class FrozenPlace:
+    """A place whose pod is a process of this machine."""
+
+    name, namespace = "x", "ns"
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.say = self.said.append
+
+    def in_pod(self, pod: str, verb: str, **arguments: Any) -> Object:
+        assert verb == "thaw"
+        return {"thawed": drill_in_pod.let_go_on(drill_in_pod.leader(arguments["rank"]))}
+
+
+class LocalStream:
+    def __init__(self, place: Any, pod: str, verb: str, **arguments: Any) -> None:
+        self.process, self.problem = in_pod(verb, **arguments), ""
+
+    def __enter__(self) -> LocalStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.__exit__(None, None, None)
+
+    def wait(self, key: str, seconds: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+def test_ctrl_c_lets_a_frozen_rank_go_on_and_says_so(rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drills, "Stream", LocalStream)
+    place = FrozenPlace()
+    with pytest.raises(KeyboardInterrupt), drills._frozen(cast(Place, place), "x-1", 987654):
+        assert drill_in_pod.state_of(rank.pid) == "T"
+        raise KeyboardInterrupt
+    assert drill_in_pod.state_of(rank.pid) in ("R", "S")
+    assert place.said == ["freeze-rank: rank 987654 in pod x-1 goes on"]
 
 
 def commit(root: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""NCCL's variables: only what job or profile state; and what RDMA asks of a pod."""
+"""NCCL's variables: only what job or cluster state; and what RDMA asks of a pod."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from golden.plan_cases import (
     trainer_of,
     variables_of,
 )
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.objects import render
 from lockstep.plan.resolve import resolve
 
 
-def objects(a_job: TrainingJob, a_profile: ClusterProfile) -> list[dict[str, Any]]:
+def objects(a_job: TrainingJob, a_profile: TrainingCluster) -> list[dict[str, Any]]:
     return render(resolve(a_job, a_profile), CONTEXT)
 
 
-def nccl(a_job: TrainingJob, a_profile: ClusterProfile) -> dict[str, str]:
+def nccl(a_job: TrainingJob, a_profile: TrainingCluster) -> dict[str, str]:
     return {name: value for name, value in variables_of(objects(a_job, a_profile)).items() if name.startswith("NCCL_")}
 
 
@@ -105,7 +105,10 @@ def test_a_device_plugin_without_networks_brings_the_resource_and_leaves_the_ann
     made = objects(own, rdma_profile(rails=rails))
     assert trainer_of(made)["resources"]["limits"]["rdma/hca_shared_devices_a"] == "1"
     assert annotations_of(made)["k8s.v1.cni.cncf.io/networks"] == "storage"
-    assert list(annotations_of(objects(job(), rdma_profile(rails=rails)))) == ["lockstep.dev/run-hash"]
+    assert list(annotations_of(objects(job(), rdma_profile(rails=rails)))) == [
+        "kubectl.kubernetes.io/default-container",
+        "lockstep.dev/run-hash",
+    ]
 
 
 def test_rails_without_a_network_make_no_interface_for_others_to_be_counted_by() -> None:
@@ -116,7 +119,10 @@ def test_rails_without_a_network_make_no_interface_for_others_to_be_counted_by()
 def test_a_tcp_job_leaves_the_rails_to_others() -> None:
     made = objects(job(fabric={"mode": "TCP"}), cluster("barcelona"))
     (stateful_set,) = of_kind(made, "StatefulSet")
-    assert list(stateful_set["spec"]["template"]["metadata"]["annotations"]) == ["lockstep.dev/run-hash"]
+    assert list(stateful_set["spec"]["template"]["metadata"]["annotations"]) == [
+        "kubectl.kubernetes.io/default-container",
+        "lockstep.dev/run-hash",
+    ]
     assert sorted(trainer_of(made)["resources"]["limits"]) == ["cpu", "memory", "nvidia.com/gpu"]
 
 

@@ -12,7 +12,7 @@ from golden.plan_cases import TRAINING, job, profile
 from lockstep.api.errors import ConfigError
 from lockstep.cli.planfacts import known_facts, read_pace
 from lockstep.plan.forecast import Forecast, Known, Pace, capacity, forecast
-from lockstep.plan.lookahead import Outcome
+from lockstep.plan.lookahead import EXIT_CODES, Outcome, Verdict, sentence, verdict
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
 from lockstep_sizes.families import shape_from_config
 
@@ -83,6 +83,16 @@ def test_a_run_that_can_not_fit_is_refused_in_the_trainers_words() -> None:
     assert told(found, "memory").startswith("refused: training needs about 1.1 GB on each GPU, which has 1.0 MB")
 
 
+def test_a_run_that_may_run_out_is_a_risk_with_settings_that_fit() -> None:
+    """Between what shapes alone need and what all estimates add up to: it isn't refused, and doesn't fit either."""
+    found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**9}))
+    (line, _) = [line for line in found.lines if line.section == "memory"]
+    assert (line.outcome, line.said) == (Outcome.RISK, "a GPU needs about 1.1 GB of 1.0 GB (by type): it may run out")
+    assert line.fix.startswith("what fits: ")
+    assert (verdict(found.lines), EXIT_CODES[verdict(found.lines)]) == (Verdict.MAY_FAIL, 4)
+    assert sentence(found.lines) == f"may fail once it runs: {line.said}"
+
+
 def test_samples_held_out_for_evaluation_are_not_trained_on() -> None:
     # A tenth of 100 is held out; 90 × 3 / 32 = 8.4, so 9 steps.
     found = forecast(resolved(evaluation={"holdout": "0.1"}), KNOWN)
@@ -99,7 +109,9 @@ def test_max_steps_end_a_run_earlier() -> None:
 
 def test_a_checkpoint_that_is_larger_than_the_workspace_is_said() -> None:
     small = resolved({"storage": {"workspaceSize": "1Ki"}})  # 1152 bytes do not go into 1024
-    assert "more than the profile's workspace" in told(forecast(small, KNOWN), "saves")
+    found = forecast(small, KNOWN)
+    assert "risk: the checkpoints need 0.0 MB, which is more than the cluster's workspace" in told(found, "saves")
+    assert verdict(found.lines) is Verdict.MAY_FAIL
     assert "more than" not in told(forecast(resolved({"storage": {"workspaceSize": "2Ki"}}), KNOWN), "saves")
 
 
@@ -111,7 +123,7 @@ def test_shards_with_a_copy_on_another_pods_volume_count_twice() -> None:
 def test_times_are_given_at_the_profiles_own_speed_where_it_has_one() -> None:
     assert "at 10 Gb/s" in told(forecast(resolved(), KNOWN), "network")
     measured = resolved({"network": {"minimumBusbw": "180"}})
-    assert "at the profile's network.minimum_busbw, 180 GB/s" in told(forecast(measured, KNOWN), "network")
+    assert "at the cluster's network.minimum_busbw, 180 GB/s" in told(forecast(measured, KNOWN), "network")
     assert told(forecast(resolved(nodes=1), KNOWN), "network") == "ok: one node: nothing is sent between nodes"
 
 

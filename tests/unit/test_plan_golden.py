@@ -1,4 +1,4 @@
-"""Every object of every profile, line by line. After a meant change: UPDATE_GOLDEN=1 pytest tests/unit/test_plan_golden.py, and read the diff."""
+"""Every object of every cluster, line by line. After a meant change: UPDATE_GOLDEN=1 pytest tests/unit/test_plan_golden.py, and read the diff."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BEGAN = int(NOW) * 1000
 def account(**spent: int) -> Goodput:
     """In seconds by kind."""
     milliseconds = {kind: seconds * 1000 for kind, seconds in spent.items()}
-    return Goodput(BEGAN, BEGAN + sum(milliseconds.values()), milliseconds)
+    return Goodput(BEGAN, BEGAN + sum(milliseconds.values()), milliseconds, furthest_step=1)
 
 
 def with_times(observed: Observed, created: str, started: str | None, **spec: Any) -> Observed:
@@ -39,10 +39,16 @@ def status_of(received: ReceivedReport, observed: Observed | None = None) -> dic
 def test_seconds_by_kind_with_the_time_from_the_first_pods_to_the_coordinator_as_queued() -> None:
     book = replace(account(queued=5, load=10, train=60, evaluate=20, down=10, stopped=400), causes={"Hang": Loss(10_000, 80_999)})
     assert status_of(report(goodput=book)) == {
-        "percentage": 80, "queuedSeconds": 65, "preflightSeconds": 0, "loadSeconds": 10, "trainSeconds": 60, "evaluateSeconds": 20,
+        "percentage": 80, "queuedSeconds": 65, "preflightSeconds": 0, "loadSeconds": 10, "unknownSeconds": 0, "trainSeconds": 60, "evaluateSeconds": 20,
         "saveSeconds": 0, "lostSeconds": 0, "downSeconds": 10, "stoppedSeconds": 400,
         "losses": [{"cause": "Hang", "seconds": 10, "gpuSeconds": 80}],
     }  # fmt: skip
+
+
+def test_where_no_step_was_told_there_is_no_percentage() -> None:
+    found = status_of(report(goodput=replace(account(unknown=70, down=10), furthest_step=0)))
+    assert "percentage" not in found
+    assert found["unknownSeconds"] == 70
 
 
 def test_a_job_that_waits_in_a_queue_is_queued_since_its_creation() -> None:

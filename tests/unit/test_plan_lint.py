@@ -296,3 +296,9 @@ def test_every_failure_and_warning_says_what_to_do() -> None:
 def test_a_finding_is_at_the_line_of_its_key_or_of_the_section_around_it() -> None:
     lines = {"": 1, "network": 4, "network.rdma": 5, "network.rdma.rails[0]": 7}
     assert [line_of(key, lines) for key in ("network.rdma.rails[0].network", "network.rdma.cross_nic", "image")] == [7, 5, 1]
+
+
+def test_a_file_without_an_image_says_what_runs_then() -> None:
+    (found,) = [one for one in lint_alone(cluster_file()) if one.key == "image"]
+    assert found.verdict is Verdict.OK and "lockstep-trainer:TAG" in found.said
+    assert [one for one in lint_alone(cluster_file(image="registry.example.com/a:1")) if one.key == "image"] == []

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from golden.plan_cases import job, profile
+from golden.plan_cases import CHECKOUT, job, profile
 from lockstep.plan import planned
 from lockstep.plan.admission import ENFORCE, REVIEW
-from lockstep.plan.fitting import request
 from lockstep.plan.forecast import Forecast
 from lockstep.plan.live import Comparison
 from lockstep.plan.lookahead import EXIT_CODES, Around, Line, Outcome, Try, Verdict, sentence, verdict
+from lockstep.plan.requests import request
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
 
 Object = dict[str, Any]
@@ -52,7 +53,7 @@ def around(**changes: Any) -> Around:
     """A cluster on which the job would start at once."""
     healthy = Around(
         namespace="team", namespace_labels={}, nodes=(node("a"), node("b"), node("c")), pods=(), own_pods=(), quotas=(), ranges=(), claims=(),
-        classes=CLASSES, networks=frozenset(), present={("ServiceAccount", "ml-dev-sa"): True, ("ClusterProfile", "test"): True}, tries=ADMITTED,
+        classes=CLASSES, networks=frozenset(), present={("ServiceAccount", "ml-dev-sa"): True, ("TrainingCluster", "test"): True}, tries=ADMITTED,
     )  # fmt: skip
     return replace(healthy, **changes)
 
@@ -61,7 +62,7 @@ def lines(seen: Around | None, given: Resolved | None = None, compared: list[Com
     given = given or resolved()
     pod = planned.samples(given, given.job)[1]
     named = seen and replace(
-        seen, present={**seen.present, ("ClusterProfile", given.profile.metadata.name): seen.present.get(("ClusterProfile", "test"))}
+        seen, present={**seen.present, ("TrainingCluster", given.profile.metadata.name): seen.present.get(("TrainingCluster", "test"))}
     )
     return planned.all_lines(given, pod, compared, named, Forecast())
 
@@ -110,7 +111,7 @@ def test_a_node_that_could_never_take_a_pod_is_told_with_why(bad: Object, why: s
 
 def test_nodes_that_the_profile_does_not_name_are_left_out() -> None:
     only = resolved({"nodes": {"gpuNodes": ["a", "b"]}})
-    assert "is none of those that the job and its profile name" in told(lines(around(), only), Outcome.NOTE)
+    assert "is none of those that the job and its cluster name" in told(lines(around(), only), Outcome.NOTE)
     selected = resolved({"nodes": {"selector": {"pool": "gpu"}}})
     assert verdict(lines(around(), selected)) is Verdict.WAITS
 
@@ -212,7 +213,7 @@ def claim(
     ("there", "outcome", "said"),
     [
         (claim("ml-datasets"), Outcome.OK, "claim ml-datasets is Bound, 1Ti, ReadWriteMany"),
-        (claim("ml-datasets", size="10Gi"), Outcome.NOTE, "claim ml-datasets has 10Gi, the profile asks for 500Gi"),
+        (claim("ml-datasets", size="10Gi"), Outcome.NOTE, "claim ml-datasets has 10Gi, the cluster asks for 500Gi"),
         (
             claim("ml-datasets", mode="ReadWriteOnce"),
             Outcome.REFUSED,
@@ -305,9 +306,9 @@ def test_a_taint_that_the_profile_tolerates_is_no_obstacle() -> None:
 
 
 def test_a_registry_login_of_the_profile_that_is_missing_is_noted() -> None:
-    seen = around(present={("Secret", "pull"): False, ("ServiceAccount", "ml-dev-sa"): True, ("ClusterProfile", "test"): True})
+    seen = around(present={("Secret", "pull"): False, ("ServiceAccount", "ml-dev-sa"): True, ("TrainingCluster", "test"): True})
     found = lines(seen, resolved({"pod": {"imagePullSecrets": ["pull"]}}))
-    assert "Secret pull (the profile's pod.image_pull_secrets) is not in namespace team" in told(found, Outcome.NOTE)
+    assert "Secret pull (the cluster's pod.image_pull_secrets) is not in namespace team" in told(found, Outcome.NOTE)
     assert "or take it out of the cluster file" in told(found, Outcome.NOTE)
 
 
@@ -338,7 +339,7 @@ def test_what_pods_name_must_exist(missing: tuple[str, str], outcome: Outcome, s
         ("ConfigMap", "o"),
         ("ConfigMap", "scripts"),
         ("ServiceAccount", "ml-dev-sa"),
-        ("ClusterProfile", "test"),
+        ("TrainingCluster", "test"),
     ]
     present = {name: name != missing for name in every}
     found = lines(around(present=present), resolved(**NEEDS))
@@ -360,7 +361,7 @@ def test_rails_without_a_network_are_not_looked_for_and_one_network_only_once() 
 
 
 def test_the_clusters_profile_must_be_there_and_a_difference_is_said() -> None:
-    gone = around(present={("ServiceAccount", "ml-dev-sa"): True, ("ClusterProfile", "test"): False})
+    gone = around(present={("ServiceAccount", "ml-dev-sa"): True, ("TrainingCluster", "test"): False})
     assert "is not on the cluster → lockstep deploy" in told(lines(gone), Outcome.REFUSED)
     assert "differs from its file in gpus: the cluster's counts" in told(lines(around(profile_differs=("gpus",))), Outcome.NOTE)
 
@@ -378,12 +379,24 @@ def test_offline_only_the_files_are_told() -> None:
     assert "StatefulSet/x" in told(found, Outcome.NOTE)
 
 
-def test_a_refusal_weighs_more_than_a_wait_and_a_wait_more_than_what_is_unknown() -> None:
-    refused, waits, unknown = (Line("quota", outcome, "s", awaited="w") for outcome in (Outcome.REFUSED, Outcome.WAITS, Outcome.UNKNOWN))
-    assert [verdict(found) for found in ([unknown, waits, refused], [unknown, waits], [unknown], [])] == [
-        Verdict.REFUSED, Verdict.WAITS, Verdict.FITS_AS_SEEN, Verdict.FITS,
+def test_a_refusal_weighs_more_than_a_risk_a_risk_more_than_a_wait_and_a_wait_more_than_what_is_unknown() -> None:
+    refused, risk, waits, unknown = (
+        Line("quota", outcome, outcome.value, awaited="w") for outcome in (Outcome.REFUSED, Outcome.RISK, Outcome.WAITS, Outcome.UNKNOWN)
+    )
+    cases = ([unknown, waits, risk, refused], [unknown, waits, risk], [unknown, waits], [unknown], [])
+    assert [verdict(found) for found in cases] == [
+        Verdict.REFUSED, Verdict.MAY_FAIL, Verdict.WAITS, Verdict.FITS_AS_SEEN, Verdict.FITS,
     ]  # fmt: skip
-    assert [EXIT_CODES[found] for found in Verdict] == [0, 0, 3, 1]
+    assert sentence(cases[1]) == "may fail once it runs: risk; would wait for w; not known: quota"
+    assert sentence(cases[2]) == "would wait for w; not known: quota"
+    assert [EXIT_CODES[found] for found in Verdict] == [0, 0, 3, 4, 1]
+
+
+def test_the_page_lists_every_verdict_with_its_exit_code() -> None:
+    page = (CHECKOUT / "docs/how-to/plan.md").read_text(encoding="utf-8")
+    assert [
+        found.value for found in Verdict if not re.search(rf"^\| `{found.value}.*` \| {EXIT_CODES[found]} \|", page, re.MULTILINE)
+    ] == []
 
 
 def test_what_only_the_run_itself_will_show_says_nothing_of_its_start() -> None:

@@ -148,7 +148,7 @@ def test_whatever_shapes_the_pods_changes_the_hash(job_spec: dict[str, Any], pro
 
 
 @pytest.mark.parametrize(
-    ("job_spec", "profile_spec"), [({"suspend": True}, {}), ({"clusterProfileName": "p"}, {}), ({}, {"notes": "x"}), ({"nodes": 2}, {})]
+    ("job_spec", "profile_spec"), [({"suspend": True}, {}), ({"cluster": "p"}, {}), ({}, {"notes": "x"}), ({"nodes": 2}, {})]
 )
 def test_what_does_not_shape_the_pods_leaves_the_hash(job_spec: dict[str, Any], profile_spec: dict[str, Any]) -> None:
     assert frozen_hash(job_spec, profile_spec) == frozen_hash({}, {})

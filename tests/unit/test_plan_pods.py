@@ -22,15 +22,15 @@ from golden.plan_cases import (
     trainer_of,
     variables_of,
 )
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.objects import RenderContext, freeze, render
 from lockstep.plan.resolve import resolve
 from lockstep.plan.template import MARK, fill
 from lockstep_gang.contract import parse_run
 
 
-def objects(a_job: TrainingJob, a_profile: ClusterProfile) -> list[dict[str, Any]]:
+def objects(a_job: TrainingJob, a_profile: TrainingCluster) -> list[dict[str, Any]]:
     return render(resolve(a_job, a_profile), CONTEXT)
 
 
@@ -83,7 +83,7 @@ def is_restricted(pod: dict[str, Any]) -> bool:
     [cluster("local"), cluster("nerc-production"), rdma_profile(memlock="Unlimited", spec={"security": {}})],
     ids=["kubernetes", "openshift", "rdma with lifted memlock"],
 )
-def test_pods_that_need_no_locked_memory_are_restricted(a_profile: ClusterProfile) -> None:
+def test_pods_that_need_no_locked_memory_are_restricted(a_profile: TrainingCluster) -> None:
     assert is_restricted(pod_of(objects(job(), a_profile)))
 
 
@@ -100,7 +100,7 @@ def test_user_ids_are_stated_on_kubernetes_and_left_to_openshift() -> None:
 
 
 @pytest.mark.parametrize("a_profile", [cluster("local"), cluster("barcelona")], ids=["kubernetes", "openshift"])
-def test_no_pod_start_walks_a_whole_volume_whoever_states_the_group(a_profile: ClusterProfile) -> None:
+def test_no_pod_start_walks_a_whole_volume_whoever_states_the_group(a_profile: TrainingCluster) -> None:
     assert pod_of(objects(job(), a_profile))["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 

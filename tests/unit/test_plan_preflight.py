@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.preflight import expected
 from lockstep.plan.reconcile import Plan, reconcile
@@ -40,7 +40,7 @@ RDMA = {
 def expects(profile: Object | None = None, **spec: Any) -> Expected | None:
     work = {} if "training" in spec else {"script": {"path": "a.py"}}
     job = TrainingJob.model_validate({"metadata": {"name": "x"}, "spec": {"nodes": 2, **work, **spec}})
-    cluster = ClusterProfile.model_validate(
+    cluster = TrainingCluster.model_validate(
         {"metadata": {"name": "p"}, "spec": {"image": "i", "security": {"ipcLock": True}, **(profile or {})}}
     )
     return expected(resolve(job, cluster))

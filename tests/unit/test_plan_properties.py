@@ -1,4 +1,4 @@
-"""Any valid job on any valid profile: objects or a refusal, with valid names, and always the same bytes."""
+"""Any valid job on any valid cluster: objects or a refusal, with valid names, and always the same bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from golden.plan_cases import CONTEXT
 from golden.plan_strategies import jobs, profiles
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import JOB_NAME_MAX
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.yamltext import dump_all_yaml
 from lockstep.plan.diff import changes
 from lockstep.plan.objects import render
@@ -33,7 +33,7 @@ def some(examples: int) -> settings:
 
 @some(30)
 @given(some_job=jobs(), some_profile=profiles())
-def test_whatever_is_valid_renders_the_same_bytes_or_is_refused_with_a_reason(some_job: TrainingJob, some_profile: ClusterProfile) -> None:
+def test_whatever_is_valid_renders_the_same_bytes_or_is_refused_with_a_reason(some_job: TrainingJob, some_profile: TrainingCluster) -> None:
     try:
         resolved = resolve(some_job, some_profile, HERE)
     except Refused as refused:
@@ -42,7 +42,7 @@ def test_whatever_is_valid_renders_the_same_bytes_or_is_refused_with_a_reason(so
     objects = render(resolved, CONTEXT)
     again = resolve(
         TrainingJob.model_validate(json.loads(json.dumps(some_job.to_dict(), sort_keys=True))),
-        ClusterProfile.model_validate(json.loads(json.dumps(some_profile.to_dict(), sort_keys=True))),
+        TrainingCluster.model_validate(json.loads(json.dumps(some_profile.to_dict(), sort_keys=True))),
         HERE,
     )
     assert json.dumps(render(again, CONTEXT)) == json.dumps(objects)
@@ -54,7 +54,7 @@ def test_whatever_is_valid_renders_the_same_bytes_or_is_refused_with_a_reason(so
 @given(name=st.from_regex(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", fullmatch=True), nodes=st.integers(1, 1024))
 def test_names_are_valid_and_bounded(name: str, nodes: int) -> None:
     some_job = TrainingJob.model_validate({"metadata": {"name": name}, "spec": {"nodes": nodes, "script": {"path": "a.py"}}})
-    objects = render(resolve(some_job, ClusterProfile.model_validate({"metadata": {"name": "p"}, "spec": {}}), HERE), CONTEXT)
+    objects = render(resolve(some_job, TrainingCluster.model_validate({"metadata": {"name": "p"}, "spec": {}}), HERE), CONTEXT)
     for item in objects:
         assert SUBDOMAIN.fullmatch(item["metadata"]["name"])
         assert len(item["metadata"]["name"]) <= 253

@@ -1,4 +1,4 @@
-"""The racks of a job's nodes, from the label that its profile names."""
+"""The racks of a job's nodes, from the label that its cluster names."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from golden.plan_cases import TRAINING, cluster, job, profile, rdma_profile
 from lockstep.plan.fabric import Transport
 from lockstep.plan.layers import Layer
-from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, resolve
+from lockstep.plan.resolve import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved, resolve, trainer_image
 
 
 def layer_of(resolved: Resolved, field: str) -> tuple[object, Layer]:
@@ -25,25 +25,25 @@ def reasons(refused: Refused) -> list[str]:
     ("field", "in_job", "in_profile", "expected"),
     [
         ("nodes", {"nodes": 3}, {"gpus": {"defaultNodes": 4}}, (3, Layer.JOB)),
-        ("nodes", {}, {"gpus": {"defaultNodes": 4}}, (4, Layer.PROFILE)),
+        ("nodes", {}, {"gpus": {"defaultNodes": 4}}, (4, Layer.CLUSTER)),
         ("nodes", {}, {}, (2, Layer.DEFAULT)),
         ("gpusPerNode", {"gpusPerNode": 0}, {"gpus": {"perNode": 8}}, (0, Layer.JOB)),
-        ("gpusPerNode", {}, {"gpus": {"perNode": 8}}, (8, Layer.PROFILE)),
+        ("gpusPerNode", {}, {"gpus": {"perNode": 8}}, (8, Layer.CLUSTER)),
         ("gpusPerNode", {}, {}, (0, Layer.DEFAULT)),
         ("ranksPerNode", {"ranksPerNode": 5}, {}, (5, Layer.JOB)),
-        ("ranksPerNode", {}, {"gpus": {"perNode": 8}}, (8, Layer.PROFILE)),
+        ("ranksPerNode", {}, {"gpus": {"perNode": 8}}, (8, Layer.CLUSTER)),
         ("ranksPerNode", {}, {}, (1, Layer.DEFAULT)),
         ("image", {"image": "mine:1"}, {"image": "ours:1"}, ("mine:1", Layer.JOB)),
-        ("image", {}, {"image": "ours:1"}, ("ours:1", Layer.PROFILE)),
+        ("image", {}, {"image": "ours:1"}, ("ours:1", Layer.CLUSTER)),
         ("storage.mode", {"storage": {"mode": "PerPod"}}, {}, ("PerPod", Layer.JOB)),
-        ("storage.mode", {}, {"storage": {"mode": "PerPod"}}, ("PerPod", Layer.PROFILE)),
+        ("storage.mode", {}, {"storage": {"mode": "PerPod"}}, ("PerPod", Layer.CLUSTER)),
         ("storage.mode", {}, {}, ("Shared", Layer.DEFAULT)),
         ("fabric.transport", {"fabric": {"mode": "TCP"}}, {}, ("TCP", Layer.JOB)),
-        ("fabric.transport", {}, {"network": {"mode": "TCP"}}, ("TCP", Layer.PROFILE)),
+        ("fabric.transport", {}, {"network": {"mode": "TCP"}}, ("TCP", Layer.CLUSTER)),
         ("restart.maxRestarts", {"restart": {"maxRestarts": 0}}, {}, (0, Layer.JOB)),
         ("restart.maxRestarts", {}, {}, (3, Layer.DEFAULT)),
         ("training.data.maxLength", {}, {}, (2048, Layer.DEFAULT)),
-        ("profile.shmSize", {}, {"shmSize": "1Gi"}, ("1Gi", Layer.PROFILE)),
+        ("cluster.shmSize", {}, {"shmSize": "1Gi"}, ("1Gi", Layer.CLUSTER)),
     ],
 )
 def test_the_strongest_layer_that_states_a_value_sets_it(
@@ -69,6 +69,22 @@ def test_every_field_is_explained_once() -> None:
     assert sorted(fields) == sorted(set(fields))
 
 
+@pytest.mark.parametrize(
+    ("operator", "trainer"),
+    [
+        ("registry.example.com:5000/team/lockstep-operator:0.1.0", "registry.example.com:5000/team/lockstep-trainer:0.1.0"),
+        ("lockstep-operator:2", "lockstep-trainer:2"),
+        ("r.example.com/lockstep-operator:1@sha256:ab", "r.example.com/lockstep-trainer:1"),
+        ("r.example.com/lockstep-operator@sha256:ab", None),
+        ("r.example.com/my-lockstep-operator:1", None),
+        ("localhost/lockstep/base:1", None),
+        (MADE_BY_OPERATOR, None),
+    ],
+)
+def test_the_trainer_s_image_lies_beside_the_operator_s(operator: str, trainer: str | None) -> None:
+    assert trainer_image(operator) == trainer
+
+
 def test_a_job_without_an_image_anywhere_is_refused() -> None:
     with pytest.raises(Refused) as refused:
         resolve(job(), profile(image=None))
@@ -76,13 +92,13 @@ def test_a_job_without_an_image_anywhere_is_refused() -> None:
 
 
 def test_rdma_is_refused_where_the_profile_has_none() -> None:
-    with pytest.raises(Refused, match="the profile p has no RDMA") as refused:
+    with pytest.raises(Refused, match="the cluster p has no RDMA") as refused:
         resolve(job(fabric={"mode": "RDMA"}), profile(gpus={"perNode": 4}))
     assert reasons(refused.value) == ["RDMAUnavailable"]
 
 
 def test_more_nodes_than_the_profile_lists_are_refused() -> None:
-    with pytest.raises(Refused, match="nodes is 3, but the profile barcelona allows 2") as refused:
+    with pytest.raises(Refused, match="nodes is 3, but the cluster barcelona allows 2") as refused:
         resolve(job(nodes=3), cluster("barcelona"))
     assert reasons(refused.value) == ["NotEnoughNodes"]
 
@@ -127,7 +143,7 @@ def test_a_networks_annotation_beside_the_rails_is_refused() -> None:
 
 
 def test_an_empty_claim_is_refused() -> None:
-    with pytest.raises(Refused, match=r"storage[.]workspaceSize of the profile p is 0Gi") as refused:
+    with pytest.raises(Refused, match=r"storage[.]workspaceSize of the cluster p is 0Gi") as refused:
         resolve(job(), profile(storage={"workspaceSize": "0Gi"}))
     assert reasons(refused.value) == ["ClaimSizeInvalid"]
 
@@ -194,3 +210,20 @@ def test_the_namespace_of_the_job_wins_over_the_platforms() -> None:
     here = PlatformDefaults(namespace="there")
     named = job().model_copy(update={"metadata": job().metadata.model_copy(update={"namespace": "mine"})})
     assert (resolve(named, profile(), here).namespace, resolve(job(), profile(), here).namespace) == ("mine", "there")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "warned"),
+    [
+        ({"perNode": 0}, 4, None),
+        ({"perNode": 4}, 8, "its nodes have 4"),
+        ({"perNode": 4}, 4, None),
+        ({"perNode": 4}, None, None),
+        ({}, 4, None),
+    ],
+)
+def test_more_gpus_than_the_cluster_says_its_nodes_have_are_warned_of(gpus: dict[str, Any], wanted: int | None, warned: str | None) -> None:
+    given = job(nodes=1, script={"path": "a.py"}, **({} if wanted is None else {"gpusPerNode": wanted}))
+    warnings = resolve(given, profile(platform="Kubernetes", image="i", gpus=gpus), PlatformDefaults(namespace="x")).warnings
+    assert [one.reason for one in warnings] == ([] if warned is None else ["MoreGPUsThanNodesHave"])
+    assert all(warned is not None and warned in one.message for one in warnings)

@@ -26,7 +26,7 @@ RUNNING = job(
     restarts=1,
     restartsCountTowardsMax=1,
     restartHistory=[{"attempt": 1, "cause": "Hang", "message": "rank 5 hangs", "lostSteps": 13, "downtimeSeconds": 74}],
-    profile={"name": "barcelona", "transport": "RDMA"},
+    cluster={"name": "barcelona", "transport": "RDMA"},
     trainer={
         "activity": "Step", "step": 120, "totalSteps": 500, "progressPercentage": 24, "estimatedRemainingSeconds": 8400,
         "metrics": [{"name": "loss", "value": "1.83"}],
@@ -53,7 +53,7 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
     for part in (
         "demo (namespace ns, 2h00m old)",
         "training of /m (LoRA, Stage3)",
-        "profile barcelona, between nodes RDMA",
+        "cluster barcelona, between nodes RDMA",
         "7 of 8 ready, on 2 of 2 nodes",
         "120/500 (Step, 2h20m left)",
         "loss 1.83",

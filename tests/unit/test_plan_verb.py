@@ -20,7 +20,7 @@ TEAM = "/api/v1/namespaces/team"
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
-    """A cluster with the service account, the profile's class, two nodes and nothing else."""
+    """A cluster with the service account, the storage class, two nodes and nothing else."""
     nodes = [
         {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "9"}}}
         for name in ("a", "b")
@@ -32,7 +32,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
             "/apis/storage.k8s.io/v1/storageclasses": {"metadata": {}, "items": classes},
             f"{TEAM}/serviceaccounts/ml-dev-sa": {"metadata": {"name": "ml-dev-sa"}},
             "/api/v1/namespaces/team": {"metadata": {"name": "team"}},
-            "/apis/lockstep.dev/v1alpha1/clusterprofiles/local": {"metadata": {"name": "local"}, "spec": {}},
+            "/apis/lockstep.dev/v1alpha1/trainingclusters/local": {"metadata": {"name": "local"}, "spec": {}},
         }
     )
     with served(stub, tmp_path) as path:
@@ -94,7 +94,7 @@ def test_what_is_missing_is_refused_with_exit_code_1(stub: ApiStub, tmp_path: Pa
     done = plan(job_file(tmp_path))
     assert done.exit_code == 1
     assert done.output.splitlines()[-1].startswith(
-        "refused: ServiceAccount ml-dev-sa (the profile's security.service_account) is not in namespace team"
+        "refused: ServiceAccount ml-dev-sa (the cluster's security.service_account) is not in namespace team"
     )
     assert "→ kubectl create serviceaccount ml-dev-sa -n team" in done.output
 
@@ -142,7 +142,7 @@ def test_a_cluster_without_the_crds_is_told_with_what_does_without(stub: ApiStub
     [
         ({"status": {"allowedServiceAccounts": [{"name": "ml-dev-sa", "allowedBy": {"name": "restricted-v2"}}]}}, "ml-dev-sa may run such pods (SCC restricted-v2)"),
         ({"status": {"allowedServiceAccounts": []}}, "no SCC of service account ml-dev-sa admits the job's pods"),
-        (None, "the cluster knows no SCCs; is it OpenShift, as the profile says?"),
+        (None, "the cluster knows no SCCs; is it OpenShift, as its file says?"),
     ],
 )  # fmt: skip
 def test_openshift_is_asked_which_sccs_the_service_account_has(stub: ApiStub, tmp_path: Path, answer: Object | None, said: str) -> None:
@@ -174,3 +174,11 @@ def test_the_wrong_cluster_is_refused(stub: ApiStub, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["plan", "-f", str(job_file(tmp_path, gpusPerNode=0)), "--cluster", "barcelona", "-n", "team"])
     assert "cluster barcelona is at barcelona.nerc.mghpcc.org" in str(done.exception)
     assert stub.asked == []
+
+
+def test_gpus_on_a_cluster_that_has_none_are_refused_as_the_operator_does(stub: ApiStub, tmp_path: Path) -> None:
+    done = plan(job_file(tmp_path, gpusPerNode=4), "--offline")
+    assert (done.exit_code, done.output.splitlines()[-1].startswith("refused: gpusPerNode is 4, but the cluster local has no GPUs")) == (
+        1,
+        True,
+    )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lockstep.cli.main import app
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.reconcile import reconcile
-from lockstep.plan.why import Answer, text, why
+from lockstep.plan.why import Answer, cost, text, why
 from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
 from unit.test_plan_blocked import foreign, node, stuck
 from unit.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
@@ -45,6 +45,16 @@ def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> N
     assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51 s without training" in said
     assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed by itself: correct it first" in said
     assert "lockstep why x -n ns --bundle x.tar.gz" in said
+
+
+def test_steps_that_nothing_did_again_are_lost_or_still_to_be_done() -> None:
+    open_entry = {"attempt": 2, "cause": "Hang", "lostSteps": 6}
+    before = {"attempt": 1, "cause": "Fabric", "lostSteps": 7, "downtimeSeconds": 13}
+    ended = {"conditions": [{"type": "Failed", "status": "True"}], "attempts": 2}
+    assert cost({**ended, "restartHistory": [open_entry]}) == "1 failure (1 Hang): 6 steps lost"
+    assert cost({"attempts": 2, "restartHistory": [open_entry]}) == "1 failure (1 Hang): 6 steps to be done again"
+    both = "2 failures (1 Fabric, 1 Hang): 7 steps done again, 6 steps lost, 13 s without training"
+    assert cost({**ended, "restartHistory": [before, open_entry]}) == both
 
 
 def test_a_held_job_is_looked_into_first() -> None:
@@ -84,6 +94,11 @@ def complete() -> Observed:
     return after(observed, reconcile(observed, report(State.COMPLETE, ready=0), CONTEXT, NOW))
 
 
+def partitioned() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(unheard="node 1 (x-1) is not heard since 12:00:05 UTC"), CONTEXT, NOW))
+
+
 def restarting() -> Observed:
     observed = settled(report())
     return after(observed, reconcile(observed, report(State.BACKING_OFF, ready=0, failure=FAILURE), CONTEXT, NOW))
@@ -93,12 +108,13 @@ def restarting() -> Observed:
     ("observed", "state", "well", "says", "command"),
     [
         (fresh(), "Unseen", False, "the operator has not looked at it yet", "lockstep doctor -n ns"),
-        (refused(), "Refused", False, "no ClusterProfile is annotated", "kubectl edit tj x -n ns"),
+        (refused(), "Refused", False, "no TrainingCluster is annotated", "lockstep clusters"),
         (suspended(), "Suspended", True, "no pods", "lockstep resume x -n ns"),
         (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
         (gets_on(), "Running", True, "step 47 of 120, 2 h to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
         (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)", "lockstep events x -n ns"),
         (silent(), "Silent", False, "has not reported", "kubectl logs x-0 -n ns --tail 50"),
+        (partitioned(), "NodeNotHeard", False, "node 1 (x-1) is not heard", "kubectl get pods -n ns -l lockstep.dev/job=x -o wide"),
         (restarting(), "Restarting", True, "ValueError: no", "lockstep logs x -n ns -f"),
         (complete(), "Complete", True, "every rank ended well", "lockstep describe x -n ns"),
         (failed(), "Failed", False, "ValueError", "lockstep retry x -n ns"),
@@ -144,7 +160,7 @@ def test_a_local_runs_folder_is_asked(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "x: Failed: rank 1 on node 1 exited with 1" in done.output
     assert "first cause  rank 1 on node 1, after step 3: UserCode (exit code 1)" in done.output
-    assert "lost         1 failure (1 UserCode): 3 steps done again, 0 s without training" in done.output
+    assert "lost         1 failure (1 UserCode): 3 steps lost\n" in done.output
     assert "next         lockstep run -f x.yaml --local" in done.output
 
 
@@ -159,3 +175,20 @@ def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path)
 def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
     assert "say --workspace" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("message", "exception", "advice"),
+    [
+        ("node 1 ran out of host memory: the kernel killed its container at its limit of 4Gi (OOMKilled)", None, "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "RuntimeError", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: MemoryError", "MemoryError", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 77: OutOfMemoryError: CUDA out of memory.", "OutOfMemoryError", "microBatchSize"),
+    ],
+)  # fmt: skip
+def test_the_advice_for_memory_is_for_the_memory_that_was_short(message: str, exception: str | None, advice: str) -> None:
+    observed = settled(report())
+    failure = Failure(message, node=1, exception=exception, cause=Cause.OUT_OF_MEMORY)
+    answer = asked(after(observed, reconcile(observed, report(State.FAILED, ready=0, failure=failure), CONTEXT, NOW)))
+    (again,) = [step.what for step in answer.next if step.command.startswith("lockstep retry")]
+    assert advice in again and ("microBatchSize" in again) == (advice == "microBatchSize")

@@ -7,9 +7,12 @@ import contextlib
 import io
 import json
 import random
+import subprocess
+import sys
 import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -144,13 +147,13 @@ def test_of_an_editors_server_only_ports_and_words_are_taken() -> None:
     "answer",
     [
         {},
-        {"wanted": ["../../.ssh/id_rsa"], "removed": [], "changed": [], "done": False},
-        {"wanted": ["a", "a"], "removed": [], "changed": [], "done": False},
-        {"wanted": "a", "removed": [], "changed": [], "done": False},
-        {"wanted": [["a"]], "removed": [], "changed": [], "done": False},
-        {"wanted": [], "removed": {}, "changed": [], "done": False},
-        {"wanted": [], "removed": [], "changed": [1], "done": False},
-        {"wanted": [], "removed": [], "changed": [], "done": "yes"},
+        {"wanted": ["../../.ssh/id_rsa"], "removed": [], "changed": [], "others": [], "done": False},
+        {"wanted": ["a", "a"], "removed": [], "changed": [], "others": [], "done": False},
+        {"wanted": "a", "removed": [], "changed": [], "others": [], "done": False},
+        {"wanted": [["a"]], "removed": [], "changed": [], "others": [], "done": False},
+        {"wanted": [], "removed": {}, "changed": [], "others": [], "done": False},
+        {"wanted": [], "removed": [], "changed": [1], "others": [], "done": False},
+        {"wanted": [], "removed": [], "changed": [], "others": [], "done": "yes"},
     ],
 )
 def test_a_pod_gets_no_file_by_sync_that_was_not_offered(answer: dict[str, Any]) -> None:
@@ -358,6 +361,54 @@ def test_a_bundle_of_many_pods_has_a_bound_and_says_what_it_lacks(tmp_path: Path
     assert sum(line.startswith("logs of pod x-") and line.endswith("MiB already") for line in missing) == 20 - cluster.asked
     with tarfile.open(tmp_path / "x.tar.gz") as archive:
         assert sum(name.endswith("/trainer.log") for name in archive.getnames()) == cluster.asked
+
+
+def run_of_an_ended_job(folder: Path, monkeypatch: pytest.MonkeyPatch, volumes: list[int]) -> Observed:
+    """A job without pods, whose run's folder is here. What would run in a pod runs as a process."""
+
+    @asynccontextmanager
+    async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[Place]:
+        yield Place(namespace, f"{job}-files-{node}", "files")
+
+    async def output_of(cluster: Any, place: Place, command: list[str], **_: Any) -> bytes:
+        return subprocess.run([sys.executable, *command[1:]], capture_output=True, check=True).stdout  # noqa: ASYNC221 (a moment, once)
+
+    async def nodes_with_volumes(*_: Any) -> list[int]:
+        return volumes
+
+    (folder / "logs").mkdir()
+    (folder / "logs" / "stacks.txt").write_text("Thread 1: all_reduce\n")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "shard").write_text("gigabytes")
+    for name, stand_in in (("beside", beside), ("output_of", output_of), ("nodes_with_volumes", nodes_with_volumes)):
+        monkeypatch.setattr(bundle, name, stand_in)
+    monkeypatch.setattr(bundle, "run_root", lambda job: str(folder))
+    job = {"metadata": {"name": "x", "namespace": "n", "uid": "u"}, "spec": {}, "status": {}}
+    claims = [{"metadata": {"name": "workspace"}}] if len(volumes) > 1 else []
+    stateful_set = {
+        "kind": "StatefulSet",
+        "metadata": {"name": "x", "namespace": "n", "uid": "s"},
+        "spec": {"volumeClaimTemplates": claims},
+    }
+    return Observed(job=job, objects={("StatefulSet", "x"): stateful_set})
+
+
+@pytest.mark.parametrize(
+    ("volumes", "names"), [([0], ["run/logs/stacks.txt"]), ([0, 1], ["run/x-0/logs/stacks.txt", "run/x-1/logs/stacks.txt"])]
+)
+def test_a_bundle_of_an_ended_job_has_the_logs_and_stacks_of_its_volume(
+    volumes: list[int], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    observed = run_of_an_ended_job(folder, monkeypatch, volumes)
+    missing = asyncio.run(bundle.write_bundle(tmp_path / "x.tar.gz", Logging().as_cluster, observed, "why"))
+    assert missing == []
+    with tarfile.open(tmp_path / "x.tar.gz") as archive:
+        found = [name.split("/", 1)[1] for name in archive.getnames()]
+        assert sorted(name for name in found if name.startswith("run/")) == names
+        file = archive.extractfile(next(name for name in archive.getnames() if name.endswith("stacks.txt")))
+        assert file is not None and file.read() == b"Thread 1: all_reduce\n"
 
 
 @pytest.mark.parametrize("depth", [20, 480, 900])

@@ -52,7 +52,7 @@ def test_asking_for_it_switches_it_on() -> None:
 def test_the_command_prints_a_table_and_ends_with_its_verdict(tmp_path: Path, script: str, code: int, seen: str) -> None:
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/there.py").touch()
-    spec = {"clusterProfileName": "local", "nodes": 2, "script": {"path": script}}
+    spec = {"cluster": "local", "nodes": 2, "script": {"path": script}}
     (tmp_path / "job.yaml").write_text(
         dump_yaml({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec})
     )

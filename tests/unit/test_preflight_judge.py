@@ -49,7 +49,7 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"paths": (PathFact("/m", "File"),)}, "paths", "Error", "Configuration", "there is no folder /m"),
     ({"paths": (PathFact("/m", error="Stale file handle"),)}, "paths", "Error", "Configuration", "Stale file handle: /m on node 2 (x-2)"),
     ({"volume": VolumeFacts("Read-only file system")}, "writable", "Error", "Storage", "node 2 (x-2) can't write in /workspace/runs/x: Read-only"),
-    ({"shm_bytes": GIB // 2}, "sharedMemory", "Warning", "Setup", "has 512 MiB on node 2 (x-2), the profile asks for 1.0 GiB"),
+    ({"shm_bytes": GIB // 2}, "sharedMemory", "Warning", "Setup", "has 512 MiB on node 2 (x-2), the cluster asks for 1.0 GiB"),
     ({"gpus": GpuFacts(3, "580.65.06")}, "gpus", "Error", "Setup", "node 2 (x-2) has 3 of 4 GPUs"),
     ({"gpus": GpuFacts(4, "570.1")}, "driver", "Warning", "Setup", "the NVIDIA driver is 570.1 on node 2 (x-2) and 580.65.06 on other nodes"),
     ({"versions": {**GOOD.versions, "python": "3.12.1"}}, "python", "Warning", "Setup", "Python is 3.12.1 on node 2 (x-2) and 3.11.7"),
@@ -64,7 +64,7 @@ CASES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, "rates", "Warning", "Fabric", "mlx5_0 is Ethernet at 100 Gb/sec"),
     ({"rdma": replace(RDMA, hcas=(replace(HCA, gid=""),))}, "gids", "Error", "Fabric", "GID 3 of mlx5_0 on node 2 (x-2) is empty"),
     ({"rdma": replace(RDMA, hcas=(replace(HCA, gid_type="IB/RoCE v1"),))}, "gids", "Warning", "Fabric", "is IB/RoCE v1, not RoCE v2"),
-    ({"rdma": replace(RDMA, mtus={"net1": 1500})}, "mtu", "Warning", "Fabric", "net1 has MTU 1500 on node 2 (x-2), the profile says 9000"),
+    ({"rdma": replace(RDMA, mtus={"net1": 1500})}, "mtu", "Warning", "Fabric", "net1 has MTU 1500 on node 2 (x-2), the cluster says 9000"),
     ({"volume": None, "unfinished": ("volume",)}, "writable", "Error", "Storage", "could not finish the check of writable in time"),
 ]  # fmt: skip
 
@@ -115,9 +115,9 @@ def test_a_port_below_the_profile_s_rate_is_told_once_also_where_all_nodes_agree
     unused = replace(HCA, device="mlx5_9", rate="10 Gb/sec (4X SDR)")
     findings = found({"rdma": replace(RDMA, hcas=(replace(HCA, rate=rate), unused))}, everywhere=True, preflight=preflight)
     assert [(f.check, f.severity.value, f.node) for f in findings] == [("rates", "Warning", node) for node in range(slow)]
-    assert all(f.message.endswith(f"is at {rate}, the profile says 400") for f in findings)
+    assert all(f.message.endswith(f"is at {rate}, the cluster says 400") for f in findings)
     (odd,) = found({"rdma": replace(RDMA, hcas=(replace(HCA, rate="100 Gb/sec (4X EDR)"),))}, preflight=preflight)
-    assert odd.message == "port 1 of mlx5_0 on node 2 (x-2) is at 100 Gb/sec (4X EDR), the profile says 400"
+    assert odd.message == "port 1 of mlx5_0 on node 2 (x-2) is at 100 Gb/sec (4X EDR), the cluster says 400"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_bad_node_is_named_with_its_figure_and_the_profile_s() -> None:
     (finding,) = judge_pairs(run(), Measurement((0, 1, 2), 1_400_000_000), pairs, 10_000_000_000)
     assert (finding.node, finding.severity, finding.excludes) == (2, Severity.ERROR, True)
     assert (
-        finding.message == "node 2 (x-2) is slow with every node that it was paired with (0): 1.5 GB/s busbw, the profile asks for 10 GB/s"
+        finding.message == "node 2 (x-2) is slow with every node that it was paired with (0): 1.5 GB/s busbw, the cluster asks for 10 GB/s"
     )
 
 

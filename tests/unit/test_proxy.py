@@ -116,7 +116,7 @@ def test_a_laptop_asks_the_proxy_for_a_server_that_no_proxy_does_not_name(
 
 
 def test_a_pod_never_asks_the_proxy_for_the_api_server(proxy: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HTTPS_PROXY of a profile's pod.env reaches the operator, too, and its NO_PROXY may know nothing of the API server's address."""
+    """HTTPS_PROXY of a cluster's pod.env reaches the operator, too, and its NO_PROXY may know nothing of the API server's address."""
     account = in_cluster(tmp_path, monkeypatch)
     with served(stub := ApiStub(), tmp_path, HERE, tls=account):
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(urlsplit(stub.url).port))

@@ -23,6 +23,7 @@ from lockstep_gang.contract import (
     DifferingRanks,
     FabricReason,
     FabricReport,
+    FailedSaves,
     Failure,
     Finding,
     Goodput,
@@ -120,6 +121,7 @@ REPORT = Report(
     Goodput(1, 2000, {"train": 1000}, {"Hang": Loss(1000, 8000)}), ("line",),
     fabric=FabricReport(Verified.UNKNOWN, next(iter(FabricReason)), "m", "TCP", differing=(DifferingRanks(1, "1", "w"),)),
     preflight=PreflightReport(TIME, True, ("a",), 2, 5, (Finding("c", Severity.WARNING, "m", "f", 1),), 0, Bandwidth(2, 1, 1)), order=(1, 0),
+    failed_saves=FailedSaves(5, "rank 1 on node 1: disk full", TIME, 2),
 )  # fmt: skip
 ABSURD: dict[type, tuple[Any, ...]] = {
     int: (-1, -(2**63), 2**63, 2**64, 10**400, 0),
@@ -155,7 +157,7 @@ def test_whatever_a_pod_reports_the_status_is_one_that_the_api_server_takes(seed
     assert plan.status is not None
     SCHEMA.validate(plan.status)
     status = {c["type"]: c["status"] for c in plan.status["conditions"]}
-    assert len(status) == 13
+    assert len(status) == 14
     assert (status["Complete"], status["Failed"]) == (
         ("True" if state is State.COMPLETE else "False"),
         ("True" if state is State.FAILED else "False"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,11 +44,11 @@ def starts(item: Object) -> None:
     item["status"] = RUNNING
 
 
-def shown(cluster: FakeCluster, node: int = 0) -> Place:
+def shown(cluster: FakeCluster, node: int = 0, say: Callable[[str], None] = lambda line: None) -> Place:
     """The place, after checking that it was there while it was used and that no reader is left."""
 
     async def look() -> Place:
-        async with beside(cluster.as_cluster, "ns", "x", node) as place:
+        async with beside(cluster.as_cluster, "ns", "x", node, say=say) as place:
             assert place.pod in cluster.names("Pod")
         assert not [name for name in cluster.names("Pod") if "reader" in name]
         return place
@@ -86,8 +87,10 @@ def test_a_pod_of_the_job_that_runs_is_used_instead() -> None:
 
 def test_a_node_whose_pod_does_not_run_has_its_files_shown_by_a_reader_that_is_removed_then() -> None:
     cluster = FakeCluster(stateful_set("PerPod"), job_pod("x-0"), claim("workspace-x-1"), claim("datasets-x-1"), on_create=starts)
-    place = shown(cluster, 1)
+    lines: list[str] = []
+    place = shown(cluster, 1, lines.append)
     assert place.pod.startswith("x-reader-") and place.container == "reader"
+    assert lines == [f"pod {place.pod} starts, to read the files of job x; it is removed afterwards"], "said before it is waited for"
 
 
 def test_a_reader_is_removed_when_it_is_interrupted_while_it_starts() -> None:

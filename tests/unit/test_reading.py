@@ -224,7 +224,7 @@ def test_what_kopf_gets_of_a_large_object_is_what_is_kept_of_it() -> None:
 
 LARGE_OBJECTS: dict[str, Object] = {
     "TrainingJob": {"spec": {"training": {"deepspeed": {"z": "x" * SLIM_BYTES}}}, "status": {"phase": 1}},
-    "ClusterProfile": {"spec": {"pod": {"env": [{"name": "A", "value": "x" * SLIM_BYTES}]}}},
+    "TrainingCluster": {"spec": {"pod": {"env": [{"name": "A", "value": "x" * SLIM_BYTES}]}}},
     "Node": {
         "spec": {},
         "status": {"allocatable": {"cpu": "1"}, "images": ["x" * SLIM_BYTES], "conditions": [{"type": "Ready", "status": "True"}]},
@@ -245,7 +245,7 @@ def test_of_an_object_that_comes_slim_the_same_is_kept(kind: str) -> None:
         "uid": "u",
         "resourceVersion": "7",
         "labels": {LABEL_JOB: "j", APP: "a"},
-        "managedFields": [1],
+        "managedFields": [{"manager": "kubectl-scale", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
     }
     item = {"apiVersion": "v1", "kind": kind, "metadata": metadata, **LARGE_OBJECTS[kind]}
     whole, thin = Kept(kind, item), Kept(kind, slim(kind, item))
@@ -333,23 +333,23 @@ def test_a_job_that_is_too_large_says_so_of_itself_and_little_of_it_is_kept(cont
 def test_a_profile_that_is_too_deep_is_refused_by_its_name() -> None:
     profile = {"metadata": {"name": "p", "uid": "p", "resourceVersion": "1"}, "spec": json.loads(deep(100))}
     observed = Observed(
-        {**job(), "apiVersion": "lockstep.dev/v1alpha1", "spec": {"clusterProfileName": "p", "script": {"path": "x.py"}}},
-        profiles=(Kept("ClusterProfile", profile).item,),
+        {**job(), "apiVersion": "lockstep.dev/v1alpha1", "spec": {"cluster": "p", "script": {"path": "x.py"}}},
+        profiles=(Kept("TrainingCluster", profile).item,),
     )
     observed.job["kind"] = "TrainingJob"
-    assert "ClusterProfile p can't be used: it has a field" in accept(observed, RenderContext()).message  # type: ignore[union-attr]
+    assert "TrainingCluster p can't be used: it has a field" in accept(observed, RenderContext()).message  # type: ignore[union-attr]
 
 
 def test_what_others_write_into_metadata_is_not_kept() -> None:
     item = job()
     item["metadata"] |= {
         "managedFields": [{"fieldsV1": "x" * 10**6}], "finalizers": ["x"] * 1000, "labels": {f"l{number}": "x" for number in range(LABELS_MAX + 1)},
-        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 200_000, "lockstep.dev/is-default-profile": "true"},
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 200_000, "lockstep.dev/is-default-cluster": "true"},
         "ownerReferences": [{"uid": str(number), "kind": "Pod", "name": "x"} for number in range(1000)],
     }  # fmt: skip
     item["metadata"]["labels"]["lockstep.dev/job"] = "x"
     metadata = Kept("TrainingJob", item).item["metadata"]
-    assert metadata["annotations"] == {"lockstep.dev/is-default-profile": "true"} and metadata["labels"] == {"lockstep.dev/job": "x"}
+    assert metadata["annotations"] == {"lockstep.dev/is-default-cluster": "true"} and metadata["labels"] == {"lockstep.dev/job": "x"}
     assert len(json.dumps(metadata)) < 4096
 
 

@@ -16,6 +16,7 @@ from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import Plan, reconcile
 from lockstep.plan.run import report_target
+from lockstep.plan.times import timestamp
 from lockstep_gang.contract import (
     Cause,
     CheckpointReport,
@@ -35,8 +36,8 @@ HOLDS_ONE = "holds 1 of 2 nodes; lets go at 2027-01-15T08:10:00Z so that another
 UID = "11111111-1111-1111-1111-111111111111"
 CONTEXT = RenderContext("agent:1", KEY, UID, report_target("https://here/v1/report", "PEM"))
 PROFILE: Object = {
-    "apiVersion": "lockstep.dev/v1alpha1", "kind": "ClusterProfile",
-    "metadata": {"name": "p", "annotations": {"lockstep.dev/is-default-profile": "true"}},
+    "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingCluster",
+    "metadata": {"name": "p", "annotations": {"lockstep.dev/is-default-cluster": "true"}},
     "spec": {"platform": "Kubernetes", "image": "python:1"},
 }  # fmt: skip
 
@@ -108,7 +109,7 @@ def test_every_condition_is_there_from_the_first_status_on() -> None:
     plan = reconcile(fresh(), None, CONTEXT, NOW)
     assert plan.status is not None
     assert [c["type"] for c in plan.status["conditions"]] == [
-        "Accepted", "Suspended", "PodsScheduled", "NodesHealthy", "RanksReady", "FabricVerified", "Straggling", "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
+        "Accepted", "Suspended", "PodsScheduled", "NodesHealthy", "RanksReady", "FabricVerified", "Straggling", "SavesFailing", "Progressing", "CheckpointCommitted", "Restarting", "Complete", "Failed",
         "Held",
     ]  # fmt: skip
     assert {c["observedGeneration"] for c in plan.status["conditions"]} == {3}
@@ -135,10 +136,10 @@ def test_an_operator_that_was_just_started_changes_nothing_before_it_hears_the_c
     assert reconcile(observed, None, CONTEXT, NOW + 1).status is None
 
 
-@pytest.mark.parametrize("change", ["profile", "spec", "operator"])
+@pytest.mark.parametrize("change", ["cluster", "spec", "operator"])
 def test_a_change_leaves_a_running_gang_alone_and_is_pending(change: str) -> None:
     observed, context = settled(report()), CONTEXT
-    if change == "profile":
+    if change == "cluster":
         observed = replace(observed, profiles=({**PROFILE, "spec": {**PROFILE["spec"], "shmSize": "1Gi"}},))
     elif change == "spec":
         observed = replace(observed, job={**observed.job, "spec": {**observed.job["spec"], "env": [{"name": "A", "value": "1"}]}})
@@ -174,6 +175,18 @@ def test_suspending_scales_to_zero_with_the_frozen_run() -> None:
     assert condition(reconcile(at_zero, None, CONTEXT, NOW), "Suspended")[:2] == ("True", "Suspended")
 
 
+def test_a_job_that_had_nothing_left_to_do_says_so_and_how_to_train_anew() -> None:
+    observed, note = (
+        settled(report()),
+        "nothing was left to do: step 2 of 2 is in /c; to train anew, set training.checkpoint.resumeFrom to None",
+    )
+    complete = after(observed, reconcile(observed, report(State.COMPLETE, ready=0, result={"note": note}), CONTEXT, NOW))
+    assert condition(complete, "Complete")[2] == f"every rank ended well; {note}"
+    later = after(complete, reconcile(complete, None, CONTEXT, NOW + 60))
+    assert condition(later, "Complete")[2] == f"every rank ended well; {note}"
+    assert later.status["result"] == {"note": note}
+
+
 def test_a_complete_job_is_scaled_to_zero_and_its_result_kept() -> None:
     result: dict[str, str | None] = {"adapter": "/workspace/a", "evalLossBefore": "2.0", "evalLossAfter": "1.0"}
     end = report(State.COMPLETE, ready=0, result=result, log=("line 1", "line 2"))
@@ -183,6 +196,7 @@ def test_a_complete_job_is_scaled_to_zero_and_its_result_kept() -> None:
     assert plan.status["result"] == result
     assert condition(plan, "Complete")[0] == "True"
     assert [i["metadata"]["name"] for i in plan.create] == ["x-log"]
+    assert "ObjectRestored" not in {note.reason for note in plan.events}  # nobody has deleted what was never there
     assert plan.create[0]["data"] == {"node-0.log": "line 1\nline 2\n"}
     assert [(i["kind"], i["spec"]["replicas"]) for i in plan.apply] == [("StatefulSet", 0)]
     finished = replace(after(observed, plan), pods=())
@@ -269,10 +283,10 @@ def test_a_report_of_a_pod_that_is_gone_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("observed", "reason", "says"),
     [
-        (replace(fresh(), profiles=()), "NoDefaultProfile", "there is none at all"),
-        (fresh(clusterProfileName="q"), "ProfileNotFound", "known are p"),
-        (replace(fresh(), profiles=(PROFILE, {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}})), "SeveralDefaultProfiles", "(p, q)"),
-        (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "InvalidProfile", "shmSize"),
+        (replace(fresh(), profiles=()), "NoDefaultCluster", "there is none at all"),
+        (fresh(cluster="q"), "ClusterNotFound", "known are p"),
+        (replace(fresh(), profiles=(PROFILE, {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}})), "SeveralDefaultClusters", "(p, q)"),
+        (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "InvalidCluster", "shmSize"),
         (fresh(nodes="two"), "InvalidSpec", "nodes"),
         (fresh(fabric={"mode": "RDMA"}), "RDMAUnavailable", "RDMA"),
         (replace(fresh(), service_accounts=frozenset()), "ServiceAccountNotFound", "kubectl create serviceaccount ml-dev-sa -n ns"),
@@ -385,7 +399,31 @@ def test_a_claim_is_blamed_only_when_the_pod_waits_for_it() -> None:
     late = replace(observed, pods=(unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint."), pod(1)))
     assert condition(reconcile(late, None, CONTEXT, NOW), "PodsScheduled")[1] == "Unschedulable"
     missing = replace(observed, claims={}, pods=(unscheduled('persistentvolumeclaim "ml-dev-workspace" not found'), pod(1)))
-    assert condition(reconcile(missing, None, CONTEXT, NOW), "PodsScheduled")[2].endswith("or let the profile name one that exists")
+    assert condition(reconcile(missing, None, CONTEXT, NOW), "PodsScheduled")[2].endswith("or let the cluster name one that exists")
+
+
+@pytest.mark.parametrize(
+    ("message", "seconds", "is_told"),
+    [
+        ("failed to sync configmap cache: timed out waiting for the condition", 60, False),
+        ('object "ns"/"x-run-1" not registered', 60, False),
+        ('configmap "{run}" not found', 60, False),
+        ('secret "x-agents-1-2" not found', 3, False),
+        ('secret "x-agents-1-2" not found', 30, True),
+        ('configmap "scripts" not found', 3, True),
+    ],
+)
+def test_a_kubelet_that_has_not_heard_yet_of_what_was_just_made_is_no_trouble(message: str, seconds: int, is_told: bool) -> None:
+    observed = running()
+    run = next(name for kind, name in observed.objects if kind == "ConfigMap" and name.startswith("x-run-"))
+    event = {
+        "involvedObject": {"uid": "pod-0"}, "reason": "FailedMount", "message": f'MountVolume.SetUp failed for volume "v" : {message.replace("{run}", run)}',
+        "metadata": {"name": "e"}, "lastTimestamp": timestamp(NOW + seconds),
+    }  # fmt: skip
+    scheduled = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(NOW)}]
+    waits = pod(0, status={"phase": "Pending", "containerStatuses": [], "conditions": scheduled})
+    plan = reconcile(replace(observed, pods=(waits, pod(1)), warnings=(event,)), None, CONTEXT, NOW + seconds)
+    assert condition(plan, "RanksReady")[1] == ("VolumeNotMounted" if is_told else "Starting")
 
 
 def test_a_volume_that_cant_be_mounted_is_told_until_the_pod_runs() -> None:
@@ -418,3 +456,11 @@ def test_a_secret_that_was_not_seen_is_made_unless_pods_that_run_show_that_it_is
     assert reconcile(unseen, report(), CONTEXT, NOW).create == ()
     one_waits = replace(unseen, pods=(pod(0), pod(1, status={"phase": "Pending"})))
     assert [item["kind"] for item in reconcile(one_waits, report(), CONTEXT, NOW).create] == ["Secret"]
+
+
+def test_gpus_that_the_cluster_says_it_hasn_t_are_refused_and_not_waited_for() -> None:
+    seen = running(gpusPerNode=4)
+    without = {**seen.profiles[0], "spec": {**seen.profiles[0]["spec"], "gpus": {"perNode": 0}}}
+    status, reason, message = condition(reconcile(replace(seen, profiles=(without,), pods=(), objects={}), None, CONTEXT, NOW), "Accepted")
+    assert (status, reason) == ("False", "NoGPUs")
+    assert "gpusPerNode is 4, but the cluster p has no GPUs" in message

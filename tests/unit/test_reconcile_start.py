@@ -10,7 +10,7 @@ import pytest
 from lockstep.plan.conditions import timestamp
 from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile import reconcile
-from unit.test_reconcile import CONTEXT, NOW, after, condition, pod, report, running
+from unit.test_reconcile import CONTEXT, NOW, PROFILE, after, condition, fresh, pod, report, running
 from unit.test_reconcile_stop import replicas, status
 
 PULLING = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]}  # fmt: skip
@@ -84,3 +84,12 @@ def test_a_claim_that_isnt_bound_is_no_lack_of_room() -> None:
 def test_a_pod_that_its_kubelet_would_not_have_is_waited_for_until_it_is_replaced() -> None:
     refused = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
     assert condition(reconcile(starting(pod(0, status=refused), pod(1)), None, CONTEXT, NOW + 10**6), "Failed")[0] == "False"
+
+
+@pytest.mark.parametrize(("operator", "accepted"), [("registry.example.com/team/lockstep-operator:0.1.0", True), ("agent:1", False)])
+def test_a_job_for_which_nobody_names_an_image_runs_the_trainer_s_from_beside_the_operator_s(operator: str, accepted: bool) -> None:
+    observed = replace(fresh(), profiles=({**PROFILE, "spec": {"platform": "Kubernetes"}},))
+    plan = reconcile(observed, None, replace(CONTEXT, agent_image=operator), NOW)
+    assert condition(plan, "Accepted")[:2] == (("True", "Accepted") if accepted else ("False", "NoImage"))
+    images = [item["spec"]["template"]["spec"]["containers"][0]["image"] for item in plan.create if item["kind"] == "StatefulSet"]
+    assert images == (["registry.example.com/team/lockstep-trainer:0.1.0"] if accepted else [])

@@ -159,17 +159,17 @@ def test_a_resize_between_two_attempts_needs_no_save() -> None:
     assert condition(plan, "Restarting")[0] == "False"
 
 
-@pytest.mark.parametrize("impossible", ["profile", "account"])
+@pytest.mark.parametrize("impossible", ["cluster", "account"])
 def test_a_size_that_the_job_cant_have_leaves_the_gang_running_and_says_why(impossible: str) -> None:
     observed = asked(settled(report()), nodes=3)
-    if impossible == "profile":
+    if impossible == "cluster":
         (profile,) = observed.profiles
         observed = replace(observed, profiles=({**profile, "spec": {**profile["spec"], "nodes": {"gpuNodes": ["a", "b"]}}},))
     else:
         observed = replace(observed, service_accounts=frozenset())
     plan = reconcile(observed, report(), CONTEXT, NOW + 1)
     assert replicas(plan) == []
-    if impossible == "profile":
+    if impossible == "cluster":
         assert condition(plan, "Accepted")[:2] == ("False", "NotEnoughNodes")
     assert condition(plan, "Progressing")[:2] == ("True", "Running")
 
@@ -195,3 +195,33 @@ def test_the_stop_before_is_remembered_when_the_operator_has_just_been_started()
     observed = going(asked(settled(report()), suspend=True))
     told = after(observed, reconcile(observed, stopped_report(), CONTEXT, NOW + 20))
     assert status(reconcile(gone(told), None, CONTEXT, NOW + 30))["stop"]["save"] == "Saved"
+
+
+def test_a_commit_that_status_did_not_have_yet_is_told_though_the_pods_are_gone() -> None:
+    observed = settled(report())
+    told = report(checkpoint=COMMIT)  # status has progress every 15 s only
+    lost = replace(observed, pods=(), objects={})
+    plan = reconcile(lost, told, CONTEXT, NOW + 3)
+    assert (status(plan)["stop"]["save"], status(plan)["stop"]["step"]) == ("Unknown", 43)
+    assert "the newest checkpoint that was reported is step 43" in status(plan)["stop"]["message"]
+    assert status(plan)["checkpoint"]["lastCommittedStep"] == 43
+    assert condition(plan, "CheckpointCommitted")[:2] == ("True", "Committed")
+    late = reconcile(after(lost, plan), stopped_report(), CONTEXT, NOW + 5)
+    assert status(late)["stop"]["message"] == SAVED.message
+
+
+def ended(node: int, code: int, **metadata: Any) -> Object:
+    item = pod(node, status={"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": code}}}]})
+    return {**item, "metadata": {**item["metadata"], **metadata}}
+
+
+@pytest.mark.parametrize(
+    "stopped",
+    [ended(1, 75), ended(1, 75, deletionTimestamp="2027-01-15T08:03:00Z"), ended(1, 137, deletionTimestamp="2027-01-15T08:03:00Z")],
+    ids=["saved", "saved and going", "killed while going"],
+)
+def test_how_a_pod_ends_that_was_told_to_go_is_no_trouble(stopped: Object) -> None:
+    plan = reconcile(replace(settled(report()), pods=(pod(0), stopped)), report(), CONTEXT, NOW + 5)
+    assert [note for note in plan.events if note.type == "Warning"] == []
+    crashed = reconcile(replace(settled(report()), pods=(pod(0), ended(1, 1))), report(), CONTEXT, NOW + 5)
+    assert "ContainerFailed" in [note.reason for note in crashed.events]

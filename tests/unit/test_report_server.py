@@ -227,7 +227,7 @@ def large(size: int, report: Report = REPORT) -> bytes:
         (1, 64, report_bytes_max(64), 200),  # the spec's number
         (40, 2, report_bytes_max(40), 200),  # a gang that is to be smaller
         (40, 2, report_bytes_max(40) + 1, 413),
-        (2, None, report_bytes_max(1024), 200),  # the profile's number
+        (2, None, report_bytes_max(1024), 200),  # the cluster's number
         (2, None, report_bytes_max(1024) + 1, 413),
     ],
 )

@@ -19,7 +19,7 @@ JOB = """
 apiVersion: lockstep.dev/v1alpha1
 kind: TrainingJob
 metadata: {name: x}
-spec: {clusterProfileName: local, nodes: 1, script: {path: rank.py}, restart: {maxRestarts: 0}}
+spec: {cluster: local, nodes: 1, script: {path: rank.py}, restart: {maxRestarts: 0}}
 """
 FAILS_ONCE = "import os, sys\nsys.exit(0 if os.path.exists('mended') else 3)\n"
 
@@ -94,3 +94,24 @@ def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path
     ]
     assert len({record["jobUid"] for record in records}) == 1
     assert "is complete: there is nothing to retry" in str(lockstep("retry").exception)
+
+
+def test_fresh_is_resume_from_none_and_no_matter_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run_local(job: Any, profile: Any, workspace: Path, earlier: Any = None) -> int:
+        asked.append(job.spec.training.checkpoint.resume_from)
+        return 0
+
+    monkeypatch.setattr("lockstep.platforms.local.run.run_local", run_local)
+    sample = str(Path(__file__).parents[2] / "manifests/samples/trainingjob.yaml")
+    assert CliRunner().invoke(app, ["run", "-f", sample, "--local"]).exit_code == 0
+    assert CliRunner().invoke(app, ["run", "-f", sample, "--local", "--fresh"]).exit_code == 0
+    assert asked == ["Auto", "None"]
+    nowhere = CliRunner().invoke(app, ["run", "-f", sample, "--fresh"])
+    assert "--set training.checkpoint.resumeFrom=None -o job | kubectl apply -f -" in nowhere.output + str(nowhere.exception)
+    script = tmp_path / "job.yaml"
+    script.write_text("apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {nodes: 1, script: {path: a.py}}\n")
+    refused = CliRunner().invoke(app, ["run", "-f", str(script), "--local", "--fresh"])
+    assert "runs a script, which finds its own checkpoints" in refused.output + str(refused.exception)
+    assert "--fresh is about a job file" in str(CliRunner().invoke(app, ["run", "--fresh", "train.py"]).exception)

@@ -195,3 +195,22 @@ def test_whatever_a_script_puts_into_its_folder_a_look_at_it_ends(what: str, tmp
     assert list(runfolder.log(str(tmp_path), 0)) in ([], [""])
     summary = runfolder.summary(str(tmp_path))
     assert (summary["steps"], summary["end"], summary["attempts"], summary["run"]) == ({}, {}, [], {})
+
+
+def test_what_the_next_attempt_begins_with_is_not_the_last_one_s(tmp_path: Path) -> None:
+    head = [
+        "preflight: 12 checks on 2 nodes passed in 1.0 s",
+        "attempt 2 starts: 2 ranks on 2 nodes, restart 1 of at most 3",
+        "nodes: a, b",
+        "from: step 4",
+    ]
+    first = [
+        (0, "[lockstep] preflight: 12 checks on 2 nodes passed in 2.0 s"),
+        (0, "[lockstep] attempt 1 starts: 2 ranks on 2 nodes"),
+        (1, "[rank 0] one"),
+    ]
+    between = [(1, "[lockstep] rank 0 on node 0 exited with 1"), *((1, f"[lockstep] {line}") for line in head)]
+    write(tmp_path, "u", *first, *between, (2, "[rank 0] two"))
+    assert list(runfolder.log(str(tmp_path), 0, attempt=1)) == [*(line for _, line in first), "[lockstep] rank 0 on node 0 exited with 1"]
+    assert list(runfolder.log(str(tmp_path), 0, attempt=1, tail=2)) == ["[rank 0] one", "[lockstep] rank 0 on node 0 exited with 1"]
+    assert list(runfolder.log(str(tmp_path), 0, attempt=2)) == [*(f"[lockstep] {line}" for line in head), "[rank 0] two"]

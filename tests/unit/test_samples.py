@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.clusterkeys import KEYS
 from lockstep.api.jobfile import parse_job_file
-from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.shared import StorageMode
 from lockstep.api.training import Training
 from lockstep.cli.clusters import cluster_names, load_cluster
@@ -32,7 +32,7 @@ def test_the_clusters_that_ship() -> None:
 
 @pytest.mark.parametrize("name", cluster_names(CLUSTERS))
 def test_a_cluster_that_ships_loads(name: str) -> None:
-    assert cluster(name).profile.spec != ClusterProfileSpec()
+    assert cluster(name).profile.spec != TrainingClusterSpec()
 
 
 def test_barcelona_has_rdma_and_a_volume_for_every_pod() -> None:
@@ -53,11 +53,19 @@ def test_the_template_has_every_key() -> None:
     assert [name for name in sorted(names) if f"{name}:" not in text] == []
 
 
+def test_a_file_that_ships_has_no_figure_that_reads_as_measured() -> None:
+    """Whoever copies one would have it as if measured there: section calibration, the threshold derived from it, and GB/s in a comment."""
+    for path in CLUSTERS.glob("*.yaml"):
+        found, text = load_cluster(str(path), CLUSTERS), path.read_text()
+        assert found.calibration == () and found.profile.spec.network.minimum_busbw is None, path.name
+        assert re.findall(r"[\d.]+ ?(?:GB/s|MB/s|TFLOPS|tokens/s)|\d{4}-\d\d-\d\d", text) == [], path.name
+
+
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_a_sample_names_its_cluster_in_its_first_line_and_runs_there(path: Path) -> None:
     text = path.read_text()
     job = parse_job_file(text, str(path))
-    name = job.spec.cluster_profile_name
+    name = job.spec.cluster
     assert name is not None
     assert text.startswith(f"# For clusters/{name}.yaml: ")
     resolved = resolve(job, cluster(name).profile)
@@ -73,7 +81,7 @@ def test_the_samples_show_what_there_is() -> None:
 
 def test_the_rdma_sample_gets_rdma_and_the_demo_tcp() -> None:
     by_name = {path.stem: parse_job_file(path.read_text(), path.name) for path in SAMPLES}
-    found = {name: resolve(by_name[name], cluster(str(by_name[name].spec.cluster_profile_name)).profile).transport for name in by_name}
+    found = {name: resolve(by_name[name], cluster(str(by_name[name].spec.cluster)).profile).transport for name in by_name}
     assert (found["trainingjob-rdma"], found["trainingjob"]) == (Transport.RDMA, Transport.TCP)
 
 

@@ -86,19 +86,19 @@ def test_a_single_namespace_s_operator_has_the_rules_that_are_needed_there_by_a_
     assert rules("own", "Role", f"{OPERATOR_NAME}-jobs") == [rule for rule in whole if rule != left_out]
     assert rules("own", "Role", OPERATOR_NAME) == rules(None, "Role", OPERATOR_NAME)
     granted = {resource for item in objects("own", "Role") for rule in item["rules"] for resource in rule["resources"]}
-    assert granted.isdisjoint({"nodes", "clusterprofiles", "tokenreviews", "subjectaccessreviews"})
+    assert granted.isdisjoint({"nodes", "trainingclusters", "tokenreviews", "subjectaccessreviews"})
 
 
 def test_its_settings_lead_to_its_namespace_and_its_profile(tmp_path: Any) -> None:
     settings = Settings.from_environment(environment("own"))
     assert (settings.namespace, settings.namespaces, settings.metrics_port) == ("lockstep", ("lockstep",), 0)
     assert settings.report_url == "https://lockstep-operator.lockstep.svc/v1/report"
-    assert {watched.kind for watched in WATCHED} - {watched.kind for watched in settings.watched} == {"Node", "ClusterProfile"}
+    assert {watched.kind for watched in WATCHED} - {watched.kind for watched in settings.watched} == {"Node", "TrainingCluster"}
     assert settings.places("Pod") == ("lockstep",)
     (config,) = objects("own", "ConfigMap", PROFILE_CONFIG)
     path = tmp_path / PROFILE_KEY
     path.write_text(config["data"][PROFILE_KEY])
-    (profile,) = objects(None, "ClusterProfile")
+    (profile,) = objects(None, "TrainingCluster")
     read = read_profile(path)
     assert read["spec"] == profile["spec"] and read["metadata"]["annotations"] == profile["metadata"]["annotations"]
 
@@ -113,7 +113,7 @@ def test_for_the_whole_cluster_everything_is_listed_everywhere() -> None:
 def test_another_profile_starts_a_single_namespace_s_operator_again() -> None:
     def mark(mode: Mode) -> str:
         (deployment,) = (item for item in planned("barcelona", mode, scope="own").objects if item["kind"] == "Deployment")
-        return str(deployment["spec"]["template"]["metadata"]["annotations"]["lockstep.dev/profile-hash"])
+        return str(deployment["spec"]["template"]["metadata"]["annotations"]["lockstep.dev/cluster-hash"])
 
     assert mark(Mode.TCP) == mark(Mode.TCP) != mark(Mode.RDMA)
 

@@ -116,7 +116,7 @@ def test_what_no_schema_allows_is_left_out_and_the_rest_is_written(text: str, nu
     plan = reconcile(gang("x"), received, CONTEXT, NOW + 20)
     assert plan.status is not None
     taken_by_the_api_server(plan.status)
-    assert len(plan.status["conditions"]) == 13 and plan.status["ranks"]["ready"] == 5
+    assert len(plan.status["conditions"]) == 14 and plan.status["ranks"]["ready"] == 5
 
 
 def test_an_honest_status_is_written_as_it_is() -> None:

@@ -33,7 +33,7 @@ def sync(source: Path, target: Path, force: bool = False) -> dict[str, list[str]
     command = [sys.executable, "-I", "-c", Path(receiver.__file__).read_text()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o022) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"target": str(target), "files": files, "force": force}).encode() + b"\n")
+        process.stdin.write(json.dumps({"target": str(target), "source": str(source), "files": files, "force": force}).encode() + b"\n")
         process.stdin.flush()
         answer: dict[str, Any] = json.loads(process.stdout.readline())
         if not answer.pop("done"):
@@ -62,7 +62,7 @@ def target(tmp_path: Path) -> Path:
 def test_only_what_differs_travels(tmp_path: Path, target: Path) -> None:
     source = write(tmp_path / "here", a_py="1", pkg__b_py="2")
     assert sync(source, target)["wanted"] == ["a.py", "pkg/b.py"]
-    assert sync(source, target) == {"wanted": [], "removed": [], "changed": []}
+    assert sync(source, target) == {"wanted": [], "removed": [], "changed": [], "others": []}
     write(source, a_py="one")
     assert sync(source, target)["wanted"] == ["a.py"]
     assert contents(target) == {"a.py": "one", "pkg/b.py": "2", "runs/demo/log": "theirs"}
@@ -77,13 +77,27 @@ def test_only_what_a_sync_has_sent_is_ever_deleted(tmp_path: Path, target: Path)
     assert not (target / "pkg").exists()
 
 
+def test_what_another_folder_has_sent_stays_until_it_is_forced(tmp_path: Path, target: Path) -> None:
+    mine, theirs = write(tmp_path / "mine", a_py="1", both_py="1"), write(tmp_path / "theirs", b_py="2", both_py="2")
+    sync(mine, target)
+    assert sync(theirs, target) == {"wanted": ["b.py", "both.py"], "removed": [], "changed": [], "others": ["a.py"]}
+    assert sync(theirs, target)["others"] == ["a.py"], "it is named each time"
+    (mine / "a.py").unlink()
+    again = sync(mine, target)
+    assert (again["removed"], again["others"]) == (["a.py"], ["b.py"]), "each folder's own is its own to remove"
+    assert sync(theirs, target, force=True)["removed"] == []
+    (theirs / "b.py").unlink()
+    sync(theirs, target)
+    assert contents(target) == {"both.py": "2", "runs/demo/log": "theirs"}
+
+
 def test_what_was_changed_in_the_pod_stays_until_it_is_forced(tmp_path: Path, target: Path) -> None:
     source = write(tmp_path / "here", a_py="1", b_py="1")
     sync(source, target)
     write(target, a_py="edited there", b_py="edited there")
     write(source, a_py="2")
     (source / "b.py").unlink()
-    assert sync(source, target) == {"wanted": [], "removed": [], "changed": ["a.py", "b.py"]}
+    assert sync(source, target) == {"wanted": [], "removed": [], "changed": ["a.py", "b.py"], "others": []}
     assert (contents(target)["a.py"], contents(target)["b.py"]) == ("edited there", "edited there")
     assert sync(source, target)["changed"] == ["a.py", "b.py"], "it is not forgotten the next time"
     sync(source, target, force=True)

@@ -72,7 +72,7 @@ def test_a_short_look_at_a_cluster_file_finds_what_the_models_find(name: str) ->
     from lockstep.cli.clusters import load_cluster
 
     found = load_cluster(name, CLUSTERS).cluster
-    assert peek(name, CLUSTERS) == (found.name, found.namespace)
+    assert peek(name, CLUSTERS) == (found.name, found.namespace, found.api)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_job_without_the_operator_is_no_unknown_one() -> None:
     said = no_such_job(target, "x")
     assert "kubectl delete configmap x-run-1a2b -n ns stops it" in said
     other: Any = SimpleNamespace(client=Asked(trainingjobs=["y"]), namespace="ns")
-    assert no_such_job(other, "x").startswith("there is no TrainingJob x in namespace ns: there are y")
+    assert no_such_job(other, "x").startswith("there is no TrainingJob x in namespace ns: it has y; -n names another namespace")
 
 
 def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ STATUS: Object = {
     "attempts": 2,
     "restarts": 1,
     "goodput": {"percentage": 93},
-    "profile": {"name": "barcelona", "transport": "RDMA"},
+    "cluster": {"name": "barcelona", "transport": "RDMA"},
     "fabric": {"transport": "RDMA"},
     "checkpoint": {"lastCommittedStep": 100, "lastCommitTime": "2026-11-21T11:58:00Z"},
     "trainer": {

@@ -148,6 +148,18 @@ def test_a_batch_ends_at_so_many_characters_too_so_that_long_documents_need_no_m
     assert list(source_module.batches(iter([]))) == []
 
 
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files count as settled though they were written just now."""
+    monkeypatch.setattr(cachefolder, "SETTLED_SECONDS", -1.0)
+
+
+def test_a_file_that_has_just_changed_is_not_believed_to_be_done(tmp_path: Path, data: str) -> None:
+    content_digest(Path(data), tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+@pytest.mark.usefixtures("settled")
 def test_a_file_is_hashed_once_while_it_doesnt_change(tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
     real = arrays.file_digest
@@ -160,6 +172,7 @@ def test_a_file_is_hashed_once_while_it_doesnt_change(tmp_path: Path, data: str,
     assert len(reads) == 2
 
 
+@pytest.mark.usefixtures("settled")
 def test_a_change_of_the_same_length_is_seen_though_the_time_of_change_was_put_back(tmp_path: Path, data: str) -> None:
     first = content_digest(Path(data), tmp_path / "cache")
     times = Path(data).stat()
@@ -168,6 +181,22 @@ def test_a_change_of_the_same_length_is_seen_though_the_time_of_change_was_put_b
     Path(data).write_bytes(whole)
     os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert content_digest(Path(data), tmp_path / "cache") != first
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_that_another_one_took_the_place_of_is_seen(tmp_path: Path, data: str) -> None:
+    first = content_digest(Path(data), tmp_path / "cache")
+    other = tmp_path / "other"
+    other.write_bytes(bytes(reversed(Path(data).read_bytes())))
+    times = Path(data).stat()
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.rename(data)
+    assert content_digest(Path(data), tmp_path / "cache") != first
+
+
+def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Path, data: str) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert cachefolder.file_hash(Path(data), tmp_path / "cache") == arrays.file_digest(Path(data))
 
 
 def test_runs_beside_each_other_share_the_workspaces_cache() -> None:

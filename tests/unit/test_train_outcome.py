@@ -33,10 +33,16 @@ def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch
 
     written: list[dict[str, torch.Tensor]] = []
     monkeypatch.setattr(zero_access, "gather_masters", gather)
-    monkeypatch.setattr(outcome, "write_adapter", lambda folder, values, adapter, precision: written.append(values))
+    monkeypatch.setattr(outcome, "write_adapter", lambda folder, values, adapter, precision, files: written.append(values))
     training = SimpleNamespace(precision=Precision.BF16)
+    describe = SimpleNamespace(template=SimpleNamespace(identity=SimpleNamespace(base_files={})))
     run: Any = SimpleNamespace(
-        engine=None, adapter={}, shared=True, config=SimpleNamespace(training=training), ranks=SimpleNamespace(first=writes)
+        describe=describe,
+        engine=None,
+        adapter={},
+        shared=True,
+        config=SimpleNamespace(training=training),
+        ranks=SimpleNamespace(first=writes),
     )
     outcome._export_adapter(run, tmp_path)
     assert max(alive) <= 1, "the FP32 values of more than one parameter are held"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoint_cases import IDENTITY, manifest
+from lockstep_gang.contract.messages import SaveFailed, rank_report_from_json
 from lockstep_train.checkpoint.manifest import ShardRecord
 from lockstep_train.report import Reporter
 from unit.test_train_settings import training
@@ -129,11 +130,14 @@ def test_a_save_that_fails_or_is_left_out_is_an_event_and_is_counted(tmp_path: P
     from lockstep_train.saving import SaveReport
 
     reporter = Reporter(None, 0)
+    sent: list[dict[str, object]] = []
+    reporter.agent.send = lambda event, **fields: sent.append({"event": event, "rank": 0, **fields})  # type: ignore[method-assign]
     reporter.open_logs(tmp_path, 0, attempt=1)
     report = SaveReport(reporter)
     report(Saved(2, tmp_path / "step-2.a1", 100, 0.5, 0.0, committed=False, problem="rank 1: No space left on device"))
     report.skip(4, 3)
     reporter.close()
+    assert list(map(rank_report_from_json, sent)) == [SaveFailed(0, 2, "rank 1: No space left on device")]
     said = capsys.readouterr().out
     assert "CHECKPOINT step 2 FAILED: rank 1: No space left on device" in said
     assert "CHECKPOINT step 4 SKIPPED: step 3 is still being written" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lockstep_train.checkpoint.storage import nodes_share
 from lockstep_train.checkpoint.upkeep import start_upkeep
 from lockstep_train.checkpoint.zero_restore import set_counters
 from lockstep_train.config import RunConfig, TrainingConfig
+from lockstep_train.data.cachefolder import cache_folder
 from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.load import Dataset
 from lockstep_train.data.share import load_dataset
@@ -29,6 +31,7 @@ from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.host import reserve_copy
+from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
 from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
@@ -59,6 +62,8 @@ class Run:
     watch: Watch
     shared: bool
     """All nodes see the same run folder."""
+    base: BaseHash
+    resumed_from: resume.Source | None
 
 
 def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, reporter: Reporter, watch: Watch = UNWATCHED) -> Run:
@@ -70,6 +75,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     memory = agree_on_memory(training, folder, ranks, reporter)
     reporter.startup.done("memoryPlan")
     tokeniser = load_tokeniser(folder)
+    base = BaseHash(ranks, folder, cache_folder(config.run_dir))
     dataset = load_dataset(config, tokeniser, ranks, reporter.say, watch)
     watch.begin("Load of the model", limits.LOAD_SECONDS)
     claim = Claim(environment.attempt, config.job_uid)
@@ -79,7 +85,12 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     engine, loss, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
     if training.data.packing:
         check_isolation(engine, dataset.training, training.optimization.micro_batch_size, ranks.device)
-    identity = run_identity(training, base_digest(folder), dataset, plan, zero_access.parameter_shapes(engine))
+    recorded, commit = (start.source.manifest.identity.base_files, str(start.source.folder)) if start.source else ({}, "")
+    files = base.finish(recorded, commit, watch)
+    reporter.startup.done("baseHash")
+    if training.lora.init_from is not None and start.source is None:
+        refuse_other_record(training.lora.init_from, folder, files)
+    identity = run_identity(training, base_digest(folder), files, dataset, plan, zero_access.parameter_shapes(engine))
     if start.source is not None:
         resume.refuse_another(start.source.manifest, identity, start.source.folder)
         restore(engine, start.source, ranks, reporter.say)
@@ -98,10 +109,35 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     reporter.open_run(config, plan.done.steps, start.attempt)
     usage = count_experts(engine.module, ranks.device)
     run = Run(
-        config, ranks, reporter, dataset, tokeniser, plan, engine, loss, saver, report, before, adapter, describe, usage, watch, shared
+        config,
+        ranks,
+        reporter,
+        dataset,
+        tokeniser,
+        plan,
+        engine,
+        loss,
+        saver,
+        report,
+        before,
+        adapter,
+        describe,
+        usage,
+        watch,
+        shared,
+        base,
+        start.source,
     )
     _announce(run, start)
     return run
+
+
+def refuse_other_record(adapter: str, folder: Path, files: Mapping[str, str]) -> None:
+    """Raises ConfigError for an adapter to start with that says it was trained on another base model."""
+    remedy = f"set training.model.name to that one, or remove {RECORD} from the adapter's folder to use it all the same"
+    problem = base_problem(folder, [Copy((0,), files)], adapter_record(Path(adapter)), f"training.lora.initFrom {adapter}", remedy)
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: resume.Source | None) -> length.Plan:
@@ -137,3 +173,4 @@ def _announce(run: Run, start: resume.Start) -> None:
         run.reporter.say(note)
     if start.source is not None:
         run.reporter.say(f"Resuming from {start.source.folder} (step {start.source.manifest.step})")
+        run.reporter.resumed(plan.done.steps, plan.total_steps)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep_train.checkpoint.chain import candidates
-from lockstep_train.checkpoint.layout import MANIFEST, CommitName, parse_commit
+from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, CommitName, parse_commit
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, decode, shapes
 from lockstep_train.checkpoint.readers import reading
 from lockstep_train.checkpoint.volume import View, merge_views, read_view, shard_problem
@@ -118,7 +118,18 @@ def collect(paths: Sequence[Path]) -> Collection:
     absent = [path for path in checkpoints if not path.is_dir()]
     if absent:
         raise ConfigError(f"{absent[0]} is not a folder; give a run's folder (runs/<job>), its checkpoints folder, or a step-N.aM folder")
+    strangers = [path for path in paths if not _is_run(path)]
+    if strangers:
+        raise ConfigError(
+            f"{strangers[0]} is no run's folder: it has neither checkpoints/ nor gang/ nor step-N.aM folders; give a run's folder (runs/<job>)"
+        )
     return Collection(checkpoints, merge_views(map(read_view, checkpoints)))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether it is a run's folder, also of one that has not saved yet, or a checkpoints folder."""
+    known = (folder / "checkpoints", folder / "gang", folder / CHAIN)
+    return folder.name == "checkpoints" or any(path.is_dir() for path in known) or any(parse_commit(path.name) for path in folder.iterdir())
 
 
 def _name_of(folder: Path) -> CommitName:

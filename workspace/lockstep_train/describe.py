@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +43,14 @@ class Description:
             self.template = replace(self.template, eval_loss=loss, eval_step=step)
 
 
-def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: length.Plan, shapes: dict[str, tuple[int, ...]]) -> Identity:
+def run_identity(
+    training: TrainingConfig,
+    base: str,
+    base_files: Mapping[str, str],
+    dataset: Dataset,
+    plan: length.Plan,
+    shapes: dict[str, tuple[int, ...]],
+) -> Identity:
     return Identity(
         base=base,
         parameters=parameters_digest(shapes),
@@ -50,6 +58,8 @@ def run_identity(training: TrainingConfig, base: str, dataset: Dataset, plan: le
         seed=training.seed,
         global_batch_size=plan.global_batch_size,
         settings=training_settings(training) | data_settings(training),
+        base_files=base_files,
+        data_files=dataset.files,
     )
 
 

@@ -21,6 +21,7 @@ from lockstep_train.checkpoint.load import ShardReader
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.collected import newest_whole
 from lockstep_train.errors import ConfigError, TrainerError, tell
+from lockstep_train.model.base_files import RECORD
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.weight_writer import NAMES, NewTensor, library_order, write_tensors
 
@@ -28,17 +29,24 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
 
-def write_adapter(folder: Path, masters: Mapping[str, torch.Tensor], adapter: Mapping[str, Any], precision: str) -> None:
+def write_adapter(
+    folder: Path, masters: Mapping[str, torch.Tensor], adapter: Mapping[str, Any], precision: str, base_files: Mapping[str, str]
+) -> None:
     """Write adapter_model.safetensors and adapter_config.json, which peft loads. `masters`: parameter → values in FP32 or in that precision.
 
     The tensors get the dtype the model computed with, so that the loaded adapter gives the live model's logits.
     """
     shapes = {name: tuple(value.shape) for name, value in masters.items()}
-    write_streaming(folder, shapes, masters.__getitem__, adapter, precision)
+    write_streaming(folder, shapes, masters.__getitem__, adapter, precision, base_files)
 
 
 def write_streaming(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor], adapter: Mapping[str, Any], precision: str
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], torch.Tensor],
+    adapter: Mapping[str, Any],
+    precision: str,
+    base_files: Mapping[str, str],
 ) -> None:
     """As `write_adapter`, one parameter after the other: `read` gives its FP32 values when its turn has come."""
     dtype = DTYPES[Precision(precision)]
@@ -46,6 +54,8 @@ def write_streaming(
     tensors = library_order(NewTensor(adapter["names"][name], NAMES[dtype], shape) for name, shape in shapes.items())
     make_directory(folder)
     write_tensors(folder / WEIGHTS_FILE, tensors, (read(parameters[tensor.name]).to(dtype) for tensor in tensors), {"format": "pt"})
+    if base_files:
+        write_durably(folder / RECORD, json.dumps(dict(base_files), indent=2, sort_keys=True).encode())
     write_durably(folder / CONFIG_FILE, json.dumps(adapter["config"], indent=2, sort_keys=True).encode())
 
 
@@ -62,7 +72,8 @@ def export(paths: Sequence[Path], output: Path) -> Manifest:
 def export_shards(folder: Path, manifest: Manifest, paths: Sequence[Path]) -> None:
     """The adapter of a commit into `folder`, from shards that were checked; `paths` says where each is."""
     reader = ShardReader(folder, manifest, paths)
-    write_streaming(folder, reader.shapes, lambda name: reader.read(name, MASTER), manifest.adapter, manifest.precision)
+    files = manifest.identity.base_files
+    write_streaming(folder, reader.shapes, lambda name: reader.read(name, MASTER), manifest.adapter, manifest.precision, files)
 
 
 def main(arguments: list[str] | None = None) -> int:

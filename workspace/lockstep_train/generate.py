@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def base_of(adapter: Path) -> Path:
 
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     """(model, tokeniser), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
+    from lockstep_train.imports import import_peft
     from lockstep_train.model.load import quiet_transformers
 
     if not (folder / "config.json").is_file():
@@ -58,12 +60,18 @@ def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
-    if adapter is not None:
-        import peft
+    from lockstep_train.model.base_files import adapter_record, refuse_other_base
 
-        model = peft.PeftModel.from_pretrained(model, str(adapter))
+    recorded = adapter_record(adapter) if adapter is not None else {}
+    with ThreadPoolExecutor(1) as beside:
+        trained, remedy = f"the adapter {adapter}", "name the model that it was trained on with --model"
+        checked = beside.submit(refuse_other_base, folder, recorded, trained, remedy) if recorded else None
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
+        if checked is not None:
+            checked.result()
+    if adapter is not None:
+        model = import_peft().PeftModel.from_pretrained(model, str(adapter))
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 

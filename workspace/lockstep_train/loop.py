@@ -21,6 +21,9 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
 
     Raises Stopped when the ranks were asked to stop (the state is committed), NonFinite, or TrainerError when a stop's save failed.
     """
+    nothing_left = _nothing_left(run)
+    if nothing_left is not None:
+        run.reporter.say(f"{nothing_left[0].upper()}{nothing_left[1:]}")
     run.watch.begin("Start of training", limits.LOAD_SECONDS)  # for the slowest rank to have loaded, too
     if vote(stop.requested, run.ranks):
         raise Stopped(NOTHING_TO_SAVE)
@@ -51,7 +54,18 @@ def train(run: Run, stop: StopSignal) -> dict[str, str | None]:
         if after is None:
             raise Stopped("asked to stop after the last step, which is saved already")
     run.watch.begin("Export", limits.EXPORT_SECONDS)
-    return {**export_outcome(run), "evalLossBefore": before, "evalLossAfter": after}
+    return {**export_outcome(run), "evalLossBefore": before, "evalLossAfter": after, "note": nothing_left}
+
+
+def _nothing_left(run: Run) -> str | None:
+    """What to tell of a run whose steps an earlier one has done, and how to train all the same."""
+    source, total = run.resumed_from, run.plan.total_steps
+    if source is None or run.plan.done.steps < total or source.manifest.job_uid == run.config.job_uid:
+        return None
+    return (
+        f"nothing was left to do: step {run.plan.done.steps} of {total} is in {source.folder}; to train anew, set training.checkpoint.resumeFrom to None "
+        "(lockstep run: --fresh); to train on, raise training.optimization.epochs or maxSteps"
+    )
 
 
 def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None:

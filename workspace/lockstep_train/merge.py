@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from lockstep_train.checkpoint.load import Need, ShardReader, direct
 from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.collected import newest_whole
 from lockstep_train.errors import ConfigError, TrainerError, tell
+from lockstep_train.model.base_files import refuse_other_base
 from lockstep_train.model.dtypes import DTYPES as PRECISIONS
 from lockstep_train.model.folder import CONFIG, copy_others
 from lockstep_train.model.load import base_digest
@@ -125,32 +126,36 @@ def untie(model: Skeleton, updates: Mapping[str, Update], adapter: Mapping[str, 
     return Untied({name: model.layouts[source] for name, source in apart.items() if name not in model.layouts}, bool(apart))
 
 
-def merge(paths: Sequence[Path], output: Path, base: Path | None = None) -> tuple[Manifest, int]:
-    """Merge the newest whole commit in `paths`; its manifest, and how many stored tensors changed.
+def merge(
+    paths: Sequence[Path], output: Path, base: Path | None = None, say: Callable[[str], None] = lambda line: None
+) -> tuple[Manifest, int]:
+    """Merge the newest whole commit in `paths`; its manifest, and how many stored tensors changed. `say` hears what it is at.
 
     Raises ConfigError when there is none, when `base` (default: where the run had it) is another model or can't be merged into,
     and when `output` holds something.
     """
     commit, manifest, shards = newest_whole(paths, "merge")
     folder = base or Path(manifest.base_model)
+    say(f"reading {folder}, to compare it with the base model of step {manifest.step}")
     _refuse_another_base(folder, manifest)
     if output.exists() and any(output.iterdir()):
         raise ConfigError(f"{output} is not empty; give a new folder")
     with commit.held("merge"):
-        changed = _write_model(folder, output, manifest, ShardReader(shards[0].parent, manifest, shards))
+        changed = _write_model(folder, output, manifest, ShardReader(shards[0].parent, manifest, shards), say)
     return manifest, changed
 
 
 def _refuse_another_base(folder: Path, manifest: Manifest) -> None:
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} holds no {CONFIG}; say where the base model {Path(manifest.base_model).name} is with --base")
-    if base_digest(folder) != manifest.identity.base:
-        raise ConfigError(
-            f"{folder} is not the model that step {manifest.step} was trained on ({manifest.base_model}): its {CONFIG} or weights differ; give that one with --base"
-        )
+    trained, remedy = f"step {manifest.step}", f"give that one with --base (the run had it at {manifest.base_model})"
+    if manifest.identity.base_files:
+        refuse_other_base(folder, manifest.identity.base_files, trained, remedy)
+    elif base_digest(folder) != manifest.identity.base:
+        raise ConfigError(f"{folder} is not the base model that {trained} was trained on: its {CONFIG} or weights differ; {remedy}")
 
 
-def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardReader) -> int:
+def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardReader, say: Callable[[str], None]) -> int:
     tensors = read_headers(weight_paths(folder))
     if not tensors:
         raise ConfigError(f"{folder} has no safetensors weights; convert the base model to safetensors first")
@@ -160,7 +165,7 @@ def _write_model(folder: Path, output: Path, manifest: Manifest, shards: ShardRe
     make_directory(output)
     with WeightReader(tensors) as stored:
         merger = Merger(model.layouts, untied.layouts, updates, stored)
-        _write_files(folder, output, tensors, merger, untied.layouts)
+        _write_files(folder, output, tensors, merger, untied.layouts, say)
         changed = len(merger.changed) + len(untied.layouts)
     copy_others(folder, output)
     config = json.loads((folder / CONFIG).read_text())
@@ -184,10 +189,18 @@ def _readers(shards: ShardReader, dtype: torch.dtype) -> tuple[Any, Any]:
     return read, read_range
 
 
-def _write_files(folder: Path, output: Path, tensors: Mapping[str, StoredTensor], merger: Merger, added: Mapping[str, Layout]) -> None:
+def _write_files(
+    folder: Path,
+    output: Path,
+    tensors: Mapping[str, StoredTensor],
+    merger: Merger,
+    added: Mapping[str, Layout],
+    say: Callable[[str], None],
+) -> None:
     """Every weight file under its name; tensors that the base didn't need come last in the last one."""
     files = weight_paths(folder)
-    for file in files:
+    for number, file in enumerate(files, 1):
+        say(f"writing {output / file.name}, file {number} of {len(files)}")
         here = sorted((tensor for tensor in tensors.items() if tensor[1].file == file), key=lambda item: item[1].offset)
         new = [NewTensor(name, tensor.dtype, tensor.shape) for name, tensor in here]
         extra = (
@@ -219,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base", type=Path, help="the base model's folder (default: where the run had it)")
     options = parser.parse_args(arguments)
     try:
-        manifest, changed = merge(options.source, options.output, options.base)
+        manifest, changed = merge(options.source, options.output, options.base, lambda line: print(line, file=sys.stderr, flush=True))
     except (TrainerError, OSError) as error:
         return tell(error)
     print(f"Merged step {manifest.step} (attempt {manifest.attempt}) into {options.output}: {changed} tensors changed")

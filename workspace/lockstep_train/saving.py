@@ -30,8 +30,7 @@ class SaveReport:
             self._reporter.checkpoint(saved.step, saved.folder, saved.bytes, saved.seconds, stall_seconds=saved.stall_seconds)
         elif saved.problem is not None:
             self._failures += 1
-            line = f"CHECKPOINT step {saved.step} FAILED: {saved.problem}"
-            self._reporter.event("saveFailed", line=line, step=saved.step, problem=saved.problem, seconds=round(saved.seconds, 4))
+            self._reporter.save_failed(saved.step, saved.problem, saved.seconds)
 
     def skip(self, step: int, saving: int | None) -> None:
         self._skipped += 1

@@ -12,6 +12,8 @@ from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.schedule import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
 from lockstep_train.engine.waits import Waits
+from lockstep_train.errors import NonFinite
+from lockstep_train.nonfinite import explained
 from lockstep_train.report.pace import PaceTeller
 from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes
 from lockstep_train.stop import StopSignal
@@ -63,7 +65,10 @@ class Steps:
         rate = learning_rate(run.config.training.optimization, step, plan.total_steps)
         zero_access.set_learning_rate(run.engine, rate)
         told = (peak_memory_bytes(run.ranks.device.type == "cuda"), self._computing)
-        result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, told)
+        try:
+            result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, told)
+        except NonFinite as error:
+            raise explained(run, step, error) from error
         self._computing = result.seconds["forward"] + result.seconds["backward"]
         self._durations.append(time.monotonic() - started)
         self._pace.step(step, result.own_seconds)

@@ -1,1 +1,1 @@
-"""What people write: TrainingJob, ClusterProfile and the status they read. Pydantic models, no I/O."""
+"""What people write: TrainingJob, TrainingCluster and the status they read. Pydantic models, no I/O."""

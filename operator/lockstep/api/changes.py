@@ -6,11 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
 from lockstep.api import yamlnodes
 from lockstep.api.errors import ConfigError
-from lockstep.api.yamltext import NUMBER
 
 _PART = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
 _ROOTS = ("spec", "metadata")
@@ -54,23 +51,12 @@ def _split(change: str) -> tuple[list[str | int], str]:
 
 
 def _read(text: str, change: str) -> Any:
-    """As in a job file; YAML 1.1 takes 2e-4 for text, kubectl for a number."""
+    """As in a job file."""
     documents = yamlnodes.documents(f"value: {text}", f"--set {change}")
     try:
-        found = yaml.safe_load(f"value: {text}")["value"] if documents else None
-    except (yaml.YAMLError, ValueError) as error:
+        return yamlnodes.value_of(documents[0])["value"] if documents else None
+    except ValueError as error:
         raise ConfigError(f"--set {change}: {text!r} can't be read: {error}") from None
-    return _numbers(found)
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _numbers(item) for key, item in value.items()}
-    if isinstance(value, str) and NUMBER.match(value):
-        return float(value)
-    return value if isinstance(value, str | int | float | None) else str(value)  # a date is text to a job file
 
 
 def _put(value: Value, parts: list[str | int], new: Any, change: str) -> None:

@@ -1,4 +1,4 @@
-"""A cluster file (clusters/NAME.yaml) as a ClusterProfile, with every mistake in it told at once. Text in, values out."""
+"""A cluster file (clusters/NAME.yaml) as a TrainingCluster, with every mistake in it told at once. Text in, values out."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pydantic_core import ErrorDetails
 
 from lockstep.api import yamlnodes as nodes
 from lockstep.api.calibration import Calibration, Calibrations
+from lockstep.api.cluster import ClusterMetadata, TrainingCluster, TrainingClusterSpec
 from lockstep.api.clusterkeys import API_PATTERN, KEYS, Key, Kind, below, file_path, in_file_words
 from lockstep.api.clustervalues import read_value
 from lockstep.api.errors import ConfigError
 from lockstep.api.model import DnsLabel, DnsName, Model
 from lockstep.api.problems import Problems, broken_rules, explain, unknown
-from lockstep.api.profile import ClusterProfile, ClusterProfileSpec, ProfileMetadata
 
 
 class ClusterSection(Model):
-    """What the command line needs to know of a cluster, besides its profile."""
+    """What the command line needs to know of a cluster, besides its spec."""
 
     name: DnsName
-    """Name of the file and of the ClusterProfile."""
+    """Name of the file and of the TrainingCluster."""
     api: Annotated[str | None, Field(pattern=API_PATTERN, max_length=253)] = None
     """Host of the cluster's API server: compared with the current kubeconfig context before anything is sent."""
     namespace: DnsLabel
@@ -37,7 +37,7 @@ class ClusterFile(NamedTuple):
     """What a cluster file says."""
 
     cluster: ClusterSection
-    profile: ClusterProfile
+    profile: TrainingCluster
     calibration: tuple[Calibration, ...] = ()
     """What was measured there, by transport."""
     lines: Mapping[str, int] = {}
@@ -51,17 +51,18 @@ def parse_cluster_file(text: str, source: str) -> ClusterFile:
     """
     documents = nodes.documents(text, source)
     if len(documents) != 1 or not isinstance(documents[0], yaml.MappingNode):
-        raise ConfigError(f"{source}: must be one mapping with the keys {', '.join(below(''))}")
+        content = "is empty" if not documents else f"holds {len(documents)} documents" if len(documents) > 1 else "is no mapping"
+        raise ConfigError(f"{source}: {content}; must be one mapping with the keys {', '.join(below(''))}")
     reader = _Reader(Problems(source))
     values = reader.section(documents[0], "")
     cluster = values.pop("cluster", {})
     values |= {"platform": cluster.pop("platform")} if "platform" in cluster else {}  # the one key that moves
     measured = reader.validated(Calibrations, {key: values.pop(key) for key in ("calibration",) if key in values}, file_path)
     section = reader.validated(ClusterSection, cluster, lambda place: ".".join(("cluster", *map(str, place))))
-    spec = reader.validated(ClusterProfileSpec, values, file_path)
+    spec = reader.validated(TrainingClusterSpec, values, file_path)
     if section is None or spec is None or measured is None or reader.problems.found:
         raise reader.problems.error()
-    profile = ClusterProfile(metadata=ProfileMetadata(name=section.name), spec=spec)
+    profile = TrainingCluster(metadata=ClusterMetadata(name=section.name), spec=spec)
     return ClusterFile(section, profile, tuple(measured.calibration), reader.lines)
 
 

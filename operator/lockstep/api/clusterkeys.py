@@ -21,7 +21,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `[]` stands after a list of mappings; `model` is inside of the profile's spec, or, for cluster.*, the section itself."""
+    """One key. `[]` stands after a list of mappings; `model` is inside of the TrainingCluster's spec, or, for cluster.*, the section itself."""
 
     file: str
     model: str
@@ -38,7 +38,7 @@ OPERATORS = {word: word for word in ("Exists", "Equal")}
 EFFECTS = {word: word for word in ("NoSchedule", "PreferNoSchedule", "NoExecute")}
 DEBUG = {level: level for level in ("WARN", "INFO", "TRACE", "VERSION")}
 
-# What the command line reads; not part of the profile.
+# What the command line reads; not part of the cluster.
 SECTION_KEYS = (
     Key("cluster.name", "name"),
     Key("cluster.api", "api"),
@@ -107,7 +107,7 @@ PROFILE_KEYS = (
     Key("notes", "notes"),
 )
 
-# What `lockstep cluster calibrate` writes and the command line reads; not part of the profile.
+# What `lockstep cluster calibrate` writes and the command line reads; not part of the cluster.
 CALIBRATION_KEYS = (
     Key("calibration[].transport", "calibration[].transport"),
     Key("calibration[].nodes", "calibration[].nodes", Kind.INTEGER),
@@ -138,7 +138,7 @@ def below(path: str) -> dict[str, str]:
 
 
 def file_path(location: tuple[str | int, ...]) -> str:
-    """Where a field of the profile's spec stands in the file: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
+    """Where a field of the cluster's spec stands in the file: ("pod", "volumes", 0, "storageClass") → pod.volumes[0].class."""
     location = tuple(part for part in location if part != "[key]")  # pydantic's mark for "the key itself"
     model = ".".join("[]" if isinstance(part, int) else part for part in location).replace(".[]", "[]")
     known = _FILE_PATHS.get(model.removesuffix("[]"))
@@ -149,5 +149,5 @@ def file_path(location: tuple[str | int, ...]) -> str:
 
 
 def in_file_words(message: str) -> str:
-    """A message about the profile in the words of the file: gpuNodes → gpu_nodes, PerPod → volumeClaimTemplates."""
+    """A message about the cluster in the words of the file: gpuNodes → gpu_nodes, PerPod → volumeClaimTemplates."""
     return re.sub(r"[A-Za-z][A-Za-z0-9]*", lambda word: _WORDS.get(word[0], word[0]), message)

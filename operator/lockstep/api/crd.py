@@ -1,13 +1,13 @@
-"""The CustomResourceDefinitions of TrainingJob and ClusterProfile, generated from the models."""
+"""The CustomResourceDefinitions of TrainingJob and TrainingCluster, generated from the models."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.model import Rule
 from lockstep.api.names import GROUP, JOB_NAME_MAX, JOB_NAME_PATTERN, VERSION
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.schema import Schema, structural_schema, validation
 from lockstep.api.status import TrainingJobStatus
 
@@ -30,8 +30,8 @@ def training_job_crd() -> dict[str, Any]:
         _column("Restarts", "integer", ".status.restarts", "How often all ranks were started again."),
         _column("Reason", "string", '.status.conditions[?(@.type=="Progressing")].reason', "What the job is doing, in one word."),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-        _column("Profile", "string", ".status.profile.name", "The ClusterProfile in use.", wide=True),
-        _column("Fabric", "string", ".status.profile.transport", "The transport in use.", wide=True),
+        _column("Cluster", "string", ".status.cluster.name", "The TrainingCluster in use.", wide=True),
+        _column("Fabric", "string", ".status.cluster.transport", "The transport in use.", wide=True),
         _column("Checkpoint", "integer", ".status.checkpoint.lastCommittedStep", "The step of the last durable checkpoint.", wide=True),
     ])  # fmt: skip
     version["subresources"] = {
@@ -41,9 +41,9 @@ def training_job_crd() -> dict[str, Any]:
     return _definition("TrainingJob", "trainingjobs", "tj", "Namespaced", version)
 
 
-def cluster_profile_crd() -> dict[str, Any]:
-    """The definition of ClusterProfile: cluster-scoped, without status."""
-    version = _version(_root(structural_schema(ClusterProfile)), [
+def training_cluster_crd() -> dict[str, Any]:
+    """The definition of TrainingCluster: cluster-scoped, without status."""
+    version = _version(_root(structural_schema(TrainingCluster)), [
         _column("Platform", "string", ".spec.platform", "OpenShift or Kubernetes."),
         _column("GPUs", "integer", ".spec.gpus.perNode", "GPUs a pod takes."),
         _column("Nodes", "integer", ".spec.gpus.defaultNodes", "Nodes of a job that doesn't say."),
@@ -51,7 +51,7 @@ def cluster_profile_crd() -> dict[str, Any]:
         _column("Storage", "string", ".spec.storage.mode", "Shared or PerPod."),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
     ])  # fmt: skip
-    return _definition("ClusterProfile", "clusterprofiles", "cprof", "Cluster", version)
+    return _definition("TrainingCluster", "trainingclusters", "tc", "Cluster", version)
 
 
 def _root(schema: Schema) -> Schema:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.model import AbsolutePath, Decimal, Model, Rule
+from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, Share
 from lockstep_sizes.choices import DataFormat, Overlong, TrainOn
 
 
@@ -23,7 +23,7 @@ class DataSource(Model):
     """The hub dataset's commit. Default: the newest one at the first download, then that one."""
     format: DataFormat = DataFormat.AUTO
     weight: Decimal = "1"
-    """How often each sample of the source is seen in an epoch, as text: "2" doubles it, "0.5" takes half of it."""
+    """How often each sample of the source is seen in an epoch: 2 doubles it, 0.5 takes half of it."""
 
     RULES = (
         Rule(
@@ -80,16 +80,7 @@ class Evaluation(Model):
     """Samples for evaluation from a file of their own. Left out: holdout says which samples of the data are used."""
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 50
     """Optimizer steps between two evaluations."""
-    holdout: Decimal = "0.02"
-    """The share of samples kept for evaluation, chosen by their content, for example "0.02". Not read with data."""
+    holdout: Share = "0.02"
+    """The share of samples kept for evaluation, chosen by their content, for example 0.02. Not read with data."""
     samples: Annotated[int, Field(ge=1, le=1000000)] = 200
     """Held-out samples to evaluate at most, always the same ones."""
-
-    RULES = (
-        Rule(
-            "double(self.holdout) > 0.0 && double(self.holdout) <= 0.5",
-            "holdout must be greater than 0 and at most 0.5",
-            lambda e: 0.0 < float(e.holdout) <= 0.5,
-            field="holdout",
-        ),
-    )

@@ -25,8 +25,9 @@ class LossStatus(Model):
 class GoodputStatus(Model):
     """Seconds since the job was accepted, by what they were spent on. Written with progress, otherwise at most every 5 minutes."""
 
-    percentage: Annotated[int, Field(ge=0, le=100)]
-    """Training and evaluation, in per cent of the time since the pods ran, without the time stopped."""
+    percentage: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Training and evaluation, in per cent of the time since the pods ran, without the time stopped. Absent until a step was told: a script that tells
+    none may train or not, and a run that had nothing left to do has no goodput."""
     queued_seconds: Seconds = 0
     """Waiting for pods and nodes, with no failure to blame."""
     preflight_seconds: Seconds = 0
@@ -34,7 +35,9 @@ class GoodputStatus(Model):
     load_seconds: Seconds = 0
     """From the start of the ranks to their first step, when no failure came before."""
     train_seconds: Seconds = 0
-    """Steps that were not done before. Of a script that tells no steps: its ranks ran."""
+    """Steps that were not done before."""
+    unknown_seconds: Seconds = 0
+    """The ranks of a script ran, which has told no step yet."""
     evaluate_seconds: Seconds = 0
     """Evaluations."""
     save_seconds: Seconds = 0
@@ -42,7 +45,7 @@ class GoodputStatus(Model):
     lost_seconds: Seconds = 0
     """Steps that a failure undid, done again."""
     down_seconds: Seconds = 0
-    """From failures to the next step."""
+    """From the last step before a failure to the next step."""
     stopped_seconds: Seconds = 0
     """From a stop that was asked for to the next start."""
     losses: Annotated[list[LossStatus], Field(max_length=16)] = []

@@ -26,7 +26,7 @@ class Fabric(Model):
     """How the ranks of different nodes talk to each other."""
 
     mode: FabricMode = FabricMode.AUTO
-    """Auto takes RDMA where the profile has it. RDMA is refused, never silently TCP, where the profile has none."""
+    """Auto takes RDMA where the cluster has it. RDMA is refused, never silently TCP, where the cluster has none."""
     degraded_policy: DegradedPolicy = DegradedPolicy.WARN
     """When FabricVerified is False (docs/how-to/fabric.md): Fail ends the job with the reason, without a restart; Warn says so and goes on."""
     nccl_env: Annotated[list[NcclVariable], Field(max_length=64, json_schema_extra=list_map())] = []
@@ -37,9 +37,9 @@ class Storage(Model):
     """Where /workspace and /datasets live. Immutable: volumes are not moved under a job."""
 
     mode: StorageMode | None = None
-    """Shared: claims of the namespace that all pods mount. PerPod: volumes of its own for every pod. Default: the profile's."""
+    """Shared: claims of the namespace that all pods mount. PerPod: volumes of its own for every pod. Default: the cluster's."""
     workspace_claim_name: DnsName | None = None
-    """An existing ReadWriteMany claim to use as /workspace instead of the profile's."""
+    """An existing ReadWriteMany claim to use as /workspace instead of the cluster's."""
 
     RULES = (
         Rule(
@@ -119,20 +119,20 @@ def _ranks_match_gpus(spec: TrainingJobSpec) -> bool:
 
 
 class TrainingJobSpec(Model):
-    """What to run, on how many nodes. Fields left out come from the cluster profile."""
+    """What to run, on how many nodes. Fields left out come from the TrainingCluster."""
 
-    cluster_profile_name: DnsName | None = None
-    """The ClusterProfile to run on. Default: the profile annotated as the default."""
+    cluster: DnsName | None = None
+    """The TrainingCluster to run on. Default: the cluster annotated as the default."""
     type: JobType = JobType.BATCH
     """Batch: one run from start to end. Interactive: a dev environment, whose nodes wait for what `lockstep run --job` or launch_deepspeed.sh asks for."""
     nodes: Annotated[int | None, Field(ge=1, le=1024)] = None
-    """Nodes, one pod each. Default: the profile's. With all their ranks at most 8192: larger gangs are refused, since none has been tried."""
+    """Nodes, one pod each. Default: the cluster's. With all their ranks at most 8192: larger gangs are refused, since none has been tried."""
     gpus_per_node: Annotated[int | None, Field(ge=0, le=64)] = None
-    """GPUs a node, one rank each; 0: CPU ranks over gloo. Default: the profile's."""
+    """GPUs a node, one rank each; 0: CPU ranks over gloo. Default: the cluster's."""
     ranks_per_node: Annotated[int | None, Field(ge=1, le=64)] = None
     """Ranks a node when gpusPerNode is 0. Default: 1."""
     image: Image | None = None
-    """The image of every pod: Python 3.10 or newer is all it must have. Default: the profile's."""
+    """The image of every pod: Python 3.10 or newer is all it must have. Default: the cluster's."""
     image_pull_secrets: ImagePullSecrets = []
     """Secrets of the namespace that hold registry logins."""
     fabric: Fabric = Fabric()
@@ -213,7 +213,7 @@ class TrainingJobSpec(Model):
             field="type",
         ),
         values_fit(256 << 10, "put large ones into a ConfigMap that envFrom names"),
-        immutable("clusterProfileName", "delete the job and create it again; its checkpoints are found under its name"),
+        immutable("cluster", "delete the job and create it again; its checkpoints are found under its name"),
         immutable("storage", "volumes are not moved under a job"),
     )
 

@@ -17,10 +17,13 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import API_VERSION
 from lockstep.api.problems import Problems, broken_rules, explain, unknown
-from lockstep.api.yamltext import NUMBER
 
 KIND = "TrainingJob"
 ROOT_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
+
+
+class NoJob(ConfigError):
+    """A file of other objects, or of none."""
 
 
 def parse_job_file(text: str, source: str, changes: Sequence[str] = ()) -> TrainingJob:
@@ -32,7 +35,15 @@ def parse_job_file(text: str, source: str, changes: Sequence[str] = ()) -> Train
 
     Raises ConfigError with one line for every problem: file, line, field, what is valid and the nearest valid field.
     """
-    node = _only_job(nodes.documents(text, source), source)
+    jobs = job_nodes(text, source)
+    if len(jobs) > 1:
+        lines = ", ".join(str(nodes.line_of(job)) for job in jobs)
+        raise ConfigError(f"{source}: holds {len(jobs)} objects of kind TrainingJob (lines {lines}); must hold exactly one")
+    return read_job(jobs[0], source, changes)
+
+
+def read_job(node: yaml.MappingNode, source: str, changes: Sequence[str] = ()) -> TrainingJob:
+    """The TrainingJob of one document, as parse_job_file reads it. Raises ConfigError as that does."""
     reader = _Reader(Problems(source))
     value = reader.mapping(node, "")
     reader.said = with_changes(value, changes)
@@ -46,19 +57,18 @@ def parse_job_file(text: str, source: str, changes: Sequence[str] = ()) -> Train
     return job
 
 
-def _only_job(documents: list[yaml.Node], source: str) -> yaml.MappingNode:
+def job_nodes(text: str, source: str) -> list[yaml.MappingNode]:
+    """The TrainingJobs among a file's documents, at least one. Raises ConfigError when there is none, or the text is no YAML."""
+    documents = nodes.documents(text, source)
     for node in documents:
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{source}:{nodes.line_of(node)}: must be a mapping with apiVersion, kind, metadata and spec")
     kinds = [(_kind(node), node) for node in documents if isinstance(node, yaml.MappingNode)]
     jobs = [node for kind, node in kinds if kind == KIND]
-    if len(jobs) > 1:
-        lines = ", ".join(str(nodes.line_of(job)) for job in jobs)
-        raise ConfigError(f"{source}: holds {len(jobs)} objects of kind TrainingJob (lines {lines}); must hold exactly one")
     if not jobs:
-        found = f"holds {', '.join(kind or 'an object without kind' for kind, _ in kinds)}" if kinds else "is empty"
-        raise ConfigError(f"{source}: {found}; must hold one object of kind TrainingJob, apiVersion {API_VERSION}")
-    return jobs[0]
+        content = f"holds {', '.join(kind or 'an object without kind' for kind, _ in kinds)}" if kinds else "is empty"
+        raise NoJob(f"{source}: {content}; must hold one object of kind TrainingJob, apiVersion {API_VERSION}")
+    return jobs
 
 
 def _kind(node: yaml.MappingNode) -> str:
@@ -91,7 +101,13 @@ class _Reader:
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._item(item, f"{path}[{number}]") for number, item in enumerate(node.value)]
-        return _scalar(node) if isinstance(node, yaml.ScalarNode) else None
+        if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+            return nodes.text_of(node) if isinstance(node, yaml.ScalarNode) else None
+        try:
+            return nodes.plain_value(nodes.text_of(node))
+        except ValueError as error:
+            self.problems.add(nodes.line_of(node), path, str(error))
+            return None
 
     def _item(self, node: yaml.Node, path: str) -> Any:
         self.lines[path] = nodes.line_of(node)
@@ -141,26 +157,6 @@ class _Reader:
             if path == place or path.startswith((f"{place}.", f"{place}[")) or place.startswith(f"{path}.")
         ]
         return f" ({', '.join(said)})" if said else ""
-
-
-def _scalar(node: yaml.ScalarNode) -> Any:
-    """The JSON value that kubectl would send. It reads 2e-4 as a number, where YAML 1.1 does not."""
-    text = nodes.text_of(node)
-    if node.tag == nodes.NULL:
-        return None
-    if node.tag == nodes.BOOL:
-        return text.lower() in ("true", "yes", "on", "y")
-    try:
-        if node.tag in (nodes.INT, nodes.FLOAT):
-            return _NUMBERS.construct_yaml_int(node) if node.tag == nodes.INT else _NUMBERS.construct_yaml_float(node)
-        if node.style is None and NUMBER.match(text):
-            return int(text, 0) if text.startswith("0o") else float(text.replace("_", ""))
-    except ValueError:  # 0x_ looks like a number, and is none
-        return text
-    return text
-
-
-_NUMBERS = yaml.constructor.SafeConstructor()
 
 
 def _path(location: tuple[str | int, ...]) -> str:

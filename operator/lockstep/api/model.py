@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal as ExactDecimal
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Rule:
     message: str
     holds: Callable[[Any], bool] | None
     field: str = ""
+    schema: Mapping[str, Any] | None = None
+    """What more the model's JSON schema needs: CEL can't read a field that is a number or text."""
 
 
 class RulesBroken(ValueError):
@@ -90,9 +95,60 @@ def immutable(field: str, why: str) -> Rule:
     )
 
 
-DECIMAL_PATTERN = r"^[0-9]+(\.[0-9]+)?([eE]-?[0-9]{1,2})?$"
-Decimal = Annotated[str, Field(pattern=DECIMAL_PATTERN, max_length=24)]
-"""A non-negative number written as text: the API has no floats, whose rounding differs between clients."""
+DECIMAL_PATTERN = r"^[0-9]+(\.[0-9]+)?([eE](-[0-9]{1,3}|[0-9]{1,2}))?$"
+ZERO_PATTERN = r"^0+(\.0+)?([eE]-?[0-9]{1,3})?$"
+SHARE_PATTERN = (
+    r"^(0\.0*[1-4][0-9]*|0\.0+[1-9][0-9]*|0\.50*|([1-4](\.[0-9]+)?|5(\.0+)?)[eE]-1|[1-9](\.[0-9]+)?[eE]-([2-9]|[1-9][0-9]{1,2}))$"
+)
+DECIMAL_LENGTH = 24
+DECIMAL_MAX = 10**15  # a JSON schema's bound for whole numbers must be a 64-bit one itself
+NUMBER_BOUNDS = "x-lockstep-number"
+"""In the models' JSON schemas: the bounds of a field that takes a number, or the same number as text."""
+
+
+def spelled(number: float) -> str:
+    """The one text of a number: below a thousandth with an exponent, as learning rates are written, else without where it is short."""
+    if 0 < number < 1e-3:
+        digits, exponent = f"{ExactDecimal(repr(number)).normalize():e}".lower().split("e")
+        return f"{digits}e{int(exponent)}"
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _number_or_text(pattern: str, words: str, fits: Callable[[float], bool]) -> BeforeValidator:
+    """Reads both forms of a number to the same text, so that nothing after it depends on which was written."""
+    form = re.compile(pattern)
+
+    def read(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise PydanticCustomError("number", "must be {words}", {"words": words})
+        if isinstance(value, str) and (len(value) > DECIMAL_LENGTH or not form.fullmatch(value)):
+            return value  # which the pattern refuses
+        if not (isinstance(value, str) or 0 <= value <= DECIMAL_MAX) or not fits(float(value)):
+            raise PydanticCustomError("number", "{value} is not valid: must be {words}", {"value": value, "words": words})
+        text = spelled(float(value))
+        return text if len(text) <= DECIMAL_LENGTH else value
+
+    return BeforeValidator(read)
+
+
+DECIMAL_WORDS = "a number of 0 or more, such as 0.05 or 2e-4"
+SHARE_WORDS = "a number greater than 0 and at most 0.5"
+Decimal = Annotated[
+    str,
+    Field(pattern=DECIMAL_PATTERN, max_length=DECIMAL_LENGTH, json_schema_extra={NUMBER_BOUNDS: {"minimum": 0, "maximum": DECIMAL_MAX}}),
+    _number_or_text(DECIMAL_PATTERN, DECIMAL_WORDS, lambda number: True),
+]
+"""A number of 0 or more, written as a number or as text. Kept as text, whose rounding is the same for every client."""
+Share = Annotated[
+    str,
+    Field(
+        pattern=SHARE_PATTERN,
+        max_length=DECIMAL_LENGTH,
+        json_schema_extra={NUMBER_BOUNDS: {"minimum": 0, "exclusiveMinimum": True, "maximum": 0.5}},
+    ),
+    _number_or_text(SHARE_PATTERN, SHARE_WORDS, lambda number: 0 < number <= 0.5),
+]
+"""A number greater than 0 and at most 0.5, written and kept as a Decimal."""
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]

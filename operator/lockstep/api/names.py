@@ -17,11 +17,16 @@ LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # read by Kueue on the StatefulSet
 APP = "lockstep"
 
 # Annotations.
-ANNOTATION_DEFAULT_PROFILE = f"{GROUP}/is-default-profile"
+ANNOTATION_DEFAULT_CLUSTER = f"{GROUP}/is-default-cluster"
 ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus
+ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 ANNOTATION_RUN_HASH = f"{GROUP}/run-hash"  # on the StatefulSet: which frozen run its pods use
+ANNOTATION_ATTEMPTS_BEFORE = (
+    f"{GROUP}/attempts-before"  # on the StatefulSet: the attempts that there had been when it last went up from zero pods
+)
 ANNOTATION_RUN_PROOF = f"{GROUP}/run-proof"  # on the ConfigMap of a frozen run: that this operator wrote it
-ANNOTATION_PROFILE = f"{GROUP}/profile-hash"  # on the operator's pods: which profile they have read
+ANNOTATION_CLUSTER = f"{GROUP}/cluster-hash"  # on the operator's pods: which TrainingCluster they have read
+ANNOTATION_TROUBLE = f"{GROUP}/trouble"  # on the operator's Lease: since when it lacks which right
 ANNOTATION_LEADER = f"{GROUP}/leader"  # on the operator's Lease: where the replica that leads takes reports
 
 # The operator.
@@ -39,7 +44,7 @@ def report_url(namespace: str) -> str:
 
 REPORT_URL = report_url(OPERATOR_NAMESPACE)
 
-# The dev environment that deploy-cluster makes in a profile's namespace: an Interactive TrainingJob.
+# The dev environment that deploy-cluster makes in a cluster's namespace: an Interactive TrainingJob.
 DEV_ENVIRONMENT = "ml-dev-env"
 
 # Inside a pod of a job.
@@ -57,7 +62,7 @@ TOKEN_KEY = "token"  # noqa: S105 (a file name)
 WORKSPACE = "/workspace"
 DATASETS = "/datasets"
 CODE_MOUNT = "/opt/lockstep"
-"""A profile's volume that is mounted here has Lockstep's own packages, and the operator runs from it, too: the embedded cluster's."""
+"""A cluster's volume that is mounted here has Lockstep's own packages, and the operator runs from it, too: the embedded cluster's."""
 COORDINATOR_PORT = 29400
 MASTER_PORT = 29500
 

@@ -1,4 +1,4 @@
-"""The network part of a ClusterProfile: how nodes are connected, and what NCCL is told about it."""
+"""The network part of a TrainingCluster: how nodes are connected, and what NCCL is told about it."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class PodTemplate(Model):
     annotations: Annotations = {}
     """Annotations of the pods, keys and values at most 250000 bytes in all."""
     node_selector: Labels = {}
-    """Labels that a node must have, besides those that the profile asks for."""
+    """Labels that a node must have, besides those that the cluster asks for."""
     tolerations: Annotated[list[Toleration], Field(max_length=16)] = []
     """Taints that the pods tolerate."""
     priority_class_name: DnsName | None = None

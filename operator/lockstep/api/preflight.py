@@ -28,9 +28,9 @@ class Preflight(Model):
     """What is looked at on all nodes before the ranks start. An error stops the start and spends no restart."""
 
     mode: PreflightMode = PreflightMode.FULL
-    """Full: every check, and a short all-reduce where the profile states network.minimumBusbw. Basic: without the all-reduce. Off: nothing."""
+    """Full: every check, and a short all-reduce where the cluster states network.minimumBusbw. Basic: without the all-reduce. Off: nothing."""
     all_reduce: bool = False
-    """true: with mode Full, measure the all-reduce where the profile states no threshold, too; status.preflight then has the figure."""
+    """true: with mode Full, measure the all-reduce where the cluster states no threshold, too; status.preflight then has the figure."""
 
 
 class Severity(StrEnum):

@@ -36,7 +36,13 @@ class Problems:
 
     def error(self) -> ConfigError:
         """One line a problem, in the order of the file."""
-        return ConfigError(*(f"{self.source}:{p.line}: {f'{p.path}: ' if p.path else ''}{p.text}" for p in sorted(self.found)))
+        ordered = sorted(self.found, key=lambda p: (p.line, _by_number(p.path), p.text))
+        return ConfigError(*(f"{self.source}:{p.line}: {f'{p.path}: ' if p.path else ''}{p.text}" for p in ordered))
+
+
+def _by_number(path: str) -> list[tuple[int, str]]:
+    """A path's order: args[2] comes before args[10]."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
@@ -98,6 +104,8 @@ def _text_expected(found: object) -> str:
         return "must be text, but YAML reads it as true or false: write it in quotes"
     if isinstance(found, int | float):
         return "must be text, but YAML reads it as a number: write it in quotes"
+    if found is None:
+        return "must be text, but has no value: leave it out, or write '' for an empty text"
     return f"must be text, not a {'list' if isinstance(found, list) else 'mapping'}"
 
 

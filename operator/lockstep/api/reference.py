@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 
 from lockstep.api.calibration import Calibrations
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.clusterfile import ClusterSection
 from lockstep.api.clusterkeys import CALIBRATION_KEYS, KEYS, PROFILE_KEYS, SECTION_KEYS, Key, Kind, in_file_words
 from lockstep.api.crd import JOB_NAME_RULE
 from lockstep.api.job import TrainingJobSpec
-from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.schema import Schema, structural_schema
 from lockstep.api.status import TrainingJobStatus
 from lockstep.api.words import PATTERN_WORDS
@@ -25,11 +25,11 @@ Generated from the models in `operator/lockstep/api`; `kubectl explain tj.spec` 
 `kubectl scale` changes `spec.nodes`.
 """
 
-CLUSTER_INTRODUCTION = """# The cluster file and ClusterProfile
+CLUSTER_INTRODUCTION = """# The cluster file and TrainingCluster
 
 Generated from the models in `operator/lockstep/api`. A cluster is written down once, in `clusters/NAME.yaml`, with the keys below
-(`clusters/template.yaml` has them all). `lockstep deploy NAME` makes a ClusterProfile of it (`lockstep.dev/v1alpha1`, short name
-`cprof`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, and `calibration`, which
+(`clusters/template.yaml` has them all). `lockstep deploy NAME` makes a TrainingCluster of it (`lockstep.dev/v1alpha1`, short name
+`tc`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, and `calibration`, which
 `lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
 twice and an impossible combination are errors.
 """
@@ -46,15 +46,15 @@ def training_job_page() -> str:
 
 
 def cluster_file_page() -> str:
-    """docs/reference/clusterprofile.md."""
-    spec, section = structural_schema(ClusterProfileSpec), structural_schema(ClusterSection)
+    """docs/reference/trainingcluster.md."""
+    spec, section = structural_schema(TrainingClusterSpec), structural_schema(ClusterSection)
     rows = [_key_row(key, _at(section, key.model), "") for key in SECTION_KEYS]
     rows += [_key_row(key, _at(spec, key.model), f"spec.{key.model}") for key in PROFILE_KEYS]
     measured = structural_schema(Calibrations)
     rows += [_key_row(key, _at(measured, key.model), "") for key in CALIBRATION_KEYS]
     order = {key: number for number, key in enumerate(KEYS)}
     rows.sort(key=lambda row: (row[0].split(".")[0] != "`cluster", order[row[0].strip("`")]))
-    head = ("key", "field of ClusterProfile", "type", "default", "valid", "description")
+    head = ("key", "field of TrainingCluster", "type", "default", "valid", "description")
     rules = "\n".join(f"- {in_file_words(message)}" for message in _all_rules(spec))
     mode = _at(spec, "network.mode")
     extra = f"One field has no key: `spec.network.mode` ({_valid(mode)}; default {_code(mode['default'])}). {mode['description']}"
@@ -114,6 +114,8 @@ _KINDS = {Kind.NAMES: "list of text", Kind.SWITCH: "true or false", Kind.INTEGER
 
 
 def _type(field: Schema) -> str:
+    if "not" in field:
+        return "number"
     if field["type"] == "array":
         return f"list of {'objects' if 'properties' in field['items'] else 'text'}"
     if field["type"] == "object":
@@ -126,6 +128,8 @@ def _valid(field: Schema) -> str:
     inner: Schema = field.get("items") or field.get("additionalProperties") or {}
     told = [", ".join(f"`{value}`" for value in field.get("enum", ()))]
     told += [PATTERN_WORDS[one["pattern"]] for one in (field, inner) if "pattern" in one]
+    if "not" in field:  # a number, whose words say it all
+        return "; ".join(filter(None, told))
     if "minimum" in field:
         told.append(f"{field['minimum']} to {field['maximum']}" if "maximum" in field else f"{field['minimum']} or more")
     told += [f"at most {field[key]} {what}" for key, what in _LIMITS.items() if key in field]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lockstep.api.model import DNS_NAME_MAX, LABEL_KEY_PATTERN, LABEL_KEY_PREFIX, Model, Rule
+from lockstep.api.model import DNS_NAME_MAX, LABEL_KEY_PATTERN, LABEL_KEY_PREFIX, NUMBER_BOUNDS, Model, Rule
 
 Schema = dict[str, Any]
 
@@ -24,6 +24,10 @@ LABEL_KEY_RULE = {
     "rule": f"self.all(k, k.size() <= 317 && k.indexOf('/') <= {DNS_NAME_MAX} && k.matches('{LABEL_KEY_PATTERN}'))",
     "message": "keys must be label keys such as rack or example.com/rack",
 }
+NEITHER_NUMBER_NOR_TEXT = {
+    "x-kubernetes-preserve-unknown-fields": True, "maxItems": 0, "maxProperties": 0, "not": {"enum": [True, False, [], {}]},
+}  # fmt: skip
+"""A schema with a type takes numbers or text and not both; one without takes everything, so that what is neither is left out by name."""
 PREFIX_RULE = {"rule": f"self.indexOf('/') <= {DNS_NAME_MAX}", "message": LABEL_KEY_PREFIX}
 
 
@@ -52,6 +56,8 @@ def _structural(raw: Schema, definitions: dict[str, Schema], rules: dict[str, tu
     kept: Schema = {key: merged[key] for key in KEPT if key in merged}
     if "const" in merged:
         kept |= {"type": "string", "enum": [merged["const"]]}
+    if NUMBER_BOUNDS in merged:
+        kept = _without(kept, "type") | NEITHER_NUMBER_NOR_TEXT | merged[NUMBER_BOUNDS]
     if merged.get("pattern") == LABEL_KEY_PATTERN:
         kept["x-kubernetes-validations"] = [PREFIX_RULE]
     if "items" in merged:
@@ -81,7 +87,10 @@ def _object(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tup
     made: Schema = {"properties": {name: _structural(schema, definitions, rules) for name, schema in merged["properties"].items()}}
     if merged.get("required"):
         made["required"] = list(merged["required"])
-    written = [validation(rule) for rule in rules.get(merged.get("title", ""), ())]
+    own = rules.get(merged.get("title", ""), ())
+    for rule in own:
+        made |= rule.schema or {}
+    written = [validation(rule) for rule in own]
     return made | ({"x-kubernetes-validations": written} if written else {})
 
 

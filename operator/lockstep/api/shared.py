@@ -1,4 +1,4 @@
-"""Pieces that both a job and a profile are written with."""
+"""Pieces that both a job and a cluster are written with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELD_PATTERN = (
 
 
 class FabricMode(StrEnum):
-    """How ranks of different nodes talk: `Auto` takes RDMA where the profile has it."""
+    """How ranks of different nodes talk: `Auto` takes RDMA where the cluster has it."""
 
     AUTO = "Auto"
     RDMA = "RDMA"

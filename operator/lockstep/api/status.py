@@ -17,13 +17,14 @@ from lockstep.api.preflight import ExcludedNodes, PreflightStatus
 class ConditionType(StrEnum):
     """Every condition a job has, always all of them. Complete and Failed are terminal."""
 
-    ACCEPTED = "Accepted"  # the spec and its profile can be used
+    ACCEPTED = "Accepted"  # the spec and its cluster can be used
     SUSPENDED = "Suspended"
     PODS_SCHEDULED = "PodsScheduled"
     NODES_HEALTHY = "NodesHealthy"  # no pod is on a Node that is lost
     RANKS_READY = "RanksReady"
     FABRIC_VERIFIED = "FabricVerified"  # NCCL's own log says that the fabric is the one the job asked for
     STRAGGLING = "Straggling"  # a rank is slower than the others, which wait for it
+    SAVES_FAILING = "SavesFailing"  # training goes on, and what it does is not saved
     PROGRESSING = "Progressing"  # the summary: its reason is the one word of `kubectl get`
     CHECKPOINT_COMMITTED = "CheckpointCommitted"
     RESTARTING = "Restarting"
@@ -74,13 +75,13 @@ class Ranks(Model):
     """Nodes, by their index in the job, in the order of their ranks; unset: ranks follow the nodes' numbers."""
 
 
-class ProfileInUse(Model):
-    """The profile the running pods were made from, and the transport they use."""
+class ClusterInUse(Model):
+    """The TrainingCluster that the running pods were made from, and the transport they use."""
 
     name: Text
-    """The ClusterProfile's name."""
+    """The TrainingCluster's name."""
     hash: Text
-    """Tells whether the profile has changed since."""
+    """Tells whether the TrainingCluster has changed since."""
     transport: Text
     """RDMA or TCP."""
 
@@ -124,6 +125,19 @@ class CheckpointStatus(Model):
     """Its folder on the workspace volume."""
 
 
+class FailedSavesStatus(Model):
+    """Saves that have failed since the newest commit. Unset: the newest save was committed."""
+
+    since: Time
+    """When the first of them failed."""
+    count: Count
+    """How many have failed in a row."""
+    step: Count
+    """The optimizer step of the last of them."""
+    message: Text
+    """Why: the rank, the path and the system's words."""
+
+
 class FailureStatus(Model):
     """The first failure of the job's last attempt."""
 
@@ -140,7 +154,7 @@ class FailureStatus(Model):
     exception: Text | None = None
     """The Python exception's type."""
     cause: Text | None = None
-    """Its kind: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup or Internal."""
+    """Its kind: UserCode, Configuration, OutOfMemory, Fabric, Storage, NodeLost, Preempted, Hang, NonFinite, Setup, Killed, Hardware or Internal."""
     step: Count | None = None
     """The last optimizer step that was reported before it."""
     activity: Text | None = None
@@ -171,7 +185,9 @@ class RestartStatus(Model):
     lost_steps: Count
     """Steps done since the newest commit, which are done again."""
     downtime_seconds: Count | None = None
-    """From the failure to the first step after it."""
+    """From downSince to the first step after it."""
+    down_since: Time | None = None
+    """The attempt's last step. Where it came to none: as of the attempt before it, else when a lost node was last heard, else when it failed."""
     counts: bool = True
     """Whether it counts toward restart.maxRestarts: not when the node was lost or the pod preempted or evicted."""
 
@@ -182,7 +198,7 @@ class RunStatus(Model):
     name: Text
     """The ConfigMap that holds it."""
     pending: bool = False
-    """true: spec or profile have changed since; the change takes effect at the next start from zero pods."""
+    """true: spec or TrainingCluster have changed since; the change takes effect at the next start from zero pods."""
 
 
 class ResultStatus(Model):
@@ -196,6 +212,17 @@ class ResultStatus(Model):
     """Loss on the held-out samples before training."""
     eval_loss_after: Annotated[str, Field(max_length=64)] | None = None
     """Loss on the same samples after training."""
+    note: Text | None = None
+    """What else is to be known: that nothing was left to do, say, and how to train anew."""
+
+
+class InterferenceStatus(Model):
+    """What somebody else did to the job's own objects in the last ten minutes, and what Lockstep did about it."""
+
+    time: Time
+    """When it was noticed."""
+    message: Text
+    """Which object, what was done, by whom where that is known."""
 
 
 class StopStatus(Model):
@@ -273,6 +300,8 @@ class TrainingJobStatus(Model):
     """Every condition of the job; Complete and Failed are final."""
     nodes: Annotated[int | None, Field(ge=0)] = None
     """Pods that exist; 0 once the job has ended and lets them go. Read by the scale subresource."""
+    running_nodes: Annotated[int | None, Field(ge=0)] = None
+    """Pods of which all containers run."""
     selector: Annotated[str | None, Field(max_length=256)] = None
     """Label selector of the pods; read by the scale subresource."""
     start_time: Time | None = None
@@ -290,12 +319,14 @@ class TrainingJobStatus(Model):
     restart_history: Annotated[list[RestartStatus], Field(max_length=10)] = []
     """The last failures and what each cost, the newest at the end."""
     ranks: Ranks | None = None
-    profile: ProfileInUse | None = None
+    cluster: ClusterInUse | None = None
     run: RunStatus | None = None
     trainer: TrainerStatus | None = None
     checkpoint: CheckpointStatus | None = None
+    failed_saves: FailedSavesStatus | None = None
     failure: FailureStatus | None = None
     stop: StopStatus | None = None
+    interference: InterferenceStatus | None = None
     active: ActiveTime | None = None
     placement: PlacementStatus | None = None
     fabric: FabricStatus | None = None

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lockstep.api.data import Data, Evaluation
-from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, immutable, utf8_bytes
+from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, Model, Rule, immutable, utf8_bytes
 from lockstep_sizes.choices import (
     Content,
     HierarchicalPartition,
@@ -44,7 +44,7 @@ class Lora(Model):
     alpha: Annotated[int, Field(ge=1, le=4096)] = 32
     """The adapter's output is scaled by alpha / rank."""
     dropout: Decimal = "0"
-    """Dropout before the adapter, as text, for example "0.05"."""
+    """Dropout before the adapter, for example 0.05."""
     target_modules: Annotated[list[LayerName], Field(min_length=1, max_length=64)] = [
         "q_proj", "k_proj", "v_proj", "o_proj",
     ]  # fmt: skip
@@ -62,10 +62,16 @@ class Lora(Model):
 
     RULES = (
         Rule(
-            "!has(self.targetParameters) || size(self.targetParameters) == 0 || (double(self.dropout) == 0.0 && !self.dora)",
-            'targetParameters need dropout "0" and dora false',
+            "!has(self.targetParameters) || size(self.targetParameters) == 0 || !self.dora",
+            "targetParameters need dropout 0 and dora false",
             lambda o: not o.target_parameters or (float(o.dropout) == 0 and not o.dora),
             field="targetParameters",
+            schema={
+                "anyOf": [
+                    {"properties": {"targetParameters": {"maxItems": 0}}},
+                    {"properties": {"dropout": {"pattern": ZERO_PATTERN, "maximum": 0}}},
+                ]
+            },
         ),
     )
 
@@ -82,7 +88,7 @@ class Optimization(Model):
     max_steps: Annotated[int | None, Field(ge=1, le=100000000)] = None
     """Stop after this many optimizer steps, even within an epoch."""
     learning_rate: Decimal = "2e-4"
-    """The highest learning rate, as text, for example "2e-4"."""
+    """The highest learning rate, for example 2e-4."""
     micro_batch_size: Annotated[int, Field(ge=1, le=4096)] = 1
     """Samples a rank takes at once."""
     global_batch_size: Annotated[int | None, Field(ge=1, le=1048576)] = None
@@ -96,10 +102,10 @@ class Optimization(Model):
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
-    max_gradient_norm: Decimal = "1.0"
-    """Gradients are clipped to this norm; "0" leaves them."""
+    max_gradient_norm: Decimal = "1"
+    """Gradients are clipped to this norm; 0 leaves them."""
     weight_decay: Decimal = "0"
-    """Weight decay, as text."""
+    """Weight decay."""
 
     RULES = (
         Rule(

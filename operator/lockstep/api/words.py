@@ -9,7 +9,8 @@ from lockstep.api import calibration, clusterkeys, model, names, network, shared
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
 PATTERN_WORDS: Mapping[str, str] = {
-    model.DECIMAL_PATTERN: "a number of 0 or more written as text, such as '0.05' or '2e-4'",
+    model.DECIMAL_PATTERN: model.DECIMAL_WORDS,
+    model.SHARE_PATTERN: model.SHARE_WORDS,
     model.QUANTITY_PATTERN: "a quantity such as 100Gi, 32 or 500m",
     model.DNS_LABEL_PATTERN: "lower-case letters, digits and '-', beginning and ending with a letter or digit",
     model.DNS_NAME_PATTERN: "lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",

@@ -95,6 +95,52 @@ def text_of(node: yaml.ScalarNode) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if SURROGATES.search(text) else text
 
 
+_TRUE = frozenset({"y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"})
+_FALSE = frozenset({"n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"})
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_ENDLESS = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_WHOLE = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[oO][0-7]+|0[bB][01]+|0[0-7]*|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+def plain_value(text: str) -> str | int | float | bool | None:
+    """The value of a scalar without quotes, as kubectl reads it: YAML 1.1's truth values with y and n, numbers as Go does, and no times.
+
+    That is neither PyYAML's reading nor YAML 1.2's. The rules are those of https://github.com/kubernetes-sigs/yaml (goyaml.v2/resolve.go), and
+    the tests hold them against an API server. Raises ValueError for .inf and .nan, which JSON has no words for.
+    """
+    if text in _NULL:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _ENDLESS.fullmatch(text):
+        raise ValueError(f"{text} is a number that JSON has not: write it in quotes")
+    digits = text.replace("_", "")
+    if text[0] not in "+-.0123456789":
+        return text
+    if _WHOLE.fullmatch(digits):
+        sign, whole = (-1 if digits[0] == "-" else 1), digits.lstrip("+-")
+        base = {"x": 16, "o": 8, "b": 2}.get(whole[1:2].lower(), 8 if whole[0] == "0" else 10)
+        number = sign * int(whole[2:] if whole[1:2].lower() in ("x", "o", "b") else whole, base)
+        if -(2**63) <= number < (2**63 if digits[0] in "+-" else 2**64):
+            return number if number < 2**63 else float(number)
+    if _FLOAT.fullmatch(digits) and abs(float(digits)) != float("inf"):
+        fraction = float(digits)
+        return int(fraction) if fraction.is_integer() and abs(fraction) < 2**63 else fraction  # (JSON writes 2.0 as 2)
+    return text
+
+
+def value_of(node: yaml.Node) -> Any:
+    """The JSON value of a node, as kubectl reads it. Raises ValueError as plain_value does."""
+    if isinstance(node, yaml.MappingNode):
+        return {text_of(key): value_of(value) for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+    if isinstance(node, yaml.SequenceNode):
+        return [value_of(item) for item in node.value]
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError("must be a mapping, a list or a single value")
+    return text_of(node) if node.style is not None else plain_value(text_of(node))
+
+
 def entries(node: yaml.MappingNode, path: str, problems: Problems) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
     """(key, its node, the value's node) of a mapping; keys that are no text or stand there twice become problems."""
     lines: dict[str, int] = {}
@@ -106,13 +152,20 @@ def entries(node: yaml.MappingNode, path: str, problems: Problems) -> Iterator[t
         inside = join(path, key)
         if key_node.tag == MERGE:
             problems.add(line_of(key_node), inside, "merging with << is not supported: write the keys out")
-        elif key_node.tag != TEXT:
+        elif not _is_text(key_node):
             problems.add(line_of(key_node), inside, "YAML does not read this key as text: write it in quotes")
         elif key in lines:
             problems.add(line_of(key_node), inside, f"duplicate key: it is on line {lines[key]} already")
         else:
             lines[key] = line_of(key_node)
             yield key, key_node, value
+
+
+def _is_text(node: yaml.ScalarNode) -> bool:
+    try:
+        return node.style is not None or isinstance(plain_value(text_of(node)), str)
+    except ValueError:
+        return False
 
 
 def join(path: str, key: str) -> str:

@@ -52,6 +52,12 @@ def build(
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="Where OpenShift builds it, and pods may use it.")
     ] = "lockstep-system",
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", help="With --openshift: the cluster file whose API server must be the one that builds.", show_default=False
+        ),
+    ] = None,
     context: ContextOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects) and run nothing.")] = False,
 ) -> None:
@@ -62,6 +68,7 @@ def build(
     Example: lockstep build operator --tag registry.example.com/team/lockstep-operator:0.1.0 --push
     """
     from lockstep.cli.paths import checkout
+    from lockstep.cli.target import load
     from lockstep.plan.imagebuild import PROXIES, Build
 
     root = checkout()
@@ -70,6 +77,8 @@ def build(
     if openshift:
         if push or archive or tool:
             raise ConfigError("--openshift builds in the cluster, into its own registry: --push, --archive and --tool don't go with it")
+        if cluster is not None:
+            load(cluster)  # its API server, and no other
         _by_openshift(wanted, root, namespace, context, dry_run)
     else:
         _by_tool(wanted, root, tool, push, archive, dry_run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption
+from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json, tell
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Mode(StrEnum):
 
 
 def calibrate(
-    cluster: Annotated[str, typer.Argument(help="A cluster of clusters/, or a cluster file's path.")] = "local",
+    cluster: OptionalClusterArgument = "local",
     nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
     mode: Annotated[Mode, typer.Option("--mode", help="What the ranks talk over.")] = Mode.AUTO,
     most: Annotated[
@@ -40,18 +40,27 @@ def calibrate(
     image: Annotated[
         str | None, typer.Option("--image", help="With torch in it. Default: the cluster file's image.", show_default=False)
     ] = None,
-    save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = True,
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = False,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Seconds for all of it. Default: 900, and nodes that the cluster doesn't have aren't waited for at all.",
+        ),
+    ] = None,
     output: FormOption = Form.TEXT,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
     """Run an all-reduce sweep on the cluster's nodes: NCCL on GPUs, gloo on the CPU. Replaces mpirun and nccl-tests.
 
-    It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. The bus bandwidths are written into
-    the file's section `calibration`, in decimal GB/s. Exit code 0: measured, 1: it failed, 2: it can't run as asked, 130: interrupted.
+    It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save the bus
+    bandwidths are written into the file's section `calibration`, in decimal GB/s. Exit code 0: measured, 1: it failed, 2: it can't run as asked, 130: interrupted.
 
     Example: lockstep cluster calibrate barcelona --mode rdma
     """
+    from lockstep.cli.paths import from_here
     from lockstep.cli.target import load, refuse_other_cluster, use_embedded_cluster
     from lockstep.plan.calibration import calibration_of
 
@@ -59,7 +68,7 @@ def calibrate(
     job = _job(found, nodes, mode, _bytes(most), image)
     use_embedded_cluster(found.cluster.name, context)
     refuse_other_cluster(found, context, False)
-    sweep = _measure(job, found, namespace or found.cluster.namespace, context, quiet=output is Form.JSON)
+    sweep = _measure(job, found, namespace or found.cluster.namespace, context, timeout, quiet=output is Form.JSON)
     measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
     if output is Form.JSON:
         put_json(measured.to_dict(), indent=1)
@@ -67,6 +76,8 @@ def calibrate(
         _suggest(sweep, found)
     if save:
         _store(_path(cluster, found), measured, found, quiet=output is Form.JSON)
+    elif output is Form.TEXT:
+        put(f"Nothing was stored; --save writes it into {from_here(_path(cluster, found))}")
 
 
 def _today() -> str:
@@ -99,9 +110,9 @@ def _job(found: ClusterFile, nodes: int | None, mode: Mode, most: int | None, im
     return job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
 
 
-def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str | None, *, quiet: bool) -> Sweep:
-
+def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
     from lockstep.platforms.kubernetes.calibrate import sweep_on_cluster
+    from lockstep.platforms.kubernetes.in_namespace import Patience
 
     told = False
 
@@ -114,7 +125,7 @@ def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str 
             told = True
 
     try:
-        return sweep_on_cluster(job, found.profile, namespace, context, hear)
+        return sweep_on_cluster(job, found.profile, namespace, context, hear, Patience.of(timeout))
     except KeyboardInterrupt:
         tell("lockstep: interrupted; the pods of the sweep are removed")
         raise typer.Exit(INTERRUPTED) from None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.jobargs import Form, FormOption, HiddenJsonOption
+from lockstep.api.errors import ConfigError
+from lockstep.api.names import JOB_NAME_PATTERN
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption, HiddenJsonOption, NamespaceOption
 from lockstep.cli.trainer import ask_trainer
-from lockstep.platforms.output import put, put_json_text
+from lockstep.platforms.output import put, put_json_text, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,19 +25,60 @@ Json = dict[str, Any]
 
 app = typer.Typer(help="Look at a run's checkpoints.", no_args_is_help=True)
 
-SourceArgument = Annotated[
-    list[Path],
-    typer.Argument(help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder; several where shards are spread."),
+RunArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="JOB|FOLDER...",
+        help="A job of the cluster, read where its volume is; or a run's folder of this machine (runs/<job>), its checkpoints folder, or one "
+        "step-N.aM folder; several where shards are spread.",
+    ),
 ]
 
 
+def answer_of(verb: str, sources: list[str], place: tuple[str, str | None, str | None], options: Sequence[str] = ()) -> tuple[str, int]:
+    """The trainer's answer and its exit code: of folders here, or of a job in a pod that mounts its volume. `place`: cluster, namespace, context."""
+    jobs = [source for source in sources if _is_job(source)]
+    if not jobs:
+        return ask_trainer("inspect", [verb, *map(Path, sources), *options])
+    if len(sources) > 1:
+        raise ConfigError(
+            f"{jobs[0]} is no folder of this machine: name one job of the cluster, or folders alone (./{jobs[0]} is a folder)"
+        )
+    return asyncio.run(_in_pod(verb, jobs[0], place, options))
+
+
+def _is_job(source: str) -> bool:
+    return re.fullmatch(JOB_NAME_PATTERN, source) is not None and not Path(source).exists()
+
+
+async def _in_pod(verb: str, job: str, place: tuple[str, str | None, str | None], options: Sequence[str]) -> tuple[str, int]:
+    from lockstep.cli.cp import known_job
+    from lockstep.cli.target import namespace_of
+    from lockstep.platforms.kubernetes.checkpoints import inspected
+    from lockstep.platforms.kubernetes.cluster import Cluster
+
+    namespace = namespace_of(*place)
+    async with await Cluster.connect(place[2]) as cluster:
+        await known_job(cluster, namespace, job)
+        return await inspected(cluster, namespace, job, verb, options, tell)
+
+
 @app.command("list")
-def list_commits(sources: SourceArgument, output: FormOption = Form.TEXT, as_json: HiddenJsonOption = False) -> None:
+def list_commits(
+    runs: RunArgument,
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
     """Every commit: its step, size and evaluation loss, whether its files are there, and why it is kept.
+
+    Example: lockstep checkpoint list demo
 
     Example: lockstep checkpoint list runs/demo
     """
-    text, _ = ask_trainer("inspect", ["list", *sources])
+    text, _ = answer_of("list", runs, (cluster, namespace, context))
     if as_json or output is Form.JSON:
         put_json_text(text)
         return
@@ -44,16 +90,19 @@ def list_commits(sources: SourceArgument, output: FormOption = Form.TEXT, as_jso
 
 @app.command("verify")
 def verify(
-    sources: SourceArgument,
+    runs: RunArgument,
     everything: Annotated[bool, typer.Option("--all", help="Every commit that a start might choose, not only the newest.")] = False,
     output: FormOption = Form.TEXT,
     as_json: HiddenJsonOption = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
 ) -> None:
-    """Read every shard and compare its checksum with the manifest's. Exit code 1 when something is missing or damaged.
+    """Read every shard and compare its checksum with the manifest's; of a job, in a pod beside its volume. Exit code 1 when something is missing or damaged.
 
-    Example: lockstep checkpoint verify runs/demo --all
+    Example: lockstep checkpoint verify demo --all
     """
-    text, code = ask_trainer("inspect", ["verify", *sources, *(["--all"] if everything else [])])
+    text, code = answer_of("verify", runs, (cluster, namespace, context), ["--all"] if everything else [])
     if as_json or output is Form.JSON:
         put_json_text(text)
     else:
@@ -62,12 +111,19 @@ def verify(
 
 
 @app.command("inspect")
-def inspect(sources: SourceArgument, output: FormOption = Form.TEXT, as_json: HiddenJsonOption = False) -> None:
+def inspect(
+    runs: RunArgument,
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
     """The newest commit, or the one given, in words: what it was trained from, and what it holds.
 
     Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
     """
-    text, _ = ask_trainer("inspect", ["show", *sources])
+    text, _ = answer_of("show", runs, (cluster, namespace, context))
     if as_json or output is Form.JSON:
         put_json_text(text)
         return

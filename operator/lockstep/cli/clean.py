@@ -31,7 +31,7 @@ def clean(
 ) -> None:
     """Remove the dev environment, and the jobs' service account where no job is left. Claims stay, and so do the operator and other jobs.
 
-    With --pvcs the profile's claims and those of the dev environment's pods go, too, after you have been asked: nobody else's.
+    With --pvcs the cluster's claims and those of the dev environment's pods go, too, after you have been asked: nobody else's.
 
     Example: lockstep clean barcelona
     """
@@ -46,7 +46,7 @@ def uninstall(
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Remove the operator, the profile and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
+    """Remove the operator, the TrainingCluster and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
 
     An operator of one namespace goes without the CRDs: there, stopped jobs stay as well.
 
@@ -57,7 +57,7 @@ def uninstall(
 
 
 def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
-    """Go back to the operator and profile that the last deployment replaced; again, and it goes forward. CRDs stay as they are.
+    """Go back to the operator and TrainingCluster that the last deployment replaced; again, and it goes forward. CRDs stay as they are.
 
     Example: lockstep rollback barcelona
     """
@@ -115,9 +115,12 @@ async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool
     for item in stays:
         put(f"{called(item)} stays: you may not delete it")
     if others:
-        put(f"{', '.join(others)} stay, with their service account: lockstep delete NAME")
+        jobs = f"Job {others[0]} stays, with its" if len(others) == 1 else f"Jobs {', '.join(others)} stay, with their"
+        put(f"{jobs} service account: lockstep delete NAME -n {plan.namespace}")
     kept = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
-    put(f"Namespace {plan.namespace} is clean{kept}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}")
+    put(
+        f"The dev environment of namespace {plan.namespace} is removed{kept}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}"
+    )
 
 
 def _is_dev(job: dict[str, Any]) -> bool:
@@ -145,7 +148,11 @@ async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: 
             _refuse_while_jobs(there, plan.scope)
         names = ", ".join(sorted(map(_place_of, there)))
         doomed = f", and of the jobs {names}," if there and jobs else ""
-        what = f"the operator of namespace {plan.namespace} and its profile" if plan.scope.own else "Lockstep's operator, profile and CRDs"
+        what = (
+            f"the operator of namespace {plan.namespace} and its cluster"
+            if plan.scope.own
+            else "Lockstep's operator, TrainingCluster and CRDs"
+        )
         ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
         await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
     put(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
@@ -208,11 +215,25 @@ async def _rollback(context: str | None, home: str, yes: bool) -> None:
             await write_record(connection, record.turned_back(), home)
             await remove_outdated(connection, next(map(scope_of, _deployments(record.previous.objects)), Scope()))
             await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
+        before = {called(item) for item in record.previous.objects}
+        left = [item for item in record.current.objects if called(item) not in before and await _is_there(connection, item)]
     put(f"Back to {record.previous.said}; CRDs stay as they are, and jobs that run go on.")
-    known = {called(item) for item in record.previous.objects}
-    for item in record.current.objects:
-        if called(item) not in known:
-            put(f"{called(item)} was not part of it, and stays")
+    for item in left:
+        metadata = item["metadata"]
+        place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
+        put(f"{called(item)} was not part of it, and stays: kubectl delete {item['kind'].lower()} {metadata['name']}{place}")
+
+
+async def _is_there(connection: Cluster, item: dict[str, Any]) -> bool:
+    """Not where the cluster doesn't know the kind, as SCCs on plain Kubernetes; what may not be seen counts as there."""
+    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
+
+    try:
+        return await connection.exists(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return True
 
 
 def _deployments(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

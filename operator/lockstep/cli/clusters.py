@@ -28,6 +28,10 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start})") from error
 
 
+class UnknownCluster(ConfigError):
+    """A name that no file of clusters/ has; the message says which there are."""
+
+
 def cluster_names(folder: Path) -> list[str]:
     """The clusters of a folder: its NAME.yaml files but the template."""
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem != TEMPLATE)
@@ -36,7 +40,7 @@ def cluster_names(folder: Path) -> list[str]:
 def load_cluster(name_or_path: str, folder: Path) -> ClusterFile:
     """The cluster file NAME.yaml of `folder`, or the file at a path (which has a slash in it or ends in .yaml or .yml).
 
-    Raises ConfigError: no such file (the known names are told), or every mistake in it.
+    Raises UnknownCluster for a name without a file, ConfigError with every mistake in it.
     """
     from lockstep.api.clusterfile import parse_cluster_file
     from lockstep.cli.paths import from_here
@@ -45,15 +49,15 @@ def load_cluster(name_or_path: str, folder: Path) -> ClusterFile:
         return parse_cluster_file(read_text(Path(name_or_path)), name_or_path)
     path = from_here(folder / f"{name_or_path}.yaml")
     if not path.is_file():
-        raise ConfigError(_unknown_cluster(name_or_path, folder))
+        raise UnknownCluster(_unknown_cluster(name_or_path, folder))
     found = parse_cluster_file(read_text(path), str(path))
     if found.cluster.name != name_or_path:
         raise ConfigError(f"{path}: cluster.name is {found.cluster.name}; it must be the file's name, {name_or_path}")
     return found
 
 
-def peek(name_or_path: str, folder: Path) -> tuple[str, str] | None:
-    """The cluster's name and namespace as its file states them, without the models, whose import takes as long as a small verb does.
+def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
+    """The cluster's name, namespace and API host as its file states them, without the models, whose import takes as long as a small verb does.
 
     None: only `load_cluster` can tell, or can say what is wrong with it.
     """
@@ -63,11 +67,11 @@ def peek(name_or_path: str, folder: Path) -> tuple[str, str] | None:
     path = Path(name_or_path) if is_path else folder / f"{name_or_path}.yaml"
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))["cluster"]
-        name, namespace = found["name"], found["namespace"]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        name, namespace, api = found["name"], found["namespace"], found.get("api")
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return None
-    plain = isinstance(name, str) and isinstance(namespace, str) and (is_path or name == name_or_path)
-    return (name, namespace) if plain else None
+    plain = isinstance(name, str) and isinstance(namespace, str) and isinstance(api, str | None) and (is_path or name == name_or_path)
+    return (name, namespace, api) if plain else None
 
 
 def _unknown_cluster(name: str, folder: Path) -> str:
@@ -77,8 +81,8 @@ def _unknown_cluster(name: str, folder: Path) -> str:
     known, folder = cluster_names(folder), from_here(folder)
     close = nearest(name, known)
     there = f"known are {', '.join(known)}" if known else "there is none yet"
-    hint = f"did you mean {close}?" if close else f"cp {folder / TEMPLATE}.yaml {folder / name}.yaml is how to begin"
-    return f"{folder} has no cluster {name!r}: {there}; {hint}"
+    hint = f"did you mean {close}?" if close else f"lockstep init cluster {name} begins one"
+    return f"there is no cluster {name} in {folder}/: {there}; {hint}"
 
 
 def list_clusters(

@@ -8,31 +8,34 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobsArgument, NamespaceOption, find_jobs
 from lockstep.platforms.output import put
 
 
 def delete(
-    job: JobArgument,
+    jobs: JobsArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Delete a job; a running one saves first. Claims, and with them its checkpoints, stay: a job made again under its name goes on.
+    """Delete jobs; a running one saves first. Claims, and with them checkpoints, stay: a job made again under its name goes on.
 
     Example: lockstep delete demo
     """
     from lockstep.platforms.kubernetes.jobs import delete_job, has_ended
 
-    found = find_job(job, cluster, namespace, context)
-    runs = not has_ended(found.job.get("status", {})) and not found.job["spec"].get("suspend", False)
-    if runs and not yes:
+    found = find_jobs(jobs, cluster, namespace, context)
+    running = [one.name for one in found if not has_ended(one.job.get("status", {})) and not one.job["spec"].get("suspend", False)]
+    if running and not yes:
+        listed, them = ", ".join(running), "it" if len(running) == 1 else "them"
+        have = f"job {listed} has" if len(running) == 1 else f"jobs {listed} have"
         if not sys.stdin.isatty():
-            raise ConfigError(f"job {job} has not ended: say --yes to delete it all the same")
-        typer.confirm(f"Job {job} of namespace {found.namespace} has not ended. Save, stop and delete it?", abort=True)
-    try:
-        delete_job(found.target.client, found.namespace, job)
-    except TimeoutError as error:
-        raise Failed(str(error)) from error
-    put(f"{job} is deleted; its claims stay")
+            raise ConfigError(f"{have} not ended: say --yes to delete {them} all the same")
+        typer.confirm(f"{have[0].upper()}{have[1:]} not ended (namespace {found[0].namespace}). Save, stop and delete {them}?", abort=True)
+    for one in found:
+        try:
+            delete_job(one.target.client, one.namespace, one.name)
+        except TimeoutError as error:
+            raise Failed(str(error)) from error
+        put(f"{one.name} is deleted; its claims stay", flush=True)

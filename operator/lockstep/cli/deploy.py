@@ -13,12 +13,13 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
-from lockstep.plan.scope import EVERYWHERE, Scope
-from lockstep.platforms.output import put, put_text
+from lockstep.plan.scope import Scope
+from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster
     from lockstep.api.clusterfile import ClusterFile
-    from lockstep.api.profile import ClusterProfile
+    from lockstep.plan.lint.finding import Finding
 
 OPERATOR_IMAGE = "lockstep-operator:0.1.0"  # as images/operator/Containerfile is built; a cluster may know it under another name
 
@@ -27,7 +28,7 @@ ContextOption = Annotated[str | None, typer.Option(help="The context of your kub
 ImageOption = Annotated[
     str | None,
     typer.Option(
-        help=f"The operator's image. Default: the profile's, where it mounts Lockstep's code into pods; else the one that is deployed, at first {OPERATOR_IMAGE}. "
+        help=f"The operator's image. Default: the cluster's, where it mounts Lockstep's code into pods; else the one that is deployed, at first {OPERATOR_IMAGE}. "
         "On OpenShift a name without a registry is that of an ImageStream in lockstep-system."
     ),
 ]
@@ -49,12 +50,14 @@ class Deployment:
     """What is sent to a cluster, and the namespace that its jobs run in."""
 
     cluster: ClusterFile
-    profile: ClusterProfile
+    profile: TrainingCluster
     objects: list[dict[str, Any]]
     mode: Mode
     image: str
     """The operator's, as people name it."""
-    scope: Scope = EVERYWHERE
+    scope: Scope
+    file: str
+    """The cluster file, as people type its path."""
 
     @property
     def namespace(self) -> str:
@@ -73,6 +76,15 @@ class Deployment:
         from lockstep.plan.openshift_images import operator_reference
 
         return operator_reference(self.image, self.profile.spec.platform, self.scope.home)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the cluster file alone shows to be wrong for jobs of this mode."""
+        from lockstep.plan.doctorseen import Verdict
+        from lockstep.plan.lint.alone import lint_alone, of_mode
+
+        found = of_mode(lint_alone(self.cluster), self.profile.spec.network.mode)
+        return [one for one in found if one.verdict in (Verdict.FAILED, Verdict.WARNING)]
 
     @property
     def said(self) -> str:
@@ -100,7 +112,7 @@ def deploy(
     namespaces: Annotated[
         str | None,
         typer.Option(
-            help="Give the operator rights in these namespaces only (commas between them), besides Nodes, profiles and reviews of tokens; all: "
+            help="Give the operator rights in these namespaces only (commas between them), besides Nodes, TrainingClusters and reviews of tokens; all: "
             "everywhere. Default: as it is deployed, at first all."
         ),
     ] = None,
@@ -115,7 +127,7 @@ def deploy(
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Install the CRDs, the operator, the cluster's profile, the jobs' service account and the dev environment. May be repeated.
+    """Install the CRDs, the operator, the TrainingCluster, the jobs' service account and the dev environment. May be repeated.
 
     What your rights don't allow is found out beforehand and never tried; the rest is installed, and what an administrator must
     do is printed. Exit code 0: everything is there, 1: something is missing or did not become ready.
@@ -126,14 +138,18 @@ def deploy(
         from lockstep.api.yamltext import dump_all_yaml
 
         plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
+        warn_of(plan)
         return put_text(dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])]))
     plan = _checked(cluster, mode, context, image, force, monitoring, chosen_scope(namespaces, namespace_only))
+    warn_of(plan)
     if diff:
         from lockstep.cli.diff import diff_deployment
 
         return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], context)
     from lockstep.cli.deploying import carry_out
 
+    if force:
+        _remember_forced(plan, context)
     try:
         complete = asyncio.run(carry_out(plan, context, dev, timeout))
     except KeyboardInterrupt:
@@ -141,6 +157,14 @@ def deploy(
         raise
     if not complete:
         raise typer.Exit(1)
+
+
+def warn_of(plan: Deployment) -> None:
+    """Say the findings on standard error, each with its line: a dry run's standard output is YAML."""
+    from lockstep.plan.lint.finding import line_of
+
+    for one in plan.findings:
+        tell(f"warning: {plan.file}:{line_of(one.key, plan.cluster.lines)}: {one.key}: {one.said}", f"  → {one.fix}")
 
 
 Chosen = Literal["all", "own"] | tuple[str, ...] | None
@@ -189,8 +213,9 @@ def planned(
     """What `deploy` would send. Reads files only.
 
     Raises:
-        ConfigError: RDMA is asked of a profile that has none; the cluster file is wrong or unknown; `scope` can't be had.
+        ConfigError: RDMA is asked of a cluster that has none; the cluster file is wrong or unknown; `scope` can't be had.
     """
+    from lockstep.cli.lint import file_of
     from lockstep.cli.paths import checkout
     from lockstep.cli.target import load
     from lockstep.plan.openshift_images import short_name
@@ -207,17 +232,17 @@ def planned(
     manifests = checkout() / "manifests"
     objects = operator_objects(profile, chosen, namespace=found.cluster.namespace, manifests=manifests, revision=revision, scope=place)
     more = monitoring_objects(manifests) if monitoring else []
-    return Deployment(found, profile, [*objects, *more], mode, chosen, place)
+    return Deployment(found, profile, [*objects, *more], mode, chosen, place, file_of(cluster))
 
 
-def default_image(profile: ClusterProfile) -> str:
+def default_image(profile: TrainingCluster) -> str:
     """The operator's, where neither a person nor an earlier deployment names another: with its code on a volume, that of jobs will do."""
     from lockstep.platforms.kubernetes.install import code_volumes
 
     return (profile.spec.image if code_volumes(profile) else None) or OPERATOR_IMAGE
 
 
-def _with_mode(found: ClusterFile, mode: Mode) -> ClusterProfile:
+def _with_mode(found: ClusterFile, mode: Mode) -> TrainingCluster:
     from lockstep.api.shared import FabricMode
 
     profile, spec = found.profile, found.profile.spec
@@ -266,6 +291,17 @@ def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str
     own = bool(code_volumes(plan.profile)) or repository(short_name(image or "", scope.home)) == repository(OPERATOR_IMAGE)
     chosen: Chosen = "own" if scope.own else scope.namespaces or None
     return Mode(mode.lower()) if mode else None, None if own else image, chosen
+
+
+def _remember_forced(plan: Deployment, context: str | None) -> None:
+    """Let the verbs to come take this API server for the cluster's, as its deployment does."""
+    from lockstep.cli.deployed import remember_forced
+    from lockstep.cli.target import is_same_host
+    from lockstep.platforms.kubernetes.client import connect
+
+    stated, server = plan.cluster.cluster.api, connect(context).server
+    if stated and not is_same_host(stated, server):
+        remember_forced(plan.cluster.cluster.name, server)
 
 
 def _publish() -> str:

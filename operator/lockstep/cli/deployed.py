@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.send import Sent
 
 FOLDER = "deploy"
+FORCED = "forced"
 LAST = "cluster"
 """Which cluster is meant where none is named, here and in the Makefile: the one that was deployed last."""
 
@@ -63,18 +64,17 @@ def admin_commands(cluster: str, definitions: list[dict[str, Any]], others: list
 
 
 def tell_end(plan: Deployment, *, dev: bool, complete: bool) -> None:
-    """The profile's notes, what is ready, and the next commands."""
+    """The cluster's notes, what is ready, and the next commands."""
     cluster, namespace = plan.cluster.cluster.name, plan.namespace
-    if plan.profile.spec.security.requires_privileged_scc:
-        put("", "security.requires_privileged_scc has no effect, and can be taken out of the cluster file: no pod is privileged.")
     if plan.profile.spec.notes:
         put("", f"Notes of {plan.profile.metadata.name}:", *plan.profile.spec.notes.rstrip().splitlines())
     if not complete:
         put("", f"What is wrong: lockstep doctor {cluster}")
         return
     remember(cluster)
-    put("", "Ready. Next:")
-    for command, meaning in _next_with_pods(cluster, namespace) if dev else _next_without(cluster, namespace):
+    warned = f", with {len(plan.findings)} of the cluster file's lines to mend (warnings above)" if plan.findings else ""
+    put("", f"Ready{warned}. Next:")
+    for command, meaning in _next_with_pods(cluster, namespace) if dev else _next_without(plan):
         put(f"  {command:<62} # {meaning}")
 
 
@@ -89,11 +89,15 @@ def _next_with_pods(cluster: str, namespace: str) -> list[tuple[str, str]]:
     ]
 
 
-def _next_without(cluster: str, namespace: str) -> list[tuple[str, str]]:
+def _next_without(plan: Deployment) -> list[tuple[str, str]]:
+    """A job of this cluster: the samples are for others."""
+    cluster, namespace = plan.cluster.cluster.name, plan.namespace
     return [
-        (f"kubectl apply -n {namespace} -f manifests/samples/trainingjob.yaml", "a job"),
+        (f"lockstep init job first --cluster {cluster} -o first.yaml", "a job: set its model and data"),
+        (f"lockstep plan -f first.yaml --cluster {plan.file}", "does it fit? Nothing is started"),
+        (f"kubectl apply -n {namespace} -f first.yaml", "start it"),
         (f"kubectl get tj -n {namespace} -w", "what becomes of it"),
-        (f"make status-cluster CLUSTER={cluster}", "operator, profile and jobs"),
+        (f"make status-cluster CLUSTER={cluster}", "operator, TrainingCluster and jobs"),
     ]
 
 
@@ -104,6 +108,25 @@ def remember(cluster: str) -> None:
     path = state_folder() / LAST
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{cluster}\n", encoding="utf-8")
+
+
+def remember_forced(cluster: str, server: str) -> None:
+    """Take this API server for the cluster's from now on, though its file names another: a deployment was forced there."""
+    from lockstep.cli.paths import state_folder
+
+    path = state_folder() / FORCED / cluster
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{server}\n", encoding="utf-8")
+
+
+def was_forced(cluster: str, server: str) -> bool:
+    """Whether a deployment of this cluster was forced to this API server from this checkout."""
+    from lockstep.cli.paths import state_folder
+
+    try:
+        return (state_folder() / FORCED / cluster).read_text(encoding="utf-8").strip() == server
+    except (OSError, ValueError, ConfigError):
+        return False
 
 
 def deployed_last() -> str | None:
@@ -122,5 +145,6 @@ def forget(cluster: str) -> None:
     """A cluster that is gone is nobody's default."""
     from lockstep.cli.paths import state_folder
 
+    (state_folder() / FORCED / cluster).unlink(missing_ok=True)
     if deployed_last() == cluster:
         (state_folder() / LAST).unlink(missing_ok=True)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.send import Sent
 
 
+SCC_GROUP = "security.openshift.io"
+
+
 async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: float) -> bool:
     """Whether everything is there and ready."""
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -46,6 +49,7 @@ async def _refuse_what_lacks(connection: Cluster, plan: Deployment) -> None:
     from lockstep.platforms.kubernetes.remove import jobs_of
     from lockstep.platforms.kubernetes.send import is_served
 
+    await _refuse_platform(connection, plan)
     if not plan.scope.own:
         for place in dict.fromkeys((plan.namespace, *plan.scope.namespaces)):
             await _refuse_place(connection, plan, place)
@@ -63,6 +67,23 @@ async def _refuse_what_lacks(connection: Cluster, plan: Deployment) -> None:
             f"the pods of {', '.join(sorted(alive))} report to the operator of the whole cluster, and nothing was sent: suspend or delete these jobs first "
             f"(lockstep stop NAME -n {plan.namespace})"
         )
+
+
+async def _refuse_platform(connection: Cluster, plan: Deployment) -> None:
+    """A file of OpenShift for what is none: its pods would have no user to run as. Raises Failed."""
+    from lockstep.api.cluster import Platform
+    from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError
+
+    if plan.profile.spec.platform is not Platform.OPENSHIFT:
+        return
+    try:
+        await connection.request("GET", f"/apis/{SCC_GROUP}")
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            raise Failed(
+                f"cluster {plan.cluster.cluster.name} is OpenShift by its file (platform, which is OpenShift where the file doesn't say), but the API server at "
+                f"{connection.server} has no {SCC_GROUP}, as plain Kubernetes; nothing was sent: write platform: Kubernetes into the file, or name the cluster that is meant"
+            ) from None
 
 
 async def _refuse_place(connection: Cluster, plan: Deployment, place: str) -> None:
@@ -155,7 +176,7 @@ async def _until_operator_is_ready(connection: Cluster, plan: Deployment, sent: 
 
 
 async def _rails_are_there(connection: Cluster, plan: Deployment, progress: Progress) -> bool:
-    """Whether pods can have every network that the profile names, where jobs use RDMA: without one they wait for ever."""
+    """Whether pods can have every network that the cluster names, where jobs use RDMA: without one they wait for ever."""
     from lockstep.cli.deploy import Mode
     from lockstep.plan.doctorseen import Verdict
     from lockstep.plan.doctorsite import fabric

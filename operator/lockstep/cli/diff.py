@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
-from lockstep.platforms.output import put
+from lockstep.cli.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
+from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
+    from lockstep.cli.inputs import Inputs
     from lockstep.plan.live import Comparison
 
 ContextOption = Annotated[str | None, typer.Option("--context", help="The kubeconfig's context. Default: the current one.")]
@@ -19,15 +20,15 @@ LONGEST_VALUE = 120  # characters of a value that are shown
 
 
 def diff(
-    file: FileOption,
+    file: FilesOption,
     cluster: ClusterOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Compare a job file with the job that is on the cluster. Exit code 0: nothing would change, 1: something would.
+    """Compare job files with the jobs that are on the cluster. Exit code 0: nothing would change, 1: something would.
 
-    What differs takes effect when the job next starts from zero pods.
+    What differs takes effect when a job next starts from zero pods.
 
     Example: lockstep diff -f job.yaml
     """
@@ -35,50 +36,63 @@ def diff(
 
     from lockstep.plan.live import compare
 
-    resolved = resolve_inputs(read_inputs(file, cluster, namespace, changes))
-    seen = asyncio.run(_observe(resolved.name, resolved.namespace, context))
-    comparisons = [found for found in compare(resolved, seen) if found.differs]
-    for comparison in comparisons:
-        _print(comparison)
-    if comparisons:
+    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
+    differs = False
+    for inputs, resolved in jobs:
+        seen = asyncio.run(_observe(inputs.aim(), context))
+        comparisons = [found for found in compare(resolved, seen) if found.differs]
+        differs = differs or bool(comparisons)
+        if len(jobs) > 1 and comparisons:
+            put(f"{inputs.source}:")
+        for comparison in comparisons:
+            _print(comparison)
+    if differs:
         raise typer.Exit(EXIT_DIFFERENT)
+    tell("nothing would change")
 
 
-async def _observe(job: str, namespace: str, context: str | None) -> list[dict[str, Any]]:
+async def _observe(inputs: Inputs, context: str | None) -> list[dict[str, Any]]:
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.surroundings import objects_of
 
     async with await Cluster.connect(context) as connection:
-        return await objects_of(connection, job, namespace)
+        return await objects_of(connection, inputs.job.metadata.name, inputs.namespace)
 
 
 def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
     """What a deployment would change, by the API server's own dry run; what one may only read is compared field by field."""
     import asyncio
 
-    if asyncio.run(_diff_deployment(objects, context)):
+    differs, unseen = asyncio.run(_diff_deployment(objects, context))
+    if differs:
         raise typer.Exit(EXIT_DIFFERENT)
+    there = len(objects) - unseen
+    put(
+        f"nothing would change: {f'all {there}' if not unseen else f'{there} of {len(objects)}'} objects are as the deployment would send them"
+    )
 
 
-async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -> bool:
+async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -> tuple[bool, int]:
+    """Whether anything would change, and how many objects could not be compared."""
     from lockstep.plan.deploy import called
     from lockstep.plan.live import Comparison
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
     from lockstep.platforms.kubernetes.dryrun import would_change
     from lockstep.platforms.kubernetes.install import with_one_default
 
-    differs = False
+    differs, unseen = False, 0
     async with await Cluster.connect(context) as connection:
         for item in await with_one_default(connection, objects, lambda line: None):
             try:
                 found = await would_change(connection, item)
             except ApiError as error:
                 put(f"? {called(item)}: {error}")
+                unseen += 1
                 continue
             if found is None or found:
                 _print(Comparison(called(item), absent=found is None, changes=tuple(found or ())))
                 differs = True
-    return differs
+    return differs, unseen
 
 
 def _print(comparison: Comparison) -> None:

@@ -85,7 +85,7 @@ def _names_cluster(path: Path) -> bool:
     from lockstep.api.jobfile import parse_job_file
     from lockstep.cli.clusters import read_text
 
-    return parse_job_file(read_text(path), str(path)).spec.cluster_profile_name is not None
+    return parse_job_file(read_text(path), str(path)).spec.cluster is not None
 
 
 def _of_folder(path: Path) -> Side:
@@ -97,9 +97,13 @@ def _of_folder(path: Path) -> Side:
     if not (summary["run"] or summary["steps"] or summary["attempts"]):
         raise ConfigError(f"{path} is no run's folder: it has neither logs/ nor gang/ of a run")
     newest = summary["attempts"][-1] if summary["attempts"] else {}
-    spent = (summary["goodput"].get("goodput") or {}).get("spent") or {}
+    book = summary["goodput"].get("goodput") or {}
+    percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
     restarts = newest.get("restarts")
-    status = {"restarts": restarts if isinstance(restarts, int) else None, "goodput": {"percentage": percentage_of(spent)} if spent else {}}
+    status = {
+        "restarts": restarts if isinstance(restarts, int) else None,
+        "goodput": {} if percentage is None else {"percentage": percentage},
+    }
     return _side_of(path.resolve().name, summary, status)
 
 

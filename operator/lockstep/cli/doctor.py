@@ -24,9 +24,9 @@ def doctor(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Check tools, context, rights, CRDs, operator, profile, DNS, nodes, storage and fabric; each with what to do. Exit code 1: something fails.
+    """Check tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric; each with what to do.
 
-    It only reads, with your rights; what you may not see is said to be unknown.
+    It only reads, with your rights. What your account may not read is unknown, which is no failure. Exit code 0: nothing that you may see fails; 1: something does.
 
     Example: lockstep doctor barcelona
     """
@@ -58,22 +58,23 @@ def _tools() -> Finding:
 
 async def _examine(found: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
     from lockstep.cli.paths import checkout
-    from lockstep.cli.target import is_same_host
+    from lockstep.cli.target import OtherCluster
     from lockstep.plan.doctor import examine
     from lockstep.plan.doctorseen import Finding, Verdict
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
     from lockstep.platforms.kubernetes.survey import survey
 
-    async with await Cluster.connect(context) as connection:
+    try:
+        connection = await Cluster.connect(context)
+    except OtherCluster as error:
+        return [Finding("context", Verdict.FAILED, str(error), "kubectl config get-contexts; then say --context NAME")]
+    async with connection:
         try:
             version = (await connection.request("GET", "/version"))["gitVersion"]
         except (OSError, ApiError) as error:
             fix = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
             return [Finding("API server", Verdict.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
         findings = [Finding("API server", Verdict.OK, f"{connection.server}, Kubernetes {version}")]
-        if found.cluster.api and not is_same_host(found.cluster.api, connection.server):
-            said = f"your context is for {connection.server}, but cluster {found.cluster.name} is at {found.cluster.api}"
-            return [*findings, Finding("context", Verdict.FAILED, said, "kubectl config get-contexts; then say --context NAME")]
         seen = await survey(connection, found, namespace)
     return [*findings, *examine(found, seen, _definitions(checkout() / "manifests" / "crds"))]
 

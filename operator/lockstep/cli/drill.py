@@ -9,10 +9,11 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption, Found, NamespaceOption, find_job
-from lockstep.plan.drill import RISKS, Fault, text, why_not_now
+from lockstep.plan.drill import AFTER_INTERRUPT, RISKS, Fault, text, why_not_now
 from lockstep.platforms.output import put, put_json, tell
 
 MIB = 1 << 20
+INTERRUPTED = 130
 
 
 def drill(
@@ -31,7 +32,7 @@ def drill(
 ) -> None:
     """Do one fault to a running job, wait until it trains again, and report what that took: detection, downtime, lost steps.
 
-    Says which rights it needs, and does nothing without them. Exit code 0: recovered; 1: not; 2: nothing was done.
+    Says which rights it needs, and does nothing without them. What it did to ranks, nodes and volumes is undone however it ends. Exit code 0: recovered; 1: not; 2: nothing was done.
 
     Example: lockstep drill kill-rank --job demo
     """
@@ -46,7 +47,11 @@ def drill(
     _ask(found, fault, yes=yes)
     place = Place(found.target.client, found.job, timeout, _say)
     last = int(found.job["status"]["ranks"]["desired"]) - 1
-    outcome = run_drill(place, fault, last if rank is None else rank, fill_at_most * MIB)
+    try:
+        outcome = run_drill(place, fault, last if rank is None else rank, fill_at_most * MIB)
+    except KeyboardInterrupt:
+        tell(f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {found.namespace}")
+        raise typer.Exit(INTERRUPTED) from None
     if output is Form.JSON:
         put_json(outcome.as_json())
     else:

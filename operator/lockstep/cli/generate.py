@@ -69,6 +69,7 @@ def _adapter_in(folder: Path) -> Path:
 
 async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, context: str | None, *, named: bool) -> int:
     from lockstep.cli.cp import known_job
+    from lockstep.cli.progress import waiting
     from lockstep.platforms.kubernetes.adapters import newest_adapter
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.generating import base_model, idle_or_own_pod, write_on
@@ -83,4 +84,11 @@ async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, con
             model = None if named else await base_model(cluster, namespace, job)
             command = ["--adapter", adapter.folder, *asked, *([] if model is None else ["--model", model])]
             say(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
-            return await write_on(cluster, place, command, Output().put)
+            shown = Output()
+            with waiting(f"pod {place.pod} imports torch and peft, and loads the model") as heard:
+
+                def show(text: bytes) -> None:
+                    heard()
+                    shown.put(text)
+
+                return await write_on(cluster, place, command, show)

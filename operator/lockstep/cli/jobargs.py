@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 def known_names(context: typer.Context, incomplete: str) -> list[str]:
     """What a shell completes a job's name to. Nothing where nothing can be asked: a shell that completes must not complain."""
-    from lockstep.cli.target import target_of
+    from lockstep.cli.target import one_verb, target_of, unnamed_cluster
     from lockstep.platforms.kubernetes.jobs import list_jobs
 
     said = context.params
     try:
-        target = target_of(said.get("cluster") or "local", said.get("namespace"), said.get("context"))
+        with one_verb():
+            target = target_of(said.get("cluster") or unnamed_cluster(said.get("context")), said.get("namespace"), said.get("context"))
         names = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
     except (LockstepError, OSError):
         return []
@@ -39,9 +41,16 @@ def unless_said(context: typer.Context, parameter: typer.CallbackParam, value: s
 
 
 UNNAMED = "Default: the one deployed last from this checkout, else local."
+JobsArgument = Annotated[list[str], typer.Argument(help="The jobs' names.", show_default=False, autocompletion=known_names)]
 JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False, autocompletion=known_names)]
 ClusterNameOption = Annotated[
-    str, typer.Option("--cluster", callback=unless_said, show_default=False, help=f"The cluster file that names the namespace. {UNNAMED}")
+    str,
+    typer.Option(
+        "--cluster",
+        callback=unless_said,
+        show_default=False,
+        help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}",
+    ),
 ]
 OptionalClusterArgument = Annotated[
     str, typer.Argument(callback=unless_said, show_default=False, help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")
@@ -104,6 +113,35 @@ def find_job(name: str, cluster: str, namespace: str | None, context: str | None
     return Found(target, job)
 
 
+def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[Found]:
+    """Each once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
+    from lockstep.cli.target import target_of
+    from lockstep.platforms.kubernetes.jobs import get_job
+
+    target = target_of(cluster, namespace, context)
+    found = []
+    for name in dict.fromkeys(names):
+        job = get_job(target.client, target.namespace, name)
+        if job is None:
+            raise ConfigError(no_such_job(target, name))
+        found.append(Found(target, job))
+    return found
+
+
+def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
+    """As `find_job`; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
+    from lockstep.cli.target import target_of
+    from lockstep.platforms.kubernetes.jobs import get_job, run_as_job, run_without_operator
+
+    target = target_of(cluster, namespace, context)
+    job = get_job(target.client, target.namespace, name)
+    if job is None and (run := run_without_operator(target.client, target.namespace, name)) is not None:
+        job = run_as_job(target.client, target.namespace, name, run)
+    if job is None:
+        raise ConfigError(no_such_job(target, name))
+    return Found(target, job)
+
+
 def no_such_job(target: Target, name: str) -> str:
     from lockstep.platforms.kubernetes.jobs import list_jobs, run_without_operator
 
@@ -116,8 +154,8 @@ def no_such_job(target: Target, name: str) -> str:
 def no_operator(name: str, namespace: str, run: str) -> str:
     """What to say of a job of `lockstep run --in-namespace`, which is no TrainingJob."""
     return (
-        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: lockstep sync and cp know it, "
-        f"kubectl logs -f {name}-0 -c trainer -n {namespace} shows its log, kubectl delete configmap {run} -n {namespace} stops it"
+        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, sync and cp know it; "
+        f"kubectl delete configmap {run} -n {namespace} stops it"
     )
 
 
@@ -126,6 +164,6 @@ def unknown_job(name: str, namespace: str, known: list[str]) -> str:
     from lockstep.api.problems import nearest
 
     close = nearest(name, known)
-    there = f"there are {', '.join(sorted(known))}" if known else "there is none at all"
+    there = f"it has {', '.join(sorted(known))}" if known else "it has none"
     hint = f"; did you mean {close}?" if close else "; -n names another namespace"
     return f"there is no TrainingJob {name} in namespace {namespace}: {there}{hint}"

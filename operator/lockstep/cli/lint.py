@@ -44,14 +44,15 @@ def lint(
             findings += _against(found, asyncio.run(_look(found, namespace, context)))
         except (Failed, ConfigError) as error:  # what the file alone says is told all the same
             unanswered = error
-    _show(findings, _path(cluster), found, as_json=output is Form.JSON)
+    _show(findings, file_of(cluster), found, as_json=output is Form.JSON)
     if unanswered is not None:
         raise unanswered
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(1)
 
 
-def _path(cluster: str) -> str:
+def file_of(cluster: str) -> str:
+    """As it is shown: a path that was given, else that of clusters/."""
     return cluster if cluster.endswith((".yaml", ".yml")) or "/" in cluster else str(Path("clusters") / f"{cluster}.yaml")
 
 
@@ -64,18 +65,17 @@ def _against(found: ClusterFile, facts: ClusterFacts) -> list[Finding]:
 async def _look(found: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:
     from dataclasses import replace
 
-    from lockstep.cli.target import is_same_host
+    from lockstep.cli.target import OtherCluster
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
     from lockstep.platforms.kubernetes.clusterfacts import may_use_sccs, read_facts
 
     spec = found.profile.spec
     elsewhere = frozenset(name.partition("/")[0] for name in spec.network.rdma.networks if "/" in name)
-    async with await Cluster.connect(context) as connection:
-        if found.cluster.api and not is_same_host(found.cluster.api, connection.server):
-            raise Failed(
-                f"only the file was looked at: your context is for {connection.server}, cluster {found.cluster.name} is at {found.cluster.api}; "
-                "say --context NAME, or --offline"
-            )
+    try:
+        cluster = await Cluster.connect(context)
+    except OtherCluster as error:
+        raise Failed(f"only the file was looked at: {error}; --offline asks no cluster") from None
+    async with cluster as connection:
         try:
             facts = await read_facts(connection, namespace or found.cluster.namespace, elsewhere=elsewhere)
             return replace(facts, may_use_scc=await may_use_sccs(connection, facts, spec.security.service_account))
@@ -107,4 +107,4 @@ def _show(findings: list[Finding], path: str, found: ClusterFile, *, as_json: bo
         if row["fix"]:
             put(f"{'':8} → {row['fix']}")
     bad = sum(row["verdict"] in ("failed", "warning") for row in rows)
-    put(f"{len(rows)} findings, {bad} to mend" if rows else "nothing to mend")
+    put(f"{len(rows)} findings, {bad} to mend" if bad else "nothing to mend")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job_or_run
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def logs(
         from lockstep.cli.logs_local import print_local
 
         raise typer.Exit(print_local(job, workspace, wanted, follow=follow, errors=errors, previous=previous))
-    found = find_job(job, cluster, namespace, context)
+    found = find_job_or_run(job, cluster, namespace, context)
     raise typer.Exit(asyncio.run(_print(found.job, context, wanted, follow=follow, errors=errors, previous=previous)))
 
 
@@ -116,13 +116,15 @@ async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
 
 async def _follow(cluster: Cluster, job: Object, wanted: Wanted) -> int:
     from lockstep.plan.readstatus import condition, is_true
-    from lockstep.platforms.kubernetes.logs import follow, lines
+    from lockstep.platforms.kubernetes.logs import follow, has_run_ended, is_run, lines
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     status, told = job.get("status", {}), ""
 
     async def over() -> bool:
         nonlocal status, told
+        if is_run(job):
+            return await has_run_ended(cluster, job)
         found = await cluster.get("TrainingJob", namespace, name)
         if found is None:
             raise Failed(f"job {name} was deleted")

@@ -1,6 +1,7 @@
 """`lockstep`: the command line. One module a verb; this one only puts them together.
 
-Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was written or asked can't be used, 130 interrupted.
+Exit codes: 0 done, 1 it failed (the job, the cluster, a check), 2 what was written or asked can't be used, 130 interrupted (129 by a terminal
+that was closed, 143 by SIGTERM).
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from inspect import signature
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from lockstep.cli.consoles import is_plain
 from lockstep.cli.failures import told
+from lockstep.cli.signals import ending_like_ctrl_c
 from lockstep.platforms.output import put, put_text
 
 VERBS = {
@@ -72,13 +76,73 @@ VERBS = {
     },
 }
 """By the help page's panels: verb → module of this package, and the function or group of verbs in it."""
+BY_SIGNAL = 128
+"""An exit code above is the signal that ended the process, as shells say it."""
 ALL = tuple(verb for known in VERBS.values() for verb in known)
+
+
+_SEND = "lockstep validate job.yaml, then kubectl apply -f job.yaml"
+HINTS = {
+    "ls": "lockstep get shows jobs, lockstep clusters shows cluster files",
+    "list": "lockstep get shows jobs, lockstep clusters shows cluster files",
+    "ps": "lockstep get shows jobs",
+    "queue": "lockstep get shows jobs, and lockstep plan -f job.yaml says whether one would wait",
+    "submit": _SEND,
+    "apply": _SEND,
+    "create": f"lockstep init job NAME writes a job file; then {_SEND}",
+    "launch": _SEND,
+    "up": "lockstep deploy CLUSTER installs the operator; make cluster-up starts the embedded cluster",
+    "exec": "lockstep shell JOB opens a shell, lockstep run SCRIPT runs a script on all nodes of a dev environment",
+    "ssh": "lockstep shell JOB opens a shell",
+    "attach": "lockstep logs JOB -f follows a job, lockstep shell JOB opens a shell",
+    "cancel": "lockstep stop JOB saves and stops, lockstep delete JOB removes",
+    "kill": "lockstep stop JOB saves and stops, lockstep delete JOB removes",
+    "rm": "lockstep delete JOB removes a job",
+    "down": "lockstep delete JOB removes a job, lockstep uninstall CLUSTER the operator",
+    "start": "lockstep resume JOB goes on with a stopped job",
+    "help": "lockstep --help, or lockstep VERB --help",
+    "login": "log in as for kubectl (oc login, or your provider's command); --context chooses among logins",
+    "cluster list": "lockstep clusters",
+    "cluster ls": "lockstep clusters",
+    "cluster status": "lockstep status CLUSTER",
+    "devcluster start": "lockstep devcluster up",
+    "devcluster stop": "lockstep devcluster down",
+}
+"""What other tools call it → what to type here."""
+
+
+class Verbs(TyperGroup):
+    """Verbs that know the words of other tools, and show no type beside what is only there or not."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        words = [*ctx.command_path.split()[1:], *args[:1]]
+        hint = HINTS.get(" ".join(words))
+        if hint is not None and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}: {hint}.")
+        return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types_of_flags([*command.params, command.get_help_option(ctx)])
+        return command
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
 
 
 def app_of(verbs: Iterable[str]) -> typer.Typer:
     """The command with these verbs only. Others' modules are not imported: all of them take as long as a small verb does."""
     app = typer.Typer(
         name="lockstep",
+        cls=Verbs,
         help="Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,  # a traceback with local variables could show secrets
@@ -97,10 +161,19 @@ def _add(app: typer.Typer, verb: str, panel: str, where: str) -> None:
     module, _, name = where.partition(".")
     found = getattr(import_module(f"lockstep.cli.{module}"), name)
     if isinstance(found, typer.Typer):
-        app.add_typer(found, name=verb, rich_help_panel=panel)
+        app.add_typer(found, name=verb, rich_help_panel=panel, cls=Verbs)
     else:
         words = {"allow_interspersed_args": False} if verb == "run" else None  # (what follows its script is the script's)
-        app.command(verb, rich_help_panel=panel, context_settings=words)(found)
+        app.command(verb, rich_help_panel=panel, context_settings=words, cls=_kind_of(found))(found)
+
+
+def _kind_of(verb: Callable[..., Any]) -> type[TyperCommand] | None:
+    """Those that need job files take them as words, too."""
+    if "file" not in signature(verb).parameters:
+        return None
+    from lockstep.cli.inputs import TakesFiles
+
+    return TakesFiles
 
 
 def __getattr__(name: str) -> Any:
@@ -120,9 +193,13 @@ def print_version(asked: bool) -> None:
 
 
 def options(
+    context: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster."""
+    from lockstep.cli.target import one_verb
+
+    context.with_resource(one_verb())
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -134,15 +211,20 @@ def main() -> int:
     if is_plain():
         os.environ.setdefault("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # (help pages, too: typer has no other way)
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    try:
-        app_of([verb] if verb in ALL else ALL)()
-    except Exception as error:
-        known = told(error)
-        if known is None:
-            sys.excepthook = show_traceback
+    with ending_like_ctrl_c() as received:
+        try:
+            app_of([verb] if verb in ALL else ALL)()
+        except (SystemExit, KeyboardInterrupt):
+            if received:
+                return BY_SIGNAL + received[0]
             raise
-        put_text(f"lockstep: {known[1]}\n", error=True)
-        return known[0]
+        except Exception as error:
+            known = told(error)
+            if known is None:
+                sys.excepthook = show_traceback
+                raise
+            put_text(f"lockstep: {known[1]}\n", error=True)
+            return known[0]
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`lockstep status`: the operator, the profile, the dev environment and the jobs of a cluster."""
+"""`lockstep status`: the operator, the TrainingCluster, the dev environment and the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from lockstep.api.errors import ConfigError
 from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.cli.jobargs import ContextOption, OptionalClusterArgument
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Overview:
-    """The operator, the profile on the cluster and the jobs of its namespace, as the API server has them."""
+    """The operator, the TrainingCluster on the cluster and the jobs of its namespace, as the API server has them."""
 
     namespace: str
     home: str
@@ -33,15 +34,19 @@ class Overview:
 
 
 def status(cluster: OptionalClusterArgument = "local", context: ContextOption = None) -> None:
-    """Show the operator, the profile and the jobs of a cluster, the dev environment among them. Exit code 1 when the operator isn't ready.
+    """Show the operator, the TrainingCluster and the jobs of a cluster, the dev environment among them. Exit code 1 when the operator isn't ready.
 
     Example: lockstep status local
     """
+    from lockstep.cli.clusters import UnknownCluster
     from lockstep.cli.target import load, use_embedded_cluster
     from lockstep.platforms.kubernetes.cluster import Cluster
 
     use_embedded_cluster(cluster, context)
-    found = load(cluster)
+    try:
+        found = load(cluster)
+    except UnknownCluster as error:
+        raise ConfigError(f"{error}; of a job: lockstep get {cluster}") from None
 
     async def read() -> Overview:
         async with await Cluster.connect(context) as connection:
@@ -87,16 +92,10 @@ def _operator_state(deployment: dict[str, Any] | None, may_see: bool) -> str:
 
 
 async def _profile(cluster: Cluster, found: ClusterFile) -> str:
-    from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError
-    from lockstep.platforms.kubernetes.survey import own_profile
+    from lockstep.platforms.kubernetes.survey import profile_if_seen
 
-    try:
-        name, namespace = found.profile.metadata.name, found.cluster.namespace
-        return _profile_state(await own_profile(cluster, name, namespace) or await cluster.get("ClusterProfile", None, name), found)
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return "you may not look"
+    there, may_see = await profile_if_seen(cluster, found.profile.metadata.name, found.cluster.namespace)
+    return "you may not look" if there is None and not may_see else _profile_state(there, found)
 
 
 def _profile_state(profile: dict[str, Any] | None, found: ClusterFile) -> str:
@@ -116,7 +115,7 @@ def print_overview(seen: Overview) -> None:
 
     terminal = console()
     terminal.print(f"operator   {seen.operator} (namespace {seen.home}{seen.scope})", highlight=False)
-    terminal.print(f"profile    {seen.profile}", highlight=False)
+    terminal.print(f"cluster    {seen.profile}", highlight=False)
     if not seen.jobs:
         terminal.print(f"jobs       none in namespace {seen.namespace}", highlight=False)
         return

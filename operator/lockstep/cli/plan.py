@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
+from lockstep.cli.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.jobargs import ContextOption
 from lockstep.platforms.output import put, put_json
 
@@ -29,7 +30,7 @@ class Output(StrEnum):
 
 
 def plan(
-    file: FileOption,
+    file: FilesOption,
     cluster: ClusterOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -49,67 +50,83 @@ def plan(
     """Say what a job would do before it takes GPUs: objects, nodes that fit now, quota, claims, admission, memory, traffic, steps, time.
 
     It changes nothing: what it sends are questions and dry runs. Exit code 0: it fits now, or as far as can be seen; 1: it would be refused; 2: the
-    file can't be used; 3: it would wait.
+    file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.
 
     Example: lockstep plan -f job.yaml --model-config models/Llama-3.1-8B --samples 48000
     """
-    from dataclasses import replace
+    from lockstep.plan.lookahead import EXIT_CODES, Verdict, verdict
 
+    asked = Asked(context, model_config, samples, data, tokens_per_second, train_log, offline=offline)
+    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
+    plans = [_plan(inputs.aim(), resolved, asked) for inputs, resolved in jobs]
+    if output is Output.JSON:
+        values = [_as_json(*one) for one in plans]
+        put_json(values[0] if len(values) == 1 else values, indent=1)
+    else:
+        for (inputs, _), (lines, _) in zip(jobs, plans, strict=True):
+            put(*([f"{inputs.source}:"] if len(jobs) > 1 else []))
+            _show(lines)
+    raise typer.Exit(EXIT_CODES[max((verdict(lines) for lines, _ in plans), key=list(Verdict).index)])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is made with, besides the job."""
+
+    context: str | None
+    model_config: Path | None
+    samples: int | None
+    data: Path | None
+    tokens_per_second: float | None
+    train_log: Path | None
+    offline: bool
+
+
+def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Line], Forecast]:
     from lockstep.cli.planfacts import known_facts
     from lockstep.cli.target import use_embedded_cluster
     from lockstep.plan import planned
     from lockstep.plan.forecast import capacity, forecast
 
-    inputs = read_inputs(file, cluster, namespace, changes)
-    resolved = resolve_inputs(inputs)
-    known = known_facts(resolved, model_config, samples, data, tokens_per_second, train_log)
+    facts = known_facts(resolved, asked.model_config, asked.samples, asked.data, asked.tokens_per_second, asked.train_log)
     tried = planned.samples(resolved, inputs.job)
     compared, around = None, None
-    if not offline:
-        use_embedded_cluster(inputs.cluster.cluster.name, context)
-        compared, around = asyncio.run(_look(inputs, resolved, tried, context))
+    if not asked.offline:
+        use_embedded_cluster(inputs.cluster.cluster.name, asked.context)
+        compared, around = asyncio.run(_look(resolved, tried, asked.context))
     size, source = capacity(resolved, None if around is None else around.nodes)
-    told = forecast(resolved, replace(known, capacity_bytes=size, capacity_source=source))
-    _show(planned.all_lines(resolved, tried[1], compared, around, told), told, output)
+    figures = forecast(resolved, replace(facts, capacity_bytes=size, capacity_source=source))
+    return planned.all_lines(resolved, tried[1], compared, around, figures), figures
 
 
-async def _look(inputs: Inputs, resolved: Resolved, tried: list[Object], context: str | None) -> tuple[list[Comparison] | None, Around]:
-    from lockstep.api.errors import ConfigError
-    from lockstep.cli.target import is_same_host
+async def _look(resolved: Resolved, tried: list[Object], context: str | None) -> tuple[list[Comparison] | None, Around]:
     from lockstep.plan.live import compare
     from lockstep.plan.planned import new_objects
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.surroundings import look_around, observed
 
     async with await Cluster.connect(context) as connection:
-        stated = inputs.cluster.cluster.api
-        if stated and not is_same_host(stated, connection.server):
-            raise ConfigError(
-                f"your kubeconfig talks to {connection.server}, but cluster {inputs.cluster.cluster.name} is at {stated} (cluster.api in its file): "
-                "choose its context with --context, or say --offline"
-            )
         seen = await observed(connection, resolved.name, resolved.namespace)
         compared = None if seen is None else compare(resolved, seen)
         return compared, await look_around(connection, resolved, tried, new_objects(resolved, compared))
 
 
-def _show(lines: list[Line], told: Forecast, output: Output) -> None:
-    from lockstep.plan.lookahead import EXIT_CODES, sentence, verdict
+def _show(lines: list[Line]) -> None:
+    from lockstep.plan.lookahead import sentence
 
-    found = verdict(lines)
-    if output is Output.JSON:
-        put_json(
-            {"verdict": found.value, "said": sentence(lines), "lines": [_as_json(line) for line in lines], "figures": told.figures},
-            indent=1,
-        )
-    else:
-        for line in lines:
-            put(f"{line.outcome.value:8} {line.section:10} {line.said}")
-            if line.fix:
-                put(f"{'':19} → {line.fix}")
-        put(sentence(lines))
-    raise typer.Exit(EXIT_CODES[found])
+    for line in lines:
+        put(f"{line.outcome.value:8} {line.section:10} {line.said}")
+        if line.fix:
+            put(f"{'':19} → {line.fix}")
+    put(sentence(lines))
 
 
-def _as_json(line: Line) -> dict[str, Any]:
+def _as_json(lines: list[Line], told: Forecast) -> dict[str, Any]:
+    from lockstep.plan.lookahead import sentence, verdict
+
+    described = [_line_as_json(line) for line in lines]
+    return {"verdict": verdict(lines).value, "said": sentence(lines), "lines": described, "figures": told.figures}
+
+
+def _line_as_json(line: Line) -> dict[str, Any]:
     return {"section": line.section, "outcome": line.outcome.value, "said": line.said} | ({"fix": line.fix} if line.fix else {})

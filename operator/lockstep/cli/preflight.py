@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, read_inputs
+from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
 from lockstep.cli.jobargs import Form, FormOption, HiddenJsonOption
 from lockstep.platforms.output import put, put_json, tell
 
@@ -25,6 +25,14 @@ def preflight(
     context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
     cluster: ClusterOption = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Instead of the job's.")] = None,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Seconds for all of it. Default: 900, and nodes that the cluster doesn't have aren't waited for at all.",
+        ),
+    ] = None,
     workspace: Annotated[
         Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
     ] = Path(".lockstep/workspace"),
@@ -33,11 +41,12 @@ def preflight(
 ) -> None:
     """Check the nodes, volumes and network of a job without starting its ranks. Exit code 0: it may start, 1: an error was found.
 
-    On a cluster it runs in pods like the job's own, in the job's namespace, and removes them at the end; the operator isn't needed.
+    On a cluster it runs in pods like the job's own, in the job's namespace; the operator isn't needed. They are removed however it ends: at once on
+    Ctrl-C and SIGTERM, within two minutes when this command is killed.
 
     Example: lockstep preflight -f job.yaml
     """
-    inputs = read_inputs(file, (cluster or LOCAL_CLUSTER) if local else cluster, namespace)
+    inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace)
     job = _with_nodes(inputs.job, nodes)
     if local:
         from lockstep.platforms.local.preflight import preflight_local
@@ -45,10 +54,11 @@ def preflight(
         result = preflight_local(job, inputs.cluster.profile, workspace)
     else:
         from lockstep.cli.target import use_embedded_cluster
+        from lockstep.platforms.kubernetes.in_namespace import Patience
         from lockstep.platforms.kubernetes.preflight import preflight_on_cluster
 
         use_embedded_cluster(inputs.cluster.cluster.name, context)
-        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say)
+        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say, Patience.of(timeout))
     _show(result, as_json or output is Form.JSON)
     raise typer.Exit(0 if result.ok else 1)
 

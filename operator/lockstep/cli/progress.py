@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lockstep.cli.consoles import is_plain
-from lockstep.platforms.output import put
+from lockstep.platforms.output import put, put_over, tell
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -52,3 +56,39 @@ class Progress:
 
     def done(self, what: str, text: str) -> None:
         put(f"{what:<12} {text}", flush=True)
+
+
+AT_A_TERMINAL_SECONDS, ELSEWHERE_SECONDS = 1.0, 10.0
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[], None]]:
+    """Until the block ends, or what it yields is called: say on standard error that `what` goes on, and for how long.
+
+    At a terminal that is one line which counts the seconds and goes in the end; elsewhere a line every ten seconds.
+    """
+    over, terminal, begun = threading.Event(), sys.stderr.isatty() and not is_plain(), time.monotonic()
+
+    def show() -> None:
+        width = 0
+        while not over.wait(AT_A_TERMINAL_SECONDS if terminal else ELSEWHERE_SECONDS):
+            line = f"… {what}, {time.monotonic() - begun:.0f} s"
+            if not terminal:
+                tell(line)
+                continue
+            put_over(line, width)
+            width = len(line)
+        if width:
+            put_over("", width)
+
+    thread = threading.Thread(target=show, name="waiting", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join()
+
+    try:
+        yield stop
+    finally:
+        stop()

@@ -21,8 +21,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
-    from lockstep.api.job import TrainingJob
-    from lockstep.api.profile import ClusterProfile
+    from lockstep.cli.inputs import Inputs
     from lockstep.plan.resolve import Resolved
     from lockstep.platforms.kubernetes.client import Client
     from lockstep.platforms.kubernetes.exec import Place
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 JOB_FILE = "manifests/samples/trainingjob.yaml"
 CLUSTER = "local"
 PROMPT = "Return the"
+AGAIN = " from the beginning, beside the run that is there"
+EXISTS = "import os, sys; print(os.path.exists(sys.argv[1]))"
 FINISHED_TIMEOUT_SECONDS = 900.0
 
 
@@ -114,8 +115,10 @@ def _run_local() -> int:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(target)
-    job, profile = _demo_job()
-    with _step(f"Train: lockstep run -f {JOB_FILE} --local"):
+    again = (root / "workspace" / "runs" / "demo").exists()
+    inputs = _demo_inputs(again)
+    job, profile = inputs.job, inputs.cluster.profile
+    with _step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} --local --workspace {root}{' --fresh' if again else ''}"):
         code = run_local(job, profile, root)
     if code != 0:
         return code
@@ -137,34 +140,74 @@ def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.deploy import Mode, install_cluster
     from lockstep.cli.deployed import remember
     from lockstep.cli.devcluster import bring_up
+    from lockstep.cli.target import Verb
     from lockstep.plan.resolve import PlatformDefaults, resolve
     from lockstep.platforms.kubernetes.client import connect
+    from lockstep.platforms.kubernetes.jobs import get_job
 
+    Verb.unnamed = CLUSTER  # its file is that of any small cluster
     if embedded:
         with _step("Bring up a two-node Kubernetes on this machine"):
             os.environ["KUBECONFIG"] = str(bring_up())
+    client = connect(context)
+    inputs = _demo_inputs(again=False)
+    existing = get_job(client, inputs.namespace, inputs.job.metadata.name)
+    if existing is not None:
+        refuse_other_demo(existing)
     demo = demo_folder()
     with _step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
         namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
     if embedded:
         remember(CLUSTER)
-    client = connect(context)
-    job, profile = _demo_job()
-    resolved = resolve(job, profile, PlatformDefaults(namespace=namespace))
-    return _train_and_show(client, job, resolved, demo)
+    resolved = resolve(inputs.job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
+    return _train_and_show(client, context, resolved, demo)
 
 
-def _demo_job() -> tuple[TrainingJob, ClusterProfile]:
-    """The sample job, told to start afresh so that a second quickstart trains again."""
-    from lockstep.cli.inputs import read_inputs
+def _demo_inputs(again: bool) -> Inputs:
+    """The sample job and its cluster; where a run of it is there already, `again`, with what makes it train from the beginning."""
+    from lockstep.cli.inputs import FRESH, read_inputs
     from lockstep.cli.paths import checkout
 
-    inputs = read_inputs(checkout() / JOB_FILE, CLUSTER, None)
-    job, training = inputs.job, inputs.job.spec.training
+    return read_inputs(checkout() / JOB_FILE, CLUSTER, None, [FRESH] if again else [])
+
+
+def demo_document(namespace: str, again: bool) -> dict[str, Any]:
+    """What `kubectl apply -f` of the sample creates, with the annotation by which a later `kubectl apply` knows what it had applied."""
+    import yaml
+
+    from lockstep.cli.paths import checkout
+    from lockstep.platforms.kubernetes.jobs import with_last_applied
+
+    document: dict[str, Any] = yaml.safe_load((checkout() / JOB_FILE).read_text(encoding="utf-8"))
+    document["metadata"] |= {"namespace": namespace}
+    if again:
+        document["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"
+    return with_last_applied(document)
+
+
+def is_demo(existing: dict[str, Any]) -> bool:
+    """Whether the job is as quickstart makes it: the sample's spec, wherever it resumes from."""
+    from lockstep.api.job import TrainingJob
+
+    sample, there = (
+        TrainingJob.model_validate({"metadata": {"name": "demo"}, "spec": job["spec"]})
+        for job in (demo_document("any", again=True), existing)
+    )
+    training = there.spec.training
     if training is None:
-        raise AssertionError(f"{JOB_FILE} has no training")
+        return False
     fresh = training.model_copy(update={"checkpoint": training.checkpoint.model_copy(update={"resume_from": "None"})})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"training": fresh})}), inputs.cluster.profile
+    return there.spec.model_copy(update={"training": fresh}) == sample.spec
+
+
+def refuse_other_demo(existing: dict[str, Any]) -> None:
+    """Raises ConfigError where the job `demo` isn't quickstart's own: it would be lost."""
+    name, namespace = existing["metadata"]["name"], existing["metadata"]["namespace"]
+    if not is_demo(existing):
+        raise ConfigError(
+            f"namespace {namespace} has a job {name} that isn't as {JOB_FILE} says, and nothing was changed: give yours another name, "
+            f"or delete it (lockstep delete {name} -n {namespace})"
+        )
 
 
 def send_demo(client: Client, pod: Place, demo: Path) -> None:
@@ -175,19 +218,16 @@ def send_demo(client: Client, pod: Place, demo: Path) -> None:
     send_folder(client, pod, demo / "datasets", "/datasets")
 
 
-def _train_and_show(client: Client, job: TrainingJob, resolved: Resolved, demo: Path) -> int:
+def _train_and_show(client: Client, context: str | None, resolved: Resolved, demo: Path) -> int:
     from lockstep.plan.readstatus import is_true
     from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, run_in_pod, running_pod
-    from lockstep.platforms.kubernetes.jobs import replace_job
 
-    namespace = resolved.namespace
+    job, namespace = resolved.job, resolved.namespace
     ensure_claims(client, resolved)
     with running_pod(client, namespace, files_pod("lockstep-files", resolved)) as files:
         with _step("Copy the model and the texts to the cluster's volumes"):
             send_demo(client, files, demo)
-        with _step(f"Train: kubectl apply -n {namespace} -f {JOB_FILE}; kubectl logs -n {namespace} -f {job.metadata.name}-0"):
-            replace_job(client, namespace, job)
-            status = _follow(client, namespace, job.metadata.name)
+        status = _train(client, context, files, namespace, job.metadata.name)
         result = status.get("result") or {}
         if not is_true(status, "Complete"):
             _print_failure(status, namespace, job.metadata.name)
@@ -200,7 +240,26 @@ def _train_and_show(client: Client, job: TrainingJob, resolved: Resolved, demo: 
     return 0
 
 
-def _follow(client: Client, namespace: str, name: str) -> dict[str, Any]:
+def _train(client: Client, context: str | None, files: Place, namespace: str, name: str) -> dict[str, Any]:
+    """Send the job, follow its log, and return its last status. One of an interrupted quickstart that still runs is followed as it is."""
+    from lockstep.platforms.kubernetes.files import run_in_pod
+    from lockstep.platforms.kubernetes.jobs import get_job, has_ended, replace_job
+
+    logs = f"kubectl logs -n {namespace} -f {name}-0"
+    existing = get_job(client, namespace, name)
+    if existing is not None:
+        refuse_other_demo(existing)
+        if not has_ended(existing.get("status", {})):
+            with _step(f"Train: {name} runs already: {logs}"):
+                return _follow(client, context, namespace, name)
+    again = run_in_pod(client, files, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"]).strip() == "True"
+    how = f"{JOB_FILE} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {JOB_FILE}"
+    with _step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
+        replace_job(client, namespace, demo_document(namespace, again))
+        return _follow(client, context, namespace, name)
+
+
+def _follow(client: Client, context: str | None, namespace: str, name: str) -> dict[str, Any]:
     """Print the job's log until it has ended; its last status."""
     import asyncio
 
@@ -214,7 +273,7 @@ def _follow(client: Client, namespace: str, name: str) -> dict[str, Any]:
         return has_ended(job_status(client, namespace, name)) or time.monotonic() > deadline
 
     async def show() -> None:
-        async with await Cluster.connect() as cluster:
+        async with await Cluster.connect(context) as cluster:
             async for line in follow(cluster, namespace, name, Wanted(), over):
                 put(f"    {line}", flush=True)
 

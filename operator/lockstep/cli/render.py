@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
-from lockstep.platforms.output import put_json, put_text
+from lockstep.cli.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
+from lockstep.platforms.output import put, put_json, put_text
 
 if TYPE_CHECKING:
     from lockstep.cli.inputs import Inputs
@@ -37,7 +37,7 @@ YAML_HEADER = """\
 
 
 def render(
-    file: FileOption,
+    file: FilesOption,
     cluster: ClusterOption = None,
     namespace: NamespaceOption = None,
     output: OutputOption = Output.YAML,
@@ -52,15 +52,20 @@ def render(
     """
     from lockstep.plan import objects
 
-    inputs = read_inputs(file, cluster, namespace, changes)
-    resolved = resolve_inputs(inputs)
+    jobs = read_all(file, cluster, namespace, changes)
+    resolved = [resolve_inputs(inputs) for inputs in jobs]
     if output is Output.JOB and not explain:
-        put_text(_job(inputs))
+        put_text("---\n".join(map(_job, jobs)))
         return
     if explain:
-        _print_settings(resolved.settings, output)
+        if output is Output.JSON:
+            put_json([_setting(row) for one in resolved for row in one.settings], ascii_only=False)
+            return
+        for inputs, one in zip(jobs, resolved, strict=True):
+            put(*([f"{inputs.source}:"] if len(jobs) > 1 else []))
+            _print_settings(one.settings)
         return
-    rendered = [_readable(item) for item in objects.render(resolved)]
+    rendered = [_readable(item) for one in resolved for item in objects.render(one)]
     if output is Output.JSON:
         put_json({"apiVersion": "v1", "kind": "List", "items": rendered}, ascii_only=False)
     else:
@@ -90,17 +95,17 @@ def _as_yaml(rendered: list[dict[str, Any]]) -> str:
     return YAML_HEADER + dump_all_yaml(rendered)
 
 
-def _print_settings(settings: tuple[Setting, ...], output: Output) -> None:
+def _setting(row: Setting) -> dict[str, Any]:
+    return {"field": row.field, "value": row.value, "layer": row.layer.value}
+
+
+def _print_settings(settings: tuple[Setting, ...]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from lockstep.cli.consoles import console
     from lockstep_gang.contract import printable_line
 
-    rows = [{"field": row.field, "value": row.value, "layer": row.layer.value} for row in settings]
-    if output is Output.JSON:
-        put_json(rows, ascii_only=False)
-        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("FIELD", "VALUE", "LAYER"):
         table.add_column(column, overflow="fold")

@@ -8,18 +8,21 @@ from typing import Annotated
 import typer
 
 from lockstep.api.errors import ConfigError
-from lockstep.cli.inputs import read_inputs
-from lockstep.cli.jobargs import ContextOption, find_job
+from lockstep.cli.inputs import FRESH, OptionalFileOption, only, read_inputs
+from lockstep.cli.jobargs import UNNAMED, ContextOption, find_job
 from lockstep.cli.run import LOCAL_CLUSTER, refuse_interactive
 from lockstep.platforms.output import put
 
 
 def retry(
     job: Annotated[str | None, typer.Argument(help="The job's name.", show_default=False)] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="The job file, with --local or --in-namespace.")] = None,
+    files: OptionalFileOption = None,
     local: Annotated[bool, typer.Option("--local", help="A run of `lockstep run --local`.")] = False,
     in_namespace: Annotated[bool, typer.Option("--in-namespace", help="A run of `lockstep run --in-namespace`.")] = False,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster file that names the namespace. Default: local.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}"),
+    ] = None,
     namespace: Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the cluster's.")] = None,
     context: ContextOption = None,
     workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
@@ -28,11 +31,14 @@ def retry(
 
     Example: lockstep retry demo
     """
+    file = only(files, "retry") if files else None
     if file is not None and local != in_namespace and job is None:
         raise typer.Exit(_run_again(file, cluster, namespace, context, workspace if local else None))
     if job is None or file is not None or local or in_namespace:
         raise ConfigError("say which job failed: lockstep retry JOB, or -f FILE with either --local or --in-namespace")
-    number = _raise_retry(job, cluster or LOCAL_CLUSTER, namespace, context)
+    from lockstep.cli.target import unnamed_cluster
+
+    number = _raise_retry(job, cluster or unnamed_cluster(context), namespace, context)
     put(
         f"{job}: retry {number} goes on from its last checkpoint; see it with: lockstep logs {job} -f"
         + (f" -n {namespace}" if namespace else "")
@@ -53,7 +59,9 @@ def _refuse(job: str, status: dict[str, object]) -> None:
     from lockstep.plan.readstatus import condition, is_true
 
     if is_true(status, "Complete"):
-        raise ConfigError(f"job {job} is complete: there is nothing to retry (lockstep describe {job})")
+        raise ConfigError(
+            f"job {job} is complete: there is nothing to retry (lockstep describe {job}); to train anew: lockstep delete {job}, then lockstep render -f FILE --set {FRESH} -o job | kubectl apply -f -"
+        )
     if not is_true(status, "Failed"):
         told = condition(status, "Progressing")
         state = f"{told['reason']}: {told['message']}" if told else "its status says nothing yet"

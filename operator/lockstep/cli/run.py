@@ -10,12 +10,12 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT
-from lockstep.cli.inputs import NamespaceOption, SetOption, read_inputs
+from lockstep.cli.inputs import FRESH, NamespaceOption, OptionalFileOption, SetOption, only, read_inputs
 from lockstep.platforms.output import tell
 
 if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster
     from lockstep.api.job import TrainingJob
-    from lockstep.api.profile import ClusterProfile
 
 LOCAL_CLUSTER = "local"
 
@@ -32,7 +32,7 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", help="Of a script: don't wait for its end. It goes on, and its output is in the log.")
     ] = False,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="The job file.", show_default=False)] = None,
+    files: OptionalFileOption = None,
     local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
     in_namespace: Annotated[
         bool, typer.Option("--in-namespace", help="On Kubernetes with the role admin in one namespace: no CRD, no operator.")
@@ -50,6 +50,9 @@ def run(
     workspace: Annotated[
         Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
     ] = Path(".lockstep/workspace"),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train anew from step 0, as with resumeFrom: None. What an earlier run has saved stays.")
+    ] = False,
     preview: Annotated[
         int | None,
         typer.Option(
@@ -68,17 +71,27 @@ def run(
 
     Example: lockstep run -f job.yaml --local --preview 3
     """
+    file = only(files, "run") if files else None
     if file is None:
         from lockstep.cli.target import unnamed_cluster
 
         _refuse_file_options(
-            {"--local": local, "--in-namespace": in_namespace, "--attach": attach, "--nodes": nodes, "--set": changes, "--preview": preview}
+            {
+                "--local": local,
+                "--in-namespace": in_namespace,
+                "--attach": attach,
+                "--nodes": nodes,
+                "--set": changes,
+                "--fresh": fresh,
+                "--preview": preview,
+            }
         )
         raise typer.Exit(_run_in_job(script, job, (cluster or unnamed_cluster(context), namespace, context), detach=detach))
     if script or job or detach:
         raise ConfigError("-f runs a job file, --job and a script run something in a dev environment: say one of them")
+    changes = [*(changes or ()), *(_fresh(file) if fresh else ())]
     if local == in_namespace:
-        given = "".join(f" --set {shlex.quote(change)}" for change in changes or ())
+        given = "".join(f" --set {shlex.quote(change)}" for change in changes)
         raise ConfigError(
             "say where the job should run: --local (processes of this machine) or --in-namespace (Kubernetes, role admin); "
             f"with the operator: lockstep render -f {file}{given} -o job | kubectl apply -f -"
@@ -91,6 +104,18 @@ def run(
         raise ConfigError("--attach follows a run on Kubernetes: say --in-namespace")
     read, profile = _read_local(file, cluster or LOCAL_CLUSTER, nodes, changes)
     raise typer.Exit(_run_local(read, profile, workspace) if preview is None else _preview(read, profile, workspace, preview))
+
+
+def _fresh(file: Path) -> list[str]:
+    """The change that --fresh makes. Raises ConfigError for a script, of whose checkpoints Lockstep knows nothing."""
+    from lockstep.api.jobfile import parse_job_file
+    from lockstep.cli.clusters import read_text
+
+    if str(file) != "-" and parse_job_file(read_text(file), str(file)).spec.training is None:
+        raise ConfigError(
+            f"--fresh is about training, and {file} runs a script, which finds its own checkpoints: remove them, or tell it another folder"
+        )
+    return [FRESH]
 
 
 def _refuse_file_options(given: dict[str, object]) -> None:
@@ -128,7 +153,7 @@ def _run_in_namespace(
     return run_in_namespace(inputs.job, inputs.cluster.profile, inputs.namespace, context, How.ATTACH if attach else How.NEW)
 
 
-def _read_local(file: Path, cluster: str, nodes: int | None, changes: list[str] | None) -> tuple[TrainingJob, ClusterProfile]:
+def _read_local(file: Path, cluster: str, nodes: int | None, changes: list[str] | None) -> tuple[TrainingJob, TrainingCluster]:
     inputs = read_inputs(file, cluster, None, changes)
     refuse_interactive(inputs.job)
     _warn(inputs.job)
@@ -138,13 +163,13 @@ def _read_local(file: Path, cluster: str, nodes: int | None, changes: list[str] 
     return job, inputs.cluster.profile
 
 
-def _run_local(job: TrainingJob, profile: ClusterProfile, workspace: Path) -> int:
+def _run_local(job: TrainingJob, profile: TrainingCluster, workspace: Path) -> int:
     from lockstep.platforms.local.run import run_local
 
     return run_local(job, profile, workspace)
 
 
-def _preview(job: TrainingJob, profile: ClusterProfile, workspace: Path, samples: int) -> int:
+def _preview(job: TrainingJob, profile: TrainingCluster, workspace: Path, samples: int) -> int:
     from lockstep.cli.trainer import EXIT_FAILED, EXIT_USAGE, TRAINER_CONFIG
     from lockstep.platforms.local.preview import preview_local
 

@@ -2,76 +2,111 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from lockstep.api.errors import ConfigError, Failed
-from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Found, JobArgument, NamespaceOption, find_job
+from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Found, JobsArgument, NamespaceOption, find_jobs
 from lockstep.platforms.output import put
 
 POLL_SECONDS = 0.5
 
 
 def suspend(
-    job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
+    jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
 ) -> None:
-    """Ask a job to save and stop, so that its pods and GPUs go. Returns at once; `lockstep stop` waits.
+    """Ask jobs to save and stop, so that their pods and GPUs go. Returns at once; `lockstep stop` waits.
 
     Example: lockstep suspend demo
     """
-    found = find_job(job, cluster, namespace, context)
-    _refuse_ended(found)
-    if _set_suspend(found, suspended=True):
-        put(f"{job}: asked to save and stop; go on with: lockstep resume {job} -n {found.namespace}")
-    else:
-        put(f"{job} is suspended already")
+    for found in _not_ended(jobs, cluster, namespace, context):
+        if _set_suspend(found, suspended=True):
+            put(f"{found.name}: asked to save and stop; go on with: lockstep resume {found.name} -n {found.namespace}")
+        else:
+            put(f"{found.name} is suspended already")
 
 
 def resume(
-    job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
+    jobs: JobsArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
 ) -> None:
-    """Let a suspended job go on, from its last checkpoint.
+    """Let suspended jobs go on, from their last checkpoint.
 
     Example: lockstep resume demo
     """
-    found = find_job(job, cluster, namespace, context)
-    _refuse_ended(found)
-    if _set_suspend(found, suspended=False) or _take_back(found):
-        put(f"{job}: goes on; see it with: lockstep logs {job} -f -n {found.namespace}")
-    else:
-        put(f"{job} is not suspended")
+    for found in _not_ended(jobs, cluster, namespace, context):
+        if _set_suspend(found, suspended=False) or _take_back(found):
+            put(f"{found.name}: goes on; see it with: lockstep logs {found.name} -f -n {found.namespace}")
+        else:
+            put(f"{found.name} is not suspended")
 
 
 def stop(
-    job: JobArgument,
+    jobs: JobsArgument,
+    run: Annotated[bool, typer.Option("--run", help="Of a dev environment: stop the script that it runs, and leave it its pods.")] = False,
     timeout: Annotated[int, typer.Option(min=1, help="Seconds to wait for the save and the end of the pods.")] = 600,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Suspend a job and wait until it has saved and its pods are gone. Exit code 1 when they are still there after --timeout.
+    """Suspend jobs and wait until they have saved and their pods are gone. Exit code 1 when they are still there after --timeout.
+
+    With --run only the script that a dev environment runs is stopped, as Ctrl-C would where it was started: for one of `lockstep run --detach`.
 
     Example: lockstep stop demo
+
+    Example: lockstep stop ml-dev-env --run
     """
+    found = _not_ended(jobs, cluster, namespace, context)
+    if run:
+        raise typer.Exit(max(_stop_run(one, context) for one in found))
+    for one in found:
+        _set_suspend(one, suspended=True)
+    end = time.monotonic() + timeout
+    for one in found:
+        _until_stopped(one, end, timeout)
+
+
+def _until_stopped(found: Found, end: float, timeout: int) -> None:
+    """Raises Failed. What its status says before the operator has seen that it is to stop says nothing of the stop."""
     from lockstep.plan.readstatus import condition as condition_of
+    from lockstep.plan.reasons import Reason
     from lockstep.platforms.kubernetes.jobs import job_status
 
-    found = find_job(job, cluster, namespace, context)
-    _refuse_ended(found)
-    _set_suspend(found, suspended=True)
-    end = time.monotonic() + timeout
-    told = ""
-    while time.monotonic() < end:
-        condition = condition_of(job_status(found.target.client, found.namespace, job), "Suspended")
-        if condition.get("message", told) != told:
-            told = condition["message"]
-            put(f"{job}: {told}", flush=True)
+    message = ""
+    while True:
+        condition = condition_of(job_status(found.target.client, found.namespace, found.name), "Suspended")
+        if condition.get("reason", Reason.NOT_SUSPENDED) != Reason.NOT_SUSPENDED and condition.get("message", message) != message:
+            message = condition["message"]
+            put(f"{found.name}: {message}", flush=True)
         if condition.get("status") == "True":
             return
+        if time.monotonic() > end:
+            raise Failed(
+                f"job {found.name} has not stopped within {timeout} s: {message or 'its status says nothing'}; it stays asked to stop"
+            )
         time.sleep(POLL_SECONDS)
-    raise Failed(f"job {job} has not stopped within {timeout} s: {told or 'its status says nothing'}; it stays asked to stop")
+
+
+def _stop_run(found: Found, context: str | None) -> int:
+    """The exit code of what a person would type in its pod."""
+    from lockstep.api.names import AGENT_PATH
+    from lockstep.cli.run_in_job import refuse
+    from lockstep.platforms.kubernetes.devrun import run_on_all_nodes
+
+    refuse(found)
+    return asyncio.run(run_on_all_nodes(context, found.namespace, found.name, ["python3", "-I", AGENT_PATH, "stop"]))
+
+
+def _not_ended(jobs: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[Found]:
+    """Raises ConfigError where one of them isn't there or has ended: then nothing is done to the others, either."""
+    found = find_jobs(jobs, cluster, namespace, context)
+    for one in found:
+        _refuse_ended(one)
+    return found
 
 
 def _take_back(found: Found) -> bool:

@@ -32,12 +32,15 @@ def sync(
     folder: Annotated[Path, typer.Argument(help="The folder to send.")] = Path("workspace"),
     to: Annotated[str, typer.Option("--to", help="Where to, in the pods.")] = "/workspace",
     watch: Annotated[bool, typer.Option("--watch", help="Go on sending whatever changes, until Ctrl-C.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also over files that were changed in a pod since the last sync.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also over files that were changed in a pod since the last sync, and remove what other folders sent."),
+    ] = False,
     cluster: ClusterNameOption = "local",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Send a folder to all pods of a job: only what differs, with deletions of what an earlier sync had sent. Nothing else there is touched.
+    """Send a folder to all pods of a job: only what differs, with deletions of what an earlier sync of it had sent. Nothing else there is touched.
 
     A volume that all pods share gets it once. `.lockstepignore`, else `.gitignore`, in the folder says what stays here.
 
@@ -149,8 +152,15 @@ class Told:
 def _lines(result: Synced) -> list[str]:
     if result.problem is not None:
         return [f"{result.pod}: not sent: {result.problem}"]
-    done = f"{result.sent} sent ({result.bytes} bytes), {result.removed} removed" if result.sent or result.removed else "nothing to do"
-    left = "was changed there since the last sync and stays as it is; --force writes over it"
-    lines = [f"{result.pod}: {done}", *(f"{result.pod}: {name[:NAME_MAX]} {left}" for name in result.changed[:NAMES_MAX])]
-    more = len(result.changed) - NAMES_MAX
-    return lines if more <= 0 else [*lines, f"{result.pod}: {more} more files were changed there, too"]
+    done = f"{result.sent} sent ({result.bytes} bytes), {len(result.removed)} removed" if result.sent or result.removed else "nothing to do"
+    groups = (
+        (result.removed, "was removed: it is not in the folder any more", "were removed"),
+        (result.changed, "was changed there since the last sync and stays as it is; --force writes over it", "were changed there"),
+        (result.others, "was sent from another folder and stays; --force removes it", "were sent from another folder"),
+    )
+    return [f"{result.pod}: {line}" for line in (done, *(line for group in groups for line in _named(*group)))]
+
+
+def _named(names: tuple[str, ...], each: str, more: str) -> list[str]:
+    lines = [f"{name[:NAME_MAX]} {each}" for name in names[:NAMES_MAX]]
+    return lines if len(names) <= NAMES_MAX else [*lines, f"{len(names) - NAMES_MAX} more files {more}, too"]

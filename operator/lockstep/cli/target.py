@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.client import Client
 
 EMBEDDED = "local"
+
+
+class OtherCluster(ConfigError):
+    """The kubeconfig's API server is not that of the cluster that a verb was told."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,108 @@ def load(cluster: str) -> ClusterFile:
     from lockstep.cli.paths import checkout
 
     is_path = "/" in cluster or cluster.endswith((".yaml", ".yml"))
-    return load_cluster(cluster, Path() if is_path else checkout() / "clusters")
+    found = load_cluster(cluster, Path() if is_path else checkout() / "clusters")
+    aim_at(found.cluster.name, found.cluster.api)
+    return found
+
+
+class Verb:
+    """The verb that runs now, for as long as it does."""
+
+    runs = False
+    unnamed: str | None = None
+    """The cluster that stands in where none was named and none was deployed from here; its name promises nothing."""
+    forced = False
+    """The person has said that the kubeconfig's cluster is the one that is meant."""
+    aimed = False
+    """Its connections are kept to one cluster."""
+
+
+@contextmanager
+def one_verb() -> Iterator[None]:
+    """Forget, at the end of a verb, which cluster its connections were for: a process may run several."""
+    Verb.runs = True
+    try:
+        yield
+    finally:
+        _take_anywhere()
+        Verb.runs, Verb.unnamed, Verb.forced = False, None, False
+
+
+def aim_at(name: str, api: str | None) -> None:
+    """Keep every connection of the verb that runs to this cluster: what it is told counts, whatever the kubeconfig talks to."""
+    if Verb.runs and not Verb.forced:
+        from lockstep.platforms.kubernetes.client import Connections
+
+        Connections.aim, Verb.aimed = ClusterAim(name, api, promised=name != Verb.unnamed), True
+
+
+def _take_anywhere() -> None:
+    if Verb.aimed:  # else the client needn't be imported
+        from lockstep.platforms.kubernetes.client import ANYWHERE, Connections
+
+        Connections.aim, Verb.aimed = ANYWHERE, False
+
+
+@dataclass(frozen=True)
+class ClusterAim:
+    """A cluster file's cluster, as what connections are kept to (`client.Aim`)."""
+
+    name: str
+    api: str | None
+    """`cluster.api` of its file."""
+    promised: bool = True
+    """Somebody named it, or it was deployed last from this checkout. Else it only stands in for the cluster of the kubeconfig."""
+
+    def choose(self, context: str | None) -> None:
+        use_embedded_cluster(self.name, context)
+
+    def check(self, server: str, context: str | None) -> None:
+        """Raises OtherCluster."""
+        from lockstep.cli.deployed import was_forced
+        from lockstep.devcluster.layout import default_layout
+
+        if not self.promised:
+            return
+        if self.api:
+            if not is_same_host(self.api, server) and not was_forced(self.name, server):
+                place = f"your kubeconfig talks to {server}, but cluster {self.name} is at {self.api} (cluster.api in its file)"
+                raise OtherCluster(_refusal(place, self.name, server, context))
+            return
+        embedded = default_layout()
+        if self.name == EMBEDDED and server == embedded.server:
+            return
+        if self.name == EMBEDDED and context is None and embedded.kubeconfig.exists():
+            place = f"your kubeconfig talks to {server}, but cluster local is the embedded one at {embedded.server} (unset KUBECONFIG)"
+            raise OtherCluster(_refusal(place, self.name, server, context))
+        if cluster_at(server, self.name):
+            place = f"your kubeconfig talks to {server}, but you named cluster {self.name}"
+            raise OtherCluster(_refusal(place, self.name, server, context))
+
+
+def _refusal(place: str, name: str, server: str, context: str | None) -> str:
+    from lockstep.platforms.kubernetes.client import has_kubeconfig
+
+    other = cluster_at(server, name)
+    who = f"context {context} of your kubeconfig" if context else "your kubeconfig" if has_kubeconfig() else "this pod's service account"
+    hint = f", or name the cluster of this one: {other}" if other else ""
+    return f"{place.replace('your kubeconfig', who, 1)}: choose its context with --context{hint}"
+
+
+def cluster_at(server: str, but: str) -> str | None:
+    """The cluster of clusters/, other than `but`, whose file states this API server."""
+    from lockstep.cli.clusters import cluster_names, peek
+    from lockstep.cli.paths import checkout
+
+    try:
+        folder = checkout() / "clusters"
+    except ConfigError:
+        return None
+    for name in cluster_names(folder):
+        stated = None if name == but else peek(name, folder)
+        if stated is not None and stated[2] and is_same_host(stated[2], server):
+            return name
+    return None
 
 
 def use_embedded_cluster(cluster: str, context: str | None) -> bool:
@@ -61,6 +168,7 @@ def unnamed_cluster(context: str | None) -> str:
     from lockstep.devcluster.layout import default_layout
 
     last = deployed_last() if context is None else None
+    Verb.unnamed = EMBEDDED if last is None else None
     if last is None and not os.environ.get("KUBECONFIG") and not default_layout().kubeconfig.exists():
         from lockstep.platforms.kubernetes.client import has_kubeconfig, kubeconfig_path
 
@@ -92,8 +200,10 @@ def namespace_of(cluster: str, namespace: str | None, context: str | None) -> st
     stated = peek(cluster, checkout() / "clusters")
     if stated is None:
         section = load(cluster).cluster
-        stated = section.name, section.namespace
-    return _namespace(*stated, namespace, context)
+        stated = section.name, section.namespace, section.api
+    name, stated_namespace, api = stated
+    aim_at(name, api)
+    return _namespace(name, stated_namespace, namespace, context)
 
 
 def _namespace(cluster: str, of_file: str, asked: str | None, context: str | None) -> str:
@@ -108,10 +218,17 @@ def _namespace(cluster: str, of_file: str, asked: str | None, context: str | Non
 
 
 def is_same_host(stated: str, server: str) -> bool:
-    """Whether the API server's URL is at the host that the cluster file states, with or without its usual `api.` in front."""
-    host = urlsplit(server).hostname or ""
-    wanted = stated.split(":", maxsplit=1)[0]
-    return host in (wanted, f"api.{wanted}")
+    """Whether the API server's URL is at the host that the cluster file states, with or without its usual `api.` in front.
+
+    A port counts where the file states one: two clusters of one machine differ in nothing else.
+    """
+    url, wanted = urlsplit(server), urlsplit(stated if "://" in stated else f"//{stated}")
+    host, name = ((part.hostname or "").rstrip(".") for part in (url, wanted))
+    try:
+        same_port = wanted.port is None or wanted.port == (url.port or {"https": 443, "http": 80}.get(url.scheme))
+    except ValueError:  # no port has such a number
+        return False
+    return bool(name) and host in (name, f"api.{name}") and same_port
 
 
 def current_server(context: str | None) -> str | None:
@@ -144,15 +261,15 @@ def refuse_other_cluster(found: ClusterFile, context: str | None, force: bool) -
     """Keep a deployment from landing on the wrong cluster.
 
     Raises:
-        ConfigError: the kubeconfig's server is not at `cluster.api`. Nothing is compared when the file states none.
+        OtherCluster: the kubeconfig's server is another cluster's, unless `force` says that it is this one's.
     """
     from lockstep.platforms.kubernetes.client import connect
 
-    if not found.cluster.api:
-        return
-    server = connect(context).server
-    if not force and not is_same_host(found.cluster.api, server):
-        raise ConfigError(
-            f"your kubeconfig talks to {server}, but cluster {found.cluster.name} is at {found.cluster.api} (cluster.api in its file): "
-            "choose its context with --context, or say --force (make: FORCE=1)"
-        )
+    if force:
+        Verb.forced = Verb.runs
+        return _take_anywhere()
+    aim = ClusterAim(found.cluster.name, found.cluster.api, promised=found.cluster.name != Verb.unnamed)
+    try:
+        aim.check(connect(context).server, context)
+    except OtherCluster as error:
+        raise OtherCluster(f"{error}, or say --force (make: FORCE=1)") from None

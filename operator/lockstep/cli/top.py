@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from lockstep.plan.heard import Unheard
+
 Object = dict[str, Any]
 Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
+EXIT_STALE = 1
 CURVE_POINTS = 60
 CURVE_SECONDS = 10.0
 """The loss curve is read so often; the rest with every look."""
@@ -42,7 +45,7 @@ def top(
 ) -> None:
     """Show how a job gets on until it has ended: loss curve, speed, memory, fabric, goodput, and each node's ranks and NICs.
 
-    What nodes say of themselves is asked of their pods while you look, which needs the right to run programs in them; without it the rest is shown.
+    Exit code 1 after one look: the operator is not heard, so that what is shown may be old. What nodes say of themselves is asked of their pods while you look, which needs the right to run programs in them; without it the rest is shown.
 
     Example: lockstep top demo
     """
@@ -71,6 +74,8 @@ async def _until_over(looks: Looks, put: Callable[[Iterable[str]], None], output
         else:
             put(lines)
         if over or not live:
+            if "stale" in found:
+                raise typer.Exit(EXIT_STALE)
             return
 
 
@@ -104,6 +109,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> Lo
     from lockstep.plan.readstatus import is_true
     from lockstep.plan.top import snapshot
     from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.heard import operator_unheard
     from lockstep.platforms.kubernetes.top import Nodes, curve_on_volume, pods_of
 
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
@@ -124,22 +130,27 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> Lo
             if over and not curve and "step" in status.get("trainer", {}):
                 curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, _say)
             answers.setdefault(0, {})["curve"] = curve
-            seen = snapshot(found, await pods_of(cluster, namespace, name), answers)
+            unheard = None if over else await operator_unheard(cluster, namespace)
+            seen = _with_age(snapshot(found, await pods_of(cluster, namespace, name), answers), unheard)
             yield seen, _page(seen), over
             await asyncio.sleep(interval)
 
 
 async def _looks_of_all(cluster: str, namespace: str | None, context: str | None, interval: float) -> Looks:
     from lockstep.cli.target import target_of
+    from lockstep.plan.heard import is_open
     from lockstep.plan.top import overview, snapshot
     from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.heard import operator_unheard
 
     place = target_of(cluster, namespace, context).namespace
     async with await Cluster.connect(context) as connection:
         while True:
             jobs = (await connection.list("TrainingJob", place))["items"]
+            unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None
             lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
-            yield {"jobs": [snapshot(job, (), {}) for job in jobs]}, lines, False
+            seen = _with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)
+            yield seen, [*lines, *([seen["stale"]["message"]] if "stale" in seen else [])], False
             await asyncio.sleep(interval)
 
 
@@ -155,6 +166,10 @@ async def _looks_of_folder(job: str | None, workspace: Path, interval: float) ->
         await asyncio.sleep(interval)
 
 
+def _with_age(seen: Object, unheard: Unheard | None) -> Object:
+    return seen if unheard is None else {**seen, "stale": {"since": unheard.since, "message": unheard.text(time.time())}}
+
+
 def _say(line: str) -> None:
     tell(f"lockstep: {line}")
 
@@ -164,4 +179,5 @@ def _page(seen: Object) -> list[str]:
 
     from lockstep.plan.top import page
 
-    return list(page(seen, time.time(), shutil.get_terminal_size().columns))
+    lines = list(page(seen, time.time(), shutil.get_terminal_size().columns))
+    return [*lines[:1], *([f"  {seen['stale']['message']}"] if "stale" in seen else []), *lines[1:]]

@@ -27,6 +27,13 @@ NEEDS = {
     "generate": ("lockstep_train", "torch", "peft"),
 }
 """The trainer's modules, and the packages that each needs."""
+AT_FIRST = {
+    "inspect": "reading",
+    "export": "importing torch, then writing the adapter",
+    "merge": "importing torch and peft",
+    "generate": "importing torch and peft, then loading the model",
+}
+"""What each is at until it says something."""
 
 
 def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
@@ -38,7 +45,12 @@ def trainer_command(module: str, arguments: Sequence[str | Path]) -> list[str]:
 
 def run_trainer(module: str, arguments: Sequence[str | Path]) -> None:
     """Run it, with its output on ours. Raises typer.Exit when it fails."""
-    raise_for(_run(trainer_command(module, arguments), Output().put))
+    from lockstep.cli.progress import waiting
+
+    command = trainer_command(module, arguments)
+    with waiting(AT_FIRST[module]) as heard:
+        code = _run(command, Output().put, heard)
+    raise_for(code)
 
 
 def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]:
@@ -50,8 +62,10 @@ def ask_trainer(module: str, arguments: Sequence[str | Path]) -> tuple[str, int]
     return answer.decode(errors="replace"), code
 
 
-def _run(command: list[str], show: Callable[[bytes], object]) -> int:
+def _run(command: list[str], show: Callable[[bytes], object], heard: Callable[[], None] = lambda: None) -> int:
     """Its exit code; `show` gets its standard output as it comes. What it says comes out of folders that a pod may have written, errors too.
+
+    `heard` is called before anything that it says is shown.
 
     A Ctrl-C of the terminal is ours alone: it ends the process, which would else die with a traceback.
     """
@@ -62,6 +76,8 @@ def _run(command: list[str], show: Callable[[bytes], object]) -> int:
             while pipes.get_map():
                 for pipe, _ in pipes.select():
                     data = os.read(pipe.fd, 1 << 16)
+                    if data:
+                        heard()
                     pipe.data(data)
                     if not data:
                         pipes.unregister(pipe.fileobj)

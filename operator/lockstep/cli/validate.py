@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, SetOption, read_inputs, resolve_inputs
+from lockstep.api.errors import ConfigError
+from lockstep.cli.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
 from lockstep.platforms.output import put
 
 
-def validate(file: FileOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
-    """Check a job file against a cluster file. Prints ok, or what is wrong and how to mend it (exit code 2).
+def validate(file: FilesOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
+    """Check job files against a cluster file. Prints ok, or what is wrong and how to mend it (exit code 2).
 
     Example: lockstep validate -f job.yaml --cluster barcelona
+
+    Example: lockstep validate jobs/*.yaml
     """
     from lockstep.plan.objects import render
+    from lockstep.plan.resolve import refuse_missing_gpus
 
-    render(resolve_inputs(read_inputs(file, cluster, namespace, changes)))
-    put("ok")
+    jobs = read_all(file, cluster, namespace, changes)
+    mistakes: list[str] = []
+    for inputs in jobs:
+        try:
+            resolved = resolve_inputs(inputs)
+            refuse_missing_gpus(resolved)
+            render(resolved)
+        except ConfigError as error:
+            mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
+        else:
+            put(f"{inputs.source}: ok" if len(jobs) > 1 else "ok")
+    if mistakes:
+        raise ConfigError(*mistakes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,14 +13,37 @@ from lockstep.platforms.output import put, put_json
 
 
 def own_version() -> str:
-    """Version of the installed package; a checkout has none of its own."""
+    """Version of the installed package; of a checkout the one that it becomes, with its commit where git knows it."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
     try:
         return installed("lockstep")
     except PackageNotFoundError:
+        return _of_checkout()
+
+
+def _of_checkout() -> str:
+    import tomllib
+
+    root = Path(__file__).resolve().parents[3]
+    try:
+        number = str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    except (OSError, KeyError, ValueError):
         return "from a checkout"
+    commit = _commit(root)
+    return f"{number} from a checkout{f' ({commit})' if commit else ''}"
+
+
+def _commit(root: Path) -> str:
+    """What is checked out; "" where git doesn't know, or isn't there."""
+    import subprocess
+
+    asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def version(
@@ -32,15 +56,22 @@ def version(
 
     Example: lockstep version --client
     """
-    found = [("lockstep", own_version())]
+    own = [("lockstep", own_version())]
+    if output is Form.TEXT:
+        _show(own)  # before a cluster is asked, which may not answer
+    there: list[tuple[str, str]] = []
     if not client:
         from lockstep.cli.target import namespace_of
 
-        found += asyncio.run(_cluster_versions(namespace_of(cluster, None, context), context))
+        there = asyncio.run(_cluster_versions(namespace_of(cluster, None, context), context))
     if output is Form.JSON:
-        put_json(dict(found))
+        put_json(dict([*own, *there]))
     else:
-        put(*(f"{name:12} {version}" for name, version in found))
+        _show(there)
+
+
+def _show(versions: list[tuple[str, str]]) -> None:
+    put(*(f"{name:12} {version}" for name, version in versions))
 
 
 async def _cluster_versions(namespace: str, context: str | None) -> list[tuple[str, str]]:

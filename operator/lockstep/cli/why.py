@@ -38,7 +38,8 @@ def why(
 ) -> None:
     """Say in a few lines why a job failed, why it doesn't run or how it gets on: the first cause, what it has cost, the next command.
 
-    Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, or something keeps it from running; 2: no such job.
+    Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, something keeps it from running, or the operator is not heard; 2: no
+    such job.
 
     Example: lockstep why demo --bundle demo.tar.gz
     """
@@ -58,16 +59,21 @@ def _on_cluster(found: Found, context: str | None, bundle: Path | None) -> Answe
 
 
 async def _look(found: Found, context: str | None, bundle: Path | None) -> Answer:
-    from lockstep.plan.why import text
+    from lockstep.plan.why import is_awaited, text
     from lockstep.plan.why import why as answer_of
     from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.heard import operator_unheard
+    from lockstep.platforms.kubernetes.logs import unheard_lines
     from lockstep.platforms.kubernetes.look import Look
     from lockstep.platforms.kubernetes.survey import unserved
 
     async with await Cluster.connect(context) as connection:
         look = Look(connection)
         observed = await look.at(found.job)
-        answer = answer_of(observed, tuple(look.not_seen), time.time(), await unserved(connection, found.namespace))
+        unheard = await operator_unheard(connection, found.namespace)
+        answer = answer_of(observed, tuple(look.not_seen), time.time(), await unserved(connection, found.namespace), unheard)
+        if is_awaited(observed) or answer.stale:
+            answer = replace(answer, says=tuple(await unheard_lines(connection, found.namespace, observed.pods)))
         if bundle is not None:
             await _write(bundle, connection, observed, text(answer))
     return answer
@@ -84,11 +90,15 @@ async def _write(path: Path, connection: Cluster, observed: Observed, said: str)
 
 
 def _of_folder(job: str, workspace: Path) -> Answer:
+    from lockstep.plan.remedies import Step
     from lockstep.plan.why import Where
     from lockstep.plan.why import why as answer_of
-    from lockstep.plan.whynext import Step
+    from lockstep.plan.whynext import advice
     from lockstep.platforms.local.records import observed_run
 
-    again = Step(f"lockstep run -f {job}.yaml --local", "again, from the last commit")
-    answer = answer_of(observed_run(job, workspace), (), time.time())
+    observed = observed_run(job, workspace)
+    answer = answer_of(observed, (), time.time())
+    failure = observed.status.get("failure") or {}
+    help_ = f"; {advice(failure, job, '--local')}" if answer.state is Where.FAILED and failure else ""
+    again = Step(f"lockstep run -f {job}.yaml --local", f"again, from the last commit{help_}")
     return replace(answer, next=() if answer.state in (Where.COMPLETE, Where.RUNNING) else (again,))

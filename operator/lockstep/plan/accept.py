@@ -1,4 +1,4 @@
-"""Whether a job can start: its spec is read, its profile chosen, both resolved and frozen. The first thing in the way is told."""
+"""Whether a job can start: its spec is read, its cluster chosen, both resolved and frozen. The first thing in the way is told."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.names import ANNOTATION_DEFAULT_PROFILE
-from lockstep.api.profile import ClusterProfile
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER
 from lockstep.plan.excluded import excluded_names
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen, RenderContext, freeze
-from lockstep.plan.observed import UNREADABLE, Object, Observed
+from lockstep.plan.observed import UNREADABLE, Object, Observed, is_terminating, start_anew
 from lockstep.plan.reasons import Reason
-from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, resolve
+from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, refuse_missing_gpus, resolve, trainer_image
+from lockstep.plan.storage import shared_claims
 
 HASH_CHARACTERS = 10
 LISTED_PROFILES = 8
@@ -24,14 +25,14 @@ LISTED_PROFILES = 8
 
 @dataclass(frozen=True)
 class Accepted:
-    """A job with its profile, and the run that it would start with now."""
+    """A job with its cluster, and the run that it would start with now."""
 
     resolved: Resolved
     frozen: Frozen
 
     @property
     def profile(self) -> Object:
-        """For status.profile."""
+        """For status.cluster."""
         profile = self.resolved.profile
         text = json.dumps(profile.spec.to_dict(), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
@@ -46,11 +47,14 @@ def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
         job = TrainingJob.model_validate(observed.job)
     except ValidationError as error:
         return Notice(Reason.INVALID_SPEC, _first_problem(error, "the job"))
-    profile = _profile(observed, job.spec.cluster_profile_name)
+    profile = _profile(observed, job.spec.cluster)
     if isinstance(profile, Notice):
         return profile
     try:
-        resolved = resolve(job, profile, PlatformDefaults(excluded_nodes=excluded_names(observed)))
+        resolved = resolve(
+            job, profile, PlatformDefaults(excluded_nodes=excluded_names(observed), image=trainer_image(context.agent_image))
+        )
+        refuse_missing_gpus(resolved)
         return Accepted(resolved, freeze(resolved, context))
     except Refused as refused:
         return Notice(refused.refusals[0].reason, str(refused))
@@ -65,35 +69,68 @@ def missing_service_account(observed: Observed, accepted: Accepted) -> Notice | 
     return Notice(Reason.SERVICE_ACCOUNT_NOT_FOUND, f"{text} or run deploy-cluster for that namespace")
 
 
-def _profile(observed: Observed, name: str | None) -> ClusterProfile | Notice:
+def service_account_gone(observed: Observed, accepted: Accepted) -> Notice | None:
+    """While pods are there, whose tokens are of the one that was deleted: a new one of its name doesn't make them valid."""
+    missing = missing_service_account(observed, accepted)
+    if missing is None:
+        return None
+    return Notice(
+        missing.reason,
+        f"{missing.message}; pods that are there can't report any more, and new ones can't start: after that, {start_anew(observed)}",
+    )
+
+
+def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
+    """A claim of the job that somebody deletes. It stays while a pod mounts it, and can't be had back."""
+    used = {
+        v["persistentVolumeClaim"]["claimName"]
+        for pod in observed.pods
+        for v in pod["spec"].get("volumes") or []
+        if "persistentVolumeClaim" in v
+    }
+    wanted = used or ({claim.name for claim in shared_claims(accepted.resolved)} if accepted is not None else set())
+    going = sorted(name for name in wanted if is_terminating(observed.claims.get(name, {"metadata": {}})))
+    if not going:
+        return None
+    text = f"claim {going[0]} is being deleted"
+    if not used:
+        return Notice(Reason.CLAIM_DELETED, f"{text}: the job starts when it is gone, on an empty one")
+    copy = f"`lockstep cp {observed.name}:runs/{observed.name} . -n {observed.namespace}`"
+    return Notice(
+        Reason.CLAIM_DELETED,
+        f"{text}, and goes with all that it holds once no pod mounts it: copy what is needed while the job runs ({copy})",
+    )
+
+
+def _profile(observed: Observed, name: str | None) -> TrainingCluster | Notice:
     found = _named(observed, name) if name else _default(observed)
     if isinstance(found, Notice):
         return found
     if UNREADABLE in found:
-        return Notice(Reason.INVALID_PROFILE, f"ClusterProfile {found['metadata']['name']} can't be used: {found[UNREADABLE]}")
+        return Notice(Reason.INVALID_CLUSTER, f"TrainingCluster {found['metadata']['name']} can't be used: {found[UNREADABLE]}")
     try:
-        return ClusterProfile.model_validate(found)
+        return TrainingCluster.model_validate(found)
     except ValidationError as error:
-        problem = _first_problem(error, f"ClusterProfile {found['metadata']['name']}")
-        return Notice(Reason.INVALID_PROFILE, f"{problem}; correct the profile, the job starts by itself then")
+        problem = _first_problem(error, f"TrainingCluster {found['metadata']['name']}")
+        return Notice(Reason.INVALID_CLUSTER, f"{problem}; correct the cluster, the job starts by itself then")
 
 
 def _named(observed: Observed, name: str) -> Object | Notice:
     found = next((p for p in observed.profiles if p["metadata"]["name"] == name), None)
-    text = f"spec.clusterProfileName is {name}, but there is no such ClusterProfile; {_known(observed)}: apply it"
-    return found or Notice(Reason.PROFILE_NOT_FOUND, text)
+    text = f"spec.cluster is {name}, but there is no such TrainingCluster; {_known(observed)}: `lockstep deploy {name}` sends it"
+    return found or Notice(Reason.CLUSTER_NOT_FOUND, text)
 
 
 def _default(observed: Observed) -> Object | Notice:
-    mark = ANNOTATION_DEFAULT_PROFILE
+    mark = ANNOTATION_DEFAULT_CLUSTER
     found = [p for p in observed.profiles if p["metadata"].get("annotations", {}).get(mark) == "true"]
     if not found:
-        text = f"spec.clusterProfileName is not set and no ClusterProfile is annotated {mark}: true; {_known(observed)}: annotate one"
-        return Notice(Reason.NO_DEFAULT_PROFILE, text)
+        text = f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_known(observed)}: kubectl annotate tc NAME {mark}=true"
+        return Notice(Reason.NO_DEFAULT_CLUSTER, text)
     if len(found) > 1:
         names = ", ".join(sorted(p["metadata"]["name"] for p in found))
-        text = f"spec.clusterProfileName is not set and several ClusterProfiles are annotated {mark}: true ({names}): leave it on one"
-        return Notice(Reason.SEVERAL_DEFAULT_PROFILES, text)
+        text = f"spec.cluster is not set and several TrainingClusters are annotated {mark}: true ({names}): leave it on one"
+        return Notice(Reason.SEVERAL_DEFAULT_CLUSTERS, text)
     return found[0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lockstep.api.profile import Platform
+from lockstep.api.cluster import Platform
 from lockstep.plan.lookahead import Around, Line, Outcome
 from lockstep.plan.resolve import Resolved
 from lockstep.plan.security import locks_memory_as_root

@@ -70,10 +70,11 @@ def _shallow(value: Any, depth: int) -> Any:
 
 
 def _spent(value: object) -> Object:
-    """`gang/goodput.json`, of which only the account by kinds is read."""
-    spent = _mapping(_mapping(_mapping(value).get("goodput")).get("spent"))
-    counts = {key[:WORDS_MAX]: item for key, item in list(spent.items())[:NICS_MAX] if _is_count(item)}
-    return {"goodput": {"spent": counts}} if counts else {}
+    """`gang/goodput.json`, of which only the account by kinds and the furthest step are read."""
+    book = _mapping(_mapping(value).get("goodput"))
+    counts = {key[:WORDS_MAX]: item for key, item in list(_mapping(book.get("spent")).items())[:NICS_MAX] if _is_count(item)}
+    furthest = book.get("furthestStep")
+    return {"goodput": {"spent": counts, "furthestStep": furthest if _is_count(furthest) else 0}} if counts else {}
 
 
 def _records(value: object) -> dict[str, Object]:

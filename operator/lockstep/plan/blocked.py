@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from lockstep.api.names import LABEL_JOB
-from lockstep.api.quantity import number
 from lockstep.plan.observed import Object
+from lockstep.plan.requests import request
 
 NAMED_HOLDERS = 3
 JOB_KIND = "TrainingJob"
@@ -37,11 +37,6 @@ class Holder:
         )
 
 
-def requested(pod: Object, resource: str) -> Decimal:
-    asked = [c.get("resources", {}).get("requests", {}).get(resource, "0") for c in pod["spec"].get("containers", [])]
-    return sum((number(value) for value in asked), Decimal(0))
-
-
 def holders(
     pods: Iterable[Object], nodes: frozenset[str], resource: str, asked: Decimal, unused: frozenset[tuple[str, str]] = frozenset()
 ) -> list[Holder]:
@@ -49,7 +44,7 @@ def holders(
     held: dict[tuple[str, str, str, str], Decimal] = defaultdict(Decimal)
     for pod in pods:
         there = pod["spec"].get("nodeName") in nodes and pod.get("status", {}).get("phase") not in _OVER
-        if there and (has := requested(pod, resource)):
+        if there and (has := request(pod, resource)):
             held[_owner(pod)] += has
     found = [
         Holder(kind, namespace, name, has, command, UNUSED if kind == JOB_KIND and (namespace, name) in unused else "")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from lockstep.api import names
 from lockstep.api.calibration import Calibration
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.shared import FabricMode
 from lockstep_gang.contract import SWEEP, SWEEP_DONE, SWEEP_POINT
 
@@ -43,7 +43,7 @@ class Point:
         return 2 * (self.ranks - 1) / self.ranks * self.algorithm_gbs
 
 
-def sweep_job(profile: ClusterProfileSpec, nodes: int | None, mode: FabricMode, most: int | None = None) -> TrainingJob:
+def sweep_job(profile: TrainingClusterSpec, nodes: int | None, mode: FabricMode, most: int | None = None) -> TrainingJob:
     """A job whose script is the sweep in the agent's own file: nothing has to be synced, and no claim is needed."""
     gpus = profile.gpus.per_node
     most = most or (MOST_GPU_BYTES if gpus else MOST_CPU_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,9 @@ from lockstep.plan.fabricstatus import fabric_words
 from lockstep.plan.interactive import is_ready, is_released, ready_words, released_words, running_words
 from lockstep.plan.layers import Notice
 from lockstep.plan.lostnode import Verdict
-from lockstep.plan.observed import Object, Observed, ReceivedReport
+from lockstep.plan.observed import Object, Observed, ReceivedReport, start_anew
 from lockstep.plan.placing import Placing
-from lockstep.plan.pods import is_scheduled, why_not_started
+from lockstep.plan.pods import is_scheduled, why_cut_off, why_not_started
 from lockstep.plan.preflightstatus import preflight_stops
 from lockstep.plan.readstatus import condition
 from lockstep.plan.reasons import Reason
@@ -21,7 +22,7 @@ from lockstep.plan.refused import why_not_created
 from lockstep.plan.running import is_running
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.unscheduled import why_unscheduled
-from lockstep_gang.contract import Report, State, Straggler, printable_line
+from lockstep_gang.contract import CheckpointReport, Report, State, Straggler, printable_line
 
 MESSAGE_CHARACTERS = 4096
 SILENT_SECONDS = 60.0
@@ -61,14 +62,22 @@ class View:
     """What came of the newest attempt's stop."""
     last_word: Report | None = None
     """Of a node 0 whose pod is gone."""
+    commit: CheckpointReport | None = None
+    """The newest that was reported, also by a node 0 whose pod is gone."""
     held_until: float | None = None
     """The job has failed and its pods stay until then."""
     lost: Verdict = field(default_factory=Verdict)
     listening_since: float = 0.0
     """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
+    hears: bool = True
+    """Whether `received` is all there is: who only looks at a job gets no reports."""
     place: Placing = field(default_factory=Placing)
     made_anew: str = ""
     """What of the operator's own was made anew since the pods were started."""
+    interference: str = ""
+    """What somebody else did to the job's objects lately, and what was done about it."""
+    pending: bool = False
+    """Spec or cluster were changed since, and these pods can't be given them."""
 
     @property
     def finished(self) -> bool:
@@ -92,6 +101,7 @@ def facts(view: View) -> dict[ConditionType, Fact]:
         ConditionType.RANKS_READY: ready,
         ConditionType.FABRIC_VERIFIED: _fabric(view),
         ConditionType.STRAGGLING: _straggling(view),
+        ConditionType.SAVES_FAILING: _saves_failing(view),
         ConditionType.PROGRESSING: progressing(view, scheduled, ready, restarting),
         ConditionType.CHECKPOINT_COMMITTED: _checkpoint(view),
         ConditionType.RESTARTING: restarting,
@@ -104,7 +114,9 @@ def facts(view: View) -> dict[ConditionType, Fact]:
 def _accepted(view: View) -> Fact:
     if view.refusal is not None:
         return Fact(FALSE, view.refusal.reason, view.refusal.message)
-    return Fact(TRUE, Reason.ACCEPTED, f"the job fits its profile; {view.made_anew}" if view.made_anew else "the job fits its profile")
+    changed = f"what was changed since its start waits for the next one: {start_anew(view.observed)}" if view.pending else ""
+    message = "; ".join(filter(None, ("the job fits its cluster", view.made_anew, changed, view.interference)))
+    return Fact(TRUE, Reason.CHANGE_PENDING if view.pending else Reason.ACCEPTED, message)
 
 
 def _suspended(view: View) -> Fact:
@@ -119,7 +131,8 @@ def _suspended(view: View) -> Fact:
 
 
 def _pods_left(view: View) -> str:
-    return f"ranks save and stop; {len(view.observed.pods)} pods are still there"
+    left = f"{len(view.observed.pods)} pods are still there"
+    return f"ranks save and stop; {left}" if any(map(is_running, view.observed.pods)) else left
 
 
 def _no_pods(view: View) -> Fact | None:
@@ -163,7 +176,7 @@ def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table 
     if view.held_until is not None:
         return Fact(FALSE, Reason.FINISHED, "the job has failed; condition Held says how long its pods stay")
     running = sum(is_running(pod) for pod in view.observed.pods)
-    trouble = why_not_started(view.observed)
+    trouble = why_not_started(view.observed) or (why_cut_off(view.observed, view.report) if view.hears else None)
     if trouble is not None:
         return Fact(FALSE, trouble.reason, f"{running} of {view.wanted_pods} pods run: {trouble.message}")
     if scheduled.status is not TRUE:
@@ -211,13 +224,18 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
     if is_silent(view):
         why = f"; {view.made_anew}" if view.made_anew else ""
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs{why}")
+    if view.report is not None and view.report.unheard:
+        return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, view.report.unheard)
     if restarting.status is TRUE:
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
     if ready.status is not TRUE and ready.reason != Reason.READY:
         return Fact(TRUE, Reason.STARTING, ready.message) if ready.reason in _ON_ITS_WAY else Fact(FALSE, ready.reason, ready.message)
     if view.report is not None and is_ready(view.report):
         return Fact(TRUE, Reason.READY, ready_words(view.observed, view.report))
-    return Fact(TRUE, Reason.RUNNING, "all ranks run" if view.report is None else running_words(view.report))
+    if view.report is None:
+        return Fact(TRUE, Reason.RUNNING, "all ranks run")
+    saves = "; saves fail: condition SavesFailing says why" if view.report.failed_saves is not None else ""
+    return Fact(TRUE, Reason.RUNNING, running_words(view.report) + saves)
 
 
 def is_silent(view: View) -> bool:
@@ -292,6 +310,34 @@ def _straggling(view: View) -> Fact:
     )
 
 
+def _saves_failing(view: View) -> Fact:
+    before = condition(view.observed.status, ConditionType.SAVES_FAILING)
+    if view.report is None and not view.finished and view.observed.pods and before.get("status") == TRUE:
+        return Fact(TRUE, before["reason"], before["message"])  # as an earlier leader heard it
+    failed = view.report.failed_saves if view.report is not None and not view.complete else None
+    if failed is None:
+        return Fact(FALSE, Reason.SAVES_WORK, "no save has failed since the newest commit")
+    commit = view.report.checkpoint if view.report is not None else None
+    newest = "nothing has been committed" if commit is None else f"the newest commit is step {commit.step}, of {commit.time}"
+    often = "the save" if failed.count == 1 else f"{failed.count} saves in a row, the last one"
+    return Fact(
+        TRUE,
+        Reason.SAVE_FAILED,
+        f"{often} of step {failed.step} failed, since {failed.since}: {_with_nodes(view, failed.problem)}; {newest}: a failure now loses all steps since",
+    )
+
+
+def _with_nodes(view: View, problem: str) -> str:
+    """With the names of the Nodes behind the numbers of the job's nodes."""
+
+    def named(match: re.Match[str]) -> str:
+        pod = view.observed.pod(int(match[1])) or {}
+        name = pod.get("spec", {}).get("nodeName")
+        return f"{match[0]} ({name})" if name else match[0]
+
+    return re.sub(r"\bnode (\d{1,4})\b", named, problem)
+
+
 def _slowness(view: View, slow: Straggler) -> str:
     pod = view.observed.pod(slow.node) or {}
     where = f"node {slow.node} ({pod['spec']['nodeName']})" if pod.get("spec", {}).get("nodeName") else f"node {slow.node}"
@@ -300,14 +346,16 @@ def _slowness(view: View, slow: Straggler) -> str:
 
 def _checkpoint(view: View) -> Fact:
     said = view.report or view.last_word
-    if (said is not None and said.checkpoint is not None) or view.observed.status.get("checkpoint"):
+    if (said is not None and said.checkpoint is not None) or view.commit is not None or view.observed.status.get("checkpoint"):
         return Fact(TRUE, Reason.COMMITTED, "status.checkpoint names the newest commit")
     return Fact(FALSE, Reason.NO_CHECKPOINT, "no checkpoint has been committed")
 
 
 def _complete(view: View) -> Fact:
     if view.complete:
-        return Fact(TRUE, Reason.COMPLETE, "every rank ended well; status.result has the results")
+        result = (view.report.result if view.report is not None else None) or view.observed.status.get("result") or {}
+        note = printable_line(str(result["note"])) if result.get("note") else "status.result has the results"
+        return Fact(TRUE, Reason.COMPLETE, f"every rank ended well; {note}")
     return Fact(
         FALSE, Reason.FAILED if view.failed else Reason.NOT_FINISHED, "the job has failed" if view.failed else "the job has not finished"
     )

@@ -91,7 +91,7 @@ def _stable(item: Object) -> Object:
 
 
 def removable_claims(found: ClusterFile, dev_environment: str, claims: Sequence[Object]) -> Iterator[Object]:
-    """The shared claims that the profile names and Lockstep made, and those of the dev environment's own pods. Nobody else's."""
+    """The shared claims that the cluster names and Lockstep made, and those of the dev environment's own pods. Nobody else's."""
     storage = found.profile.spec.storage
     shared = {storage.workspace_claim or WORKSPACE_CLAIM, storage.datasets_claim or DATASETS_CLAIM}
     for claim in claims:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAMESPACE
-from lockstep.api.profile import ClusterProfileSpec
-from lockstep.plan.doctorseen import Finding, Object, Seen, Verdict
+from lockstep.plan.doctorseen import NOT_YOURS, Finding, Object, Seen, Verdict
 from lockstep.plan.doctorsite import site
 
 
@@ -34,6 +34,9 @@ def _rights(seen: Seen) -> Iterator[Finding]:
 
 def _definitions(seen: Seen, wanted: Mapping[str, Object], cluster: str) -> Iterator[Finding]:
     deploy = f"lockstep deploy {cluster} (needs the rights of an administrator)"
+    if seen.crds is None and seen.serves is None:
+        yield Finding("CRDs", Verdict.UNKNOWN, f"whether this cluster knows TrainingJobs: {NOT_YOURS}")
+        return
     if seen.crds is None and not seen.serves:
         yield Finding("CRDs", Verdict.FAILED, "this cluster doesn't know TrainingJobs", deploy)
         return
@@ -72,6 +75,9 @@ def _operator(seen: Seen, cluster: str) -> Finding:
         return Finding("operator", Verdict.FAILED, f"none works in namespace {seen.namespace}", seen.unserved)
     home = seen.deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)
     ready, wanted = seen.deployment.get("status", {}).get("readyReplicas", 0), seen.deployment["spec"].get("replicas", 1)
+    if ready < wanted and seen.operator_stuck:
+        found = f"{ready} of {wanted} replicas ready: {seen.operator_stuck}"
+        return Finding("operator", Verdict.WARNING if ready else Verdict.FAILED, found, f"kubectl describe pods -n {home}")
     if not ready:
         logs = f"kubectl logs -n {home} deploy/{seen.deployment['metadata']['name']}"
         return Finding("operator", Verdict.FAILED, f"0 of {wanted} replicas ready", logs)
@@ -82,16 +88,18 @@ def _operator(seen: Seen, cluster: str) -> Finding:
 def _profile(seen: Seen, found: ClusterFile) -> Finding:
     name = found.profile.metadata.name
     deploy = f"lockstep deploy {found.cluster.name}"
+    if seen.profile is None and "TrainingCluster" in seen.hidden:
+        return Finding("cluster", Verdict.UNKNOWN, f"whether TrainingCluster {name} is as its file says: {NOT_YOURS}")
     if seen.profile is None:
-        return Finding("profile", Verdict.FAILED, f"ClusterProfile {name} is not on the cluster", deploy)
+        return Finding("cluster", Verdict.FAILED, f"TrainingCluster {name} is not on the cluster", deploy)
     differs = differing_keys(found.profile.spec, seen.profile)
     if differs:
-        return Finding("profile", Verdict.WARNING, f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
-    return Finding("profile", Verdict.OK, f"{name} is as its file says")
+        return Finding("cluster", Verdict.WARNING, f"{name} differs from its file in {', '.join(differs)}", f"{deploy}, or lockstep diff")
+    return Finding("cluster", Verdict.OK, f"{name} is as its file says")
 
 
-def differing_keys(spec: ClusterProfileSpec, there: Object) -> list[str]:
-    """Sections in which the ClusterProfile on the cluster is not as the file has it."""
+def differing_keys(spec: TrainingClusterSpec, there: Object) -> list[str]:
+    """Sections in which the TrainingCluster on the cluster is not as the file has it."""
     stated = spec.to_dict()
     stated.get("network", {}).pop("mode", None)  # MODE= of the deployment, not the file's
     return sorted(key for key, value in stated.items() if _without_mode(key, there["spec"].get(key)) != value)
@@ -103,6 +111,8 @@ def _without_mode(key: str, value: Any) -> Any:
 
 def _account(seen: Seen, found: ClusterFile) -> Finding:
     name = found.profile.spec.security.service_account
+    if seen.account is None and "ServiceAccount" in seen.hidden:
+        return Finding("service account", Verdict.UNKNOWN, f"whether {name} is in namespace {seen.namespace}: {NOT_YOURS}")
     if seen.account is None:
         fix = f"kubectl create serviceaccount {name} -n {seen.namespace}"
         return Finding("service account", Verdict.FAILED, f"{name} is not in namespace {seen.namespace}", fix)

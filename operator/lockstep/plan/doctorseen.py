@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Seen:
-    """A cluster as one person sees it. None: that person may not read it."""
+    """A cluster as one person sees it. None: that person may not read it; of what is one object, it isn't there unless `hidden` names it."""
 
     namespace: str
     rights: Mapping[str, bool] = field(default_factory=dict)
@@ -40,16 +40,20 @@ class Seen:
     crds: Mapping[str, Object] | None = None
     """By name."""
     deployment: Object | None = None
-    serves: bool = True
-    """Whether the cluster knows TrainingJobs, which everybody may ask."""
+    serves: bool | None = True
+    """Whether the cluster knows TrainingJobs, which everybody may ask. None: everybody but this person."""
     may_see_operator: bool = True
     unserved: str = ""
     """Why the operator doesn't work in this namespace; "": it does."""
+    operator_stuck: str = ""
+    """What keeps a pod of the operator from starting."""
     profile: Object | None = None
     nodes: tuple[Object, ...] | None = None
     classes: tuple[Object, ...] | None = None
     claims: tuple[Object, ...] | None = None
     account: Object | None = None
+    hidden: frozenset[str] = frozenset()
+    """Kinds of which an object was asked for that this person may not read."""
     networks: frozenset[str] | None = None
     """NetworkAttachmentDefinitions of the namespace; None also where the cluster knows no such kind."""
     networks_elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +64,7 @@ class Seen:
 
 DNS_SERVICES = ("kube-system/kube-dns", "openshift-dns/dns-default")
 """Kubernetes' and OpenShift's, namespace/name."""
+NOT_YOURS = "your account may not read it"
 RIGHTS = {
     "create TrainingJobs": ("create", "lockstep.dev", "trainingjobs", ""),
     "read logs of pods": ("get", "", "pods", "log"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from lockstep.api.cluster import Platform, TrainingClusterSpec
 from lockstep.api.names import LABEL_HOSTNAME
-from lockstep.api.profile import ClusterProfileSpec, Platform
 from lockstep.api.shared import StorageMode
 from lockstep.plan.doctorseen import DNS_SERVICES, Finding, Object, Seen, Verdict
 from lockstep.plan.fabric import GPU_RESOURCE, rail_resources
@@ -21,7 +21,7 @@ NAMED = 3
 """Nodes named in one sentence."""
 
 
-def site(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
+def site(seen: Seen, spec: TrainingClusterSpec) -> Iterator[Finding]:
     """Every finding, in the order in which they should be mended."""
     yield _dns(seen)
     yield from _nodes(seen, spec)
@@ -50,28 +50,28 @@ def _dns(seen: Seen) -> Finding:
     )
 
 
-def usable_nodes(nodes: Iterable[Object], spec: ClusterProfileSpec) -> list[Object]:
-    """Nodes that the profile's names and labels allow, tainted ones too; control planes whose taint it doesn't tolerate only if named, or alone."""
+def usable_nodes(nodes: Iterable[Object], spec: TrainingClusterSpec) -> list[Object]:
+    """Nodes that the cluster's names and labels allow, tainted ones too; control planes whose taint it doesn't tolerate only if named, or alone."""
     found = [node for node in nodes if _is_named(node, spec) and _has_labels(node, spec)]
     workers = [node for node in found if not any(taint["key"].startswith(ROLE) for taint in taints_of(node, spec))]
     return found if spec.nodes.gpu_nodes else workers or found
 
 
-def taints_of(node: Object, spec: ClusterProfileSpec) -> list[Object]:
-    """What keeps off pods that tolerate what the profile says, and will tomorrow."""
+def taints_of(node: Object, spec: TrainingClusterSpec) -> list[Object]:
+    """What keeps off pods that tolerate what the cluster says, and will tomorrow."""
     return lasting_taints(node, usual_tolerations(spec))
 
 
-def taints_matter(spec: ClusterProfileSpec, good: int) -> bool:
-    """Whether they are worth a word: of nodes that the profile names, or where too few are left. Else such nodes are simply others'."""
+def taints_matter(spec: TrainingClusterSpec, good: int) -> bool:
+    """Whether they are worth a word: of nodes that the cluster names, or where too few are left. Else such nodes are simply others'."""
     return bool(spec.nodes.gpu_nodes) or good < spec.gpus.default_nodes
 
 
-def _is_named(node: Object, spec: ClusterProfileSpec) -> bool:
+def _is_named(node: Object, spec: TrainingClusterSpec) -> bool:
     return not spec.nodes.gpu_nodes or _host(node) in spec.nodes.gpu_nodes
 
 
-def _has_labels(node: Object, spec: ClusterProfileSpec) -> bool:
+def _has_labels(node: Object, spec: TrainingClusterSpec) -> bool:
     labels = node["metadata"].get("labels", {})
     return all(labels.get(key) == value for key, value in spec.nodes.selector.items())
 
@@ -80,7 +80,7 @@ def _host(node: Object) -> str:
     return str(node["metadata"].get("labels", {}).get(LABEL_HOSTNAME, node["metadata"]["name"]))
 
 
-def _nodes(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _nodes(seen: Seen, spec: TrainingClusterSpec) -> Iterator[Finding]:
     if seen.nodes is None:
         yield Finding("nodes", Verdict.UNKNOWN, "you may not list nodes")
         return
@@ -96,15 +96,15 @@ def _nodes(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
     for host, why in troubled.items():
         yield Finding("nodes", Verdict.WARNING, f"node {host} {why}", f"kubectl describe node {host}")
     for host, taint in tainted.items() if taints_matter(spec, good) else ():
-        said = f"node {host} has the taint {shown_taint(taint)}, which the profile's pod.tolerations doesn't tolerate"
+        said = f"node {host} has the taint {shown_taint(taint)}, which the cluster's pod.tolerations doesn't tolerate"
         yield Finding("nodes", Verdict.WARNING, said, "tolerate it there, if the node is meant for jobs")
     said = (
-        f"{good} of {len(usable)} nodes that the profile allows can take pods; a job has {spec.gpus.default_nodes} unless it says otherwise"
+        f"{good} of {len(usable)} nodes that the cluster allows can take pods; a job has {spec.gpus.default_nodes} unless it says otherwise"
     )
     yield Finding("nodes", Verdict.OK if good >= spec.gpus.default_nodes else Verdict.FAILED, said)
 
 
-def _trouble(node: Object, spec: ClusterProfileSpec) -> str:
+def _trouble(node: Object, spec: TrainingClusterSpec) -> str:
     status = node.get("status", {})
     if not is_true(status, "Ready"):
         return "is not Ready"
@@ -114,7 +114,7 @@ def _trouble(node: Object, spec: ClusterProfileSpec) -> str:
     return f"has {gpus} of {spec.gpus.per_node} GPUs" if gpus < spec.gpus.per_node else ""
 
 
-def _storage(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _storage(seen: Seen, spec: TrainingClusterSpec) -> Iterator[Finding]:
     shared = spec.storage.mode is StorageMode.SHARED
     name = spec.storage.class_rwx if shared else spec.storage.class_rwo
     if seen.classes is None:
@@ -141,7 +141,7 @@ def _class(classes: tuple[Object, ...], name: str | None, key: str) -> Finding:
     )
 
 
-def _claims(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _claims(seen: Seen, spec: TrainingClusterSpec) -> Iterator[Finding]:
     if seen.claims is None:
         yield Finding("claims", Verdict.UNKNOWN, f"you may not list claims in namespace {seen.namespace}")
         return
@@ -162,10 +162,10 @@ def _claim(name: str, claim: Object | None) -> Finding:
     return Finding("claims", Verdict.WARNING, f"{name} is {phase}", f"kubectl describe pvc {name}")
 
 
-def fabric(seen: Seen, spec: ClusterProfileSpec) -> Iterator[Finding]:
+def fabric(seen: Seen, spec: TrainingClusterSpec) -> Iterator[Finding]:
     """What puts the NICs into pods of `seen.namespace`."""
     if not spec.network.rdma.enabled:
-        yield Finding("fabric", Verdict.OK, "TCP: the profile has no RDMA")
+        yield Finding("fabric", Verdict.OK, "TCP: the cluster has no RDMA")
         return
     if not spec.network.rdma.rails:
         fix = "name each NIC's network, resource or both in network.rdma.rails (docs/how-to/describe-a-cluster.md)"
@@ -195,7 +195,7 @@ def _network(seen: Seen, network: str, platform: Platform) -> Iterator[Finding]:
         yield Finding("fabric", Verdict.WARNING, out_of_reach(network, seen.namespace), moved_here(network, seen.namespace))
 
 
-def _resource(seen: Seen, spec: ClusterProfileSpec, resource: str, count: int) -> Iterator[Finding]:
+def _resource(seen: Seen, spec: TrainingClusterSpec, resource: str, count: int) -> Iterator[Finding]:
     """`count`: how many of it a pod asks for."""
     if seen.nodes is None:
         return

@@ -33,6 +33,15 @@ RISKS = {
     Fault.FILL_DISK: "leaves no room on the volume of the run's folder for a while: whoever else writes there fails, too",
     Fault.CORRUPT_CHECKPOINT: "damages the newest commit for good and ends one rank: the job goes back to the commit before",
 }
+AFTER_INTERRUPT = {
+    Fault.KILL_RANK: "the ranks that ended are started again by their agents",
+    Fault.FREEZE_RANK: "no rank is frozen any more",
+    Fault.LOSE_NODE: "the node takes pods again",
+    Fault.KILL_OPERATOR: "another replica leads by itself",
+    Fault.FILL_DISK: "the volume has its room again",
+    Fault.CORRUPT_CHECKPOINT: "a commit that was damaged stays so, and the job starts again from the one before",
+}
+"""What the cluster is left with when a drill is interrupted."""
 RESTARTS = frozenset({Fault.KILL_RANK, Fault.FREEZE_RANK, Fault.LOSE_NODE, Fault.CORRUPT_CHECKPOINT})
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from lockstep.api.status import ConditionType
 from lockstep.plan.observed import Object
+from lockstep.plan.reasons import Reason
 from lockstep.plan.stopping import stop_event
 from lockstep.plan.times import age
 from lockstep_gang.contract import printable_line
@@ -34,6 +35,7 @@ _HOLDS: Mapping[str, tuple[str, str]] = {
     ConditionType.RANKS_READY: (NORMAL, "RanksReady"),
     ConditionType.FABRIC_VERIFIED: (NORMAL, "FabricVerified"),
     ConditionType.STRAGGLING: (WARNING, "SlowRank"),
+    ConditionType.SAVES_FAILING: (WARNING, "SaveFailed"),
     ConditionType.COMPLETE: (NORMAL, "Complete"),
     ConditionType.FAILED: (WARNING, "Failed"),
     ConditionType.HELD: (NORMAL, "HoldOnFailure"),
@@ -43,15 +45,24 @@ _TROUBLE = frozenset({
 })  # fmt: skip
 _OVER: Mapping[str, tuple[str, str]] = {
     ConditionType.STRAGGLING: ("True", "StragglingEnded"),
+    ConditionType.SAVES_FAILING: ("True", "SavesWork"),
     ConditionType.NODES_HEALTHY: ("False", "NodesHealthy"),
     ConditionType.FAILED: ("True", "Retried"),
 }
 """A trouble that ends: what the condition's status was until then, and the reason under which that is told."""
 _QUIET = frozenset({
     "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
-    "WaitingForRanks", "Ready", "Resizing", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
+    "WaitingForRanks", "Ready", "Resizing", "StartReplaced", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
 })  # fmt: skip
-_SUMMARY = {"NoReport": WARNING, "Resizing": NORMAL, "Queued": NORMAL, "NodesReleased": NORMAL, "DeadlineExceeded": WARNING}
+_SUMMARY = {
+    "NoReport": WARNING,
+    "NodeNotHeard": WARNING,
+    "Resizing": NORMAL,
+    "StartReplaced": NORMAL,
+    "Queued": NORMAL,
+    "NodesReleased": NORMAL,
+    "DeadlineExceeded": WARNING,
+}
 """Reasons of the summary that no other condition has."""
 _CAUSES = {"Hang": "RankHung", "Preempted": "Preempted", "Fabric": "FabricFailed"}
 """Restarts that have a reason of their own; the others are Restarting."""
@@ -98,6 +109,8 @@ def _conditions(before: Object, after: Object) -> Iterator[Note]:
             yield Note(*_HOLDS[ConditionType(kind)], condition["message"])
         elif condition["status"] == "False" and kind in _TROUBLE and condition["reason"] not in _QUIET:
             yield Note(WARNING, condition["reason"], condition["message"])
+        elif kind == ConditionType.ACCEPTED and condition["reason"] == Reason.CHANGE_PENDING:
+            yield Note(NORMAL, condition["reason"], condition["message"])
         elif kind == ConditionType.SUSPENDED and condition["status"] == "False":
             yield from _suspension(known, condition)
         elif kind == ConditionType.PROGRESSING and condition["reason"] in _SUMMARY:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
+from lockstep.api.cluster import Network, Rdma, Tcp, TrainingClusterSpec
 from lockstep.api.job import Fabric, TrainingJobSpec
-from lockstep.api.profile import ClusterProfileSpec, Network, Rdma, Tcp
 from lockstep.api.shared import FabricMode, NcclVariable, Variable
 from lockstep.plan.layers import Layer, Layered, Notice, written
 from lockstep_gang.contract import DegradedPolicy, FabricAsked, are_whole_names
@@ -25,23 +25,23 @@ class Transport(StrEnum):
 
 
 def choose_transport(fabric: Fabric, network: Network, gpus_per_node: int) -> Layered[Transport]:
-    """The job's mode, else the profile's, else (Auto) RDMA where the profile has it and there are GPUs to use it.
+    """The job's mode, else the cluster's, else (Auto) RDMA where the cluster has it and there are GPUs to use it.
 
     CPU ranks talk over gloo, which has no RDMA: Auto leaves the NICs to jobs that can use them.
     """
-    for mode, layer in ((fabric.mode, Layer.JOB), (network.mode, Layer.PROFILE)):
+    for mode, layer in ((fabric.mode, Layer.JOB), (network.mode, Layer.CLUSTER)):
         if mode is not FabricMode.AUTO:
             return Layered(Transport(mode.value), layer)
     enabled = network.rdma.enabled and gpus_per_node > 0
-    return Layered(Transport.RDMA if enabled else Transport.TCP, written(network.rdma, "enabled", Layer.PROFILE).layer)
+    return Layered(Transport.RDMA if enabled else Transport.TCP, written(network.rdma, "enabled", Layer.CLUSTER).layer)
 
 
 def fabric_refusals(transport: Transport, network: Network, profile_name: str) -> list[Notice]:
-    """What the fabric can't do. RDMA is refused where the profile has none: a job that was to take minutes would silently take hours."""
+    """What the fabric can't do. RDMA is refused where the cluster has none: a job that was to take minutes would silently take hours."""
     if transport is Transport.RDMA and not network.rdma.enabled:
         message = (
-            f"fabric.mode is RDMA, but the profile {profile_name} has no RDMA (network.rdma.enabled is false):"
-            " use Auto or TCP, or another profile"
+            f"fabric.mode is RDMA, but the cluster {profile_name} has no RDMA (network.rdma.enabled is false):"
+            " use Auto or TCP, or another cluster"
         )
         return [Notice("RDMAUnavailable", message)]
     return _rail_refusals(network.rdma, profile_name) if transport is Transport.RDMA else []
@@ -52,7 +52,7 @@ def _rail_refusals(rdma: Rdma, profile_name: str) -> list[Notice]:
     return [
         Notice(
             "RailResourceInvalid",
-            f"network.rdma.rails[{number}].resource of the profile {profile_name} is {rail.resource}, which can't count NICs:"
+            f"network.rdma.rails[{number}].resource of the cluster {profile_name} is {rail.resource}, which can't count NICs:"
             " name the extended resource of the rail's device plugin",
         )
         for number, rail in enumerate(rdma.rails)
@@ -67,7 +67,7 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
     warnings = []
     if not network.rdma.rails:
         message = (
-            f"RDMA is used, but the profile {profile_name} names no network.rdma.rails:"
+            f"RDMA is used, but the cluster {profile_name} names no network.rdma.rails:"
             " pods get no RDMA networks or devices from Lockstep, and NCCL takes what it finds"
         )
         warnings.append(Notice("NoRails", message))
@@ -81,29 +81,29 @@ def fabric_warnings(transport: Transport, network: Network, profile_name: str, g
     return warnings
 
 
-def nccl_environment(fabric: Fabric, profile: ClusterProfileSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
+def nccl_environment(fabric: Fabric, profile: TrainingClusterSpec, transport: Layered[Transport], gpus_per_node: int) -> Variables:
     """NCCL variables of every pod, by name, with the layer that set each. CPU ranks use gloo, which is told the first rail where RDMA is asked.
 
-    Only what the job or the profile states: an unset knob is NCCL's to choose, and its defaults age better than copied ones.
-    The job's ncclEnv wins over the profile's nccl.env, and that over the profile's typed knobs.
+    Only what the job or the cluster states: an unset knob is NCCL's to choose, and its defaults age better than copied ones.
+    The job's ncclEnv wins over the cluster's nccl.env, and that over the cluster's typed knobs.
     """
     if gpus_per_node == 0:
         return _gloo_rail(profile.network.rdma) if transport.value is Transport.RDMA else {}
     network = profile.network
     typed = _tcp_knobs(network.tcp, transport.layer) if transport.value is Transport.TCP else _rdma_knobs(network.rdma)
     if profile.nccl.debug is not None:
-        typed["NCCL_DEBUG"] = Layered(profile.nccl.debug.value, Layer.PROFILE)
-    variables = typed | _overrides(profile.nccl.env, Layer.PROFILE) | _overrides(fabric.nccl_env, Layer.JOB)
+        typed["NCCL_DEBUG"] = Layered(profile.nccl.debug.value, Layer.CLUSTER)
+    variables = typed | _overrides(profile.nccl.env, Layer.CLUSTER) | _overrides(fabric.nccl_env, Layer.JOB)
     return dict(sorted(variables.items()))
 
 
 def _tcp_knobs(tcp: Tcp, chosen_by: Layer) -> Variables:
     knobs = {
         "NCCL_IB_DISABLE": Layered("1", chosen_by),
-        "NCCL_SOCKET_IFNAME": Layered(tcp.interface_exclude, written(tcp, "interface_exclude", Layer.PROFILE).layer),
+        "NCCL_SOCKET_IFNAME": Layered(tcp.interface_exclude, written(tcp, "interface_exclude", Layer.CLUSTER).layer),
     }
     if tcp.p2p_level is not None:
-        knobs["NCCL_P2P_LEVEL"] = Layered(tcp.p2p_level, Layer.PROFILE)
+        knobs["NCCL_P2P_LEVEL"] = Layered(tcp.p2p_level, Layer.CLUSTER)
     return knobs
 
 
@@ -118,7 +118,7 @@ def _rdma_knobs(rdma: Rdma) -> Variables:
         "NCCL_MIN_NCHANNELS": rdma.min_nchannels,
         "NCCL_DMABUF_ENABLE": None if rdma.dmabuf is None else int(rdma.dmabuf),
     }
-    return {name: Layered(str(value), Layer.PROFILE) for name, value in stated.items() if value is not None}
+    return {name: Layered(str(value), Layer.CLUSTER) for name, value in stated.items() if value is not None}
 
 
 def _hca_list(devices: list[str]) -> str | None:
@@ -128,14 +128,14 @@ def _hca_list(devices: list[str]) -> str | None:
 
 def _gloo_rail(rdma: Rdma) -> Variables:
     """gloo takes one network; the rails carry sockets, too."""
-    return {"GLOO_SOCKET_IFNAME": Layered(rdma.interfaces[0], Layer.PROFILE)} if rdma.interfaces else {}
+    return {"GLOO_SOCKET_IFNAME": Layered(rdma.interfaces[0], Layer.CLUSTER)} if rdma.interfaces else {}
 
 
 def _overrides(variables: list[NcclVariable], layer: Layer) -> Variables:
     return {variable.name: Layered(variable.value, layer) for variable in variables}
 
 
-def fabric_asked(spec: TrainingJobSpec, profile: ClusterProfileSpec, transport: Transport, variables: Variables) -> FabricAsked:
+def fabric_asked(spec: TrainingJobSpec, profile: TrainingClusterSpec, transport: Transport, variables: Variables) -> FabricAsked:
     """What NCCL's log is held against: what the variables that reach the ranks ask for, whoever set them."""
     values = {variable.name: variable.value for variable in profile.pod.env}
     values |= {name: layered.value for name, layered in variables.items()}
@@ -164,7 +164,7 @@ def _asks_for_gpu_direct(values: Mapping[str, str]) -> bool:
     return level not in ("0", "LOC") if level is not None else values.get("NCCL_DMABUF_ENABLE") == "1"
 
 
-def _shown_of_nccl(spec: TrainingJobSpec, profile: ClusterProfileSpec) -> str | None:
+def _shown_of_nccl(spec: TrainingJobSpec, profile: TrainingClusterSpec) -> str | None:
     """nccl.debug, unless a variable of somebody's own takes its place."""
     own: list[NcclVariable | Variable] = [*profile.nccl.env, *spec.fabric.nccl_env, *spec.env]
     if profile.nccl.debug is None or any(variable.name == "NCCL_DEBUG" for variable in own):
@@ -173,7 +173,7 @@ def _shown_of_nccl(spec: TrainingJobSpec, profile: ClusterProfileSpec) -> str | 
 
 
 def rail_networks(rdma: Rdma) -> str:
-    """The value of Multus' annotation: one attachment a rail that has a network, in the profile's order, so net1 is the first everywhere."""
+    """The value of Multus' annotation: one attachment a rail that has a network, in the cluster's order, so net1 is the first everywhere."""
     return ",".join(rdma.networks)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lockstep.api.names import NODES_MAX, pod_name
+from lockstep.api.names import CONTAINER, NODES_MAX, pod_name
 from lockstep.plan.observed import Object, Observed, is_terminating
 from lockstep.plan.pods import is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep.plan.running import is_running
 from lockstep_gang.contract import Fact, FactType
 
 FACT_CHARACTERS = 256
+SIGNALLED = 128
+"""An exit code above it is a signal's number more."""
 WAITING_MAX = 64
 """Pods that a reply says more of: the coordinator's line names five."""
 _PREEMPTIONS = frozenset({"PreemptionByScheduler", "Preempted", "Preempting"})
@@ -67,7 +69,32 @@ def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
     if disruption is not None or status.get("reason") in _EVICTIONS:
         kind = FactType.NODE_LOST if (disruption or {}).get("reason") == "DeletionByPodGC" else FactType.EVICTED
         return _marked(kind, pod, disruption)
-    return None
+    return _killed(pod)
+
+
+def _killed(pod: Object) -> Fact | None:
+    """The last end of its container, if that was none of the agent's own."""
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    status: Object = next((found for found in statuses if found["name"] == CONTAINER), {})
+    end = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
+    code, out_of_memory = end.get("exitCode", 0), end.get("reason") == "OOMKilled"
+    if not out_of_memory and code <= SIGNALLED:
+        return None
+    if out_of_memory:
+        limit = next(
+            (c.get("resources", {}).get("limits", {}).get("memory") for c in pod["spec"].get("containers", []) if c["name"] == CONTAINER),
+            None,
+        )
+        reached = f"at its limit of {limit}" if limit else "though it has no limit: the Node's memory was used up"
+        kind, words = FactType.OUT_OF_MEMORY, f"the kernel killed its container {reached} (OOMKilled)"
+    else:
+        signal = f" (signal {code - SIGNALLED})"
+        words = (
+            f"its container was ended with exit code {code}{signal}, {end.get('reason', 'Error')}; by the kubelet, the kernel or by hand"
+        )
+        kind = FactType.CONTAINER_ENDED
+    fact = _fact(kind, pod, str(end.get("reason", "")), words, end.get("finishedAt"))
+    return replace(fact, pod_uid=f"{fact.pod_uid}/{end.get('finishedAt', '')}")  # a pod's container may end so several times
 
 
 def _marked(kind: FactType, pod: Object, mark: Object | None) -> Fact:
@@ -92,7 +119,7 @@ def node_index(pod: str) -> int:
 
 def losses(observed: Observed) -> dict[str, Fact]:
     """uid → the loss of every pod that is still there."""
-    found = ((str(pod["metadata"]["uid"]), loss_of(pod, observed.nodes_by_name)) for pod in observed.pods)
+    found = ((str(pod["metadata"]["uid"]), loss_of(pod, observed.judged_nodes)) for pod in observed.pods)
     return {uid: fact for uid, fact in found if fact is not None}
 
 

@@ -10,14 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
-from lockstep.api.quantity import number
 from lockstep.plan.blocked import who_holds
 from lockstep.plan.lookahead import Around, Line, Object, Outcome
 from lockstep.plan.nodes import allocatable, named, shown_amount, why_never
+from lockstep.plan.requests import PODS, asked, request
 
 SECTION = "nodes"
 OVER = ("Succeeded", "Failed")
-PODS = "pods"
 
 
 def node_lines(pod: Object, needed: int, around: Around) -> Iterator[Line]:
@@ -44,6 +43,16 @@ def node_lines(pod: Object, needed: int, around: Around) -> Iterator[Line]:
     else:
         yield _too_few(pod, needed, fitting, possible, lacking, others)
     yield from _obstacles({name: text for name, (_, text) in lacking.items()} | never)
+
+
+def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
+    """In words, that the cluster has too few nodes for such pods even when all of it is idle; '' where it has enough."""
+    never = {name_of(node): why for node in nodes if (why := why_never(pod, node)) is not None}
+    possible = len(nodes) - len(never)
+    if possible >= needed:
+        return ""
+    why = "; ".join(line.said for line in _obstacles(never))
+    return f"{needed} nodes are asked for, and even when idle only {possible} of the cluster's {len(nodes)} could take a pod{why and f' ({why})'}"
 
 
 def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Line]:
@@ -104,7 +113,7 @@ def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dic
     found: dict[str, tuple[str, str]] = {}
     for node in nodes:
         name = name_of(node)
-        for resource in asked(pod):
+        for resource in (*asked(pod), PODS):
             want = request(pod, resource)
             free = allocatable(node, resource) - sum((request(other, resource) for other in on[name]), Decimal(0))
             if free < want:
@@ -112,47 +121,6 @@ def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dic
                 found[name] = (resource, f"has {left} of {all_of_it} {resource} free, a pod asks for {shown_amount(want, resource)}")
                 break
     return found
-
-
-def asked(pod: Object) -> list[str]:
-    """Resources that a node must have free, devices first; a node takes only so many pods, too."""
-    spec = pod["spec"]
-    names = {
-        name
-        for c in (*spec.get("containers", []), *(spec.get("initContainers") or []))
-        for name in (c.get("resources", {}).get("requests") or {})
-    }
-    return [*sorted((name for name in names if request(pod, name)), key=lambda name: ("/" not in name, name)), PODS]
-
-
-def request(pod: Object, resource: str) -> Decimal:
-    """As the scheduler counts: the containers together with sidecars, or the largest init container with the sidecars before it, and the pod's overhead."""
-    if resource == PODS:
-        return Decimal(1)
-    return effective(pod, resource, "requests") + _of((pod["spec"].get("overhead") or {}), resource)
-
-
-def effective(pod: Object, resource: str, which: str) -> Decimal:
-    """`which`: requests or limits."""
-    spec = pod["spec"]
-    together = sum((_stated(container, resource, which) for container in spec.get("containers", [])), Decimal(0))
-    sidecars = largest = Decimal(0)
-    for container in spec.get("initContainers") or []:
-        own = _stated(container, resource, which)
-        if container.get("restartPolicy") == "Always":
-            sidecars += own
-            largest = max(largest, sidecars)
-        else:
-            largest = max(largest, sidecars + own)
-    return max(together + sidecars, largest)
-
-
-def _stated(container: Object, resource: str, which: str) -> Decimal:
-    return _of((container.get("resources") or {}).get(which) or {}, resource)
-
-
-def _of(amounts: Mapping[str, object], resource: str) -> Decimal:
-    return number(amounts.get(resource))
 
 
 def name_of(node: Object) -> str:

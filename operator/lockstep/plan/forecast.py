@@ -17,7 +17,7 @@ from lockstep.plan.resolve import Resolved
 from lockstep.plan.table import duration
 from lockstep_sizes import length
 from lockstep_sizes.checkpoint import commit_bytes, saves
-from lockstep_sizes.fit import asked_partition, choose_partition, gigabytes, plan_memory
+from lockstep_sizes.fit import asked_partition, choose_partition, gigabytes, nearest_settings, plan_memory
 from lockstep_sizes.memory import Place, trained_elements
 from lockstep_sizes.settings import Settings, read_settings
 from lockstep_sizes.shape import ModelShape
@@ -68,11 +68,11 @@ class Forecast:
 
 
 def capacity(resolved: Resolved, nodes: Iterable[Object] | None) -> tuple[int | None, str]:
-    """A GPU's memory by the nodes' labels (the smallest), else by the profile's gpus.type; of a CPU rank its share of the pod's limit."""
+    """A GPU's memory by the nodes' labels (the smallest), else by the cluster's gpus.type; of a CPU rank its share of the pod's limit."""
     if resolved.gpus_per_node == 0:
         limit = amount(resolved.profile.spec.resources.limits.memory or "")
         if limit is None:
-            return None, "the profile sets no resources.limits.memory"
+            return None, "the cluster sets no resources.limits.memory"
         return int(limit) // resolved.ranks_per_node, f"resources.limits.memory / {resolved.ranks_per_node} ranks"
     labels = [
         node["metadata"].get("labels", {})
@@ -84,8 +84,8 @@ def capacity(resolved: Resolved, nodes: Iterable[Object] | None) -> tuple[int | 
         return min(stated) << 20, f"the nodes' label {GPU_MEMORY_LABEL}"
     named = _TYPE.search(resolved.profile.spec.gpus.type or "")
     if named:
-        return int(named[1]) * 10**9, f"the profile's gpus.type {resolved.profile.spec.gpus.type}"
-    return None, f"neither the label {GPU_MEMORY_LABEL} nor the profile's gpus.type says how much a GPU has"
+        return int(named[1]) * 10**9, f"the cluster's gpus.type {resolved.profile.spec.gpus.type}"
+    return None, f"neither the label {GPU_MEMORY_LABEL} nor the cluster's gpus.type says how much a GPU has"
 
 
 def forecast(resolved: Resolved, known: Known) -> Forecast:
@@ -124,13 +124,16 @@ def _memory(told: Forecast, resolved: Resolved, settings: Settings, known: Known
     refusal = None if size is None else plan.refusal()
     if size is None:
         told.add(
-            "memory", Outcome.UNKNOWN, f"a {each} holds about {gigabytes(plan.total_bytes)}; whether it has that: {known.capacity_source}"
+            "memory", Outcome.UNKNOWN, f"a {each} needs about {gigabytes(plan.total_bytes)}; whether it has that: {known.capacity_source}"
         )
     elif refusal is not None:
         told.add("memory", Outcome.REFUSED, refusal)
     else:
-        said = f"a {each} holds about {gigabytes(plan.total_bytes)} of {gigabytes(size)} ({known.capacity_source})"
-        told.add("memory", Outcome.NOTE if plan.tight else Outcome.OK, f"{said}{': it may run out' if plan.tight else ''}")
+        said = f"a {each} needs about {gigabytes(plan.total_bytes)} of {gigabytes(size)} ({known.capacity_source})"
+        if plan.tight:
+            told.add("memory", Outcome.RISK, f"{said}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
+        else:
+            told.add("memory", Outcome.OK, said)
     largest = sorted(plan.items, key=lambda item: -item.size_bytes)
     told.add(
         "memory",
@@ -158,7 +161,7 @@ def _network(told: Forecast, resolved: Resolved, settings: Settings, known: Know
         told.add(
             "network",
             Outcome.NOTE,
-            f"that takes {_seconds(total / (float(speed) * 1e9))} at the profile's network.minimum_busbw, {speed} GB/s",
+            f"that takes {_seconds(total / (float(speed) * 1e9))} at the cluster's network.minimum_busbw, {speed} GB/s",
         )
     else:
         times = ", ".join(f"{_seconds(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
@@ -253,8 +256,8 @@ def _saves(told: Forecast, resolved: Resolved, settings: Settings, known: Known,
     if found.most_bytes > room:
         told.add(
             "saves",
-            Outcome.NOTE,
-            f"that is more than the profile's workspace of {gigabytes(float(room))}",
+            Outcome.RISK,
+            f"the checkpoints need {gigabytes(found.most_bytes)}, which is more than the cluster's workspace of {gigabytes(float(room))}",
             "lower checkpoint.keep, or give /workspace more",
         )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, run_name
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext, has_lost_key, run_proof
-from lockstep.plan.observed import Object, Observed, owner_uid
+from lockstep.plan.observed import Object, Observed, owner_uid, start_anew
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract import ContractError, parse_run
@@ -66,10 +66,10 @@ def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) ->
     if reports_to.ca_pem != context.report.ca_pem:
         when = f" at {timestamp(context.authority_made)}" if context.authority_made else ""
         text = f"the operator's certificate authority was made anew{when}, and these pods trust the earlier one only, so that no report arrives"
-        return f"{text}: {_mend(observed)}"
+        return f"{text}: {start_anew(observed)}"
     if has_lost_key(run, context):
         text = "the operator's key was made anew since these pods were started, so that their reports are taken by the token of their node 0 alone"
-        return f"{text}: {_mend(observed)}"
+        return f"{text}: {start_anew(observed)}"
     if context.is_unverified:
         text = f"node 0 reports with another key than the operator put into Secret {run.key_secret}, so that its reports are refused"
         where = f"-n {observed.namespace}"
@@ -111,20 +111,15 @@ def _known(observed: Observed, run: Frozen, *, proven: bool) -> Gang:
     if proven or observed.stateful_set is not None:
         return Gang(run, proven)
     text = f"StatefulSet {observed.name} is gone or has lost its labels, and what its pods run was not signed by this operator, so it is not made again"
-    return Gang(run, proven, Notice(Reason.FROZEN_RUN_LOST, f"{text}: {_mend(observed)}"))
+    return Gang(run, proven, Notice(Reason.FROZEN_RUN_LOST, f"{text}: {start_anew(observed)}"))
 
 
 def _unknown(observed: Observed, hashes: list[str]) -> Notice:
     if not hashes:
         text = f"StatefulSet {observed.name} and its pods have lost their annotation {ANNOTATION_RUN_HASH}, which names what they run"
-        return Notice(Reason.FROZEN_RUN_LOST, f"{text}: the pods are left alone; {_mend(observed)}")
+        return Notice(Reason.FROZEN_RUN_LOST, f"{text}: the pods are left alone; {start_anew(observed)}")
     name = run_name(observed.name, hashes[0])
     there = ("ConfigMap", name) in observed.objects
     what = "does not hold what they were started with: somebody else wrote it" if there else "was deleted, or has lost its labels"
     text = f"ConfigMap {name}, which the pods run by, {what}. They are left alone, but a pod that is made again may not start"
-    return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {_mend(observed)}")
-
-
-def _mend(observed: Observed) -> str:
-    where = f"{observed.name} -n {observed.namespace}"
-    return f"`lockstep stop {where}`, then `lockstep resume {where}` goes on from the last checkpoint with a new start"
+    return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {start_anew(observed)}")

@@ -30,13 +30,16 @@ def goodput_status(observed: Observed, report: Report) -> Object | None:
         for cause, loss in sorted(book.causes.items())
         if cause in CAUSES
     ]
-    found: dict[str, Any] = {"percentage": percentage_of(book.spent)}
-    found |= {f"{kind}Seconds": value for kind, value in seconds.items()}
+    found: dict[str, Any] = {f"{kind}Seconds": value for kind, value in seconds.items()}
+    percentage = percentage_of(book.spent, book.furthest_step)
+    found |= {} if percentage is None else {"percentage": percentage}
     return found | ({"losses": losses[:16]} if losses else {})
 
 
-def percentage_of(spent: Mapping[str, int]) -> int:
-    """Of the time that pods were there, what training and evaluation took; `spent`: by kind, in any one unit."""
+def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:
+    """Of the time that pods were there, what training and evaluation took; `spent`: by kind, in any one unit. None: no step was ever told, so nobody knows."""
+    if not furthest_step:
+        return None
     held = sum(spent.values()) - sum(spent.get(kind.value, 0) for kind in _NO_PODS)
     useful = sum(spent.get(kind.value, 0) for kind in _USEFUL)
     return min(100, 100 * useful // held) if held > 0 else 0

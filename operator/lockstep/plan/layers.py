@@ -1,4 +1,4 @@
-"""Who set a value: the job, the profile, a default of the API, or the platform."""
+"""Who set a value: the job, the cluster, a default of the API, or the platform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Layer(StrEnum):
     """The layers, strongest first."""
 
     JOB = "job"
-    PROFILE = "profile"
+    CLUSTER = "cluster"
     DEFAULT = "default"  # of the API: what a field is when nobody sets it
     PLATFORM = "platform"  # where the job runs: a cluster, or processes on this machine
 

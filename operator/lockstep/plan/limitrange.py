@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from lockstep.api.quantity import number
-from lockstep.plan.fitting import effective
 from lockstep.plan.lookahead import Object
+from lockstep.plan.requests import effective
 
 Amounts = Mapping[str, str]
 KINDS = ("containers", "initContainers")

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.api import names
 from lockstep.plan.diff import Change, changes
 from lockstep.plan.objects import PLAIN, Frozen, RenderContext, children, claims, freeze, thaw
-from lockstep.plan.resolve import Resolved
+from lockstep.plan.resolve import MADE_BY_OPERATOR, Resolved, trainer_image
 from lockstep_gang.contract import parse_run
 
 Object = dict[str, Any]
@@ -42,6 +42,8 @@ def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
     uid = None if job is None else str(job["metadata"]["uid"])
     running = _running(resolved.name, seen)
     context = _context(running, uid)
+    if resolved.image == MADE_BY_OPERATOR:
+        resolved = replace(resolved, image=trainer_image(context.agent_image) or MADE_BY_OPERATOR)
     frozen = freeze(resolved if job is None else _as_it_is_there(resolved, job), context)
     replicas = 0 if resolved.suspend or _is_over(job) else frozen.nodes
     owned = [item for item in children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas) if item["kind"] != "Secret"]

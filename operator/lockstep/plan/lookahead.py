@@ -16,6 +16,7 @@ class Outcome(StrEnum):
     OK = "ok"
     NOTE = "note"  # worth knowing, and in nobody's way
     WAITS = "waits"  # it would start by itself once something is free
+    RISK = "risk"  # it would start, and may fail once it runs
     REFUSED = "refused"  # it can't run until somebody changes something
     UNKNOWN = "unknown"  # not for this person to see, or nobody has said
 
@@ -65,7 +66,7 @@ class Around:
     tries: Mapping[str, Try] = field(default_factory=dict)
     """Kind → what the API server said to it."""
     profile_differs: tuple[str, ...] = ()
-    """Sections in which the ClusterProfile on the cluster is not as the file says."""
+    """Sections in which the TrainingCluster on the cluster is not as the file says."""
     new: frozenset[str] | None = None
     """Kind/name of what would be made; None: not known, so everything is counted as new."""
 
@@ -76,16 +77,21 @@ class Verdict(StrEnum):
     FITS = "fits now"
     FITS_AS_SEEN = "fits as far as can be seen"
     WAITS = "would wait"
+    MAY_FAIL = "may fail once it runs"
     REFUSED = "refused"
 
 
-EXIT_CODES = {Verdict.FITS: 0, Verdict.FITS_AS_SEEN: 0, Verdict.REFUSED: 1, Verdict.WAITS: 3}
+EXIT_CODES = {Verdict.FITS: 0, Verdict.FITS_AS_SEEN: 0, Verdict.REFUSED: 1, Verdict.WAITS: 3, Verdict.MAY_FAIL: 4}
 
 
 def verdict(lines: Iterable[Line]) -> Verdict:
+    """The gravest of what the lines say. A risk is graver than waiting, which ends by itself."""
+    lines = list(lines)
     outcomes = {line.outcome for line in lines if line.section in CONCERNS_START}
     if Outcome.REFUSED in outcomes:
         return Verdict.REFUSED
+    if any(line.outcome is Outcome.RISK for line in lines):
+        return Verdict.MAY_FAIL
     if Outcome.WAITS in outcomes:
         return Verdict.WAITS
     return Verdict.FITS_AS_SEEN if Outcome.UNKNOWN in outcomes else Verdict.FITS
@@ -100,9 +106,12 @@ def sentence(lines: Sequence[Line]) -> str:
     found = verdict(lines)
     if found is Verdict.REFUSED:
         return f"refused: {'; '.join(line.said for line in lines if line.outcome is Outcome.REFUSED)}"
+    awaited = ", and for ".join(dict.fromkeys(line.awaited for line in lines if line.outcome is Outcome.WAITS))
+    unknown = list(dict.fromkeys(line.section for line in lines if line.outcome is Outcome.UNKNOWN and line.section in CONCERNS_START))
+    not_known = f"; not known: {', '.join(unknown)}" if unknown else ""
+    if found is Verdict.MAY_FAIL:
+        risks = "; ".join(line.said for line in lines if line.outcome is Outcome.RISK)
+        return f"may fail once it runs: {risks}{f'; would wait for {awaited}' if awaited else ''}{not_known}"
     if found is Verdict.WAITS:
-        return f"would wait for {', and for '.join(dict.fromkeys(line.awaited for line in lines if line.outcome is Outcome.WAITS))}"
-    if found is Verdict.FITS_AS_SEEN:
-        unknown = list(dict.fromkeys(line.section for line in lines if line.outcome is Outcome.UNKNOWN and line.section in CONCERNS_START))
-        return f"fits as far as can be seen; not known: {', '.join(unknown)}"
-    return "fits now"
+        return f"would wait for {awaited}{not_known}"
+    return f"fits as far as can be seen{not_known}" if found is Verdict.FITS_AS_SEEN else "fits now"

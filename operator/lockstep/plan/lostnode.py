@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from lockstep.api.status import ConditionType
 from lockstep.plan.facts import NodeTrouble, node_index, node_trouble, trouble_of
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, owner_uid
 from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.plan.readstatus import condition
 from lockstep.plan.times import seconds_of
 
 FRESH_SECONDS = 30.0
@@ -49,7 +51,14 @@ _MOST_URGENT = ("NodeBoundVolume", "NodeLost", "NoNodeFree", "Replacing", "Agent
 
 
 def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, listening_since: float = 0.0) -> Verdict:
-    """`listening_since`: when this operator began to take reports; it deletes nothing before the first ones must have come."""
+    """`listening_since`: when this operator began to take reports; it deletes nothing before the first ones must have come.
+
+    Right after an outage of the API server what status says stays as it is.
+    """
+    if observed.unsettled_seconds > 0:
+        before = condition(observed.status, ConditionType.NODES_HEALTHY)
+        stays = before.get("status") == "False"
+        return Verdict(before["reason"] if stays else "", before["message"] if stays else "", again_seconds=observed.unsettled_seconds)
     found = [*_on_lost_nodes(observed, current_report(observed, received), now), *_without_node(observed)]
     if not found:
         return Verdict()
@@ -69,7 +78,7 @@ def lost_nodes(observed: Observed, received: ReceivedReport | None, now: float, 
 def _on_lost_nodes(observed: Observed, received: ReceivedReport | None, now: float) -> Iterator[_Lost]:
     seconds = (observed.job["spec"].get("restart") or {}).get("lostNodeSeconds")
     for pod in observed.pods:
-        trouble = node_trouble(pod, observed.nodes_by_name)
+        trouble = node_trouble(pod, observed.judged_nodes)
         if trouble is not None:
             yield _lost(observed, pod, trouble, seconds, connected=_is_connected(pod, received, now))
 

@@ -14,13 +14,14 @@ from lockstep.plan.observed import Object
 from lockstep.plan.readstatus import condition, is_true
 from lockstep.plan.reasons import Reason
 from lockstep.plan.times import seconds_of
+from lockstep_gang.contract import Spent
 
 STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
 """Of a job, exactly one."""
 OUTCOMES = ("Complete", "Failed")
 GOODPUT, LOST, LOST_GPU, RESTARTS, FINISHED = "goodput", "lost", "lostGpu", "restarts", "finished"
 _STATE_OF_REASON = {
-    "Running": "Running", "Restarting": "Restarting", "Starting": "Starting", "NoReport": "Silent", "Stopping": "Stopping", "Resizing": "Stopping",
+    "Running": "Running", "Restarting": "Restarting", "Starting": "Starting", "NoReport": "Silent", "NodeNotHeard": "Running", "Stopping": "Stopping", "Resizing": "Stopping", "StartReplaced": "Stopping",
     "DeadlineExceeded": "Stopping",
 }  # fmt: skip
 
@@ -64,7 +65,8 @@ def growth(known: Counted, status: Object) -> tuple[Counted, tuple[Growth, ...]]
 def _totals(status: Object) -> Iterator[tuple[tuple[str, str], int]]:
     goodput = status.get("goodput") or {}
     for kind in KINDS:
-        yield (GOODPUT, kind), goodput.get(f"{kind}Seconds", 0)
+        if kind != Spent.UNKNOWN.value or _end(status):  # until then it may turn out to have been another kind
+            yield (GOODPUT, kind), goodput.get(f"{kind}Seconds", 0)
     for loss in (loss for loss in goodput.get("losses", []) if loss["cause"] in CAUSES):
         yield (LOST, loss["cause"]), loss["seconds"]
         yield (LOST_GPU, loss["cause"]), loss["gpuSeconds"]
@@ -86,8 +88,8 @@ def state(status: Object) -> str:
 
 
 def profile_of(job: Object) -> str:
-    """The profile in use; empty: none yet. Not the one that is asked for: there are as many of those as people make up."""
-    used = (job.get("status") or {}).get("profile") or {}
+    """The cluster in use; empty: none yet. Not the one that is asked for: there are as many of those as people make up."""
+    used = (job.get("status") or {}).get("cluster") or {}
     return str(used.get("name") or "")
 
 

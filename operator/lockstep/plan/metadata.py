@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstep.api import names
+from lockstep.api.cluster import Rdma
 from lockstep.api.interactive import JobType
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.profile import Rdma
 from lockstep.plan.fabric import Transport, rail_networks
 from lockstep.plan.layers import Notice
 
@@ -23,7 +23,7 @@ def annotation_refusals(template: PodTemplate, transport: Transport, rdma: Rdma)
     return [
         Notice(
             "AnnotationReserved",
-            f"podTemplate.annotations[{key}] is set by Lockstep itself (networks: from the profile's rails): remove it",
+            f"podTemplate.annotations[{key}] is set by Lockstep itself (networks: from the cluster's rails): remove it",
         )
         for key in taken
         if key in template.annotations
@@ -41,8 +41,8 @@ def app_labels(resolved: Resolved) -> dict[str, str]:
 
 
 def pod_annotations(resolved: Resolved) -> dict[str, str]:
-    """The job's own, and for RDMA the networks that Multus attaches."""
-    own = resolved.job.spec.pod_template.annotations
+    """The job's own, which container kubectl means where nobody says, and for RDMA the networks that Multus attaches."""
+    own = {names.ANNOTATION_DEFAULT_CONTAINER: names.CONTAINER, **resolved.job.spec.pod_template.annotations}
     rdma = resolved.profile.spec.network.rdma
     if resolved.transport is not Transport.RDMA or not rdma.networks:
         return dict(own)

@@ -82,7 +82,7 @@ def _there(wanted: Wanted, claim: Object, classes: Mapping[str, Object] | None) 
     size = str((status.get("capacity") or {}).get("storage") or spec["resources"]["requests"]["storage"])
     asked = None if wanted.made is None else wanted.made.size
     if asked is not None and number(size) < number(asked):
-        return Line(SECTION, Outcome.NOTE, f"claim {name} has {size}, the profile asks for {asked}: an existing claim is never changed")
+        return Line(SECTION, Outcome.NOTE, f"claim {name} has {size}, the cluster asks for {asked}: an existing claim is never changed")
     return Line(SECTION, Outcome.OK, f"claim {name} is {phase}, {size}, {', '.join(modes)}")
 
 
@@ -107,7 +107,7 @@ def _made(wanted: list[Wanted], storage_class: str | None, classes: Mapping[str,
         default = [name for name, found in classes.items() if (found["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"]
         if not default:
             return Line(
-                SECTION, Outcome.REFUSED, f"{what}, of the default storage class, which there is not", f"name one in the profile: {known}"
+                SECTION, Outcome.REFUSED, f"{what}, of the default storage class, which there is not", f"name one in the cluster: {known}"
             )
         return Line(SECTION, Outcome.OK, f"{what}, of the default storage class {default[0]}")
     if storage_class not in classes:
@@ -115,6 +115,6 @@ def _made(wanted: list[Wanted], storage_class: str | None, classes: Mapping[str,
             SECTION,
             Outcome.REFUSED,
             f"{what}, of storage class {storage_class}, which is not there",
-            f"there are {known}: correct the profile",
+            f"there are {known}: correct the cluster",
         )
     return Line(SECTION, Outcome.OK, f"{what}, of storage class {storage_class}")

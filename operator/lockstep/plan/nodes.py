@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from lockstep.api.names import LABEL_HOSTNAME
 from lockstep.api.quantity import number
-from lockstep.plan.blocked import requested, who_holds
+from lockstep.plan.blocked import who_holds
 from lockstep.plan.observed import Object
+from lockstep.plan.requests import asked, request
 from lockstep.plan.taints import barring_taints, shown_taint
 
 NAMED_NODES = 4
@@ -51,7 +52,7 @@ def why_no_node_fits(pod: Object, nodes: Sequence[Object], used_up: Sequence[str
 def why_never(pod: Object, node: Object) -> str | None:
     """Why this node could not take the pod even if nobody used it; None: it could."""
     if not _is_wanted(pod, node):
-        return "is none of those that the job and its profile name by node names and selectors"
+        return "is none of those that the job and its cluster name by node names and selectors"
     obstacle = _obstacle(pod, node)
     return None if obstacle is None else obstacle[0]
 
@@ -91,7 +92,7 @@ def _rule_fits(rule: Object, labels: dict[str, str]) -> bool:
 def _nobody_matches(pod: Object) -> str:
     selector = ", ".join(f"{key}={value}" for key, value in (pod["spec"].get("nodeSelector") or {}).items())
     hosts = sorted({v for t in _terms(pod) for r in t.get("matchExpressions", []) if r["operator"] == "In" for v in r.get("values", [])})
-    said = [f"the node selector {selector}" if selector else "", f"the profile's nodes.gpuNodes ({', '.join(hosts)})" if hosts else ""]
+    said = [f"the node selector {selector}" if selector else "", f"the cluster's nodes.gpuNodes ({', '.join(hosts)})" if hosts else ""]
     return f"no node of the cluster matches {' and '.join(filter(None, said)) or 'what the job and its profile ask of nodes'}"
 
 
@@ -108,30 +109,24 @@ def _taint_obstacle(pod: Object, node: Object) -> Obstacle | None:
         return "is cordoned", "are cordoned"
     if not barring:
         return None
-    said = f"the taint {shown_taint(barring[0])}, which neither podTemplate.tolerations nor the profile's pod.tolerations tolerates"
+    said = f"the taint {shown_taint(barring[0])}, which neither podTemplate.tolerations nor the cluster's pod.tolerations tolerates"
     return f"has {said}", f"have {said}"
 
 
 def _size_obstacle(pod: Object, node: Object) -> Obstacle | None:
     """The first resource of which the whole node has too little, whoever uses it."""
-    for resource in _asked_resources(pod):
-        asked, there = requested(pod, resource), allocatable(node, resource)
+    for resource in asked(pod):
+        wants, there = request(pod, resource), allocatable(node, resource)
         if there == 0:
             return f"lacks {resource}", f"lack {resource}"
-        if there < asked:
-            said = f"only {shown_amount(there, resource)} of the {shown_amount(asked, resource)} {resource} that a pod asks for"
+        if there < wants:
+            said = f"only {shown_amount(there, resource)} of the {shown_amount(wants, resource)} {resource} that a pod asks for"
             return f"has {said}", f"have {said}"
     return None
 
 
-def _asked_resources(pod: Object) -> list[str]:
-    """Devices before CPU and memory: they say more about which nodes were meant."""
-    found = {name for c in pod["spec"].get("containers", []) for name in c.get("resources", {}).get("requests", {})}
-    return sorted((name for name in found if requested(pod, name)), key=lambda name: ("/" not in name, name))
-
-
 def _is_asked(pod: Object, resource: str) -> bool:
-    return resource in _asked_resources(pod)
+    return resource in asked(pod)
 
 
 def allocatable(node: Object, resource: str) -> Decimal:
@@ -148,7 +143,7 @@ def shown_amount(value: Decimal, resource: str) -> str:
 
 def _in_use(pod: Object, nodes: list[Object], resource: str, others: Others) -> str:
     names = [node["metadata"]["name"] for node in nodes]
-    who = who_holds(others.pods, frozenset(names), resource, requested(pod, resource), others.unused)
+    who = who_holds(others.pods, frozenset(names), resource, request(pod, resource), others.unused)
     return f"{resource} is in use on {named(names)}" + (f": {who}" if who else "")
 
 

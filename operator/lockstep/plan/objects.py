@@ -108,6 +108,23 @@ def run_proof(frozen: Frozen, run_key: str) -> str:
     return hmac.new(run_key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
+def differs_by_user(one: Frozen, other: Frozen) -> bool:
+    """Whether two runs of a job differ in what its spec and its cluster say, and not only in what the operator adds to them."""
+    return _stated(one) != _stated(other)
+
+
+def _stated(frozen: Frozen) -> tuple[Object, Object]:
+    run, template = json.loads(frozen.run), json.loads(frozen.template)
+    run.pop("report", None)
+    spec = template["pod"]["spec"]
+    for container in spec["initContainers"]:
+        container.pop("image", None)
+    for volume in spec["volumes"]:
+        if volume["name"] == KEY_VOLUME:
+            volume["secret"].pop("secretName", None)
+    return run, template
+
+
 def has_lost_key(frozen: Frozen, context: RenderContext) -> bool:
     """Whether an operator with another master key named the Secret of this run. Runs of older versions don't show it."""
     return bool(context.key_secret) and frozen.key_secret not in (context.key_secret, names.key_secret_name(frozen.job))
@@ -126,7 +143,7 @@ def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
     frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, _text(template))
     size = max(len(frozen.run.encode()) + len(frozen.template.encode()), revision_bytes(template["pod"]))
     if size > FROZEN_BYTES_MAX:
-        fields = "env, script.args, training and podTemplate of the job, and pod.env of the profile,"
+        fields = "env, script.args, training and podTemplate of the job, and pod.env of the cluster,"
         message = f"{fields} make a run of {size} bytes, escapes included, at most {FROZEN_BYTES_MAX} can be kept: shorten them"
         raise Refused([Notice("RunTooLarge", message)])
     return frozen

@@ -14,6 +14,8 @@ from lockstep_gang.contract import Report
 Object = dict[str, Any]
 DEPTH_MAX = 64
 """Levels of lists and maps that an object may have. JSON has no limit, and every reader has one somewhere."""
+REPLICAS_BY = "replicasBy"
+"""A field that the operator adds to a StatefulSet: `manager` and `time` of whoever last wrote its replicas, by metadata.managedFields."""
 TOO_DEEP = f"(deeper than {DEPTH_MAX} levels)"
 """Stands where an object was cut off."""
 UNREADABLE = "unreadable"
@@ -51,6 +53,8 @@ class Observed:
     nodes: tuple[Object, ...] = ()
     sees_nodes: bool = True
     """False: the operator has no right to see any, so that `nodes` is empty."""
+    unsettled_seconds: float = 0.0
+    """For so long yet no Node is taken for lost: the API server was away, and silent Nodes are those that could not reach it either."""
     claims: Mapping[str, Object] = field(default_factory=dict)
     service_accounts: frozenset[str] = frozenset()
     warnings: tuple[Object, ...] = ()
@@ -91,6 +95,11 @@ class Observed:
         return {str(node["metadata"]["name"]): node for node in self.nodes}
 
     @property
+    def judged_nodes(self) -> Mapping[str, Object]:
+        """`nodes_by_name`, as far as what they say of themselves can be believed."""
+        return {} if self.unsettled_seconds > 0 else self.nodes_by_name
+
+    @property
     def stateful_set(self) -> Object | None:
         return self.objects.get(("StatefulSet", self.name))
 
@@ -99,6 +108,15 @@ class Observed:
         """Pods that the StatefulSet is to have."""
         found = self.stateful_set
         return 0 if found is None else int(found["spec"].get("replicas", 1))
+
+    @property
+    def scaled_by(self) -> Object:
+        """`manager` and `time` of somebody else who last wrote how many pods the job's own StatefulSet is to have; empty: nobody else, or not known."""
+        seen = self.stateful_set
+        if seen is None or owner_uid(seen) != self.uid:
+            return {}
+        by: Object = seen.get(REPLICAS_BY) or {}
+        return {} if by.get("manager") == names.OPERATOR_NAME else by
 
     @property
     def at_zero(self) -> bool:
@@ -137,3 +155,9 @@ def current_report(observed: Observed, received: ReceivedReport | None) -> Recei
     if received is None or pod is None or pod["metadata"]["uid"] != received.pod_uid:
         return None
     return received
+
+
+def start_anew(observed: Observed) -> str:
+    """The two commands that start a job that has pods from zero again."""
+    where = f"{observed.name} -n {observed.namespace}"
+    return f"`lockstep stop {where}`, then `lockstep resume {where}` goes on from the last checkpoint with a new start"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from lockstep.api.cluster import Platform
 from lockstep.api.names import APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAMESPACE
-from lockstep.api.profile import Platform
 
 REGISTRY = "image-registry.openshift-image-registry.svc:5000"
 PULLER = "system:image-puller"

@@ -16,7 +16,7 @@ SETTLE_SECONDS = 2.0
 _ON_THE_WAY = frozenset({Reason.PODS_NOT_CREATED, Reason.SCHEDULING, Reason.STARTING})
 _NOT_READY = frozenset({Reason.PODS_NOT_SCHEDULED, Reason.STARTING, Reason.WAITING_FOR_REPORT})
 _CONDITIONS = frozenset({ConditionType.PODS_SCHEDULED, ConditionType.RANKS_READY, ConditionType.PROGRESSING, ConditionType.SUSPENDED})
-_FIELDS = frozenset({"conditions", "observedGeneration", "nodes", "startTime", "active", "ranks", "run", "profile"})
+_FIELDS = frozenset({"conditions", "observedGeneration", "nodes", "runningNodes", "startTime", "active", "ranks", "run", "cluster"})
 
 
 def is_passing(before: Object, after: Object) -> bool:

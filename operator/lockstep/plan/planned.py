@@ -17,7 +17,7 @@ from lockstep.plan.needed_claims import claim_lines
 from lockstep.plan.objects import claims, render
 from lockstep.plan.quota import quota_lines
 from lockstep.plan.references import reference_lines
-from lockstep.plan.resolve import MADE_BY_OPERATOR, Resolved
+from lockstep.plan.resolve import MADE_BY_OPERATOR, Refused, Resolved, refuse_missing_gpus
 from lockstep.plan.storage import pod_claims
 
 SHOWN = 60
@@ -26,7 +26,7 @@ SHOWN = 60
 
 def job_line(resolved: Resolved) -> Line:
     ranks = f"{resolved.gpus_per_node} GPUs" if resolved.gpus_per_node else f"{resolved.ranks_per_node} CPU ranks"
-    where = f"namespace {resolved.namespace}, by profile {resolved.profile.metadata.name}"
+    where = f"namespace {resolved.namespace}, by cluster {resolved.profile.metadata.name}"
     said = f"{resolved.name} in {where}: {resolved.nodes} nodes with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
     return Line("job", Outcome.NOTE, said)
 
@@ -52,6 +52,14 @@ def pod_of(stateful_set: Object, resolved: Resolved) -> Object:
         template["spec"]["volumes"].append({"name": claim.name, "persistentVolumeClaim": {"claimName": f"{claim.name}-{name}"}})
     metadata = template["metadata"] | {"namespace": resolved.namespace, "generateName": f"{resolved.name[:40]}-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def _gpu_lines(resolved: Resolved) -> Iterator[Line]:
+    """What the operator refuses, whatever the nodes have now."""
+    try:
+        refuse_missing_gpus(resolved)
+    except Refused as error:
+        yield Line("nodes", Outcome.REFUSED, str(error))
 
 
 def object_lines(resolved: Resolved, compared: Sequence[Comparison] | None) -> Iterator[Line]:
@@ -104,15 +112,15 @@ def cluster_lines(resolved: Resolved, pod: Object, around: Around) -> Iterator[L
 
 def _profile(resolved: Resolved, around: Around) -> Iterator[Line]:
     name = resolved.profile.metadata.name
-    there = around.present.get(("ClusterProfile", name))
+    there = around.present.get(("TrainingCluster", name))
     job = around.tries.get("TrainingJob")
     if there is None:
-        yield Line("cluster", Outcome.UNKNOWN, f"whether ClusterProfile {name} is as its file says: your account may not read it")
+        yield Line("cluster", Outcome.UNKNOWN, f"whether TrainingCluster {name} is as its file says: your account may not read it")
     elif not there and (job is None or job.accepted is not None):
         fix = f"lockstep deploy {name} (needs the rights of an administrator)"
-        yield Line("cluster", Outcome.REFUSED, f"ClusterProfile {name} is not on the cluster", fix)
+        yield Line("cluster", Outcome.REFUSED, f"TrainingCluster {name} is not on the cluster", fix)
     elif around.profile_differs:
-        said = f"ClusterProfile {name} differs from its file in {', '.join(around.profile_differs)}: the cluster's counts, this plan goes by the file"
+        said = f"TrainingCluster {name} differs from its file in {', '.join(around.profile_differs)}: the cluster's counts, this plan goes by the file"
         yield Line("cluster", Outcome.NOTE, said, f"lockstep deploy {name}")
     if around.own_pods:
         said = f"the job has {len(around.own_pods)} pods now: what they use is counted as free"
@@ -143,7 +151,7 @@ def _pod_claims(resolved: Resolved) -> Iterator[Object]:
 
 def all_lines(resolved: Resolved, pod: Object, compared: Sequence[Comparison] | None, around: Around | None, told: Forecast) -> list[Line]:
     """`around`: None offline."""
-    lines = [job_line(resolved), *object_lines(resolved, compared)]
+    lines = [job_line(resolved), *_gpu_lines(resolved), *object_lines(resolved, compared)]
     if around is not None:
         lines += cluster_lines(resolved, pod, around)
     else:

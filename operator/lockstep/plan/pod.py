@@ -7,8 +7,8 @@ from posixpath import join
 from typing import Any
 
 from lockstep.api import names
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.job import TrainingJobSpec
-from lockstep.api.profile import ClusterProfileSpec
 from lockstep.plan.fabric import GPU_RESOURCE, Transport, rail_resources
 from lockstep.plan.metadata import pod_annotations, pod_labels
 from lockstep.plan.resolve import Resolved
@@ -63,13 +63,13 @@ def pod_template(resolved: Resolved, agent_image: str, key_secret: str, *, repor
     )
 
 
-def pull_secrets(spec: TrainingJobSpec, profile: ClusterProfileSpec) -> list[str]:
-    """Names of the job's Secrets with registry logins, then of the profile's; each once."""
+def pull_secrets(spec: TrainingJobSpec, profile: TrainingClusterSpec) -> list[str]:
+    """Names of the job's Secrets with registry logins, then of the cluster's; each once."""
     return list(dict.fromkeys([*(secret.name for secret in spec.image_pull_secrets), *profile.pod.image_pull_secrets]))
 
 
 def _resources(resolved: Resolved) -> dict[str, dict[str, str]]:
-    """CPU and memory as the profile says; devices as requests and limits alike, as Kubernetes wants extended resources."""
+    """CPU and memory as the cluster says; devices as requests and limits alike, as Kubernetes wants extended resources."""
     stated = resolved.profile.spec.resources
     devices = {GPU_RESOURCE: str(resolved.gpus_per_node)} if resolved.gpus_per_node else {}
     if resolved.transport is Transport.RDMA:

@@ -119,7 +119,7 @@ def _all_reduce(resolved: Resolved) -> AllReduce | None:
 
 
 def _profile_speaks_of(resolved: Resolved) -> bool:
-    """The profile's threshold is that of its own GPUs over its own network: CPU ranks, or TCP by choice, can't reach it."""
+    """The cluster's threshold is that of its own GPUs over its own network: CPU ranks, or TCP by choice, can't reach it."""
     profile = resolved.profile.spec
     same_ranks = (resolved.gpus_per_node > 0) == (profile.gpus.per_node > 0)
     return same_ranks and (resolved.transport is Transport.RDMA or not profile.network.rdma.enabled or resolved.gpus_per_node == 0)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from lockstep.api import names
-from lockstep.api.profile import ClusterProfileSpec, Platform
+from lockstep.api.cluster import Platform, TrainingClusterSpec
 from lockstep.plan.clusterfacts import ClusterFacts, Object, ProbeFacts
 from lockstep.plan.discovery.nodes import common_tolerations, gpu_groups
 from lockstep.plan.fabric import GPU_RESOURCE
@@ -35,7 +35,7 @@ def probed_nodes(facts: ClusterFacts) -> list[str | None]:
 def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
     """A pod a node, under Pod Security `restricted`, without GPU: it never waits for one."""
     platform = Platform.OPENSHIFT if facts.is_openshift else Platform.KUBERNETES
-    security = agent_security_context(ClusterProfileSpec(platform=platform))
+    security = agent_security_context(TrainingClusterSpec(platform=platform))
     container = {
         "name": "probe",
         "image": image,

@@ -8,10 +8,10 @@ from decimal import Decimal
 
 from lockstep.api import names
 from lockstep.api.quantity import number
-from lockstep.plan.fitting import effective, request
 from lockstep.plan.limitrange import Filled, Refusal, as_admitted, containers, refusals, rules
 from lockstep.plan.lookahead import Around, Line, Object, Outcome
 from lockstep.plan.nodes import shown_amount
+from lockstep.plan.requests import effective, request
 
 SECTION = "quota"
 Amounts = Mapping[str, Decimal]
@@ -86,7 +86,7 @@ def _quota(quota: Object, pod: Object, need: Amounts, there: Amounts) -> Iterato
     if missing:
         said = f"quota {name} counts {', '.join(missing)}, so every container must state it"
         quoted = "; ".join(f"{resource} for: {','.join(who)}" for resource, who in missing.items())
-        fix = "state it in the profile's resources, or have an administrator make a LimitRange with defaults"
+        fix = "state it in the cluster's resources, or have an administrator make a LimitRange with defaults"
         yield Line(SECTION, Outcome.REFUSED, f'{said}: refused with "failed quota: {name}: must specify {quoted}"', fix)
     for resource, stated in counted.items():
         if not need.get(resource):
@@ -149,7 +149,7 @@ def _ranges(pod: Object, filled: Sequence[Filled], others: Iterable[Object], ran
         if given:
             listed = ", ".join(f"{one.value} {one.resource}{BEYOND.get(one.resource, '')}" for one in given)
             said = f"LimitRange {', '.join(dict.fromkeys(one.range for one in given))} limits container {name}, which states no limit, to {listed}"
-            yield Line(SECTION, Outcome.NOTE, said, "state resources.limits in the profile")
+            yield Line(SECTION, Outcome.NOTE, said, "state resources.limits in the cluster")
     claims = [item for item in others if item["kind"] == "PersistentVolumeClaim"]
     for limit_range in ranges:
         for rule in rules(limit_range, "PersistentVolumeClaim"):
@@ -159,14 +159,14 @@ def _ranges(pod: Object, filled: Sequence[Filled], others: Iterable[Object], ran
 
 def _mended(one: Refusal) -> str:
     if one.container == names.AGENT_CONTAINER:
-        return "change the range: this container is Lockstep's own, and no profile says what it needs"
-    return f"change the profile's resources.{one.which}.{one.resource}, or the range"
+        return "change the range: this container is Lockstep's own, and no cluster says what it needs"
+    return f"change the cluster's resources.{one.which}.{one.resource}, or the range"
 
 
 def _claim_bounds(name: str, rule: Object, claim: Object) -> Iterator[Line]:
     asks, who = claim["spec"]["resources"]["requests"]["storage"], f"claim {claim['metadata']['name']}"
     most, least = ((rule.get(bound) or {}).get("storage") for bound in ("max", "min"))
-    fix = "change the profile's storage sizes, or the range"
+    fix = "change the cluster's storage sizes, or the range"
     if most is not None and number(asks) > number(most):
         yield Line(SECTION, Outcome.REFUSED, f"LimitRange {name} allows at most {most} storage, {who} has {asks}", fix)
     if least is not None and number(asks) < number(least):

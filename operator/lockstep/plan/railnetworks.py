@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.profile import Platform
+from lockstep.api.cluster import Platform
 from lockstep.plan.clusterfacts import Object
 
 EVERYBODYS = frozenset({"default", "openshift-multus", "openshift-sriov-network-operator", "openshift-cnv"})

@@ -41,15 +41,7 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
         "name": f"{job}-reader-{suffix}",
         "namespace": stateful_set["metadata"]["namespace"],
         "labels": {names.LABEL_NAME: READER, LABEL_READER_OF: job},
-        "ownerReferences": [
-            {
-                "apiVersion": "apps/v1",
-                "kind": "StatefulSet",
-                "name": job,
-                "uid": stateful_set["metadata"]["uid"],
-                "blockOwnerDeletion": False,
-            }
-        ],
+        "ownerReferences": _owners(stateful_set),
     }
     spec = {
         "containers": [_container(template, {str(volume["name"]) for volume in volumes}, resources or RESOURCES)],
@@ -64,6 +56,19 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
     }
     kept = {key: template[key] for key in ("serviceAccountName", "imagePullSecrets", "priorityClassName") if template.get(key)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | kept}
+
+
+def _owners(stateful_set: Object) -> list[Object]:
+    """The StatefulSet, where there is one already."""
+    uid = stateful_set["metadata"].get("uid")
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "name": stateful_set["metadata"]["name"],
+        "uid": uid,
+        "blockOwnerDeletion": False,
+    }
+    return [owner] if uid is not None else []
 
 
 def _volumes(stateful_set: Object, node: int) -> list[Object]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lockstep.plan.accept import Accepted, accept, missing_service_account
+from lockstep.plan.accept import Accepted, accept, claim_going, missing_service_account, service_account_gone
 from lockstep.plan.conditions import SILENT_SECONDS, View, heard_until
 from lockstep.plan.events import Note, notes
 from lockstep.plan.frozenrun import Gang, gang, made_anew
@@ -20,17 +20,17 @@ from lockstep.plan.layers import Notice
 from lockstep.plan.lifetime import active_time, ended_active_time, overdue, until_expired, until_overdue
 from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.notify import due_message
-from lockstep.plan.objects import GangRun, RenderContext
+from lockstep.plan.objects import GangRun, RenderContext, differs_by_user
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, owner_uid
 from lockstep.plan.passing import is_passing
 from lockstep.plan.placing import Placing, placing
 from lockstep.plan.readstatus import is_true
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
-from lockstep.plan.starting import start_overdue, until_start_overdue
+from lockstep.plan.starting import has_begun, start_overdue, until_start_overdue
 from lockstep.plan.status import due, job_status
-from lockstep.plan.stopping import last_word, stop_status, stopping
-from lockstep.plan.writes import Decision, absent_claims, object_writes, repairs, with_log
+from lockstep.plan.stopping import commit, last_word, stop_status, stopping
+from lockstep.plan.writes import Decision, absent_claims, interference, object_writes, repairs, with_log
 from lockstep_gang.contract import Report, State
 
 
@@ -78,7 +78,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     there = gang(observed, accepted.frozen if isinstance(accepted, Accepted) else None, context)
     has_failed = is_true(observed.status, "Failed") and not is_retried(observed, there.run)  # unless a retry was asked for since
     word, life = last_word(observed, received), _life(observed, received, has_failed=has_failed, now=now)
-    received = _newest(observed, received)
+    heard, received = received, _newest(observed, received)
     late = None if context.clock_off else overdue(observed, life["active"], now)
     stuck = None if context.clock_off else start_overdue(observed, now)
     end = _ending(observed, received, life, late, stuck, has_failed=has_failed)
@@ -90,15 +90,28 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         life["active"] = ended_active_time(observed.status.get("active"), now)
     lost = lost_nodes(observed, received, now, context.listening_since)
     place = Placing() if end.finished or _foreign(observed) is not None else placing(observed, now)
-    decision = _decide(observed, accepted, there, late, place, finished=end.finished, held=held is not None)
+    begun = end.finished or has_begun(observed, heard, now)
+    decision = _decide(observed, accepted, there, late, place, finished=end.finished, held=held is not None, begun=begun)
     stop = decision.stopping
     life["placement"] = place.status if stop is None or stop.reason is Reason.NODES_RELEASED else None
     create, apply, delete = object_writes(observed, decision, context)
     if end.finished:
         create, apply = with_log(observed, received, create, apply)
-    view = replace(_view(observed, received, decision, end, now), held_until=held, last_word=word, stopped=_stopped(observed, word, life))
+    view = replace(
+        _view(observed, received, decision, end, now),
+        held_until=held,
+        last_word=word,
+        commit=commit(observed, heard),
+        stopped=_stopped(observed, word, life),
+    )
     anew = "" if end.finished else made_anew(observed, there.run, context)
-    view = replace(view, lost=lost, place=place, listening_since=context.listening_since, made_anew=anew)
+    view = replace(
+        view, lost=lost, place=place, listening_since=context.listening_since, made_anew=anew, pending=_is_pending(decision, end)
+    )
+    mended = repairs(observed, decision, create, delete)
+    life["interference"], until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
+    if life["interference"] is not None:
+        view = replace(view, interference=life["interference"]["message"])
     status = _status(view, decision, life)
     write, again = due(observed.status, status, now)
     looks = (
@@ -108,6 +121,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         until_start_overdue(observed, now) if not end.finished else None,
         lost.again_seconds,
         place.again_seconds,
+        until_forgotten,
         expires if expires and expires > 0 else None,
     )
     return Plan(
@@ -118,7 +132,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         force_delete=() if context.clock_off else lost.replace,
         status=status if write else None,
         passing=write and is_passing(observed.status, status),
-        events=(*repairs(observed, decision, create, delete), *(notes(observed.status, status) if write else ())),
+        events=(*mended, *(notes(observed.status, status) if write else ())),
         again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
         run=None if decision.running is None else GangRun(decision.running, decision.proven),
     )
@@ -165,24 +179,35 @@ def _stopped(observed: Observed, word: Report | None, life: Object) -> str:
 
 
 def _decide(
-    observed: Observed, accepted_or_not: Accepted | Notice, there: Gang, late: Notice | None, place: Placing, *, finished: bool, held: bool
+    observed: Observed,
+    accepted_or_not: Accepted | Notice,
+    there: Gang,
+    late: Notice | None,
+    place: Placing,
+    *,
+    finished: bool,
+    held: bool,
+    begun: bool,
 ) -> Decision:
     accepted = accepted_or_not if isinstance(accepted_or_not, Accepted) else None
     refusal = accepted_or_not if isinstance(accepted_or_not, Notice) else None
     suspended = is_stopped(observed)
     if observed.at_zero:
         if accepted is not None and not (finished or suspended):
-            refusal = missing_service_account(observed, accepted) or _previous(observed)
+            refusal = missing_service_account(observed, accepted) or _previous(observed) or claim_going(observed, accepted)
         starts = accepted is not None and refusal is None and not (finished or suspended or place.is_away)
         running = accepted.frozen if starts and accepted is not None else None
         replicas = running.nodes if running is not None else 0
         return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
     running = there.run
     remains = _foreign(observed) or _previous(observed) if running is None else None
-    stop = None if finished else stopping(observed, accepted, running, late, place)
+    stop = None if finished else stopping(observed, accepted, running, late, place, begun=begun)
     nodes = running.nodes if running is not None else 0 if remains is not None else observed.replicas
     replicas = 0 if (finished and not held) or suspended or stop is not None else nodes
     refusal = refusal or remains or there.trouble or _obstacle(observed, finished)
+    if refusal is None and not finished:
+        gone = service_account_gone(observed, accepted) if accepted is not None else None
+        refusal = gone or claim_going(observed, accepted)
     return Decision(accepted, refusal, running, replicas, starts=False, stopping=stop, proven=there.proven)
 
 
@@ -257,6 +282,14 @@ def _status(view: View, decision: Decision, life: Object) -> Object:
     is_current = accepted is not None and running is not None and accepted.frozen.hash == running.hash
     profile = accepted.profile if accepted is not None and is_current else None
     return job_status(view, running, profile, life, pending=running is not None and accepted is not None and not is_current)
+
+
+def _is_pending(decision: Decision, end: Ending) -> bool:
+    """Whether what a person changed has to wait until they start the job anew."""
+    accepted, running = decision.accepted, decision.running
+    if accepted is None or running is None or end.finished or decision.replicas == 0 or accepted.frozen.hash == running.hash:
+        return False
+    return differs_by_user(running, accepted.frozen)
 
 
 def _next_look(view: View) -> float | None:

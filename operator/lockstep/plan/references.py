@@ -15,7 +15,7 @@ SECTION = "needs"
 
 @dataclass(frozen=True)
 class Reference:
-    """`field`: where the job or its profile names it. `missing`: what its absence comes to."""
+    """`field`: where the job or its cluster names it. `missing`: what its absence comes to."""
 
     kind: str
     name: str
@@ -35,11 +35,11 @@ def references(resolved: Resolved) -> list[Reference]:
 
 def _references(resolved: Resolved) -> Iterator[Reference]:
     spec = resolved.job.spec
-    yield Reference("ServiceAccount", resolved.profile.spec.security.service_account, "the profile's security.service_account")
+    yield Reference("ServiceAccount", resolved.profile.spec.security.service_account, "the cluster's security.service_account")
     for secret in spec.image_pull_secrets:  # a missing one is passed over, and the image is asked for without it
         yield Reference("Secret", secret.name, "imagePullSecrets", Outcome.NOTE)
     for name in resolved.profile.spec.pod.image_pull_secrets:
-        yield Reference("Secret", name, "the profile's pod.image_pull_secrets", Outcome.NOTE)
+        yield Reference("Secret", name, "the cluster's pod.image_pull_secrets", Outcome.NOTE)
     for variable in spec.env:
         source = variable.value_from
         for kind, key in (("Secret", source and source.secret_key_ref), ("ConfigMap", source and source.config_map_key_ref)):
@@ -78,7 +78,7 @@ def _how(reference: Reference, namespace: str) -> str:
     if reference.kind == "ServiceAccount":
         return f"kubectl create serviceaccount {reference.name} -n {namespace}"
     kind = "secret generic" if reference.kind == "Secret" else "configmap"
-    place = "cluster file" if reference.field.startswith("the profile's") else "job"
+    place = "cluster file" if reference.field.startswith("the cluster's") else "job"
     return f"kubectl create {kind} {reference.name} -n {namespace} …, or take it out of the {place}"
 
 

@@ -35,7 +35,7 @@ def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of
         numbers = f"a pod asks for {requested}, used is {used}, the limit is {limited}"
         return f"exceeded quota: {name}: {numbers}: free some of it, or have it raised (kubectl describe quota {name} {place})"
     if found := _QUOTA_STATES.search(said):
-        return f"quota {found[1]} wants every pod to state {found[2]}: state them in the profile's resources"
+        return f"quota {found[1]} wants every pod to state {found[2]}: state them in the cluster's resources"
     if found := _POD_SECURITY.search(said):
         return f"Pod Security level {found[1]} of namespace {namespace} forbids the pod: {found[2]}: {_security_hint(found[2], namespace)}"
     if _SCC in said:
@@ -47,9 +47,7 @@ def explained(message: str, namespace: str) -> str:  # noqa: PLR0911 (a table of
             f"podTemplate.priorityClassName is {found[1]}, which the cluster doesn't have: kubectl get priorityclass lists those there are"
         )
     if found := _RUNTIME.search(said):
-        return (
-            f"the profile's pod.runtime_class is {found[1]}, which the cluster doesn't have: kubectl get runtimeclass lists those there are"
-        )
+        return f"the TrainingCluster's pod.runtime_class is {found[1]}, which the cluster doesn't have: kubectl get runtimeclass lists those there are"
     if found := _WEBHOOK_DOWN.search(said):
         return f"the admission webhook {found[1]} doesn't answer, so that no pod gets in: {said}"
     return said
@@ -59,7 +57,7 @@ def _security_hint(violations: str, namespace: str) -> str:
     if "IPC_LOCK" in violations or "runAsNonRoot" in violations:
         return (
             f"RDMA pods lock memory: an administrator allows it (kubectl label namespace {namespace} --overwrite "
-            "pod-security.kubernetes.io/enforce=privileged), or the profile says network.rdma.memlock: unlimited"
+            "pod-security.kubernetes.io/enforce=privileged), or the cluster says network.rdma.memlock: unlimited"
         )
     return f"take that out of podTemplate, or have the level changed (kubectl get namespace {namespace} --show-labels)"
 
@@ -68,5 +66,5 @@ def _scc_hint(said: str, namespace: str) -> str:
     violations = "; ".join(dict.fromkeys(re.findall(r"Invalid value: [^,\]]+", said))) or said
     if "IPC_LOCK" in said:
         allow = f"oc create rolebinding lockstep-rdma --clusterrole=lockstep-rdma --serviceaccount={namespace}:NAME -n {namespace}"
-        return f"{violations}: RDMA pods need the SCC of `make deploy-cluster` ({allow}, with the profile's service account as NAME)"
+        return f"{violations}: RDMA pods need the SCC of `make deploy-cluster` ({allow}, with the cluster's service account as NAME)"
     return f"{violations}: oc adm policy who-can use scc restricted-v2 -n {namespace} shows who may use which"

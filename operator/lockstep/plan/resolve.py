@@ -1,16 +1,17 @@
-"""TrainingJob and ClusterProfile to one resolved job: every value decided, with the layer that set it."""
+"""TrainingJob and TrainingCluster to one resolved job: every value decided, with the layer that set it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.interactive import JobType
 from lockstep.api.job import RANKS_MAX, TrainingJob, ranks_a_node
 from lockstep.api.names import DATASETS, WORKSPACE
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import StorageMode
 from lockstep.plan.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
 from lockstep.plan.layers import Layer, Layered, Notice, Setting
@@ -23,11 +24,12 @@ from lockstep.plan.variables import variable_warnings
 T = TypeVar("T")
 
 MADE_BY_OPERATOR = "<made by the operator>"
+_OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 """Stands in plain `render` for what only the operator knows. Not valid as a uid, a key or an image on purpose."""
 
 
 class Refused(ConfigError):
-    """The job can't run under this profile; `refusals` has every reason at once."""
+    """The job can't run under this cluster; `refusals` has every reason at once."""
 
     def __init__(self, refusals: list[Notice]) -> None:
         super().__init__("; ".join(refusal.message for refusal in refusals))
@@ -36,7 +38,7 @@ class Refused(ConfigError):
 
 @dataclass(frozen=True)
 class PlatformDefaults:
-    """What the platform says where neither job nor profile does.
+    """What the platform says where neither job nor cluster does.
 
     `workspace` and `datasets` are the folders that /workspace and /datasets stand for: paths of the job that lie in them are
     rewritten (processes on a laptop have no such mounts).
@@ -56,7 +58,7 @@ class Resolved:
     """A job with nothing left to decide. `settings` says for each value which layer set it."""
 
     job: TrainingJob
-    profile: ClusterProfile
+    profile: TrainingCluster
     platform: PlatformDefaults
     namespace: str
     uid: str
@@ -88,10 +90,10 @@ class Resolved:
         return self.nodes * self.ranks_per_node
 
 
-def resolve(job: TrainingJob, profile: ClusterProfile, platform: PlatformDefaults = PlatformDefaults()) -> Resolved:
-    """Decide every value: the job's, else the profile's, else the API's default, else the platform's.
+def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults = PlatformDefaults()) -> Resolved:
+    """Decide every value: the job's, else the cluster's, else the API's default, else the platform's.
 
-    Raises Refused with every reason why the job can't run under this profile.
+    Raises Refused with every reason why the job can't run under this cluster.
     """
     spec, cluster = job.spec, profile.spec
     name = profile.metadata.name
@@ -136,7 +138,11 @@ def resolve(job: TrainingJob, profile: ClusterProfile, platform: PlatformDefault
         workspace_claim=claim.value,
         command=_command(job, platform),
         training=_training(job, platform),
-        warnings=(*fabric_warnings(transport.value, cluster.network, name, gpus.value), *variable_warnings(job, profile)),
+        warnings=(
+            *fabric_warnings(transport.value, cluster.network, name, gpus.value),
+            *gpu_warnings(job, profile),
+            *variable_warnings(job, profile),
+        ),
         settings=explain_settings(job, profile, decided, nccl),
     )
 
@@ -146,44 +152,64 @@ def _first(*candidates: tuple[T | None, Layer]) -> Layered[T]:
     return next(Layered(value, layer) for value, layer in candidates if value is not None)
 
 
-def _nodes(job: TrainingJob, profile: ClusterProfile) -> Layered[int]:
+def _nodes(job: TrainingJob, profile: TrainingCluster) -> Layered[int]:
     gpus = profile.spec.gpus
     return _first((job.spec.nodes, Layer.JOB), (gpus.default_nodes, _stated(gpus.model_fields_set, "default_nodes")))
 
 
-def _gpus_per_node(job: TrainingJob, profile: ClusterProfile) -> Layered[int]:
+def _gpus_per_node(job: TrainingJob, profile: TrainingCluster) -> Layered[int]:
     gpus = profile.spec.gpus
     return _first((job.spec.gpus_per_node, Layer.JOB), (gpus.per_node, _stated(gpus.model_fields_set, "per_node")))
 
 
-def _image(job: TrainingJob, profile: ClusterProfile, platform: PlatformDefaults) -> Layered[str | None]:
-    stated = ((job.spec.image, Layer.JOB), (profile.spec.image, Layer.PROFILE))
+def trainer_image(operator_image: str) -> str | None:
+    """The image of Lockstep's trainer beside the operator's: in its registry, with its tag. None: the operator's isn't called lockstep-operator:TAG."""
+    match = _OPERATOR_IMAGE.fullmatch(operator_image)
+    return None if match is None else f"{match[1]}lockstep-trainer:{match[2]}"
+
+
+def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
+    """More GPUs than the cluster says that its nodes have: the pods would wait for ever, unless some node has more. None at all: `refuse_missing_gpus`."""
+    gpus, wanted = profile.spec.gpus, job.spec.gpus_per_node
+    if wanted is None or not gpus.per_node or wanted <= gpus.per_node:
+        return []
+    message = f"spec.gpusPerNode is {wanted}, but by cluster {profile.metadata.name} (gpus.per_node) its nodes have {gpus.per_node}: pods wait until a node has as many"
+    return [Notice("MoreGPUsThanNodesHave", message)]
+
+
+def _image(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults) -> Layered[str | None]:
+    stated = ((job.spec.image, Layer.JOB), (profile.spec.image, Layer.CLUSTER))
     return next((Layered(image, layer) for image, layer in stated if image), Layered(platform.image, Layer.PLATFORM))
 
 
-def _storage_mode(job: TrainingJob, profile: ClusterProfile) -> Layered[StorageMode]:
+def _storage_mode(job: TrainingJob, profile: TrainingCluster) -> Layered[StorageMode]:
     storage = profile.spec.storage
     return _first((job.spec.storage.mode, Layer.JOB), (storage.mode, _stated(storage.model_fields_set, "mode")))
 
 
-def _workspace_claim(job: TrainingJob, profile: ClusterProfile) -> Layered[str]:
+def _workspace_claim(job: TrainingJob, profile: TrainingCluster) -> Layered[str]:
     storage = profile.spec.storage
     own = (job.spec.storage.workspace_claim_name, Layer.JOB)
     return _first(own, (storage.workspace_claim, _stated(storage.model_fields_set, "workspace_claim")))
 
 
 def _stated(fields_set: set[str], field: str) -> Layer:
-    return Layer.PROFILE if field in fields_set else Layer.DEFAULT
+    return Layer.CLUSTER if field in fields_set else Layer.DEFAULT
 
 
 def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notice]:
     if image.value:
         return []
-    return [Notice("NoImage", f"image is set neither in the job nor in the profile {profile_name}: set spec.image")]
+    return [
+        Notice(
+            "NoImage",
+            f"image is set neither in the job nor in the cluster {profile_name}, and no operator's image lockstep-operator:TAG has the trainer's beside it: set spec.image",
+        )
+    ]
 
 
 def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
-    """What the profile gives may make a gang larger than the job's own fields say."""
+    """What the cluster gives may make a gang larger than the job's own fields say."""
     if nodes * ranks <= RANKS_MAX:
         return []
     message = f"{nodes} nodes with {ranks} ranks each are {nodes * ranks} ranks, and a gang may have at most {RANKS_MAX}: take fewer nodes"
@@ -194,7 +220,7 @@ def _storage_refusals(job: TrainingJob, mode: Layered[StorageMode], profile_name
     if mode.value is StorageMode.SHARED or job.spec.storage.workspace_claim_name is None:
         return []
     message = (
-        f"storage.workspaceClaimName is set, but the profile {profile_name} gives every pod a volume of its own (PerPod):"
+        f"storage.workspaceClaimName is set, but the cluster {profile_name} gives every pod a volume of its own (PerPod):"
         " remove it or set storage.mode to Shared"
     )
     return [Notice("WorkspaceClaimPerPod", message)]
@@ -236,3 +262,15 @@ def _real_path(path: str, platform: PlatformDefaults) -> str:
         if path == root or path.startswith(f"{root}/"):
             return real.rstrip("/") + path.removeprefix(root)
     return path
+
+
+def refuse_missing_gpus(resolved: Resolved) -> None:
+    """Of a job whose pods ask for GPUs on a cluster that says it has none: they would wait for ever. On one's own machine it is the machine's to say.
+    Raises Refused."""
+    gpus, name = resolved.profile.spec.gpus, resolved.profile.metadata.name
+    if resolved.gpus_per_node and not gpus.per_node and "per_node" in gpus.model_fields_set:
+        message = (
+            f"gpusPerNode is {resolved.gpus_per_node}, but the cluster {name} has no GPUs (gpus.per_node is 0 in its file): leave gpusPerNode out, so that "
+            "ranks run on CPUs, name another cluster, or state its GPUs"
+        )
+        raise Refused([Notice("NoGPUs", message)])

@@ -1,13 +1,13 @@
-"""Which nodes the pods of a job may run on: one pod a node, on the profile's nodes, preferably in one rack."""
+"""Which nodes the pods of a job may run on: one pod a node, on the cluster's nodes, preferably in one rack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.api.cluster import ClusterPod, Nodes, TrainingClusterSpec
 from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
 from lockstep.api.podtemplate import PodTemplate
-from lockstep.api.profile import ClusterProfileSpec, Nodes, ProfilePod
 from lockstep.plan.fabric import GPU_RESOURCE
 from lockstep.plan.layers import Notice
 
@@ -15,7 +15,7 @@ RACK_WEIGHT = 100  # the highest there is: nothing else is preferred
 GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
 
 
-def scheduling_refusals(template: PodTemplate, profile: ClusterProfileSpec, profile_name: str, nodes: int) -> list[Notice]:
+def scheduling_refusals(template: PodTemplate, profile: TrainingClusterSpec, profile_name: str, nodes: int) -> list[Notice]:
     """What no node could ever satisfy."""
     return [
         *_node_count_refusals(profile.nodes, profile_name, nodes),
@@ -27,7 +27,7 @@ def _node_count_refusals(allowed: Nodes, profile_name: str, nodes: int) -> list[
     if not allowed.gpu_nodes or nodes <= len(allowed.gpu_nodes):
         return []
     message = (
-        f"nodes is {nodes}, but the profile {profile_name} allows {len(allowed.gpu_nodes)} (nodes.gpuNodes:"
+        f"nodes is {nodes}, but the cluster {profile_name} allows {len(allowed.gpu_nodes)} (nodes.gpuNodes:"
         f" {', '.join(allowed.gpu_nodes[:8])}{', …' if len(allowed.gpu_nodes) > 8 else ''}), one pod each: ask for fewer or add nodes there"
     )
     return [Notice("NotEnoughNodes", message)]
@@ -38,21 +38,21 @@ def _selector_refusals(template: PodTemplate, allowed: Nodes, profile_name: str)
     return [
         Notice(
             "NodeSelectorConflict",
-            f"podTemplate.nodeSelector[{key}] is {template.node_selector[key]!r}, but the profile {profile_name} asks for"
+            f"podTemplate.nodeSelector[{key}] is {template.node_selector[key]!r}, but the cluster {profile_name} asks for"
             f" {allowed.selector[key]!r} (nodes.selector), so no node fits: remove it from the job",
         )
         for key in conflicts
     ]
 
 
-def tolerations(template: PodTemplate, cluster: ProfilePod, gpus_per_node: int) -> list[dict[str, Any]]:
-    """The job's, the profile's, and the taint that GPU nodes usually have when GPUs are asked; each once."""
+def tolerations(template: PodTemplate, cluster: ClusterPod, gpus_per_node: int) -> list[dict[str, Any]]:
+    """The job's, the cluster's, and the taint that GPU nodes usually have when GPUs are asked; each once."""
     stated = [toleration.to_dict() for toleration in (*template.tolerations, *cluster.tolerations)]
     stated += [GPU_TOLERATION] if gpus_per_node else []
     return [toleration for number, toleration in enumerate(stated) if toleration not in stated[:number]]
 
 
-def usual_tolerations(profile: ClusterProfileSpec) -> list[dict[str, Any]]:
+def usual_tolerations(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
     """Those of a job that says nothing of its own."""
     return tolerations(PodTemplate(), profile.pod, profile.gpus.per_node)
 
@@ -64,7 +64,7 @@ def topology_spread(job: str, template: PodTemplate) -> list[dict[str, Any]]:
 
 
 def affinity(job: str, nodes: Nodes, excluded: Sequence[str] = ()) -> dict[str, Any]:
-    """One pod a node, always; the profile's host names, when it lists them; one rack, preferably, when it labels them;
+    """One pod a node, always; the cluster's host names, when it lists them; one rack, preferably, when it labels them;
     never a node that preflight found bad for this job."""
     pods_of_job = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
     result: dict[str, Any] = {

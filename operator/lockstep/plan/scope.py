@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.names import ANNOTATION_PROFILE, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
-from lockstep.api.profile import ClusterProfile, Platform
+from lockstep.api.cluster import Platform, TrainingCluster
+from lockstep.api.names import ANNOTATION_CLUSTER, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
 from lockstep.plan.fabric import Transport
 from lockstep.plan.security import locks_memory_as_root
 
@@ -19,14 +19,16 @@ Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
 JOBS_ROLE = f"{OPERATOR_NAME}-jobs"
 """Of a namespace's own operator: what the ClusterRole grants elsewhere."""
+HEARD_ROLE = "lockstep-heard"
+"""By which everybody may read the operator's Lease."""
 NAMED_BINDING = f"{OPERATOR_NAMESPACE}-operator"
 """By which the operator of lockstep-system works in a named namespace. A namespace's own operator has none of this name."""
-PROFILE_CONFIG = "lockstep-profile"
-"""ConfigMap of a namespace's own operator, in place of the ClusterProfile."""
-PROFILE_KEY = "profile.json"
-PROFILE_FOLDER = "/etc/lockstep/profile"
+PROFILE_CONFIG = "lockstep-cluster"
+"""ConfigMap of a namespace's own operator, in place of the TrainingCluster."""
+PROFILE_KEY = "cluster.json"
+PROFILE_FOLDER = "/etc/lockstep/cluster"
 NOT_IN_A_NAMESPACE = (
-    "CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "ClusterProfile", "SecurityContextConstraints",
+    "CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "TrainingCluster", "SecurityContextConstraints",
 )  # fmt: skip
 
 
@@ -131,7 +133,7 @@ def _in_named(item: Object, scope: Scope) -> list[Object]:
 
 def _in_own(item: Object, scope: Scope) -> list[Object]:
     kind, metadata = item["kind"], item["metadata"]
-    if kind == "ClusterProfile":
+    if kind == "TrainingCluster":
         return [_profile_config(item, scope.home)]
     if kind == "ClusterRole" and metadata["name"] == OPERATOR_NAME:
         role = {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": {**metadata, "name": JOBS_ROLE, "namespace": scope.home}}
@@ -139,7 +141,7 @@ def _in_own(item: Object, scope: Scope) -> list[Object]:
             role | {"rules": [rule for rule in item["rules"] if not _needs_nodes(rule)]},
             _binding(JOBS_ROLE, scope.home, _role_ref("Role", JOBS_ROLE), scope.home),
         ]
-    if kind in NOT_IN_A_NAMESPACE:
+    if kind in NOT_IN_A_NAMESPACE or metadata["name"] == HEARD_ROLE:  # who deploys here may give rights to nobody else
         return []
     if metadata.get("namespace") == OPERATOR_NAMESPACE:
         item = {**item, "metadata": {**metadata, "namespace": scope.home}}
@@ -154,12 +156,12 @@ def _in_own(item: Object, scope: Scope) -> list[Object]:
                 "LOCKSTEP_NAMESPACES": scope.home,
                 "LOCKSTEP_REPORT_URL": report_url(scope.home),
                 "LOCKSTEP_METRICS_PORT": "0",  # who may read them, only a cluster-wide right tells
-                "LOCKSTEP_PROFILE": f"{PROFILE_FOLDER}/{PROFILE_KEY}",
+                "LOCKSTEP_CLUSTER": f"{PROFILE_FOLDER}/{PROFILE_KEY}",
             },
         )
         pod = item["spec"]["template"]["spec"]
-        pod["volumes"].append({"name": "profile", "configMap": {"name": PROFILE_CONFIG}})
-        pod["containers"][0]["volumeMounts"].append({"name": "profile", "mountPath": PROFILE_FOLDER, "readOnly": True})
+        pod["volumes"].append({"name": "cluster", "configMap": {"name": PROFILE_CONFIG}})
+        pod["containers"][0]["volumeMounts"].append({"name": "cluster", "mountPath": PROFILE_FOLDER, "readOnly": True})
     return [item]
 
 
@@ -183,17 +185,17 @@ def _profile_config(profile: Object, namespace: str) -> Object:
 
 
 def with_profile_hash(objects: list[Object]) -> list[Object]:
-    """A namespace's own operator reads its profile when it starts: another one starts it again."""
+    """A namespace's own operator reads its cluster when it starts: another one starts it again."""
     config = next((item for item in objects if item["kind"] == "ConfigMap" and item["metadata"]["name"] == PROFILE_CONFIG), None)
     for item in objects:
         if config is not None and item["kind"] == "Deployment":
             metadata = item["spec"]["template"]["metadata"]
             digest = hashlib.sha256(config["data"][PROFILE_KEY].encode()).hexdigest()[:16]
-            metadata["annotations"] = {**metadata.get("annotations", {}), ANNOTATION_PROFILE: digest}
+            metadata["annotations"] = {**metadata.get("annotations", {}), ANNOTATION_CLUSTER: digest}
     return objects
 
 
-def definitions_command(profile: ClusterProfile, namespace: str) -> str:
+def definitions_command(profile: TrainingCluster, namespace: str) -> str:
     """What an administrator types once, in a checkout, before an admin of `namespace` can deploy an operator there."""
     files = ["manifests/crds", "manifests/operator/base/userroles.yaml"]
     needs_scc = profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
 from lockstep.api.model import Model
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.fabric import Variables
 from lockstep.plan.layers import Layer, Layered, Setting, written
 
@@ -19,13 +19,13 @@ _JOB_SECTIONS = (
 
 
 def explain_settings(
-    job: TrainingJob, profile: ClusterProfile, decided: Mapping[str, Layered[Any]], nccl: Variables
+    job: TrainingJob, profile: TrainingCluster, decided: Mapping[str, Layered[Any]], nccl: Variables
 ) -> tuple[Setting, ...]:
-    """Rows in reading order: what two layers could have set, NCCL's variables, the rest of the job, the rest of the profile."""
+    """Rows in reading order: what two layers could have set, NCCL's variables, the rest of the job, the rest of the cluster."""
     rows = [Setting(field, _plain(layered.value), layered.layer) for field, layered in decided.items()]
     rows += [Setting(f"env.{name}", layered.value, layered.layer) for name, layered in nccl.items()]
     rows += _sections(job.spec, _JOB_SECTIONS, Layer.JOB, "")
-    rows += _sections(profile.spec, _PROFILE_SECTIONS, Layer.PROFILE, "profile.")
+    rows += _sections(profile.spec, _PROFILE_SECTIONS, Layer.CLUSTER, "cluster.")
     return tuple(rows)
 
 

@@ -1,14 +1,70 @@
-"""A start that node 0 itself can't give up, because its pod has never run (pure). From then on its coordinator counts the time."""
+"""A start from zero pods until its first attempt begins (pure): when it is given up, and when a corrected spec takes its place.
+
+Node 0 itself can't give up a start while its pod has never run. From then on its coordinator counts the time.
+"""
 
 from __future__ import annotations
 
+import re
+
+from lockstep.api.names import ANNOTATION_ATTEMPTS_BEFORE
 from lockstep.api.timeouts import START_SECONDS
+from lockstep.plan.accept import Accepted, missing_service_account
+from lockstep.plan.interactive import is_interactive
 from lockstep.plan.layers import Notice
-from lockstep.plan.observed import Object, Observed, is_terminating
+from lockstep.plan.objects import Frozen, differs_by_user
+from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating
 from lockstep.plan.pods import is_scheduled, placed_at, waits_for_a_claim, why_not_started
 from lockstep.plan.reasons import Reason
+from lockstep.plan.running import is_running
 from lockstep.plan.times import remaining, seconds_of
 from lockstep.plan.unscheduled import why_unscheduled
+from lockstep_gang.contract import State
+
+FRESH_SECONDS = 30.0
+"""A report that is older doesn't say that no rank has been started since."""
+
+
+def has_begun(observed: Observed, received: ReceivedReport | None, now: float) -> bool:
+    """Whether an attempt of the newest start has begun, or may have begun unheard. As long as none has, a start can be replaced at no loss."""
+    attempts = int(observed.status.get("attempts") or 0)
+    if received is not None:
+        attempts = max(attempts, received.report.attempt)
+    if attempts > attempts_before(observed):
+        return True
+    if is_interactive(observed.job):
+        return any(map(is_running, observed.pods))  # people may be at work in them
+    pod = observed.pod(0)
+    if pod is None or not is_running(pod):
+        return False  # nobody is there who could begin one
+    heard = current_report(observed, received)
+    is_fresh = heard is not None and now - heard.received <= FRESH_SECONDS
+    return heard is None or not is_fresh or heard.report.state is not State.WAITING
+
+
+def attempts_before(observed: Observed) -> int:
+    """How many attempts there had been when the newest start from zero pods began."""
+    seen = observed.stateful_set or {"metadata": {}}
+    stated = str((seen["metadata"].get("annotations") or {}).get(ANNOTATION_ATTEMPTS_BEFORE, ""))
+    return int(stated) if re.fullmatch(r"\d{1,9}", stated) else 0
+
+
+def start_mark(observed: Observed) -> dict[str, str]:
+    """The StatefulSet's annotation for `attempts_before`: goes up with the pods in one write, so that no start is without it."""
+    attempts = int(observed.status.get("attempts") or 0) if observed.at_zero else attempts_before(observed)
+    return {ANNOTATION_ATTEMPTS_BEFORE: str(attempts)} if attempts else {}
+
+
+def replaced_by(observed: Observed, accepted: Accepted, running: Frozen) -> str | None:
+    """Why a start that has not begun is to make way for what the job would start with now; None: it stays.
+
+    What only the operator adds (its image, its certificate) counts where pods can't start: a queue of a thousand jobs survives an upgrade.
+    """
+    if accepted.frozen.hash == running.hash or missing_service_account(observed, accepted) is not None:
+        return None
+    if differs_by_user(running, accepted.frozen):
+        return "spec or cluster were changed before any rank ran, so the job starts anew with them"
+    return "the operator was changed while the pods could not start, so they start anew" if why_not_started(observed) is not None else None
 
 
 def start_overdue(observed: Observed, now: float) -> Notice | None:

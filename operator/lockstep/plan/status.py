@@ -16,16 +16,17 @@ from lockstep.plan.observed import Object, Observed
 from lockstep.plan.preflightstatus import preflight_status
 from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import retry_of
+from lockstep.plan.running import is_running
 from lockstep.plan.statussize import fitted
 from lockstep.plan.times import not_ahead, remaining, seconds_of, timestamp
-from lockstep_gang.contract import Cause, Failure, Report, Restart, printable_line
+from lockstep_gang.contract import Cause, CheckpointReport, Failure, Report, Restart, printable_line
 
 PROGRESS_SECONDS = 15.0
 TEXT, LONG_TEXT, VALUE = 1024, 4096, 64
 COUNT_MAX = 2**63 - 1
 LAST_LINES, METRICS, HISTORY = 20, 32, 10
 _PROGRESS = ("trainer", "checkpoint", "goodput")
-RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE}
+RESULT_FIELDS = {"adapter": TEXT, "model": TEXT, "evalLossBefore": VALUE, "evalLossAfter": VALUE, "note": TEXT}
 
 
 def job_status(view: View, running: Frozen | None, profile: Object | None, life: Object, pending: bool) -> Object:
@@ -37,13 +38,14 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
         "nodes": len(observed.pods)
         if view.held_until is not None or not view.finished
         else 0,  # those of a job that ended are on their way out
+        "runningNodes": sum(map(is_running, observed.pods)) if view.held_until is not None or not view.finished else 0,
         "selector": f"{LABEL_JOB}={observed.name}",
         "notification": notification_status(observed),
         "startTime": before.get("startTime") or (timestamp(view.now) if observed.pods else None),
         "completionTime": (not_ahead(before.get("completionTime"), view.now) or timestamp(view.now)) if view.finished else None,
         "retry": (retry_of(running) or None) if running is not None else before.get("retry"),
         "ranks": _ranks(view, running),
-        "profile": profile or before.get("profile"),
+        "cluster": profile or before.get("cluster"),
         **life,
         "excludedNodes": excluded_nodes(observed, view.report, running, timestamp(view.now)) or None,
         "interactive": interactive_status(observed, view.received, timestamp(view.now)),
@@ -57,6 +59,7 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
                 "restartHistory",
                 "trainer",
                 "checkpoint",
+                "failedSaves",
                 "failure",
                 "fabric",
                 "preflight",
@@ -67,6 +70,8 @@ def job_status(view: View, running: Frozen | None, profile: Object | None, life:
     }
     if view.failed and view.failure_reason == Reason.START_TIMEOUT:
         status["failure"] = {"cause": Cause.SETUP.value, "node": 0, "message": printable_line(view.failure_message)[:LONG_TEXT]}
+    if view.commit is not None:  # a commit stays, whatever became of the pod that told of it
+        status["checkpoint"] = _commit(view.commit)
     said = view.report or view.last_word
     if said is not None:
         status |= _reported(observed, said, view.now)
@@ -102,12 +107,14 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
     if report.trainer is not None:
         found["trainer"] = _trainer(observed.status.get("trainer") or {}, report, now)
     if report.checkpoint is not None:
-        commit = report.checkpoint
-        found["checkpoint"] = {
-            "lastCommittedStep": max(0, min(commit.step, COUNT_MAX)),
-            "lastCommitTime": commit.time,
-            "path": commit.path[:TEXT],
-        }
+        found["checkpoint"] = _commit(report.checkpoint)
+    failed = report.failed_saves
+    found["failedSaves"] = failed and {
+        "since": failed.since,
+        "count": _count(failed.count),
+        "step": _count(failed.step),
+        "message": failed.problem[:TEXT],
+    }
     if report.failure is not None:
         found["failure"] = _failure(observed, report.failure)
     if report.fabric is not None:
@@ -117,6 +124,10 @@ def _reported(observed: Observed, report: Report, now: float) -> Object:
     if report.result is not None:
         found["result"] = {key: str(report.result[key])[:size] for key, size in RESULT_FIELDS.items() if report.result.get(key)}
     return found
+
+
+def _commit(commit: CheckpointReport) -> Object:
+    return {"lastCommittedStep": max(0, min(commit.step, COUNT_MAX)), "lastCommitTime": commit.time, "path": commit.path[:TEXT]}
 
 
 def _trainer(before: Object, report: Report, now: float) -> Object:
@@ -173,6 +184,7 @@ def _restart(restart: Restart) -> Object:
         "node": failure.node,
         "lostSteps": _count(restart.lost_steps),
         "downtimeSeconds": restart.downtime_seconds,
+        "downSince": restart.down_since,
         "counts": restart.counts,
     }
     return {key: value for key, value in fields.items() if value is not None}

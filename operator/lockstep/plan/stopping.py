@@ -14,11 +14,12 @@ from lockstep.plan.excluded import pods_on_excluded
 from lockstep.plan.interactive import is_released, is_stopped
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import Frozen
-from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating
+from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
 from lockstep.plan.placing import Placing
 from lockstep.plan.reasons import Reason
+from lockstep.plan.starting import attempts_before, replaced_by
 from lockstep.plan.times import timestamp
-from lockstep_gang.contract import Report, Save, StopReport
+from lockstep_gang.contract import CheckpointReport, Report, Save, StopReport
 
 TEXT = 1024
 
@@ -49,9 +50,15 @@ class Stopping:
 
 
 def stopping(  # noqa: PLR0911 (a table of cases reads best as one)
-    observed: Observed, accepted: Accepted | None, running: Frozen | None, overdue: Notice | None, place: Placing | None = None
+    observed: Observed,
+    accepted: Accepted | None,
+    running: Frozen | None,
+    overdue: Notice | None,
+    place: Placing | None = None,
+    *,
+    begun: bool = True,
 ) -> Stopping | None:
-    """For a job that has pods and has not ended: whether they are to stop now."""
+    """For a job that has pods and has not ended: whether they are to stop now. `begun`: `starting.has_begun`."""
     if is_stopped(observed):
         return Stopping(Reason.STOPPING, "nobody used the environment" if is_released(observed) else "spec.suspend is true")
     if overdue is not None:
@@ -61,17 +68,40 @@ def stopping(  # noqa: PLR0911 (a table of cases reads best as one)
         return Stopping(Reason.NODE_EXCLUDED, left_out)
     if accepted is not None and running is not None and _new_size(observed, accepted, running):
         return Stopping(Reason.RESIZING, f"from {running.nodes} to {accepted.frozen.nodes} nodes")
+    if not begun and accepted is not None and (why := _replaced(observed, accepted, running)) is not None:
+        return Stopping(Reason.START_REPLACED, why)
     if place is not None and place.lets_go:
         return Stopping(Reason.NODES_RELEASED, place.message)
     if observed.replicas == 0 and any(is_terminating(pod) for pod in observed.pods):
-        return Stopping(Reason.STOPPING, "this stop had begun already; the job starts again after it")
+        by = scaled_words(observed, "the job starts again after it")
+        return Stopping(Reason.STOPPING, by or "this stop had begun already; the job starts again after it")
     return None
 
 
 def _new_size(observed: Observed, accepted: Accepted, running: Frozen) -> bool:
-    """The job itself asks for another number of nodes, and could start with it. A profile's new default waits for the next start."""
+    """The job itself asks for another number of nodes, and could start with it. A cluster's new default waits for the next start."""
     stated = observed.job["spec"].get("nodes")
     return stated is not None and accepted.frozen.nodes != running.nodes and missing_service_account(observed, accepted) is None
+
+
+def scaled_words(observed: Observed, what: str) -> str:
+    """Who else scaled the job's StatefulSet, what Lockstep does about it, and what scales a job; '' where nobody is known to have."""
+    by = observed.scaled_by
+    if not by:
+        return ""
+    when = f" at {by['time']}" if "time" in by else ""
+    who = f"StatefulSet {observed.name} was scaled to {observed.replicas} by {by.get('manager') or 'somebody else'}{when}"
+    where = f"{observed.name} -n {observed.namespace}"
+    return f"{who}: {what}; `lockstep stop {where}` stops a job, `lockstep scale {where} --nodes N` resizes it"
+
+
+def _replaced(observed: Observed, accepted: Accepted, running: Frozen | None) -> str | None:
+    if running is not None:
+        return replaced_by(observed, accepted, running)
+    seen = observed.stateful_set
+    if seen is None or owner_uid(seen) != observed.uid or missing_service_account(observed, accepted) is not None:
+        return None
+    return "nothing proves any more what its pods were to run, and no rank ever ran, so the job starts anew"
 
 
 def last_word(observed: Observed, received: ReceivedReport | None) -> Report | None:
@@ -90,8 +120,9 @@ def stop_status(observed: Observed, received: ReceivedReport | None, *, ended: b
         return _reported(told)
     attempt = int(observed.status.get("attempts") or 0)
     just_gone = observed.at_zero and int(observed.status.get("nodes") or 0) > 0
-    if just_gone and not ended and attempt and (before is None or before["attempt"] < attempt):
-        return _unknown(observed, attempt, now)
+    ran = attempt > attempts_before(observed)
+    if just_gone and not ended and ran and (before is None or before["attempt"] < attempt):
+        return _unknown(observed, commit(observed, received), attempt, now)
     return before
 
 
@@ -103,9 +134,18 @@ def _reported(stop: StopReport) -> Object:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _unknown(observed: Observed, attempt: int, now: float) -> Object:
-    step = (observed.status.get("checkpoint") or {}).get("lastCommittedStep")
-    newest = "no checkpoint was reported before" if step is None else f"the newest checkpoint that was reported is step {step}"
+def commit(observed: Observed, received: ReceivedReport | None) -> CheckpointReport | None:
+    """The newest commit that node 0 has told of since this operator began, whether its pod is still there or not: status lags behind by up to 15 s."""
+    if received is None or received.report.checkpoint is None or received.report.attempt < int(observed.status.get("attempts") or 0):
+        return None
+    before = (observed.status.get("checkpoint") or {}).get("lastCommitTime")
+    newest = received.report.checkpoint
+    return newest if before is None or newest.time >= before else None
+
+
+def _unknown(observed: Observed, heard: CheckpointReport | None, attempt: int, now: float) -> Object:
+    step = heard.step if heard is not None else (observed.status.get("checkpoint") or {}).get("lastCommittedStep")
+    newest = "status knew of no checkpoint" if step is None else f"the newest checkpoint that was reported is step {step}"
     message = f"the pods are gone and node 0 did not say how the stop went; {newest}, `lockstep checkpoint` shows what is on the volume"
     found = {"time": timestamp(now), "attempt": attempt, "save": Save.UNKNOWN.value, "message": message}
     return found if step is None else found | {"step": step}

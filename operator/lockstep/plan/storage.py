@@ -8,8 +8,8 @@ from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
+from lockstep.api.cluster import ClusterVolume, TrainingClusterSpec
 from lockstep.api.podtemplate import ExtraVolume
-from lockstep.api.profile import ClusterProfileSpec, ProfileVolume
 from lockstep.api.quantity import number
 from lockstep.api.shared import StorageMode
 from lockstep.plan.layers import Notice
@@ -35,24 +35,24 @@ _OWN = {
 _READ_ONLY = (RUN_VOLUME, KEY_VOLUME, TOKEN_VOLUME)
 
 
-def volume_refusals(extra: list[ExtraVolume], shared: list[ProfileVolume]) -> list[Notice]:
+def volume_refusals(extra: list[ExtraVolume], shared: list[ClusterVolume]) -> list[Notice]:
     """Two volumes of one name or one path, or a path that Kubernetes refuses."""
-    volumes: list[ExtraVolume | ProfileVolume] = [*shared, *extra]
+    volumes: list[ExtraVolume | ClusterVolume] = [*shared, *extra]
     used = Counter([*_OWN, *(volume.name for volume in volumes)])
     paths = Counter([*_OWN.values(), *(_real_folder(volume.mount_path) for volume in volumes)])
-    places: list[tuple[str, ExtraVolume | ProfileVolume]] = [
-        *((f"the profile's pod.volumes[{volume.name}]", volume) for volume in shared),
+    places: list[tuple[str, ExtraVolume | ClusterVolume]] = [
+        *((f"the cluster's pod.volumes[{volume.name}]", volume) for volume in shared),
         *((f"podTemplate.volumes[{volume.name}]", volume) for volume in extra),
     ]
     return [Notice("VolumeConflict", f"{where} {problem}") for where, volume in places for problem in _volume_problems(volume, used, paths)]
 
 
-def claim_refusals(profile: ClusterProfileSpec, profile_name: str) -> list[Notice]:
+def claim_refusals(profile: TrainingClusterSpec, profile_name: str) -> list[Notice]:
     """Claims of no size, which the API server refuses."""
     sizes = {f"pod.volumes[{v.name}].size": v.size for v in profile.pod.volumes if v.storage_class is not None}
     sizes |= {"storage.workspaceSize": profile.storage.workspace_size, "storage.datasetsSize": profile.storage.datasets_size}
     return [
-        Notice("ClaimSizeInvalid", f"{field} of the profile {profile_name} is {size}: a claim must ask for more than nothing")
+        Notice("ClaimSizeInvalid", f"{field} of the cluster {profile_name} is {size}: a claim must ask for more than nothing")
         for field, size in sizes.items()
         if number(size) == 0
     ]
@@ -62,10 +62,10 @@ def _real_folder(path: str) -> str:
     return normpath("/" + path.lstrip("/"))  # normpath alone keeps a double slash in front
 
 
-def _volume_problems(volume: ExtraVolume | ProfileVolume, used: Counter[str], paths: Counter[str]) -> list[str]:
+def _volume_problems(volume: ExtraVolume | ClusterVolume, used: Counter[str], paths: Counter[str]) -> list[str]:
     problems = []
     if used[volume.name] > 1:
-        problems.append(f"has a name that is taken: give it one that neither the profile nor Lockstep uses ({', '.join(_OWN)})")
+        problems.append(f"has a name that is taken: give it one that neither the cluster nor Lockstep uses ({', '.join(_OWN)})")
     if paths[_real_folder(volume.mount_path)] > 1:
         problems.append(f"is mounted at {volume.mount_path}, where another volume is: choose another mountPath")
     if ":" in volume.mount_path:

@@ -13,7 +13,7 @@ Object = dict[str, Any]
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
 VERDICTS = {"True": ", verified", "False": ", NOT as asked"}
 """Status of FabricVerified → what follows the fabric's name; nothing where it is unknown."""
-WIDE = ("PROFILE", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
+WIDE = ("CLUSTER", "TRANSPORT", "CHECKPOINT", "LEFT", "LOSS", "MESSAGE")
 
 
 def row(job: Object, now: float, *, wide: bool = False) -> tuple[str, ...]:
@@ -22,19 +22,24 @@ def row(job: Object, now: float, *, wide: bool = False) -> tuple[str, ...]:
     trainer, ranks, summary = status.get("trainer", {}), status.get("ranks", {}), condition(status, "Progressing")
     cells = (
         job["metadata"]["name"],
-        f"{status.get('nodes', 0)}/{job['spec'].get('nodes', '?')}",
+        f"{running_nodes(status)}/{job['spec'].get('nodes', '?')}",
         f"{ranks.get('ready', 0)}/{ranks.get('desired', '?')}",
         of_total(trainer.get("step"), trainer.get("totalSteps")),
         f"{trainer['progressPercentage']}%" if "progressPercentage" in trainer else "-",
         str(status.get("restarts", 0)),
-        summary.get("reason", "Unknown"),
+        summary.get("reason", "Unknown") + (" (stale)" if condition(status, "StatusCurrent").get("status") == "False" else ""),
         age(job["metadata"].get("creationTimestamp"), now),
     )
     return tuple(printable_line(str(cell)) for cell in (cells + _wide(status, summary) if wide else cells))
 
 
+def running_nodes(status: Object) -> int:
+    """Pods that run; a status that an operator of before has written says only how many exist."""
+    return int(status["runningNodes"] if "runningNodes" in status else status.get("nodes", 0))
+
+
 def _wide(status: Object, summary: Object) -> tuple[str, ...]:
-    profile, trainer, commit = status.get("profile", {}), status.get("trainer", {}), status.get("checkpoint", {})
+    profile, trainer, commit = status.get("cluster", {}), status.get("trainer", {}), status.get("checkpoint", {})
     left = trainer.get("estimatedRemainingSeconds")
     return (
         profile.get("name", "-"),
@@ -84,10 +89,10 @@ def _work(spec: Object) -> str:
 
 
 def _where(spec: Object, status: Object) -> Iterator[str]:
-    profile, ranks, run = status.get("profile", {}), status.get("ranks", {}), status.get("run", {})
+    profile, ranks, run = status.get("cluster", {}), status.get("ranks", {}), status.get("run", {})
     if profile:
-        yield f"Cluster     profile {profile['name']}, between nodes {profile['transport']}"
-    yield f"Ranks       {ranks.get('ready', 0)} of {ranks.get('desired', '?')} ready, on {status.get('nodes', 0)} of {spec.get('nodes', '?')} nodes"
+        yield f"Cluster     cluster {profile['name']}, between nodes {profile['transport']}"
+    yield f"Ranks       {ranks.get('ready', 0)} of {ranks.get('desired', '?')} ready, on {running_nodes(status)} of {spec.get('nodes', '?')} nodes"
     if ranks.get("order"):
         yield f"Order       ranks follow the racks: nodes {', '.join(map(str, ranks['order']))}"
     fabric = condition(status, "FabricVerified")
@@ -95,7 +100,7 @@ def _where(spec: Object, status: Object) -> Iterator[str]:
         verdict = VERDICTS.get(fabric["status"], "")
         yield f"Fabric      {status.get('fabric', {}).get('transport', 'not known yet')}{verdict}: {fabric.get('message', '')}"
     if run.get("pending"):
-        yield "Pending     spec or profile have changed since the start: that takes effect at the next start from zero pods"
+        yield "Pending     spec or TrainingCluster have changed since the start: that takes effect at the next start from zero pods"
 
 
 def _training(status: Object, now: float) -> Iterator[str]:
@@ -106,10 +111,15 @@ def _training(status: Object, now: float) -> Iterator[str]:
         metrics = ", ".join(f"{found['name']} {found['value']}" for found in trainer.get("metrics", []))
         yield f"Metrics     {metrics or 'none yet'}"
     if "goodput" in status:
-        yield f"Goodput     {status['goodput']['percentage']}% of the time that its pods were there was training"
+        share = status["goodput"].get("percentage")
+        yield "Goodput     " + (
+            "unknown: no step was told" if share is None else f"{share}% of the time that its pods were there was training"
+        )
     if commit:
         path = f", {commit['path']}" if "path" in commit else ""
         yield f"Checkpoint  step {commit['lastCommittedStep']}, {age(commit['lastCommitTime'], now)} ago{path}"
+    if is_true(status, "SavesFailing"):
+        yield f"Saves       {condition(status, 'SavesFailing')['message']}"
 
 
 def _doing(trainer: Object) -> str:
@@ -144,6 +154,8 @@ def _result(status: Object) -> Iterator[str]:
             yield f"{label:11} {result[key]}"
     if "evalLossBefore" in result:
         yield f"Eval loss   {result['evalLossBefore']} before, {result.get('evalLossAfter', '?')} after"
+    if "note" in result:
+        yield f"Note        {result['note']}"
 
 
 def metric(trainer: Object, name: str) -> str:

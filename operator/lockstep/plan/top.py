@@ -38,7 +38,7 @@ def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object])
         "goodputPercentage": status.get("goodput", {}).get("percentage"),
         "metrics": {one["name"]: one["value"] for one in trainer.get("metrics", [])},
         "checkpoint": status.get("checkpoint"),
-        "transport": status.get("profile", {}).get("transport"),
+        "transport": status.get("cluster", {}).get("transport"),
         "fabric": {"uses": fabric.get("transport"), "verified": verified.get("status"), "message": verified.get("message", "")},
         "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key != "order"},
         "loss": _curve(answers),
@@ -83,7 +83,9 @@ def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
     if "checkpoint" in found:
         when = found["checkpoint"].get("lastCommitTime")
         yield f"checkpoint  step {found['checkpoint']['lastCommittedStep']}" + (f", {age(when, now)} ago" if when else "")
-    goodput = f"{found['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in found else "not known yet"
+    goodput = (
+        f"{found['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in found else "unknown: no step was told"
+    )
     yield f"goodput     {goodput}; attempt {found.get('attempts', '-')}, {found['restarts']} restart{'' if found['restarts'] == 1 else 's'}"
     if found["nodes"]:
         yield ""
@@ -202,5 +204,5 @@ def _job_row(job: Object) -> tuple[str, ...]:
         "-" if left is None else duration(left),
         str(status.get("restarts", 0)),
         "-" if goodput is None else f"{goodput}%",
-        status.get("profile", {}).get("transport", "-"),
+        status.get("cluster", {}).get("transport", "-"),
     )

@@ -6,7 +6,7 @@ import re
 
 from lockstep.plan.layers import Notice
 from lockstep.plan.nodes import Others, named, why_no_node_fits
-from lockstep.plan.observed import Object, Observed
+from lockstep.plan.observed import Object, Observed, is_terminating, start_anew
 from lockstep.plan.pods import is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep.plan.queueing import why_gated
 
@@ -51,8 +51,12 @@ def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
 
 def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
     claim = observed.claims.get(name)
+    if claim is None and observed.status.get("attempts"):
+        return f"claim {name} was deleted, and what it held with it: create it, or {start_anew(observed)}, on an empty one where Lockstep makes it"
     if claim is None:
-        return f"claim {name} does not exist in namespace {observed.namespace}: create it, or let the profile name one that exists"
+        return f"claim {name} does not exist in namespace {observed.namespace}: create it, or let the cluster name one that exists"
+    if is_terminating(claim):
+        return f"claim {name} is being deleted: it goes when no pod mounts it any more, and then has to be made anew"
     phase = claim.get("status", {}).get("phase", "Pending")
     events = observed.events_of(claim["metadata"]["uid"])
     if phase == "Bound" or not (blamed or events):

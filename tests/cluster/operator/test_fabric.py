@@ -38,14 +38,15 @@ def gpus(jobs: Jobs) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def rdma(jobs: Jobs) -> Iterator[str]:
-    """The name of a profile like `local` that says it has RDMA, and the logs that ranks pretend to write."""
+    """The name of a cluster like `local` that says it has RDMA, and the logs that ranks pretend to write."""
     data = {"pretend.py": PRETEND, **{f"{name}.log": (LOGS / f"{name}.log").read_text() for name in (GOOD, SOCKETS)}}
     jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fabric"}, "data": data})
-    kind = jobs.kind("ClusterProfile", API)
+    kind = jobs.kind("TrainingCluster", API)
     spec = kind.get(name="local").to_dict()["spec"]
+    spec["gpus"] = {**(spec.get("gpus") or {}), "perNode": 1}
     spec["network"] |= {"mode": "Auto", "rdma": {"enabled": True, "memlock": "Unlimited"}}
     name = f"{jobs.namespace}-rdma"
-    kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
+    kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec})
     yield name
     kind.delete(name=name)
 
@@ -53,7 +54,7 @@ def rdma(jobs: Jobs) -> Iterator[str]:
 def start(jobs: Jobs, profile: str, name: str, *logs: str, **fabric: Any) -> None:
     """A job whose ranks write these logs, one a node, as NCCL would."""
     spec = {
-        "clusterProfileName": profile,
+        "cluster": profile,
         "nodes": 2,
         "gpusPerNode": 1,
         "fabric": fabric,

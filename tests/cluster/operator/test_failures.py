@@ -9,7 +9,7 @@ import pytest
 
 from cluster.operator.test_verbs import lockstep
 from cluster_jobs import Jobs, kubeconfig_of
-from unit.test_every_verb import ANSWERS_WHATEVER_IS_HIDDEN, OF_A_JOB, REMOTE, VERBS, arguments, write_job_file
+from unit.test_every_verb import ANSWERS_WHATEVER_IS_HIDDEN, OF_A_JOB, REMOTE, VERBS, arguments, write_cluster_file, write_job_file
 
 NO_ROLE = "lockstep-nobody-has-such-a-role"
 """A binding to a role that isn't there grants nothing."""
@@ -25,6 +25,7 @@ def stranger(jobs: Jobs, cluster: Path, tmp_path_factory: pytest.TempPathFactory
 def typed(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with job.yaml in it, from which verbs are typed."""
     write_job_file(tmp_path)
+    write_cluster_file(tmp_path, "gpus")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
 

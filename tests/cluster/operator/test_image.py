@@ -13,7 +13,7 @@ import pytest
 from built_image import built_operator
 from cluster_jobs import Jobs, until
 from installed_operator import CHECKOUT, local_objects, local_profile, objects_of, send
-from lockstep.api.profile import ClusterProfile
+from lockstep.api.cluster import TrainingCluster
 from lockstep.devcluster.cluster import status
 from lockstep.devcluster.layout import default_layout
 from lockstep.devcluster.node import import_image, remove_image
@@ -50,15 +50,15 @@ def image(jobs: Jobs) -> Iterator[str]:
         yield reference
     finally:
         send([item for item in local_objects() if item["kind"] == "Deployment"])
-        jobs.api.resources.get(api_version="lockstep.dev/v1alpha1", kind="ClusterProfile").delete(name=PROFILE)
+        jobs.api.resources.get(api_version="lockstep.dev/v1alpha1", kind="TrainingCluster").delete(name=PROFILE)
         for node in nodes:
             remove_image(node, reference)
 
 
 def _from_image(reference: str) -> list[dict[str, Any]]:
-    """The operator's Deployment, and a profile whose pods mount no Python environment: as on a cluster of somebody's own."""
+    """The operator's Deployment, and a cluster whose pods mount no Python environment: as on a cluster of somebody's own."""
     profile = _without_volume(local_profile())
-    sent = [item for item in objects_of(profile, reference) if item["kind"] in ("Deployment", "ClusterProfile")]
+    sent = [item for item in objects_of(profile, reference) if item["kind"] in ("Deployment", "TrainingCluster")]
     for item in sent:
         if item["kind"] == "Deployment":
             item["spec"]["template"]["spec"]["securityContext"] |= {"runAsUser": USER, "runAsGroup": 0}
@@ -67,7 +67,7 @@ def _from_image(reference: str) -> list[dict[str, Any]]:
     return sent
 
 
-def _without_volume(profile: ClusterProfile) -> ClusterProfile:
+def _without_volume(profile: TrainingCluster) -> TrainingCluster:
     env = [variable for variable in profile.spec.pod.env if variable.name != "PYTHONPATH"]
     pod = profile.spec.pod.model_copy(update={"volumes": [], "env": env})
     return profile.model_copy(update={"spec": profile.spec.model_copy(update={"pod": pod})})
@@ -83,7 +83,7 @@ def test_the_operator_of_the_image_needs_no_user_of_its_own_and_no_folder_to_wri
 
 
 def test_a_job_runs_with_the_agent_that_the_image_brings(image: str, jobs: Jobs) -> None:
-    jobs.start("from-image", "ok.py", clusterProfileName=PROFILE)
+    jobs.start("from-image", "ok.py", cluster=PROFILE)
     jobs.until_condition("from-image", "Complete", "True", "Complete", 90)
     made = jobs.get("StatefulSet", "from-image", "apps/v1") or {}
     [agent] = made["spec"]["template"]["spec"]["initContainers"]

@@ -27,11 +27,11 @@ Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def profile(jobs: Jobs) -> Iterator[dict[str, Any]]:
-    """A ClusterProfile of this test's own, like `local`."""
-    kind = jobs.kind("ClusterProfile", API)
+    """A TrainingCluster of this test's own, like `local`."""
+    kind = jobs.kind("TrainingCluster", API)
     spec = kind.get(name="local").to_dict()["spec"]
     name = f"{jobs.namespace}-profile"
-    yield kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec}).to_dict()
+    yield kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec}).to_dict()
     kind.delete(name=name)
 
 
@@ -44,7 +44,7 @@ def counting_proxy(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def change_profile(jobs: Jobs, profile: dict[str, Any], spec: dict[str, Any]) -> None:
-    jobs.kind("ClusterProfile", API).patch(
+    jobs.kind("TrainingCluster", API).patch(
         name=profile["metadata"]["name"], body={"spec": spec}, content_type="application/merge-patch+json"
     )
 
@@ -57,7 +57,7 @@ def test_a_script_job_completes_on_two_pods_and_leaves_its_claims_and_last_lines
     assert not metadata.get("finalizers")
     assert not metadata.get("annotations")
     assert status["ranks"] == {"desired": 2, "ready": 0}
-    assert (status["profile"]["name"], status["profile"]["transport"]) == ("local", "TCP")
+    assert (status["cluster"]["name"], status["cluster"]["transport"]) == ("local", "TCP")
     assert {c["observedGeneration"] for c in status["conditions"]} == {1}
     assert [c["type"] for c in status["conditions"]] == [str(kind) for kind in ConditionType]
     stateful_set = jobs.get("StatefulSet", "done", "apps/v1")
@@ -97,7 +97,7 @@ def test_a_suspended_job_has_no_pods_and_starts_again_when_it_is_not(jobs: Jobs)
 
 
 def test_a_changed_profile_waits_for_the_next_start_from_zero(jobs: Jobs, profile: dict[str, Any]) -> None:
-    jobs.start("frozen", clusterProfileName=profile["metadata"]["name"])
+    jobs.start("frozen", cluster=profile["metadata"]["name"])
     jobs.until_running("frozen")
     before = jobs.get("StatefulSet", "frozen", "apps/v1")
     assert before is not None
@@ -130,12 +130,12 @@ def _other_run(jobs: Jobs, name: str, old: str) -> dict[str, Any] | None:
 
 def test_a_missing_profile_is_told_and_the_job_starts_when_it_comes(jobs: Jobs) -> None:
     name = f"{jobs.namespace}-late"
-    jobs.start("waits", clusterProfileName=name)
-    told = jobs.until_condition("waits", "Accepted", "False", "ProfileNotFound", SHOWN_SECONDS)
+    jobs.start("waits", cluster=name)
+    told = jobs.until_condition("waits", "Accepted", "False", "ClusterNotFound", SHOWN_SECONDS)
     assert name in told["message"]
-    kind = jobs.kind("ClusterProfile", API)
+    kind = jobs.kind("TrainingCluster", API)
     spec = kind.get(name="local").to_dict()["spec"]
-    kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
+    kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec})
     try:
         jobs.until_condition("waits", "Accepted", "True", "Accepted", SHOWN_SECONDS)
         until("pods", lambda: len(jobs.pods("waits")) == 2)
@@ -193,8 +193,8 @@ def test_an_image_that_cant_be_pulled_is_named(jobs: Jobs) -> None:
     jobs.end("imageless")
 
 
-def test_nodes_that_lack_a_resource_are_named(jobs: Jobs) -> None:
-    jobs.start("gpus", gpusPerNode=7)
+def test_nodes_that_lack_a_resource_are_named(jobs: Jobs, gpu_cluster: str) -> None:
+    jobs.start("gpus", cluster=gpu_cluster, gpusPerNode=7)
     told = jobs.until_condition("gpus", "PodsScheduled", "False", "Unschedulable")
     nodes = ", ".join(sorted(node.metadata.name for node in client.CoreV1Api(jobs.api.client).list_node().items))
     assert told["message"] == f"0 of 2 pods scheduled: nodes {nodes} lack nvidia.com/gpu"

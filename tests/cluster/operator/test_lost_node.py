@@ -49,12 +49,12 @@ def third(core: client.CoreV1Api) -> Iterator[NodeLayout]:
 
 @pytest.fixture
 def racked(jobs: Jobs, core: client.CoreV1Api, third: NodeLayout) -> Iterator[tuple[str, list[str]]]:
-    """A profile that names a rack label, and three nodes: the first and the last are in one rack."""
+    """A cluster that names a rack label, and three nodes: the first and the last are in one rack."""
     nodes = [third.cluster.node(number).name for number in range(3)]
-    kind, name = jobs.kind("ClusterProfile", API), f"{jobs.namespace}-racks"
+    kind, name = jobs.kind("TrainingCluster", API), f"{jobs.namespace}-racks"
     spec = kind.get(name="local").to_dict()["spec"]
     spec["nodes"] = {**(spec.get("nodes") or {}), "rackLabel": RACK}
-    kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
+    kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec})
     try:
         for node, rack in zip(nodes, ("a", "b", "a"), strict=True):
             core.patch_node(node, {"metadata": {"labels": {RACK: rack}}})
@@ -121,7 +121,7 @@ def test_ranks_of_one_rack_are_neighbours_though_their_nodes_numbers_are_not(
     profile, nodes = racked
     jobs.patch("ConfigMap", "scripts", {"data": {"where.py": WHERE}})
     with cordoned(core):
-        jobs.start("racks", "where.py", nodes=3, clusterProfileName=profile)
+        jobs.start("racks", "where.py", nodes=3, cluster=profile)
         until("pods", lambda: len(jobs.pods("racks")) == 3)
         for number, node in enumerate(nodes):
             bind(core, jobs, f"racks-{number}", node)
@@ -158,8 +158,8 @@ def test_a_job_that_allows_it_goes_on_elsewhere_and_its_budget_is_not_touched(
         return history[0] if history and "downtimeSeconds" in history[0] else None
 
     restart = until("steps again", again, AGAIN_SECONDS)
-    took = seconds(restart["time"]) + restart["downtimeSeconds"] - not_ready
-    print(f"lost node {lost}: first new step {took:.0f} s after NotReady, {restart['downtimeSeconds']} s after the failure was seen")
+    took = seconds(restart["downSince"]) + restart["downtimeSeconds"] - not_ready
+    print(f"lost node {lost}: first new step {took:.0f} s after NotReady, {restart['downtimeSeconds']} s after the last step before it")
     assert took <= AGAIN_SECONDS
     status = jobs.job(name)["status"]
     assert (restart["cause"], restart["node"], restart["counts"]) == ("NodeLost", lost, False)

@@ -30,18 +30,24 @@ def holds_half(jobs: Jobs, name: str) -> bool:
     return sorted(bool(pod["spec"].get("nodeName")) for pod in jobs.pods(name)) == [False, True]
 
 
-def start(jobs: Jobs, name: str, **template: Any) -> None:
+def start(jobs: Jobs, cluster: str, name: str, **template: Any) -> None:
     volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}
     jobs.start(
-        name, "ok.py", gpusPerNode=1, preflight={"mode": "Off"}, startTimeoutSeconds=20, podTemplate={"volumes": [volume], **template}
+        name,
+        "ok.py",
+        cluster=cluster,
+        gpusPerNode=1,
+        preflight={"mode": "Off"},
+        startTimeoutSeconds=20,
+        podTemplate={"volumes": [volume], **template},
     )
     until(f"{name} holds one node", lambda: holds_half(jobs, name), 60)
 
 
-def test_two_jobs_that_hold_half_of_the_nodes_each_both_complete(jobs: Jobs, only_for_the_second: str) -> None:
+def test_two_jobs_that_hold_half_of_the_nodes_each_both_complete(jobs: Jobs, only_for_the_second: str, gpu_cluster: str) -> None:
     core = client.CoreV1Api(jobs.api.client)
-    start(jobs, "first")
-    start(jobs, "second", tolerations=[{"key": TAINT["key"], "operator": "Exists"}])
+    start(jobs, gpu_cluster, "first")
+    start(jobs, gpu_cluster, "second", tolerations=[{"key": TAINT["key"], "operator": "Exists"}])
     core.patch_node(only_for_the_second, {"spec": {"taints": None}})
     for name in ("first", "second"):
         waits = jobs.until_condition(name, "Progressing", "False", "Unschedulable")

@@ -38,7 +38,7 @@ def said(found: Found, section: str, outcome: str) -> str:
 
 def test_a_plan_says_what_the_cluster_would_and_makes_nothing(other: Jobs, kubectl: Kubectl, cluster: Path, tmp_path: Path) -> None:
     missing = plan(other, tmp_path, 1)
-    assert f"ServiceAccount {SERVICE_ACCOUNT} (the profile's security.service_account) is not in" in said(missing, "needs", "refused")
+    assert f"ServiceAccount {SERVICE_ACCOUNT} (the cluster's security.service_account) is not in" in said(missing, "needs", "refused")
 
     other.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": SERVICE_ACCOUNT}})
     fits = plan(other, tmp_path, 0)

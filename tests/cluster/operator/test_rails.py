@@ -43,17 +43,17 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def rails(jobs: Jobs) -> Iterator[Jobs]:
-    """The cluster with four rails, their networks in the jobs' namespace, and a profile that names them; taken away afterwards."""
+    """The cluster with four rails, their networks in the jobs' namespace, and a TrainingCluster that names them; taken away afterwards."""
     layout = default_layout()
     try:
         bring_up(rails=RAILS)
         for rail in range(1, RAILS + 1):
             jobs.create(attachment(layout, rail, jobs.namespace))
         jobs.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "traffic"}, "data": {"traffic.py": TRAFFIC}})
-        jobs.kind("ClusterProfile", API).create(body=profile())
+        jobs.kind("TrainingCluster", API).create(body=profile())
         yield jobs
     finally:
-        jobs.kind("ClusterProfile", API).delete(name=PROFILE)
+        jobs.kind("TrainingCluster", API).delete(name=PROFILE)
         bring_up(rails=0)
 
 
@@ -68,13 +68,13 @@ def described(**cluster: str) -> str:
 
 def profile() -> dict[str, Any]:
     found = parse_cluster_file(described(name=PROFILE), PROFILE).profile
-    return {"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": PROFILE}, "spec": found.spec.to_dict()}
+    return {"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": PROFILE}, "spec": found.spec.to_dict()}
 
 
 def start(jobs: Jobs, name: str, nodes: int, preflight: str) -> None:
     volume = {"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "traffic"}}
     spec = {
-        "clusterProfileName": PROFILE, "nodes": nodes, "script": {"path": "/scripts/traffic.py"}, "fabric": {"mode": "RDMA"},
+        "cluster": PROFILE, "nodes": nodes, "script": {"path": "/scripts/traffic.py"}, "fabric": {"mode": "RDMA"},
         "preflight": {"mode": preflight}, "podTemplate": {"volumes": [volume]}, "restart": {"maxRestarts": 0, "holdOnFailureSeconds": 60},
     }  # fmt: skip
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec})
@@ -127,7 +127,7 @@ def test_a_pod_lands_where_the_devices_are_and_the_agent_says_what_it_lacks(rail
     findings = {finding["check"]: finding for finding in until("what preflight found", found, 120)}
     assert [pod["spec"]["nodeName"] for pod in rails.pods("placed")] == [place]
     assert findings["hcas"]["severity"] == "Error" and findings["hcas"]["nodeName"] == place  # pretended devices are no NICs
-    assert "mtu" not in findings  # the interfaces have the 9000 that the profile states
+    assert "mtu" not in findings  # the interfaces have the 9000 that the cluster states
     assert [networks_of(pod) for pod in rails.pods("placed")] == [INTERFACES]
     rails.end("placed")
 
@@ -162,7 +162,7 @@ def test_a_deployment_over_rdma_names_the_networks_that_are_missing_and_the_comm
         assert lockstep(monkeypatch, *deploy) == 0, capsys.readouterr()
         assert "namespace " + other.namespace + ", MODE=rdma" in capsys.readouterr().out
     finally:
-        rails.kind("ClusterProfile", API).delete(name="mine")
+        rails.kind("TrainingCluster", API).delete(name="mine")
         assert lockstep(monkeypatch, "deploy", "local", "--no-dev") == 0
 
 

@@ -50,7 +50,7 @@ print(json.dumps([post(*message) for message in json.load(sys.stdin)]))
 """
 
 MAY = [
-    ("list", "trainingjobs.lockstep.dev"), ("watch", "clusterprofiles.lockstep.dev"), ("patch", "trainingjobs.lockstep.dev/status"),
+    ("list", "trainingjobs.lockstep.dev"), ("watch", "trainingclusters.lockstep.dev"), ("patch", "trainingjobs.lockstep.dev/status"),
     ("update", "trainingjobs.lockstep.dev/finalizers"), ("create", "statefulsets.apps"), ("delete", "statefulsets.apps"),
     ("create", "secrets"), ("create", "persistentvolumeclaims"), ("delete", "configmaps"), ("list", "nodes"),
     ("watch", "pods"), ("delete", "pods"), ("create", "events"), ("delete", "trainingjobs.lockstep.dev"),

@@ -10,11 +10,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from cluster_jobs import Jobs, kubeconfig_of, until
+from cluster_jobs import Jobs, cluster_like_local, kubeconfig_of, until
 from served import LOCKSTEP, all_processes, started
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -123,8 +124,24 @@ def test_vscode_reaches_what_listens_on_the_pod_s_loopback(jobs: Jobs, job: str)
         server.communicate()
 
 
-@pytest.mark.parametrize(("verb", "lacks"), [(["jupyter", "edit"], "jupyterlab"), (["debug", "edit", "train.py"], "debugpy")])
-def test_what_the_image_lacks_is_said(jobs: Jobs, job: str, verb: list[str], lacks: str) -> None:
+@pytest.fixture(scope="module")
+def lean(jobs: Jobs) -> Iterator[str]:
+    """A job whose pods have no editors, whether or not `make editors` has put them beside the others on this machine."""
+
+    def without_editors(spec: dict[str, Any]) -> None:
+        for variable in spec["pod"]["env"]:
+            if variable["name"] == "PYTHONPATH":
+                variable["value"] = ":".join(path for path in variable["value"].split(":") if "editors" not in path)
+
+    with cluster_like_local(jobs, "lean", without_editors) as cluster:
+        jobs.start("lean", cluster=cluster)
+        jobs.until_running("lean")
+        yield "lean"
+        jobs.end("lean")
+
+
+@pytest.mark.parametrize(("verb", "lacks"), [(["jupyter", "lean"], "jupyterlab"), (["debug", "lean", "train.py"], "debugpy")])
+def test_what_the_image_lacks_is_said(jobs: Jobs, lean: str, verb: list[str], lacks: str) -> None:
     done = subprocess.run([*LOCKSTEP, *verb, "-n", jobs.namespace], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"has no {lacks}" in done.stderr and "pip install" in done.stderr

@@ -53,12 +53,14 @@ def dev_pod(node: str) -> dict[str, Any]:
     }
 
 
-def test_whoever_holds_the_gpus_that_a_job_lacks_is_named_with_the_command_that_frees_them(jobs: Jobs, gpus: list[str]) -> None:
+def test_whoever_holds_the_gpus_that_a_job_lacks_is_named_with_the_command_that_frees_them(
+    jobs: Jobs, gpus: list[str], gpu_cluster: str
+) -> None:
     jobs.create(dev_pod(gpus[1]))
     until("the environment has its GPU", lambda: (jobs.get("Pod", "dev") or {})["status"].get("phase") == "Running")
-    jobs.start("holds", nodes=1, gpusPerNode=1)
+    jobs.start("holds", nodes=1, cluster=gpu_cluster, gpusPerNode=1)
     until("a GPU is taken", lambda: any(pod["spec"].get("nodeName") for pod in jobs.pods("holds")))
-    jobs.start("lacks", nodes=2, gpusPerNode=1)
+    jobs.start("lacks", nodes=2, cluster=gpu_cluster, gpusPerNode=1)
     told = jobs.until_condition("lacks", "PodsScheduled", "False", "Unschedulable")["message"]
     command = f"""kubectl patch tj holds -n {jobs.namespace} --type merge -p '{{"spec":{{"suspend":true}}}}'"""
     assert told.startswith(f"0 of 2 pods scheduled: {GPU} is in use on nodes {gpus[0]}, {gpus[1]}: ")
@@ -76,12 +78,12 @@ def test_whoever_holds_the_gpus_that_a_job_lacks_is_named_with_the_command_that_
 
 
 def test_a_dev_environment_that_nobody_uses_is_named_and_its_command_lets_the_job_start(
-    jobs: Jobs, gpus: list[str], kubectl: Callable[..., subprocess.CompletedProcess[str]]
+    jobs: Jobs, gpus: list[str], gpu_cluster: str, kubectl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    spec = {"type": "Interactive", "nodes": 2, "gpusPerNode": 1}
+    spec = {"type": "Interactive", "nodes": 2, "cluster": gpu_cluster, "gpusPerNode": 1}
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "unused"}, "spec": spec})
     jobs.until_condition("unused", "Progressing", "True", "Ready", 60)
-    jobs.start("needs", nodes=2, gpusPerNode=1)
+    jobs.start("needs", nodes=2, cluster=gpu_cluster, gpusPerNode=1)
     said = f"TrainingJob {jobs.namespace}/unused, a dev environment in which nothing runs, holds 2 ("
     told = until("it is told who holds them", lambda: said in (m := jobs.condition("needs", "PodsScheduled").get("message", "")) and m)
     command = told.partition(said)[2].partition(")")[0]
@@ -121,13 +123,13 @@ def test_pods_that_pod_security_refuses_are_told_with_what_helps(other: Jobs) ->
     """RDMA pods lock memory as root, which every level but `privileged` forbids."""
     prepare(other.api, other.namespace)
     client.CoreV1Api(other.api.client).patch_namespace(other.namespace, {"metadata": {"labels": {ENFORCE: "baseline"}}})
-    kind, name = other.kind("ClusterProfile", API), f"{other.namespace}-rdma"
+    kind, name = other.kind("TrainingCluster", API), f"{other.namespace}-rdma"
     spec = kind.get(name="local").to_dict()["spec"]
     spec["network"] = {**spec["network"], "rdma": {"enabled": True}}
     spec["security"] = {**spec["security"], "ipcLock": True}
-    kind.create(body={"apiVersion": API, "kind": "ClusterProfile", "metadata": {"name": name}, "spec": spec})
+    kind.create(body={"apiVersion": API, "kind": "TrainingCluster", "metadata": {"name": name}, "spec": spec})
     try:
-        other.start("locks", clusterProfileName=name, fabric={"mode": "RDMA"})
+        other.start("locks", cluster=name, fabric={"mode": "RDMA"})
         told = other.until_condition("locks", "PodsScheduled", "False", "PodsRefused")["message"]
         assert told.startswith(f"0 of 2 pods created: Pod Security level baseline of namespace {other.namespace} forbids the pod: ")
         assert "IPC_LOCK" in told

@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.cutoff import CutOff
 from lockstep_gang.agent.fabric_news import FabricNews
 from lockstep_gang.agent.interactive import DevNode
 from lockstep_gang.agent.link import Handlers, Link
@@ -24,7 +26,7 @@ from lockstep_gang.agent.stacks import remove_old
 from lockstep_gang.agent.standby import Standby
 from lockstep_gang.agent.survivors import Survivors
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS
+from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS, UNREACHABLE
 from lockstep_gang.contract.messages import (
     Error,
     Exited,
@@ -32,10 +34,12 @@ from lockstep_gang.contract.messages import (
     Hello,
     Leaving,
     Order,
+    Pace,
     RankExit,
     RankReport,
     Start,
     Started,
+    Step,
     Stop,
     StopMode,
     Stopped,
@@ -43,6 +47,7 @@ from lockstep_gang.contract.messages import (
 from lockstep_gang.contract.preflight import Check
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run, Storage, WhenDone
+from lockstep_gang.contract.trouble import Trouble
 
 KEEP_SECONDS = 3.0
 """How long the agent's end waits until the logs of NCCL are on the job's volume."""
@@ -75,6 +80,10 @@ class Agent:
         self._done = asyncio.Event()
         self._malformed_said = False
         self._fabric = FabricNews(run, self.link.send)
+        self.unheard_trouble: Callable[[], Trouble | None] = lambda: self.link.trouble
+        """What keeps this node from being heard."""
+        self.cut_off: Trouble | None = None
+        """For this the agent ends before anything has run."""
 
     async def run(self) -> int:
         """Serve until the end of the job (when told to exit then) or until SIGTERM; returns the exit code."""
@@ -92,6 +101,7 @@ class Agent:
             self._outbox.run(),
             self._fabric.watch(lambda: self._ranks),
             self._done.wait(),
+            self._end_cut_off(),
         )
         tasks = [asyncio.ensure_future(task) for task in (*own, *await self._dev.start())]
         try:
@@ -119,6 +129,15 @@ class Agent:
             asyncio.get_running_loop().call_later(1.0, self.end_with, parent)
         elif not self._leaving:
             self._leave()
+
+    async def _end_cut_off(self) -> None:
+        """Returns when this process ends so that what keeps it from being heard is."""
+
+        def trouble() -> Trouble | None:
+            return None if self._known_attempt or self._running or self._leaving or self._finish is not None else self.unheard_trouble()
+
+        self.cut_off = await CutOff(trouble).wait()
+        self._console.say(f"nobody hears this node: {self.cut_off.text}; it is started again, and goes on trying")
 
     def _hello(self) -> Hello:
         states = bounded(self._ranks.states()) if self._ranks is not None else ()
@@ -154,6 +173,10 @@ class Agent:
         self._progress.begin_attempt()
         self._ranks = Ranks(self._node, order, self._dev.writer(order, self._console.write))
         self._running = True
+        if self._node.index != 0:  # else it would be empty where only rank 0 prints
+            self._console.say(
+                f"attempt {order.attempt} starts; this log has what the ranks of node {self._node.index} print, that of node 0 tells the rest"
+            )
         self._ranks.start(self._standby)
         self._standby.drop()
         for exit_ in self._ranks.exits():
@@ -267,6 +290,8 @@ class Agent:
             self._done.set()
 
     def _exit_code(self) -> int:
+        if self.cut_off is not None:
+            return UNREACHABLE
         if self._finish is not None:
             return DONE if self._finish.state is State.COMPLETE else FAILED
         exits = self._ranks.exits() if self._ranks is not None else []
@@ -288,6 +313,8 @@ class Agent:
         first, rank.ready = not rank.ready, True
         if isinstance(report, Error):
             rank.error = report
+        elif isinstance(report, (Step, Pace)):
+            rank.come_to(report.step)
         self._outbox.put(report, first)
 
     def _unheard(self) -> None:

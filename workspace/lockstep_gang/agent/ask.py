@@ -23,6 +23,9 @@ SOCKET = "/lockstep/agent.sock"
 USAGE = 2
 INTERRUPTED = 130
 READ_BYTES = 65536
+QUIET_SECONDS = 10.0
+"""Without a line of any rank, and of Lockstep, before whoever waits hears why."""
+OWN = "[lockstep]"
 
 
 class Lost(Exception):
@@ -87,14 +90,17 @@ class Conversation:
     def __init__(self, connection: socket.socket, until_eof: bool) -> None:
         self._connection = connection
         self._interrupts = 0
+        self._quiet_seconds = 0.0
         self._until_eof = until_eof
         self._rest = b""
 
     def hold(self, wanted: dict[str, Any]) -> int:
         signal.signal(signal.SIGINT, lambda *_: self._interrupt())
         self._send(wanted)
+        waits = wanted["verb"] == "run"
         while True:
-            for answer in self._heard():
+            for answer in self._heard(QUIET_SECONDS if waits else None):
+                waits = waits and all(line.startswith(OWN) for line in answer.get("lines", ()))
                 code = _told(answer)
                 if code is not None:
                     return code
@@ -111,9 +117,16 @@ class Conversation:
         print(f"\n[lockstep] {how}", file=sys.stderr, flush=True)
         self._send({"interrupt": True})
 
-    def _heard(self) -> list[dict[str, Any]]:
+    def _heard(self, patience: float | None) -> list[dict[str, Any]]:
+        """What has come; after `patience` seconds of nothing one line says so, since a script that imports much prints nothing for a while."""
         sources: list[Any] = [self._connection, *([sys.stdin.fileno()] if self._until_eof else [])]
-        ready, _, _ = select.select(sources, [], [])
+        ready, _, _ = select.select(sources, [], [], patience)
+        if not ready and patience is not None:
+            self._quiet_seconds += patience
+            why = "importing torch and DeepSpeed can take as long; a rank's output comes as soon as it prints"
+            print(f"{OWN} no rank has printed anything for {self._quiet_seconds:.0f} s: {why}", file=sys.stderr, flush=True)
+            return []
+        self._quiet_seconds = 0.0
         if sources[1:] and sources[1] in ready:
             self._take_input(sources[1])
         if self._connection not in ready:

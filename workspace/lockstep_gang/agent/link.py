@@ -13,7 +13,9 @@ from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import PING_SECONDS, spread_seconds
 from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
 from lockstep_gang.coordinator.channel import Channel, connect
+from lockstep_gang.coordinator.reaching import resolved, trouble_of
 
 SAY_SECONDS = 10.0
 BACKLOG_BYTES = 4 * 1024 * 1024
@@ -41,6 +43,9 @@ class Link:
         self._channel: Channel | None = None
         self._last_heard = time.monotonic()
         self.address = (run.addresses[0], run.coordinator_port)
+        self.trouble: Trouble | None = None
+        """Why it has never been connected, if that is more than a node 0 that isn't up yet."""
+        self._was_connected = False
 
     @property
     def last_heard(self) -> float:
@@ -93,8 +98,15 @@ class Link:
         longest = RETRY_SECONDS[1] + spread_seconds(self._run.nodes)
         while True:
             try:
-                return await connect(self.address, self._key, self._run.job.uid, self._node)
+                if not self._was_connected:
+                    await resolved(*self.address)
+                channel = await connect(self.address, self._key, self._run.job.uid, self._node)
+                self._was_connected, self.trouble = True, None
+                return channel
             except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041
+                trouble = None if self._was_connected else trouble_of(error, *self.address, "node 0")
+                # A pod that has no address yet has no name either.
+                self.trouble = None if trouble is not None and trouble.kind is TroubleKind.NAME else trouble
                 if time.monotonic() >= say_at:
                     self._say(f"waiting for the coordinator on node 0, {self.address[0]}:{self.address[1]} ({_reason(error)})")
                     say_at = time.monotonic() + SAY_SECONDS

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import pwd
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from pathlib import Path
 from lockstep_gang.agent import ask, probe, sweep
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.console import Console
+from lockstep_gang.agent.cutoff import LAST_WORDS
 from lockstep_gang.agent.environment import isolate
 from lockstep_gang.agent.journal import Journal
 from lockstep_gang.agent.ranks import Node
 from lockstep_gang.agent.reports import make_folder, remove_folder
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import CONFIGURATION, INTERNAL
+from lockstep_gang.contract.exits import CONFIGURATION, INTERNAL, UNREACHABLE
 from lockstep_gang.contract.proof import parse_key
 from lockstep_gang.contract.run import Run, parse_run
 from lockstep_gang.contract.sweep import PROBE, SWEEP
@@ -29,6 +31,7 @@ from lockstep_gang.lifecycle.preflight import ends_with_it
 
 POD_UMASK = 0o002
 """Pods over RDMA are UID 0 without the right to pass over modes, others a user of their own: their group is what they share on a volume."""
+PROMPT = "PS1='lockstep@\\h:\\w\\$ '\n"
 SOCKET_FOLDER_CHARACTERS = 60  # a Unix socket's path has at most 107
 
 
@@ -52,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _agent(options: argparse.Namespace) -> int:
     if options.parent is None:  # the first process of a pod; on somebody's own machine their umask counts
         os.umask(POD_UMASK)
+        name_the_prompt(Path(os.environ.get("HOME", "/")))
         isolate()
     try:
         run = parse_run(Path(options.run).read_text(encoding="utf-8"))
@@ -80,6 +84,21 @@ def _agent(options: argparse.Namespace) -> int:
         console.close(2.0)
 
 
+def name_the_prompt(home: Path, last_words: Path = LAST_WORDS) -> None:
+    """In a pod whose user number has no name in the image, shells that people open there don't begin with `I have no name!`."""
+    with contextlib.suppress(OSError):
+        if last_words.exists() and not is_named(os.getuid()) and not (home / ".bashrc").exists():
+            (home / ".bashrc").write_text(PROMPT, encoding="ascii")
+
+
+def is_named(user: int) -> bool:
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return True
+
+
 def _remove_inputs(run_path: Path, key_file: Path) -> None:
     """What a command line has made for its agents and was killed before it could remove: the run, its key, and the folder of both."""
     with contextlib.suppress(OSError):  # another of its agents was faster, or its folder holds something else
@@ -102,17 +121,21 @@ async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | 
     if parent is not None:
         agent.end_with(parent)
     if node.index != 0:
-        return await agent.run()
+        code = await agent.run()
+        _end_if_cut_off(agent, node, console)
+        return code
     output = Output(console.say, console.tail, console.write)
     coordinator = Coordinator(run, key, output)
     server = Server(run, key, coordinator, output)
     agent.link.address = await server.start()
+    agent.unheard_trouble = lambda: coordinator.unheard_trouble
     hosting = asyncio.ensure_future(coordinator.run())
     serving = asyncio.ensure_future(agent.run())
     try:
         await asyncio.wait([hosting, serving], return_when=asyncio.FIRST_COMPLETED)
         if hosting.done():
             hosting.result()  # it never ends by itself: raises what ended it
+        _end_if_cut_off(agent, node, console)
         await coordinator.settle()
     finally:
         hosting.cancel()
@@ -120,6 +143,14 @@ async def _serve(run: Run, key: bytes, node: Node, around: tuple[Console, int | 
         await asyncio.wait([hosting, serving])
         await server.stop()
     return serving.result()
+
+
+def _end_if_cut_off(agent: Agent, node: Node, console: Console) -> None:
+    """At once: Python's own end waits up to 20 s for threads that ask a name server which doesn't answer. Nothing runs yet."""
+    if agent.cut_off is not None:
+        remove_folder(node.folder)
+        console.close(1.0)
+        os._exit(UNREACHABLE)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

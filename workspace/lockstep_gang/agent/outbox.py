@@ -110,13 +110,15 @@ def _shortened(exit_: RankExit, limit_bytes: int) -> RankExit:
     if error is not None:
         exception, message = error.exception[: limit_bytes // 96], error.message[: limit_bytes // 48]
         exit_ = replace(exit_, error=Error(error.rank, exception, message))
-    lines, left = [], limit_bytes // 2
+    lines: list[str] = []
+    left = limit_bytes // 2
     for line in reversed(exit_.last_lines):
         left -= json_bytes(line) + 2
         if left < 0:
             break
         lines.append(line)
-    return replace(exit_, last_lines=tuple(reversed(lines)))
+    fresh_from = max(0, exit_.fresh_from - (len(exit_.last_lines) - len(lines)))
+    return replace(exit_, last_lines=tuple(reversed(lines)), fresh_from=fresh_from)
 
 
 def json_bytes(value: object) -> int:

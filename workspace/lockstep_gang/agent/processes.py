@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 _prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
 """Linux only. Elsewhere (`--local` on a laptop) a killed agent can leave its ranks behind; everything else works."""
 
@@ -24,6 +27,8 @@ class Ended:
     pid: int
     exit_code: int | None
     signal: str | None
+    peak_bytes: int = 0
+    """Of its resident memory; 0: not known."""
 
 
 def become_subreaper() -> None:
@@ -64,24 +69,24 @@ def ended_children(leaders: Mapping[int, object]) -> Iterator[Ended]:
             return
         if found is None:
             return
-        pid, status = found
+        pid, status, used = found
         code = os.waitstatus_to_exitcode(status)
-        yield Ended(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None)
+        yield Ended(pid, code if code >= 0 else None, signal_name(-code) if code < 0 else None, used.ru_maxrss * _MAXRSS_BYTES)
 
 
-def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int] | None:
-    """(process id, status) of a child that ended; None: the others run. Raises ChildProcessError when there is no child."""
+def _next_ended(leaders: Mapping[int, object]) -> tuple[int, int, resource.struct_rusage] | None:
+    """(process id, status, what it used) of a child that ended; None: the others run. Raises ChildProcessError when there is no child."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13: the group is killed just after its number is free
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status, used = os.wait4(-1, os.WNOHANG)
         if pid in leaders:
             send_to_group(pid, signal.SIGKILL)
-        return (pid, status) if pid else None
+        return (pid, status, used) if pid else None
     found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if found is None:
         return None
     if found.si_pid in leaders:
         send_to_group(found.si_pid, signal.SIGKILL)
-    return os.waitpid(found.si_pid, 0)
+    return os.wait4(found.si_pid, 0)
 
 
 def signal_name(number: int) -> str:

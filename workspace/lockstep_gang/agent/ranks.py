@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep_gang.agent.environment import Place, inherited, rank_environment
+from lockstep_gang.agent.memory import MemoryGroup
 from lockstep_gang.agent.nccl_log import LogChoice, NcclLogs, log_choice
 from lockstep_gang.agent.processes import Ended, group_is_gone, kill_strays, send, send_to_group, start_process
 from lockstep_gang.agent.progress import offered
@@ -31,7 +33,7 @@ from lockstep_gang.agent.stacks import (
 )
 from lockstep_gang.agent.standby import Standby
 from lockstep_gang.contract.exits import DONE, SAVED
-from lockstep_gang.contract.messages import Dumped, Error, RankExit, RankState, Start
+from lockstep_gang.contract.messages import Dumped, Error, OutOfMemory, RankExit, RankState, Start
 from lockstep_gang.contract.run import Run
 
 NOT_STARTED = 127  # a shell's code for a command that can't be found
@@ -60,6 +62,9 @@ class RankProcess:
         self.pid = 0
         self.pipe = -1
         self.ready = False
+        self._step: int | None = None
+        """The last that it has told of."""
+        self._stepped_at = 0.0
         self.ordered = False
         self.error: Error | None = None
         self.exit: RankExit | None = None
@@ -139,16 +144,24 @@ class RankProcess:
         shown = shortened(lines, node.run.world_size)
         return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, shown) if self._asked else None)
 
-    def ended(self, ended: Ended) -> RankExit:
+    def ended(self, ended: Ended, out_of_memory: OutOfMemory | None) -> RankExit:
         """All it wrote before its end is in the pipe by now, so its last lines are its last."""
         self.relay()
         self._relay.finish()
         error = self.error or read_error_file(self._error_file, self.rank)
-        self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, tuple(self._relay.last_lines))
+        lines, fresh = tuple(self._relay.last_lines), self._relay.fresh_from
+        self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, lines, fresh, out_of_memory)
         return self.exit
 
     def state(self) -> RankState:
-        return RankState(self.rank, self.ready, self.exit)
+        age = None if self._step is None else int(time.monotonic() - self._stepped_at)
+        return RankState(self.rank, self.ready, self.exit, self._step, age)
+
+    def come_to(self, step: int) -> None:
+        """It tells of this step."""
+        if self._step is None or step > self._step:
+            self._step, self._stepped_at = step, time.monotonic()
+            self._relay.went_on()
 
 
 class Ranks:
@@ -161,6 +174,7 @@ class Ranks:
         self._by_pid: dict[int, RankProcess] = {}
         self._outlived: set[int] = set()
         self._finished = False
+        self._memory = MemoryGroup()
         self.nccl = NcclLogs(node.folder, start.attempt, self._note)
         for rank in self._ranks:
             self.nccl.add(rank.rank, rank.log_nccl(node.run, self.nccl.pattern(rank.rank)))
@@ -239,7 +253,7 @@ class Ranks:
         if rank is None:
             return None
         self._outlived.add(ended.pid)
-        return rank.ended(ended)
+        return rank.ended(ended, self._memory.killed(ended.peak_bytes) if not rank.ordered else None)
 
     def finish(self) -> None:
         """No rank runs any more: end whoever left its session, and close the pipes. Once."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable
 
 from lockstep_gang.contract.text import printable as printable_text
-from lockstep_gang.lifecycle.causes import TIMED_OUT
+from lockstep_gang.lifecycle.causes import EXCEPTION_LINE, NOISE, TIMED_OUT
 
 LINE_BYTES_MAX = 8192
 LAST_LINES = 20
@@ -16,6 +17,10 @@ LAST_LINE_CHARACTERS = 1000
 CAPTURED_LINES = 20_000  # stacks of 100 threads, 100 frames each, and what else is written meanwhile
 _READ_BYTES = 65536
 _READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
+OLD_SECONDS = 20.0
+"""So long before its end a rank has not written why it ended: an interpreter takes a while to end after it, for threads that it awaits, on a busy machine above all."""
+WENT_ON_SECONDS = 1.0
+"""Who writes something this long after an exception, a child's or one that was caught, has not ended by it."""
 _CRASH = "Fatal Python error: "
 """faulthandler's first word of a signal."""
 
@@ -25,40 +30,66 @@ def printable(raw: bytes) -> str:
     return printable_text(raw.decode("utf-8", "backslashreplace"))
 
 
+UPDATE_SECONDS = 10.0
+"""Of a progress bar, one state so often is a line of the log, and its last one."""
+
+
 class Relay:
-    """Cuts a stream of bytes into lines; a carriage return ends one too, since progress bars have nothing else."""
+    """Cuts a stream of bytes into lines. What a carriage return ends is overwritten by what follows, as by a progress bar: it is thinned."""
 
     def __init__(self, rank: int, write: Callable[[str], None]) -> None:
         self._prefix = f"[rank {rank}] "
         self._write = write
         self._rest = b""
-        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._update = b""
+        """The newest state of a progress bar, where it was not written."""
+        self._updated_at: float | None = None
+        self._last: deque[tuple[float, str]] = deque(maxlen=LAST_LINES)
+        """When it came (time.monotonic), and the line."""
         self._timed_out: str | None = None
         self._crashed = False
+        self._went_on_at = 0.0
         self.captured: list[str] | None = None
         """Set to a list: lines go there and nowhere else, as long as there is room."""
 
     @property
     def last_lines(self) -> list[str]:
         """After a crash also the line that told of a collective's timeout: faulthandler's stacks come after it, and are longer."""
-        lines = list(self._last)
+        lines = [line for _, line in self._last]
         if self._crashed and self._timed_out is not None and self._timed_out not in lines:
             return [self._timed_out, *lines[1:]]
         return lines
 
+    @property
+    def fresh_from(self) -> int:
+        """The first of `last_lines` that may say why the rank ends now."""
+        now, first = time.monotonic(), 0
+        raised: float | None = None
+        for index, (at, line) in enumerate(self._last):
+            if now - at > OLD_SECONDS or at + WENT_ON_SECONDS < self._went_on_at:
+                first, raised = index + 1, None
+            elif raised is not None and at - raised > WENT_ON_SECONDS and not NOISE.match(line):
+                first, raised = index, None
+            if EXCEPTION_LINE.match(line.strip()):
+                raised = at
+        return first
+
+    def went_on(self) -> None:
+        """The rank made a step: what it wrote before doesn't end it."""
+        self._went_on_at = time.monotonic()
+
     def feed(self, data: bytes) -> None:
-        *lines, self._rest = re.split(rb"\r\n|\n|\r", self._rest + data)
-        for line in lines:
-            self._line(line)
+        *parts, self._rest = re.split(rb"(\r\n|\n|\r)", self._rest + data)
+        for line, end in zip(parts[::2], parts[1::2], strict=True):
+            self._overwritten(line) if end == b"\r" and self.captured is None else self._whole(line)
         while len(self._rest) > LINE_BYTES_MAX:
             self._line(self._rest[:LINE_BYTES_MAX])
             self._rest = self._rest[LINE_BYTES_MAX:]
 
     def finish(self) -> None:
         """The stream has ended: what is left is a line too."""
-        if self._rest:
-            self._line(self._rest)
-            self._rest = b""
+        self._whole(self._rest)
+        self._rest = b""
 
     def note(self, text: str, *, remember: bool) -> None:
         """A line from elsewhere than the stream, printable; `remember`: it belongs to the rank's last lines."""
@@ -67,10 +98,25 @@ class Relay:
         self._write(self._prefix + text)
 
     def _remember(self, text: str) -> None:
-        self._last.append(text[:LAST_LINE_CHARACTERS])
+        self._last.append((time.monotonic(), text[:LAST_LINE_CHARACTERS]))
         if TIMED_OUT.search(text):
             self._timed_out = text[:LAST_LINE_CHARACTERS]
         self._crashed |= text.startswith(_CRASH)
+
+    def _whole(self, line: bytes) -> None:
+        """A line that nothing overwrites; it has itself overwritten the update before it, unless it is empty."""
+        line, self._update = line if line.strip() else self._update, b""
+        self._line(line)
+
+    def _overwritten(self, line: bytes) -> None:
+        now = time.monotonic()
+        if not line.strip():
+            return
+        if self._updated_at is not None and now - self._updated_at < UPDATE_SECONDS:
+            self._update = line
+            return
+        self._updated_at, self._update = now, b""
+        self._line(line)
 
     def _line(self, raw: bytes) -> None:
         if not raw.strip():

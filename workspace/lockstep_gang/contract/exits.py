@@ -7,6 +7,9 @@ FAILED = 1
 INTERNAL = (
     70  # of an agent that met what it doesn't know (sysexits' EX_SOFTWARE): no verdict on the job, whoever started it starts it again
 )
+UNREACHABLE = (
+    69  # of an agent that reaches nobody and has left its last words (sysexits' EX_UNAVAILABLE): whoever started it starts it again
+)
 SAVED = 75  # saved and stopped as asked (sysexits' EX_TEMPFAIL)
 HANG = 76
 OUT_OF_MEMORY = 77
@@ -25,6 +28,9 @@ MEANINGS = {
 
 PING_SECONDS = 5.0
 """The coordinator speaks to every agent at least this often, and is answered."""
+
+UNHEARD_SECONDS = 7.5
+"""A node that was not heard for so long is told of, and no rank is judged meanwhile: it would have answered by now."""
 
 SILENCE_SECONDS = 30.0
 """An end that was not heard for so long is gone: an agent stops its ranks and waits, the coordinator stops the attempt."""

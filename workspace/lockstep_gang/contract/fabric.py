@@ -35,10 +35,10 @@ class FabricAsked:
     rails: int = 0
     """NICs that every pod was given; 0: nobody says."""
     gpu_direct: bool = False
-    """Stated by the profile or the job, so its lack is a fault."""
+    """Stated by the cluster or the job, so its lack is a fault."""
     degraded_policy: DegradedPolicy = DegradedPolicy.WARN
     nccl_debug: str | None = None
-    """The profile's nccl.debug where it stands in the pods' NCCL_DEBUG: how much of NCCL's log is shown. Any other NCCL_DEBUG is a person's own."""
+    """The cluster's nccl.debug where it stands in the pods' NCCL_DEBUG: how much of NCCL's log is shown. Any other NCCL_DEBUG is a person's own."""
 
 
 @dataclass(frozen=True)

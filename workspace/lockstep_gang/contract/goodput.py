@@ -12,11 +12,12 @@ class Spent(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.
     QUEUED = "queued"  # waiting for nodes, with no failure to blame
     PREFLIGHT = "preflight"  # checks before an attempt
     LOAD = "load"  # from the start of the ranks to their first step
-    TRAIN = "train"  # steps that were never done before; of a script that tells no steps: its ranks run
+    UNKNOWN = "unknown"  # ranks of a script run that has told no step: with its first one this turns out to have been LOAD
+    TRAIN = "train"  # steps that were never done before
     EVALUATE = "evaluate"
     SAVE = "save"  # steps wait for a save, or the results are written
     LOST = "lost"  # steps that a failure undid, done again
-    DOWN = "down"  # from a failure to the next step
+    DOWN = "down"  # from the last step before a failure to the next step
     STOPPED = "stopped"  # from a stop that was asked for to the next start
 
 

@@ -20,6 +20,9 @@ class Activity:
 
     rank: int
     activity: str
+    step: int | None = None
+    """The step that a start goes on from, done before it: it is shown, and counts as no progress."""
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,16 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class SaveFailed:
+    """A save that is no commit. Rank 0 says so; training goes on."""
+
+    rank: int
+    step: int
+    problem: str = ""
+    """Which rank, which path, and the system's words."""
+
+
+@dataclass(frozen=True)
 class Error:
     """What a rank failed with; its exit follows."""
 
@@ -94,9 +107,9 @@ class End:
     result: dict[str, str | None] = field(default_factory=dict)
 
 
-RankReport = Activity | Step | Beat | Pace | Evaluate | Checkpoint | Error | End
+RankReport = Activity | Step | Beat | Pace | Evaluate | Checkpoint | SaveFailed | Error | End
 _EVENTS: dict[str, type[RankReport]] = {
-    kind.__name__.lower(): kind for kind in (Activity, Step, Beat, Pace, Evaluate, Checkpoint, Error, End)
+    kind.__name__.lower(): kind for kind in (Activity, Step, Beat, Pace, Evaluate, Checkpoint, SaveFailed, Error, End)
 }
 RANK_REPORT_BYTES_MAX = 60_000
 COUNT_MAX = 2**63 - 1
@@ -121,6 +134,16 @@ def rank_report_to_json(report: RankReport) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class OutOfMemory:
+    """The kernel has killed a process of the rank's container for want of memory."""
+
+    limit_bytes: int | None = None
+    """Of the container; null: it has none, so the machine's memory was used up."""
+    rank_bytes: int | None = None
+    """What the rank had at its most, without its children."""
+
+
+@dataclass(frozen=True)
 class RankExit:
     """How a rank ended: an exit code or the name of a signal."""
 
@@ -131,6 +154,13 @@ class RankExit:
     """The agent had been told to stop it, so its end says nothing about a fault."""
     error: Error | None = None
     last_lines: tuple[str, ...] = ()
+    fresh_from: int = 0
+    """The first of them that may say why it ended: what is older was written long before, or the rank went on after it."""
+    out_of_memory: OutOfMemory | None = None
+
+    @property
+    def fresh_lines(self) -> tuple[str, ...]:
+        return self.last_lines[self.fresh_from :]
 
 
 @dataclass(frozen=True)
@@ -138,6 +168,10 @@ class RankState:
     rank: int
     ready: bool
     exit: RankExit | None = None
+    step: int | None = None
+    """The last that it has told of, which a coordinator that is new doesn't know."""
+    step_age_seconds: int | None = None
+    """How long ago it told of it."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class ExpectedPath:
 
 @dataclass(frozen=True)
 class ExpectedRdma:
-    """What the profile says of the NICs. Null and empty: it says nothing."""
+    """What the cluster says of the NICs. Null and empty: it says nothing."""
 
     devices: tuple[str, ...] = ()
     count: int | None = None
@@ -137,7 +137,7 @@ class HcaFacts:
     link_layer: str
     rate: str
     gid: str = ""
-    """The entry of the table that the profile names, empty: there is none."""
+    """The entry of the table that the cluster names, empty: there is none."""
     gid_type: str = ""
 
 

@@ -13,11 +13,13 @@ FACT_CHARACTERS = 256
 
 
 class FactType(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on 3.10)
-    """What the cluster says of a pod of the job. The first three take it away, and say why."""
+    """What the cluster says of a pod of the job. All but the last say why what ran there is gone."""
 
     NODE_LOST = "NodeLost"  # its Node is not Ready, or gone
     PREEMPTED = "Preempted"  # for a pod of higher priority, or by the queue
     EVICTED = "Evicted"  # by its Node's pressure, a taint, a drain
+    OUT_OF_MEMORY = "OutOfMemory"  # the kernel killed its container at its limit, the agent with it
+    CONTAINER_ENDED = "ContainerEnded"  # its container was killed otherwise, and starts again
     WAITING = "Waiting"  # it doesn't run yet: `reason` says why
 
 

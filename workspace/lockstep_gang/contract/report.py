@@ -84,6 +84,19 @@ class CheckpointReport:
     """When the coordinator heard of the commit, RFC 3339."""
 
 
+@dataclass(frozen=True)
+class FailedSaves:
+    """Saves that have failed since the newest commit."""
+
+    step: int
+    """Of the last of them."""
+    problem: str
+    """Why: which rank, which path, and the system's words."""
+    since: str
+    """When the first of them failed, RFC 3339."""
+    count: int
+
+
 class Cause(str, Enum):  # noqa: UP042
     """The kind of a failure: whether starting again may help, and who must act."""
 
@@ -97,6 +110,8 @@ class Cause(str, Enum):  # noqa: UP042
     HANG = "Hang"
     NON_FINITE = "NonFinite"
     SETUP = "Setup"  # a package, file or driver is missing
+    KILLED = "Killed"  # by a signal that nobody of the job sent
+    HARDWARE = "Hardware"  # a GPU of the node failed
     INTERNAL = "Internal"  # of Lockstep itself
 
 
@@ -132,11 +147,14 @@ class Restart:
     lost_steps: int
     """Steps done since the newest commit, to be done again."""
     downtime_seconds: int | None = None
-    """From the failure to the first step of the next attempt; null: not there yet."""
+    """From `down_since` to the first step of the next attempt; null: not there yet."""
     counts: bool = True
     """Toward restart.maxRestarts: not when the cluster took a node away."""
     explained_by: str | None = None
     """The uid of the pod whose loss the operator explained."""
+    down_since: str | None = None
+    """The failed attempt's last step, RFC 3339. Where it came to none: as of the attempt before it, else the last word of the node that was lost,
+    else the failure. Null: as `failed`."""
 
 
 HISTORY = 10
@@ -191,6 +209,10 @@ class Report:
     """Nodes in the order of the newest attempt's ranks; empty: by their numbers."""
     interactive: InteractiveReport | None = None
     """Of a dev environment."""
+    unheard: str = ""
+    """Which nodes are not heard though their connections are there, and why, in a sentence."""
+    failed_saves: FailedSaves | None = None
+    """Null: the newest save was committed, or there was none."""
     format: str = REPORT_FORMAT
 
 

@@ -18,6 +18,7 @@ LINE_BYTES_MAX = 4 * 1024 * 1024
 PROOF_BYTES_MAX = 8 * 1024
 """Of a line before the proof: whoever reaches the port can send one."""
 PROOF_SECONDS = 10.0
+TCP_INFO_BYTES, UNACKED = 104, slice(24, 28)
 WAITING_MAX = 1024
 """Connections that the kernel holds until they are taken: all agents of a big gang may come in the same second."""
 
@@ -68,6 +69,8 @@ class Channel:
             self._reader.proved()
         self._sealer = sealer
         self._opener = opener
+        self.is_given_up = False
+        """Nothing was heard for too long: its end is ours."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Pushed at once, without waiting. Into a closed connection it goes nowhere."""
@@ -82,6 +85,20 @@ class Channel:
     def abort(self) -> None:
         """Give the connection up, with what was not sent yet."""
         self._writer.transport.abort()
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+        self.abort()
+
+    @property
+    def arrives(self) -> bool:
+        """Whether the other side's machine has acknowledged all that was sent, by what this one's kernel knows (`struct tcp_info`, tcpi_unacked)."""
+        connection = self._writer.get_extra_info("socket")
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        except (AttributeError, OSError):
+            return False  # it is closed
+        return self.backlog_bytes == 0 and info[UNACKED] == bytes(4)
 
     @property
     def backlog_bytes(self) -> int:

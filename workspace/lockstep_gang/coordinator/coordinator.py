@@ -15,6 +15,7 @@ from lockstep_gang.contract.messages import AgentMessage, Exited, Hello, Pong, S
 from lockstep_gang.contract.reply import Reply
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.trouble import Trouble
 from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.channel import Channel
 from lockstep_gang.coordinator.channels import Channels
@@ -30,8 +31,9 @@ from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import accounted
 from lockstep_gang.lifecycle.hang import excused, waited_for
 from lockstep_gang.lifecycle.losses import heard, is_asking
-from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe
+from lockstep_gang.lifecycle.observe import closed, ended_as_ordered, observe, spoke
 from lockstep_gang.lifecycle.placement import with_racks
+from lockstep_gang.lifecycle.silences import Silence, unheard
 from lockstep_gang.lifecycle.start import waits_for
 from lockstep_gang.lifecycle.stops import stop_report
 from lockstep_gang.lifecycle.summary import message_of, state_of, summarise
@@ -96,6 +98,18 @@ class Coordinator:
         if self._reporter is not None:
             self._reporter.transition(summarise(self.gang, run, log=output.tail()))
 
+    @property
+    def unheard_trouble(self) -> Trouble | None:
+        """What keeps the operator from hearing of a gang that isn't complete; one that is starts and runs all the same."""
+        if (
+            self._reporter is None
+            or self.gang.phase is not Phase.WAITING
+            or self.gang.attempt
+            or not self.gang.nodes.counts.here < self._run.nodes
+        ):
+            return None
+        return self._reporter.trouble
+
     async def run(self) -> None:
         """Until cancelled: wake-ups, pings, the waiting line and the reports."""
         tasks = [self._decide_in_time(), self._pulse(), self._channels.ping(), self._say_what_is_missing(), self._keep_account()]
@@ -112,7 +126,9 @@ class Coordinator:
 
     def _greeted(self, node: int, channel: Channel, hello: Hello, now: float, gang: Gang) -> Gang:
         self._channels.know(node, channel)
-        return observe(gang, self._run, node, hello, now)
+        after = observe(gang, self._run, node, hello, now)
+        self._corrects |= after.history != gang.history
+        return after
 
     def heard(self, node: int, message: AgentMessage) -> None:
         """Raises ContractError for a malformed report."""
@@ -142,10 +158,21 @@ class Coordinator:
         self._output.say(line)
         self._showing.show(self.gang.session.request, (f"[lockstep] {line}",))
 
+    def unheard(self, node: int, channel: Channel, seconds: float) -> None:
+        """Its connection is there, and nothing has come for so long."""
+        if self._channels.of_node.get(node) is channel:
+            silence = Silence(node, self._now() - seconds, channel.arrives)
+            self._become(lambda gang: unheard(gang, silence))
+
+    def heard_again(self, node: int, channel: Channel) -> None:
+        if self._channels.of_node.get(node) is channel:
+            now = self._now()
+            self._become(lambda gang: spoke(gang, node, now))
+
     def disconnected(self, node: int, channel: Channel) -> None:
         if self._channels.drop(node, channel):
             now = self._now()
-            self._become(lambda gang: closed(gang, node, now))
+            self._become(lambda gang: closed(gang, node, now, unheard=channel.is_given_up))
 
     async def settle(self) -> None:
         """Before node 0's agent ends: let the other nodes save or hear the end, and the operator take the last report.

@@ -23,7 +23,8 @@ class Ledger:
 
     def opened(self, run: Run, now: float) -> Gang:
         """The gang of a coordinator that begins."""
-        gang = resumed(run, self._attempts, self._records.end(), now, self._account.found().checkpoint)
+        left = self._account.found()
+        gang = resumed(run, self._attempts, self._records.end(), now, left.checkpoint, left.goodput.until / 1000)
         return self._account.opened(gang, now)
 
     def write(self, decision: Decision, run: Run, now: float) -> None:

@@ -23,7 +23,9 @@ def report_change(reporter: Reporter, before: Gang, after: Gang, run: Run, tail:
 
 
 def _is_news(before: Gang, after: Gang, run: Run) -> bool:
-    if (before.checkpoint, before.fabric.verdict, before.stragglers) != (after.checkpoint, after.fabric.verdict, after.stragglers):
+    if (before.checkpoint, before.failed_saves) != (after.checkpoint, after.failed_saves):
+        return True
+    if (before.fabric.verdict, before.stragglers) != (after.fabric.verdict, after.stragglers):
         return True
     if message_facts(before) == message_facts(after):
         return False

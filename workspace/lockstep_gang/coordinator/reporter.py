@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.reply import Reply, parse_reply
 from lockstep_gang.contract.report import Report, report_body
 from lockstep_gang.contract.run import ReportTarget
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
+from lockstep_gang.coordinator.reaching import resolved, trouble_of
 from lockstep_gang.coordinator.waiting import happens
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ ASKING_SECONDS = 5.0
 """Instead of PERIOD_SECONDS while nodes are missing: the reply says what the cluster knows of them."""
 RETRY_SECONDS = (0.2, 30.0)
 """First and longest wait after a failed attempt, doubled in between, each shortened by up to half: an operator that comes back is met by all jobs."""
+COMPLAINT_SECONDS = 60.0
+"""The same trouble is said again: `lockstep why` reads the end of this log where no report comes."""
 TRANSITIONS_MAX = 64
 """Kept while the operator is away; the oldest go first, since every report has the whole state."""
 
@@ -47,7 +52,11 @@ class Reporter:
         self._told_at = 0.0
         self._wake = asyncio.Event()
         self._delivered = asyncio.Event()
-        self._trouble = ""
+        self._trouble_text = ""
+        self._complained_at = 0.0
+        self.trouble: Trouble | None = None
+        """Why no report has ever been taken."""
+        self._was_heard = False
         self._leader: str | None = None
         """Address of the operator's replica that takes reports, once another one has named it."""
 
@@ -116,27 +125,36 @@ class Reporter:
         """None: nobody answered, so whether it arrived is not known."""
         from lockstep_gang.coordinator.post import post  # ssl takes 30 ms to import: only who reports pays
 
+        url = urlsplit(self._target.url)
+        host, port = url.hostname or "", url.port or 443
         try:
+            if not self._was_heard and self._leader is None:
+                await resolved(host, port)
             answer = await asyncio.to_thread(post, self._target, self._key, report.job, report_body(report), self._leader)
         except Exception as error:  # (whatever a report meets must not reach the training)
             self._leader = None
+            self.trouble = None if self._was_heard else trouble_of(error, host, port, "the operator")
             self._complain(f"{type(error).__name__}: {error}")
             return None
         if answer.status in (HTTPStatus.OK, HTTPStatus.CONFLICT):
             return answer
         self._leader = answer.text("leader")
         if self._leader is None:
-            self._complain(f"HTTP {answer.status} {answer.body[:200].decode(errors='replace').strip()}")
+            words = f"HTTP {answer.status} {answer.body[:200].decode(errors='replace').strip()}"
+            is_refused = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and not self._was_heard
+            self.trouble = Trouble(TroubleKind.REFUSED, f"the operator refuses node 0's reports ({words})") if is_refused else None
+            self._complain(words)
         return answer
 
     def _accepted(self, answer: Answer) -> None:
-        self._trouble = ""
+        self._trouble_text, self.trouble, self._was_heard = "", None, True
         try:
             self._take(parse_reply(answer.body))
         except ContractError as error:
             self._complain(str(error))
 
     def _complain(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
+        now = time.monotonic()
+        if trouble != self._trouble_text or now - self._complained_at >= COMPLAINT_SECONDS:
+            self._trouble_text, self._complained_at = trouble, now
             self._say(f"the operator did not take the report ({trouble}); the job goes on, reports are repeated")

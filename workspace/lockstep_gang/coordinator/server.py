@@ -9,7 +9,7 @@ import resource
 import time
 
 from lockstep_gang.contract.codec import ContractError
-from lockstep_gang.contract.exits import SILENCE_SECONDS
+from lockstep_gang.contract.exits import SILENCE_SECONDS, UNHEARD_SECONDS
 from lockstep_gang.contract.messages import Hello, agent_message
 from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.channel import PROOF_SECONDS, Channel, accept, listen
@@ -40,7 +40,9 @@ class Server:
         self._connections: set[asyncio.Task[None]] = set()
         self._unproved: dict[asyncio.StreamWriter, None] = {}
         """Oldest first."""
-        self._proved: set[Channel] = set()
+        self._proved: dict[Channel, int] = {}
+        """And of which node."""
+        self._unheard: set[Channel] = set()
         self._refused, self._refused_told = 0, float("-inf")
         self._watching: asyncio.Task[None] | None = None
 
@@ -84,8 +86,19 @@ class Server:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             since = now if now - due > PAUSED_SECONDS else since
-            for channel in [channel for channel in self._proved if now - max(since, channel.last_heard) > SILENCE_SECONDS]:
-                channel.abort()
+            for channel, node in list(self._proved.items()):
+                self._look_at(node, channel, now - max(since, channel.last_heard))
+
+    def _look_at(self, node: int, channel: Channel, silent_seconds: float) -> None:
+        is_unheard = silent_seconds > UNHEARD_SECONDS
+        if is_unheard and channel not in self._unheard:
+            self._unheard.add(channel)
+            self._coordinator.unheard(node, channel, silent_seconds)
+        elif not is_unheard and channel in self._unheard:
+            self._unheard.discard(channel)
+            self._coordinator.heard_again(node, channel)
+        if silent_seconds > SILENCE_SECONDS:
+            channel.give_up()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
@@ -97,9 +110,10 @@ class Server:
                 self._say_refused(f"refused a connection from {peer[0] if peer else 'nowhere'}: {error}")
         else:
             self._unproved.pop(writer, None)
-            self._proved.add(channel)
+            self._proved[channel] = node
             await self._listen(node, channel)
-            self._proved.discard(channel)
+            del self._proved[channel]
+            self._unheard.discard(channel)
         finally:
             writer.close()
             with contextlib.suppress(OSError):

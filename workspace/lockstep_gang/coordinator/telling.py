@@ -16,6 +16,8 @@ from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.placement import racks_line
 from lockstep_gang.lifecycle.preflight import ends_with_it
 from lockstep_gang.lifecycle.preflight_lines import preflight_lines
+from lockstep_gang.lifecycle.silences import lines as silence_lines
+from lockstep_gang.lifecycle.silences import of_node
 from lockstep_gang.lifecycle.start import banner
 from lockstep_gang.lifecycle.stragglers import in_words
 from lockstep_gang.lifecycle.summary import message_of, state_of
@@ -27,6 +29,7 @@ WITH_LINES = 128
 def telling(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     """The lines that say how `after` differs from `before`."""
     """Looks only at what has changed: it is asked after every message of every node."""
+    yield from silence_lines(before, after, run)
     yield from _nodes(before, after, run)
     yield from _exits(before, after, run)
     yield from _explained(before, after)
@@ -43,10 +46,14 @@ def _nodes(before: Gang, after: Gang, run: Run) -> Iterator[str]:
     for index, (old, new) in enumerate(zip(before.nodes, after.nodes)):  # noqa: B905 (both have run.nodes)
         if old is new:
             continue
+        if after.phase is Phase.ENDED:
+            continue  # kubelets start containers again after the end, and the log has been written
         if new.connected and not old.connected:
             yield f"node {index} is here ({after.nodes.counts.here} of {run.nodes})"
-        elif old.connected and not new.connected and after.phase is not Phase.ENDED:
-            yield f"node {index} is gone: its connection closed"
+        elif old.connected and not new.connected:
+            yield f"node {index} is gone: " + (
+                "its connection closed" if of_node(after, index) is None else "nothing is heard of it any more"
+            )
 
 
 def _preflight(before: Gang, after: Gang, run: Run) -> Iterator[str]:

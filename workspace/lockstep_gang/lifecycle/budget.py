@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from lockstep_gang.contract.messages import Hello
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.facts import OWN_FAULTS
 from lockstep_gang.lifecycle.gang import Budget, Gang
 from lockstep_gang.lifecycle.losses import explained, explaining
 
@@ -24,16 +26,48 @@ def charged(gang: Gang, failure: Failure, now: float) -> Gang:
     budget, committed = gang.budget, gang.checkpoint.step if gang.checkpoint is not None else 0
     if committed > budget.committed_step:
         budget = replace(budget, counted=0)
-    budget = Budget(budget.failures + 1, budget.counted + (fact is None), max(committed, budget.committed_step))
+    counts = fact is None or fact.type in OWN_FAULTS
+    budget = Budget(budget.failures + 1, budget.counted + counts, max(committed, budget.committed_step))
     entry = _entry(gang, failure, now)
     if fact is not None:
-        entry = replace(entry, counts=False, explained_by=fact.pod_uid)
+        entry = replace(entry, counts=counts, explained_by=fact.pod_uid)
     return replace(gang, budget=budget, failure=failure, history=(*gang.history, entry)[-HISTORY:])
 
 
 def _entry(gang: Gang, failure: Failure, now: float) -> Restart:
     committed = gang.checkpoint.step if gang.checkpoint is not None else 0
-    return Restart(gang.attempt, stamp(now), replace(failure, last_lines=()), max(0, (failure.step or 0) - committed))
+    lost_steps = max(0, (failure.step or 0) - committed)
+    return Restart(gang.attempt, stamp(now), replace(failure, last_lines=()), lost_steps, down_since=_down_since(gang, failure, now))
+
+
+def _down_since(gang: Gang, failure: Failure, now: float) -> str:
+    """The attempt's last step; where it came to none, since when the job has been down already, else when the lost node was last heard."""
+    if gang.worked_at:
+        return stamp(min(gang.worked_at, now))
+    last = gang.history[-1] if gang.history else None
+    if last is not None and last.downtime_seconds is None and gang.goodput.furthest_step and last.down_since is not None:
+        return last.down_since
+    return stamp(min([now, *(silence.since for silence in gang.silences if silence.node == failure.node)]))
+
+
+def reached(gang: Gang, hello: Hello, now: float) -> Gang:
+    """The gang of a new coordinator after an agent has told how far its ranks had come: the one before it died with what it knew."""
+    last = gang.history[-1] if gang.history else None
+    furthest_rank = max((state for state in hello.ranks if state.step is not None), key=lambda state: state.step or 0, default=None)
+    step = furthest_rank.step or 0 if furthest_rank is not None else 0
+    if last is None or not last.attempt == gang.attempt == hello.known_attempt or step <= (last.failure.step or 0):
+        return gang
+    if furthest_rank is not None and furthest_rank.step_age_seconds is not None:
+        last = replace(last, down_since=stamp(now - furthest_rank.step_age_seconds))
+    failure = replace(last.failure, step=step)
+    entry = replace(last, failure=failure, lost_steps=max(0, step - (gang.checkpoint.step if gang.checkpoint is not None else 0)))
+    furthest = max(step, gang.goodput.furthest_step)
+    return replace(
+        gang,
+        history=(*gang.history[:-1], entry),
+        failure=replace(gang.failure, step=step) if gang.failure is not None else None,
+        goodput=replace(gang.goodput, furthest_step=furthest),
+    )
 
 
 def asked_to_go(gang: Gang, now: float) -> tuple[Restart, ...]:
@@ -69,11 +103,11 @@ def backoff_seconds(run: Run, failures: int) -> float:
 
 
 def training_again(gang: Gang, now: float) -> Gang:
-    """The first step after a restart ends the downtime of the failure before it."""
+    """The first step after a restart ends the downtime of the failure before it, which began with the last step before that."""
     if not gang.history or gang.history[-1].downtime_seconds is not None or gang.history[-1].attempt >= gang.attempt:
         return gang
     last = gang.history[-1]
-    down = max(0, round(now - datetime.fromisoformat(last.failed.replace("Z", "+00:00")).timestamp()))
+    down = max(0, round(now - datetime.fromisoformat((last.down_since or last.failed).replace("Z", "+00:00")).timestamp()))
     return replace(gang, history=(*gang.history[:-1], replace(last, downtime_seconds=down)))
 
 

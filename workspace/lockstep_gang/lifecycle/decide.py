@@ -27,6 +27,7 @@ from lockstep_gang.lifecycle.idle import with_idleness
 from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, told_to_go
 from lockstep_gang.lifecycle.placement import awaited, placed
 from lockstep_gang.lifecycle.progress import Hang
+from lockstep_gang.lifecycle.silences import lasting
 from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_ranks_failure, missing_ranks, start_deadline, timed
 from lockstep_gang.lifecycle.stops import stop_report, with_idle_stop
 
@@ -113,7 +114,22 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
     fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now), in_time_until=math.inf)
     fresh = session.begun(fresh)
     return Decision(
-        replace(fresh, stopping=None, hang=None, stragglers=(), late=(), dumps=(), lost=(), trainer=None, trouble=None), begin=True
+        replace(
+            fresh,
+            stopping=None,
+            hang=None,
+            stragglers=(),
+            late=(),
+            dumps=(),
+            lost=(),
+            silences=lasting(fresh),
+            paused_seconds=0.0,
+            worked_at=0.0,
+            unproven={},
+            trainer=None,
+            trouble=None,
+        ),
+        begin=True,
     )
 
 
@@ -152,7 +168,8 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
 def _done(gang: Gang, run: Run, now: float) -> Decision:
     if run.interactive is not None:
         return _run_over(session.completed(gang, now), "Complete")
-    return replace(_ended(gang, State.COMPLETE, "all ranks are done"), close="Complete")
+    note = (gang.result or {}).get("note")
+    return replace(_ended(gang, State.COMPLETE, f"all ranks are done; {note}" if note else "all ranks are done"), close="Complete")
 
 
 def _overdue(node: Node, run: Run, now: float) -> bool:
@@ -168,7 +185,9 @@ def _stop(gang: Gang, mode: StopMode, reason: str, now: float) -> Decision:
 
 
 def _stuck(gang: Gang, run: Run, now: float) -> tuple[Gang, Decision | None]:
-    """Ranks that have not come, or don't move any more."""
+    """Ranks that have not come, or don't move any more. While a node is not heard nobody knows that."""
+    if lasting(gang):
+        return gang, None
     if is_late(gang, run, now):
         gang = replace(gang, late=tuple(missing_ranks(gang)))
         return gang, _stop(gang, StopMode.DUMP, late_ranks_failure(gang, run).message, now)
@@ -179,7 +198,11 @@ def _stuck(gang: Gang, run: Run, now: float) -> tuple[Gang, Decision | None]:
 def _stop_failed(gang: Gang, run: Run, now: float) -> Decision:
     failure = first_failure(gang, run)
     if failure.cause is Cause.HANG and failure.rank is not None:  # by the watchdog of that rank
-        return _stop_hung(gang, run, noticed(gang, failure.rank, now), now)
+        hung = noticed(gang, failure.rank, now)
+        without_blame = first_failure(replace(gang, hang=hung), run)
+        if without_blame.cause is not Cause.HANG:
+            return _stop(replace(gang, hang=hung), StopMode.KILL, without_blame.message, now)
+        return _stop_hung(gang, run, hung, now)
     return _stop(gang, StopMode.KILL, failure.message, now)
 
 

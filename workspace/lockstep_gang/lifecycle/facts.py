@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import Restart
 
-LOSSES = frozenset({FactType.NODE_LOST, FactType.PREEMPTED, FactType.EVICTED})
+LOSSES = frozenset({FactType.NODE_LOST, FactType.PREEMPTED, FactType.EVICTED, FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
+OWN_FAULTS = frozenset({FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
+"""The cluster explains them, and they count toward the restart budget: the same may come again."""
 
 
 @dataclass(frozen=True)

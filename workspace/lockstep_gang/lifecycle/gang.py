@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lockstep_gang.contract.goodput import Goodput
 from lockstep_gang.contract.messages import Dumped, Error, Order, Pace, RankExit, Start, StopMode
-from lockstep_gang.contract.report import CheckpointReport, Failure, Restart, State, Straggler, TrainerReport
+from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Failure, Restart, State, Straggler, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
 from lockstep_gang.lifecycle.fabric import FabricState
@@ -18,6 +18,7 @@ from lockstep_gang.lifecycle.placement import Placement
 from lockstep_gang.lifecycle.preflight_state import Preflight
 from lockstep_gang.lifecycle.progress import Hang, Progress, Wait
 from lockstep_gang.lifecycle.session_state import Session
+from lockstep_gang.lifecycle.silences import Silence
 
 
 class Phase(Enum):
@@ -213,6 +214,10 @@ class Gang:
     """What was seen of its ranks before they were killed."""
     lost: tuple[LostNode, ...] = ()
     """In this attempt, each once."""
+    silences: tuple[Silence, ...] = ()
+    """Of nodes, in this attempt: the newest of each."""
+    paused_seconds: float = 0.0
+    """The longest time in this attempt in which the coordinator itself did not run."""
     signs: int = 0
     final: bool = False
     """The last failure would come again in the same way."""
@@ -222,6 +227,11 @@ class Gang:
     """Why an attempt cannot be recorded, so not started."""
     trainer: TrainerReport | None = None
     checkpoint: CheckpointReport | None = None
+    failed_saves: FailedSaves | None = None
+    unproven: Mapping[str, int] = field(default_factory=dict)
+    """Milliseconds on the account since the last step or evaluation was told, by kind: a failure makes them downtime."""
+    worked_at: float = 0.0
+    """When the newest attempt told of its last step, Unix time; 0: it has told of none."""
     preflight: Preflight = field(default_factory=Preflight)
     result: dict[str, str | None] | None = None
     goodput: Goodput = field(default_factory=Goodput)

@@ -20,6 +20,7 @@ SAVE_WAIT = "saveWaitSeconds"
 _ACTIVITIES = {"Evaluate": Spent.EVALUATE, "Save": Spent.SAVE, "Export": Spent.SAVE}
 STOPPING_MILLISECONDS = 5000
 _COSTS = frozenset({Spent.LOST, Spent.DOWN})
+_USEFUL = (Spent.TRAIN, Spent.EVALUATE)
 
 
 def accounted(gang: Gang, run: Run, now: float) -> Gang:
@@ -28,10 +29,17 @@ def accounted(gang: Gang, run: Run, now: float) -> Gang:
     if not book.began:
         return replace(gang, goodput=replace(book, began=moment, until=moment))
     kind = spent_on(gang, run)
-    if kind is None or moment <= book.until:
+    if kind is None:
         return gang
-    cause = _cause(gang, run) if kind in _COSTS else None
-    return replace(gang, goodput=_added(book, kind, moment, cause, run.nodes * run.gpus_per_node))
+    gpus = run.nodes * run.gpus_per_node
+    if kind is Spent.DOWN and gang.phase is Phase.STOPPING and gang.unproven:
+        gang = replace(gang, goodput=_wasted(book, gang.unproven, _cause(gang, run), gpus), unproven={})
+        book = gang.goodput
+    if moment <= book.until:
+        return gang
+    if kind in _USEFUL:
+        gang = replace(gang, unproven=_plus(gang.unproven, kind.value, moment - book.until))
+    return replace(gang, goodput=_added(book, kind, moment, _cause(gang, run) if kind in _COSTS else None, gpus))
 
 
 def accounted_now_and_then(gang: Gang, run: Run, now: float) -> Gang:
@@ -52,13 +60,29 @@ def absent(gang: Gang, run: Run, now: float) -> Gang:
 
 
 def stepped(gang: Gang, report: Step) -> Gang:
-    """After rank 0 told a step: how far the job has ever come, and how long the step waited for a save."""
+    """After rank 0 told a step: how far the job has ever come, and how long the step waited for a save. A script that tells its first one had
+    been loading until then."""
     book = gang.goodput
+    unknown = book.spent.get(Spent.UNKNOWN.value, 0)
+    if unknown:
+        spent = {kind: value for kind, value in book.spent.items() if kind != Spent.UNKNOWN.value}
+        book = replace(book, spent=_plus(spent, Spent.LOAD.value, unknown))
+    gang = replace(gang, goodput=book, unproven={})
     if report.step <= book.furthest_step:
         return gang
     waited = min(_milliseconds(report.metrics.get(SAVE_WAIT)), book.spent.get(Spent.TRAIN.value, 0))
     spent = _plus(_plus(book.spent, Spent.TRAIN.value, -waited), Spent.SAVE.value, waited) if waited else book.spent
     return replace(gang, goodput=replace(book, furthest_step=report.step, spent=spent))
+
+
+def proven(gang: Gang) -> Goodput:
+    """The account as of the last step or evaluation, for the report: what is counted from reports must not be taken back by a failure."""
+    book = gang.goodput
+    if gang.phase not in (Phase.ACTIVE, Phase.STOPPING):
+        return book
+    open_ = {kind: min(milliseconds, book.spent.get(kind, 0)) for kind, milliseconds in gang.unproven.items()}
+    spent = {kind: value - open_.get(kind, 0) for kind, value in book.spent.items()}
+    return replace(book, spent=spent, until=book.until - sum(open_.values()))
 
 
 def spent_on(gang: Gang, run: Run) -> Spent | None:
@@ -77,13 +101,16 @@ def spent_on(gang: Gang, run: Run) -> Spent | None:
 
 def _active(gang: Gang, run: Run) -> Spent:
     if _is_recovering(gang):
-        return Spent.TRAIN if _runs_without_steps(gang, run) else Spent.DOWN
-    activity, step = (gang.trainer.activity, gang.trainer.step) if gang.trainer is not None else (None, None)
+        return Spent.UNKNOWN if _runs_without_steps(gang, run) else Spent.DOWN
+    activity = gang.trainer.activity if gang.trainer is not None else None
+    step = (
+        gang.trainer.step if gang.trainer is not None and gang.worked_at else None
+    )  # that of an attempt's own, not the one it goes on from
     if activity in _ACTIVITIES:
         return _ACTIVITIES[activity]
     if step is not None:
         return Spent.LOST if step < gang.goodput.furthest_step else Spent.TRAIN
-    return Spent.TRAIN if _runs_without_steps(gang, run) else Spent.LOAD
+    return Spent.UNKNOWN if _runs_without_steps(gang, run) else Spent.LOAD
 
 
 def _is_recovering(gang: Gang) -> bool:
@@ -92,8 +119,24 @@ def _is_recovering(gang: Gang) -> bool:
 
 
 def _runs_without_steps(gang: Gang, run: Run) -> bool:
-    """A script that has never told a step, all of whose ranks run: as far as anybody knows, it trains."""
+    """A script that has never told a step, all of whose ranks run: nobody knows whether it trains."""
     return run.training is None and not gang.goodput.furthest_step and gang.ranks.counts.heard == len(gang.ranks)
+
+
+def _wasted(book: Goodput, unproven: Mapping[str, int], cause: Cause, gpus: int) -> Goodput:
+    """The book after a failure: what it has as useful since the last sign of work was a hang, or a step that nobody keeps."""
+    wasted = {kind: min(milliseconds, book.spent.get(kind, 0)) for kind, milliseconds in unproven.items()}
+    spent: Mapping[str, int] = book.spent
+    for kind, milliseconds in wasted.items():
+        spent = _plus(spent, kind, -milliseconds)
+    total = sum(wasted.values())
+    return replace(_charged(book, cause, total, gpus), spent=_plus(spent, Spent.DOWN.value, total))
+
+
+def _charged(book: Goodput, cause: Cause, milliseconds: int, gpus: int) -> Goodput:
+    known = book.causes.get(cause.value, Loss())
+    loss = Loss(known.milliseconds + milliseconds, known.gpu_milliseconds + milliseconds * gpus)
+    return replace(book, causes={**book.causes, cause.value: loss})
 
 
 def _cause(gang: Gang, run: Run) -> Cause:
@@ -108,11 +151,7 @@ def _added(book: Goodput, kind: Spent, moment: int, cause: Cause | None, gpus: i
     """The book with all time up to `moment` on `kind`."""
     passed = moment - book.until
     book = replace(book, until=moment, spent=_plus(book.spent, kind.value, passed))
-    if cause is None:
-        return book
-    known = book.causes.get(cause.value, Loss())
-    loss = Loss(known.milliseconds + passed, known.gpu_milliseconds + passed * gpus)
-    return replace(book, causes={**book.causes, cause.value: loss})
+    return book if cause is None else _charged(book, cause, passed, gpus)
 
 
 def _plus(spent: Mapping[str, int], kind: str, milliseconds: int) -> dict[str, int]:

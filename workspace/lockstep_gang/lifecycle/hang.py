@@ -50,7 +50,8 @@ def noticed(gang: Gang, rank: int, now: float) -> Hang:
 def excused(gang: Gang, seconds: float) -> Gang:
     """The gang after this process itself didn't run for so long: what ranks said in that time is still to be read."""
     ranks = {index: replace(rank, progress=later(rank.progress, seconds)) for index, rank in enumerate(gang.ranks)}
-    return replace(waited_for(gang, seconds).with_ranks(ranks), stop_began=gang.stop_began + seconds)
+    paused = max(seconds, gang.paused_seconds)
+    return replace(waited_for(gang, seconds).with_ranks(ranks), stop_began=gang.stop_began + seconds, paused_seconds=paused)
 
 
 def waited_for(gang: Gang, seconds: float) -> Gang:

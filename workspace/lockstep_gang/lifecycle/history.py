@@ -109,10 +109,18 @@ def end_record(gang: Gang, run: Run, ended: str) -> EndRecord:
     )
 
 
-def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, now: float, commit: CheckpointReport | None = None) -> Gang:
+def resumed(
+    run: Run,
+    attempts: Sequence[AttemptRecord],
+    end: EndRecord | None,
+    now: float,
+    commit: CheckpointReport | None = None,
+    alive_at: float = 0.0,
+) -> Gang:
     """The gang as a new coordinator finds it. An attempt without an outcome was lost with its coordinator, and counts as a failure.
 
-    `commit`: the newest of this job, as far as it was written down beside the attempts.
+    `commit`: the newest of this job, as far as it was written down beside the attempts. `alive_at`: when the coordinator before this one last wrote
+    anything down, Unix time; 0: nobody knows.
     """
     gang = replace(new_gang(run), known_attempt=max((record.attempt for record in attempts), default=0))
     own = [record for record in attempts if record.job_uid == run.job.uid]
@@ -136,7 +144,7 @@ def resumed(run: Run, attempts: Sequence[AttemptRecord], end: EndRecord | None, 
     if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
         return replace(gang, failure=own[-1].restart.failure, not_before=now + backoff_seconds(run, gang.budget.counted))
     text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
-    gang = charged(gang, Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
+    gang = charged(replace(gang, worked_at=alive_at), Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
     return replace(gang, not_before=now + backoff_seconds(run, gang.budget.counted))
 
 

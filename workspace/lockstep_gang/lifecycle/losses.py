@@ -6,6 +6,7 @@ memory is known to the cluster, and is heard seconds before or after.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +14,7 @@ from datetime import datetime
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.facts import LOSSES
+from lockstep_gang.lifecycle.facts import LOSSES, OWN_FAULTS
 from lockstep_gang.lifecycle.gang import Gang, Phase
 
 BEFORE_SECONDS, AFTER_SECONDS = 600.0, 120.0
@@ -22,8 +23,19 @@ AWAY_SECONDS, BACK_SECONDS = 60.0, 10.0
 """How long after a loss the operator's answer may still explain it: as long as the node is away, and when its agent is back."""
 UNANSWERED_SECONDS = 300.0
 """An operator that does not answer at all is waited for so long."""
-_CAUSES = {FactType.NODE_LOST: Cause.NODE_LOST, FactType.PREEMPTED: Cause.PREEMPTED, FactType.EVICTED: Cause.NODE_LOST}
-_WORDS = {FactType.NODE_LOST: "lost", FactType.PREEMPTED: "preempted", FactType.EVICTED: "evicted"}
+_CAUSES = {
+    FactType.NODE_LOST: Cause.NODE_LOST, FactType.PREEMPTED: Cause.PREEMPTED, FactType.EVICTED: Cause.NODE_LOST,
+    FactType.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY, FactType.CONTAINER_ENDED: Cause.NODE_LOST,
+}  # fmt: skip
+_WORDS = {
+    FactType.NODE_LOST: "was lost", FactType.PREEMPTED: "was preempted", FactType.EVICTED: "was evicted",
+    FactType.OUT_OF_MEMORY: "ran out of host memory", FactType.CONTAINER_ENDED: "was lost",
+}  # fmt: skip
+_PRESSURES = (
+    (Cause.STORAGE, re.compile(r"ephemeral|\bdisk|nodefs|imagefs|inodes", re.IGNORECASE)),
+    (Cause.OUT_OF_MEMORY, re.compile(r"low on resource: memory|memory ?pressure", re.IGNORECASE)),
+)
+"""What a Node evicts pods for, in the kubelet's words."""
 
 
 def explaining(gang: Gang, failure: Failure, failed_at: float) -> Fact | None:
@@ -45,7 +57,10 @@ def _is_near(fact: Fact, failed_at: float) -> bool:
 def explained(failure: Failure, fact: Fact) -> Failure:
     """The failure in the cluster's words."""
     said = f": {fact.message}" if fact.message else ""
-    return Failure(f"node {fact.node} was {_WORDS[fact.type]}{said}", node=fact.node, cause=_CAUSES[fact.type], step=failure.step)
+    cause = _CAUSES[fact.type]
+    if fact.type is FactType.EVICTED:
+        cause = next((kind for kind, words in _PRESSURES if words.search(fact.message)), cause)
+    return Failure(f"node {fact.node} {_WORDS[fact.type]}{said}", node=fact.node, cause=cause, step=failure.step)
 
 
 def heard(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
@@ -60,6 +75,11 @@ def heard(gang: Gang, told: Sequence[Fact], now: float) -> Gang:
 
 def _corrected(gang: Gang, index: int, fact: Fact) -> Gang:
     entry = gang.history[index]
+    if fact.type in OWN_FAULTS:
+        corrected = replace(entry, failure=explained(entry.failure, fact), explained_by=fact.pod_uid)
+        history = (*gang.history[:index], corrected, *gang.history[index + 1 :])
+        is_newest = index == len(gang.history) - 1 and gang.failure is not None
+        return replace(gang, history=history, failure=corrected.failure if is_newest else gang.failure)
     counted = [i for i, other in enumerate(gang.history) if other.counts]
     recent = counted[-gang.budget.counted :] if gang.budget.counted else []  # the others are of before the last new commit
     failure = explained(entry.failure, fact)

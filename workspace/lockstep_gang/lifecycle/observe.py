@@ -23,6 +23,7 @@ from lockstep_gang.contract.messages import (
     RankReport,
     RankState,
     Reported,
+    SaveFailed,
     Started,
     Step,
     Stopped,
@@ -30,16 +31,17 @@ from lockstep_gang.contract.messages import (
     rank_report_from_json,
 )
 from lockstep_gang.contract.preflight import Checked
-from lockstep_gang.contract.report import CheckpointReport, Metric, TrainerReport
+from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.budget import stamp, training_again
+from lockstep_gang.lifecycle.budget import reached, stamp, training_again
 from lockstep_gang.lifecycle.fabric import seen, training
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted_now_and_then, stepped
 from lockstep_gang.lifecycle.hang import STOPPED, watched
 from lockstep_gang.lifecycle.preflight import answered
-from lockstep_gang.lifecycle.progress import told
+from lockstep_gang.lifecycle.progress import later, told
 from lockstep_gang.lifecycle.session import wished
+from lockstep_gang.lifecycle.silences import ended, heard_again
 from lockstep_gang.lifecycle.stragglers import judged_now_and_then, paced
 
 
@@ -77,10 +79,21 @@ def _of_the_attempt(
     return _reported(gang, run, node, rank_report_from_json(message.report), now)
 
 
-def closed(gang: Gang, node: int, now: float) -> Gang:
-    """The gang after the connection of `node` closed, or stayed silent for too long."""
+def closed(gang: Gang, node: int, now: float, *, unheard: bool = False) -> Gang:
+    """The gang after the connection of `node` closed, or was given up since nothing was heard on it."""
+    gang = gang if unheard else ended(gang, node)
     away = replace(gang.nodes[node], connected=False, closed_at=now, closed_sign=gang.signs + 1, told=None)
     return replace(gang.with_node(node, away), signs=gang.signs + 1)
+
+
+def spoke(gang: Gang, node: int, now: float) -> Gang:
+    """The gang after a node that was not heard is heard again. What ranks of all nodes waited for meanwhile gets that time once more."""
+    again = heard_again(gang, node, now)
+    if again is gang or gang.phase is not Phase.ACTIVE:
+        return again
+    seconds = now - min(silence.since for silence in gang.silences if silence.node == node)
+    ranks = {index: replace(rank, progress=later(rank.progress, seconds)) for index, rank in enumerate(gang.ranks) if rank.exit is None}
+    return again.with_ranks(ranks)
 
 
 def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
@@ -89,6 +102,9 @@ def _hello(gang: Gang, run: Run, node: int, hello: Hello, now: float) -> Gang:
     leaving = hello.leaving or (same and before.leaving)
     here = Node(connected=True, instance=hello.instance, attempt=hello.attempt, stuck=same and before.stuck, leaving=leaving)
     gang = replace(gang.with_node(node, here), known_attempt=max(gang.known_attempt, hello.known_attempt))
+    gang = spoke(gang, node, now)
+    if gang.phase is Phase.WAITING:
+        return reached(gang, hello, now)
     if gang.phase not in (Phase.ACTIVE, Phase.STOPPING):
         return gang
     if hello.known_attempt == gang.attempt:
@@ -207,15 +223,21 @@ def _reported(gang: Gang, run: Run, node: int, report: RankReport, now: float) -
 def _told_by_rank_zero(gang: Gang, report: RankReport, now: float) -> Gang:
     trainer = gang.trainer or TrainerReport()
     if isinstance(report, Activity):
+        if report.step is not None:
+            trainer = replace(trainer, step=report.step, total_steps=report.total_steps)
         return replace(gang, trainer=replace(trainer, activity=report.activity))
     if isinstance(report, Step):
         step = replace(trainer, step=report.step, total_steps=report.total_steps, metrics=_merged(trainer.metrics, report.metrics))
-        gang = stepped(training_again(gang, now), report)
+        gang = replace(stepped(training_again(gang, now), report), worked_at=now)
         return replace(gang, trainer=replace(step, estimated_remaining_seconds=report.estimated_remaining_seconds))
     if isinstance(report, Evaluate):
-        return replace(gang, trainer=replace(trainer, metrics=_merged(trainer.metrics, report.metrics)))
+        return replace(gang, unproven={}, trainer=replace(trainer, metrics=_merged(trainer.metrics, report.metrics)))
     if isinstance(report, Checkpoint):
-        return replace(gang, checkpoint=CheckpointReport(report.step, report.path, stamp(now)))
+        return replace(gang, checkpoint=CheckpointReport(report.step, report.path, stamp(now)), failed_saves=None)
+    if isinstance(report, SaveFailed):
+        before = gang.failed_saves
+        since, count = (before.since, before.count + 1) if before is not None else (stamp(now), 1)
+        return replace(gang, failed_saves=FailedSaves(report.step, report.problem[:1000], since, count))
     return replace(gang, result=report.result) if isinstance(report, End) else gang
 
 

@@ -74,7 +74,8 @@ def _why_refused(gang: Gang, run: Run, asked: Asked, now: float) -> str:
         return "node 0's agent was started again, and the run ended with it"
     if current is not None:
         return (
-            f"refused: {current.asked.text} runs since {stamp(current.since)}, asked for by {current.asked.by}; there is one run at a time"
+            f"refused: {current.asked.text} runs since {stamp(current.since)}, asked for by {current.asked.by}; there is one run at a time, "
+            f"and this ends it: lockstep stop {run.job.name} --run"
         )
     if gang.nodes[0].leaving:
         return "refused: the environment is being stopped"

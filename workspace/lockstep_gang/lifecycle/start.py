@@ -123,9 +123,20 @@ def banner(gang: Gang, run: Run) -> Iterator[str]:
     yield f"  nodes: {nodes + more or run.nodes}, {run.ranks_per_node} ranks and {devices} each"
     yield f"  fabric: {_fabric(run)}"
     yield f"  run: {run.run_dir}, works in {run.working_directory}, log of what happens in {run.run_dir}/logs"
+    yield f"  from: {_from(gang, run)}"
+
+
+def _from(gang: Gang, run: Run) -> str:
     commit = gang.checkpoint
-    known = f"the newest commit is step {commit.step}, {commit.path}" if commit is not None else "no commit of this job is known yet"
-    yield f"  from: {known}" + ("" if run.training is not None else "; the script finds its own")
+    known = f"the newest commit is step {commit.step}, {commit.path}" if commit is not None else ""
+    if run.training is None:
+        return f"{known or 'no checkpoint was reported yet'}; the script finds its own"
+    resume = (run.training.get("checkpoint") or {}).get("resumeFrom", "Auto")
+    places = {
+        "None": "step 0, since resumeFrom is None",
+        "Auto": f"the newest whole commit in {run.run_dir}/checkpoints, or step 0 where there is none",
+    }
+    return known or places.get(resume, resume)
 
 
 def _fabric(run: Run) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from lockstep_gang.contract.messages import StopMode
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle import preflight
+from lockstep_gang.lifecycle import preflight, silences
 from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.goodput import proven
 from lockstep_gang.lifecycle.idle import interactive_report
 from lockstep_gang.lifecycle.start import absent_nodes, listed_nodes, listed_ranks, missing_ranks
 from lockstep_gang.lifecycle.unended import busy_nodes, noted
@@ -27,19 +28,21 @@ def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()
         ranks=RankCount(run.world_size, _all_ready(gang)),
         trainer=gang.trainer,
         checkpoint=gang.checkpoint,
+        failed_saves=gang.failed_saves,
         failure=gang.failure if state in (State.BACKING_OFF, State.FAILED) else None,
         restarts_counted=gang.budget.counted,
         history=gang.history,
         stragglers=gang.stragglers if gang.phase is Phase.ACTIVE else (),
         stop=gang.stopped,
         result=gang.result if state is State.COMPLETE else None,
-        goodput=gang.goodput if run.interactive is None else None,
+        goodput=proven(gang) if run.interactive is None else None,
         fabric=gang.fabric.verdict,
         log=log,
         retry=run.restart.retry,
         preflight=gang.preflight.result,
         interactive=interactive_report(gang, run),
         order=gang.placement.order,
+        unheard=silences.live(gang, run) if gang.phase is Phase.ACTIVE else "",
     )
 
 
@@ -58,7 +61,8 @@ def message_of(gang: Gang, run: Run) -> str:
     if gang.ending is not None:
         return gang.ending.message
     trouble = f"; {gang.trouble}" if gang.trouble is not None and gang.phase is not Phase.WAITING else ""
-    return _message(gang, run) + trouble
+    unheard = silences.live(gang, run) if gang.phase is not Phase.WAITING else ""
+    return _message(gang, run) + (f"; {unheard}" if unheard else "") + trouble
 
 
 def _message(gang: Gang, run: Run) -> str:
@@ -77,7 +81,7 @@ def message_facts(gang: Gang) -> tuple[object, ...]:
     """What `message_of` is made of. While it is the same, so is the message, which takes a look at every rank."""
     where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.trouble, gang.failure
     checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.told
-    return *where, *checks, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready
+    return *where, *checks, gang.silences, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready
 
 
 def _waiting_for(gang: Gang, run: Run) -> str:

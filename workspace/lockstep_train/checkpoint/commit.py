@@ -24,6 +24,9 @@ from lockstep_train.engine.ranks import Ranks
 DEADLINE = timedelta(minutes=10)
 """For every rank's shard. Nobody but the background waits for it, so a slow volume may take its time."""
 
+SHOWN = 4
+"""Ranks whose problems are written out."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -45,7 +48,7 @@ class Decision:
 
 def acknowledge(ranks: Ranks, tag: str, shard: ShardRecord | None, problem: str | None) -> None:
     """Tell rank 0 that this rank's shard is durable, or why it isn't."""
-    answer = {"shard": shard.to_json()} if shard is not None else {"problem": problem}
+    answer = {"shard": shard.to_json()} if shard is not None else {"problem": problem, "node": ranks.node}
     ranks.store.set(f"{tag}/shard/{ranks.rank}", json.dumps(answer))
 
 
@@ -61,14 +64,21 @@ def decide(ranks: Ranks, tag: str, manifest: Callable[[Sequence[ShardRecord]], b
         answers: list[dict[str, Any]] = [json.loads(ranks.store.get(key)) if ranks.store.check([key]) else late for key in keys]
     else:
         answers = [json.loads(answer) for answer in ranks.store.multi_get(keys)]
-    problems = [f"rank {rank}: {answer['problem']}" for rank, answer in enumerate(answers) if "shard" not in answer]
+    problems = [_problem(rank, answer) for rank, answer in enumerate(answers) if "shard" not in answer]
     if problems:
-        decision = Decision(problem="; ".join(problems), answered=answered)
+        more = f"; and {len(problems) - SHOWN} more ranks" if len(problems) > SHOWN else ""
+        decision = Decision(problem="; ".join(problems[:SHOWN]) + more, answered=answered)
     else:
         decision = Decision(manifest(tuple(ShardRecord.from_json(answer["shard"]) for answer in answers)).decode())
     if ranks.nodes > 1:
         ranks.store.set(f"{tag}/decision", json.dumps(asdict(decision)))
     return decision
+
+
+def _problem(rank: int, answer: dict[str, Any]) -> str:
+    """A rank that never answered has no node."""
+    where = f" on node {answer['node']}" if "node" in answer else ""
+    return f"rank {rank}{where}: {answer['problem']}"
 
 
 def decided(ranks: Ranks, tag: str) -> Decision:

@@ -21,7 +21,7 @@ SHOWN = 12
 @dataclass(frozen=True)
 class Identity:
     base: str
-    """Hash of the model's configuration and a sample of its weights."""
+    """Hash of the model's configuration and a sample of its weights: what is compared where one of the two has no `base_files`."""
     parameters: str
     """Hash of the names and shapes of the trainable parameters."""
     dataset: str
@@ -30,10 +30,20 @@ class Identity:
     global_batch_size: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Path below `training` → value: what else must be the same."""
+    base_files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of each file of the base model, compared before all else (model/base_files.py). Empty in commits from before they were recorded."""
+    data_files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of each data file, to name the one that makes another dataset."""
 
     def differences(self, other: Identity) -> list[str]:
         """What `other` has otherwise, in the words of the job file."""
-        pairs = [(words, getattr(self, name), getattr(other, name)) for name, words in _WORDS.items()]
+        compared = {name: words for name, words in _WORDS.items() if name != "base" or not (self.base_files and other.base_files)}
+        pairs = [(words, getattr(self, name), getattr(other, name)) for name, words in compared.items()]
+        if self.dataset != other.dataset:
+            pairs += [
+                (f"the SHA-256 of {path}", self.data_files[path], other.data_files[path])
+                for path in self.data_files.keys() & other.data_files
+            ]
         keys = dict.fromkeys([*self.settings, *other.settings])
         pairs += [(key, self.settings.get(key), other.settings.get(key)) for key in keys]
         # The parameters follow from the settings: their hash says something only when no setting does.
@@ -50,6 +60,8 @@ class Identity:
             "seed": self.seed,
             "globalBatchSize": self.global_batch_size,
             "settings": dict(self.settings),
+            "baseFiles": dict(self.base_files),
+            "dataFiles": dict(self.data_files),
         }
 
     @staticmethod
@@ -61,6 +73,8 @@ class Identity:
             seed=value["seed"],
             global_batch_size=value["globalBatchSize"],
             settings=dict(value["settings"]),
+            base_files=dict(value.get("baseFiles", {})),
+            data_files=dict(value.get("dataFiles", {})),
         )
 
 

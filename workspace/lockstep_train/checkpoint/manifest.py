@@ -167,6 +167,8 @@ def _typed(manifest: Manifest) -> Iterator[tuple[str, object, type | tuple[type,
     yield "evalLoss", manifest.eval_loss, (int, float, type(None))
     yield "evalStep", manifest.eval_step, (int, type(None))
     yield "adapter", manifest.adapter, dict
+    for path, digest in (*manifest.identity.base_files.items(), *manifest.identity.data_files.items()):
+        yield f"identity: {path}", digest, str
     yield "adapter.names", manifest.adapter.get("names"), dict
     for shard in manifest.shards:
         yield from (("file", shard.file, str), (f"{shard.file}: sha256", shard.sha256, str))

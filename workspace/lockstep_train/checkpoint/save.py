@@ -179,7 +179,7 @@ class Saver:
         try:
             shard = write_shard(folder, writing.job.snapshot, self._ranks.rank, self._ranks.world_size)
         except OSError as error:
-            commit.acknowledge(self._ranks, writing.tag, None, f"{folder} can't be written: {error.strerror}")
+            commit.acknowledge(self._ranks, writing.tag, None, f"{folder} can't be written: {error.strerror or error}")
         else:
             commit.acknowledge(self._ranks, writing.tag, self.upkeep.copy(folder, shard), None)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import time
 from pathlib import Path
 
 from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.data.arrays import file_digest
 from lockstep_train.errors import ConfigError
 
-SAMPLED_BYTES = 1 << 16
-SAMPLES = 16
+SETTLED_SECONDS = 2.0
+"""A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole seconds."""
 
 
 def cache_folder(run_dir: Path) -> Path:
@@ -21,23 +23,38 @@ def cache_folder(run_dir: Path) -> Path:
 
 
 def content_digest(path: Path, cache: Path) -> str:
-    """SHA-256 of a file. Raises ConfigError when it can't be read.
-
-    A file that has been hashed before isn't read again while its size, its time of change and 16 samples of it are the same. The
-    identity of a run's data comes from the tokens themselves, so a change that hides from all three (same length, time put back,
-    between the samples) would only mean that the tokens from before it are used.
-    """
+    """SHA-256 of a data file, by `file_hash`. Raises ConfigError when it can't be read."""
     try:
-        seen = {"size": path.stat().st_size, "changed": path.stat().st_mtime_ns, "samples": sampled_digest(path)}
-        note = cache / "files" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
-        known = read_note(note)
-        if known is not None and known.get("seen") == seen:
-            return str(known["sha256"])
-        digest = file_digest(path)
+        return file_hash(path, cache)
     except OSError as error:
         raise ConfigError(f"the data {path} can't be read: {error.strerror}") from error
-    make_directory(note.parent)
-    write_durably(note, json.dumps({"path": str(path), "seen": seen, "sha256": digest}).encode())
+
+
+def stamp(path: Path) -> list[int]:
+    """What another content of the file can't leave as it is: size, inode, and both times of change in nanoseconds.
+
+    Whoever writes can put mtime back (`cp -p`, `touch -r`), but not ctime. Raises OSError.
+    """
+    status = path.stat()
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def file_hash(path: Path, cache: Path | None) -> str:
+    """SHA-256 of all of a file. Raises OSError.
+
+    A file that was hashed before isn't read again while its `stamp` is the same: a note in `cache` says so. Nodes that have a file of their
+    own at the same path have a note each. Without a cache, or where it can't be written, every file is read.
+    """
+    seen = [str(path), *stamp(path)]
+    note = cache / "files" / f"{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]}.json" if cache is not None else None
+    known = read_note(note) if note is not None else None
+    if known is not None and known.get("seen") == seen:
+        return str(known["sha256"])
+    digest = file_digest(path)
+    if note is not None and [str(path), *stamp(path)] == seen and time.time() - path.stat().st_ctime > SETTLED_SECONDS:
+        with contextlib.suppress(OSError):
+            make_directory(note.parent)
+            write_durably(note, json.dumps({"seen": seen, "sha256": digest}).encode())
     return digest
 
 
@@ -48,14 +65,3 @@ def read_note(path: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) and "sha256" in value else None
-
-
-def sampled_digest(path: Path) -> str:
-    """Over evenly spaced samples, the first and the last bytes among them."""
-    digest = hashlib.sha256()
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        for number in range(SAMPLES):
-            file.seek(max(0, size - SAMPLED_BYTES) * number // (SAMPLES - 1))
-            digest.update(file.read(SAMPLED_BYTES))
-    return digest.hexdigest()

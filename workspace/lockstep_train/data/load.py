@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Prepared:
     plan: str
     notes: tuple[str, ...]
     digest: str
+    files: dict[str, str]
+    """Path of each data file → its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Dataset:
     no meaning."""
     notes: tuple[str, ...]
     """What to tell at the start, a line each."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Path of each data file → its SHA-256."""
     largest_id: int = 0
     """Of all tokens, those before every text among them."""
 
@@ -110,8 +114,8 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: To
     if evaluation is not None and evaluation.data is not None:
         configs.append(SourceConfig(evaluation.data.path, format=DataFormat.AUTO))
         fields.append("training.evaluation.data.path")
-    for field, config in zip(fields, configs, strict=True):
-        refuse_unreadable(field, config.path)
+    for setting, config in zip(fields, configs, strict=True):
+        refuse_unreadable(setting, config.path)
     sources = [resolve_source(config, cache, say) for config in configs]
     tokens = [tokens_of(source, tokeniser, data.train_on, cache / "tokens", say) for source in sources]
     rule = Rule(data.max_length, data.overlong, data.packing, len(tokeniser.begin), evaluation)
@@ -131,6 +135,7 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: To
         plan=str(plan),
         notes=(*training.facts["notes"], *packing_note(training.facts, data)),
         digest=hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
+        files={config.path: source.digest for config, source in zip(configs, sources, strict=True) if config.path is not None},
     )
 
 
@@ -169,7 +174,7 @@ def open_dataset(prepared: Prepared, tokeniser: Tokeniser) -> Dataset:
         Sequences(open_arrays(plan / part, verify=False), tokens, prepared.names, tokeniser.begin) for part in (TRAINING, EVALUATION)
     )
     largest = max(*(found.facts["largest"] for found in tokens), *tokeniser.begin, 0)
-    return Dataset(training, evaluation, prepared.digest, prepared.notes, largest)
+    return Dataset(training, evaluation, prepared.digest, prepared.notes, prepared.files, largest)
 
 
 def refuse_unknown_tokens(dataset: Dataset, tokeniser: Tokeniser) -> None:
@@ -187,4 +192,6 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Prepared:
-    return Prepared(tuple(value["tokens"]), tuple(value["names"]), value["plan"], tuple(value["notes"]), value["digest"])
+    return Prepared(
+        tuple(value["tokens"]), tuple(value["names"]), value["plan"], tuple(value["notes"]), value["digest"], dict(value["files"])
+    )

@@ -92,7 +92,11 @@ def first_problem(made: dict[int, dict[str, Any]]) -> str | None:
     if problems:
         return problems[0]
     if len({outcome["prepared"]["digest"] for outcome in made.values()}) > 1:
-        return f"the data differs between the volumes of nodes {', '.join(map(str, made))}; copy the same files to all of them"
+        files = {node: outcome["prepared"]["files"] for node, outcome in made.items()}
+        first = next(iter(files.values()))
+        other = next(((path, node) for node, theirs in files.items() for path in first if theirs.get(path) != first[path]), None)
+        which = f"{other[0]} of node {other[1]} is another one than that of node {next(iter(files))}; " if other is not None else ""
+        return f"the data differs between the volumes of nodes {', '.join(map(str, made))}: {which}copy the same files to all of them"
     return None
 
 

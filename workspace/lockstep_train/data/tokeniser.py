@@ -126,12 +126,17 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
     return ChatTemplate(render, marked if MARKS.search(template) else None, encode)
 
 
+def tokeniser_files(folder: Path) -> list[Path]:
+    """What of a model's folder decides which tokens a text becomes."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and FILES.fullmatch(path.name))
+
+
 def tokeniser_digest(folder: Path) -> str:
     """Over the tokenizer's files and the versions of the libraries that read them: another one means other tokens."""
     import tokenizers
     import transformers
 
     digest = hashlib.sha256(f"{tokenizers.__version__} {transformers.__version__}".encode())
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and FILES.fullmatch(path.name)):
+    for path in tokeniser_files(folder):
         digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -33,9 +33,9 @@ def model_folder(config: ModelConfig) -> Path:
 
 
 def base_digest(folder: Path) -> str:
-    """Tells one base model from another: SHA-256 over config.json and, of every weight file, its size, start and end.
+    """SHA-256 over config.json and, of every weight file, its size, start and end: what manifests had before base_files.py.
 
-    Reading all of the weights would cost minutes; another training of the same architecture differs at these places too.
+    Written on, so that an older Lockstep can go on from a newer one's commits, and read where a manifest has nothing else.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.imports import import_peft
 from lockstep_train.model.layouts import Unfitting, model_layouts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.model.pieces import Layout
@@ -69,8 +70,7 @@ def _width(shape: tuple[int, ...]) -> int:
 
 
 def _wrapped(model: Any, config: Mapping[str, Any]) -> Any:
-    import peft
-
+    peft = import_peft()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about tied embeddings: they are taken apart where it matters
         return peft.get_peft_model(model, peft.PeftConfig.from_peft_type(**config), low_cpu_mem_usage=True, autocast_adapter_dtype=False)

@@ -101,6 +101,11 @@ class Reporter:
     def activity(self, activity: str) -> None:
         self.agent.send_activity(activity)
 
+    def resumed(self, step: int, total: int) -> None:
+        """What is done already when this start begins: shown before its own first step."""
+        if self._first:
+            self.agent.send("activity", activity="Resume", step=step, totalSteps=total)
+
     def event(self, kind: str, *, line: str | None = None, step: int | None = None, **fields: Any) -> None:
         """Something that happens now and then: a record in events.jsonl and, with `line`, a line for people.
 
@@ -153,6 +158,11 @@ class Reporter:
         measured = {"bytes": size_bytes, "seconds": round(seconds, 4), "stallSeconds": stall_seconds}
         self.event("checkpoint", line=line, step=step, path=str(path), **measured, **fields)
         self._measure("checkpoint", step, measured)
+
+    def save_failed(self, step: int, problem: str, seconds: float) -> None:
+        """A save that is no commit, `seconds` after its snapshot."""
+        self.agent.send("savefailed", step=step, problem=problem[:2000])
+        self.event("saveFailed", line=f"CHECKPOINT step {step} FAILED: {problem}", step=step, problem=problem, seconds=round(seconds, 4))
 
     def experts(self, step: int, layers: Mapping[str, Sequence[int]], **fields: Any) -> None:
         """Tokens that each expert of each layer got in `step`, over all ranks: `layers` maps a layer's name to counts, expert by expert."""

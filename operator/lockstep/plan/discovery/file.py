@@ -25,7 +25,7 @@ def _header(name: str, facts: ClusterFacts) -> list[str]:
     return [
         f"The cluster {name}, as `lockstep cluster discover {name}` saw it at {facts.server} (Kubernetes {facts.version}).",
         "Beside or above every value: where it came from. `unknown` marks what you may not see, or what the API doesn't say.",
-        f"Every key is explained in docs/reference/clusterprofile.md. Next: read it, then `lockstep cluster lint {name}`.",
+        f"Every key is explained in docs/reference/trainingcluster.md. Next: read it, then `lockstep cluster lint {name}`.",
         f"Probe pods looked at {', '.join(probe.node for probe in probed)}."
         if probed
         else "No pod was started: --probe looks inside the nodes, too.",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from lockstep.api.calibration import Calibration
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.clusterfile import ClusterFile
-from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.quantity import number
-from lockstep.plan.lint.finding import Finding, failed, warning
+from lockstep.api.shared import FabricMode
+from lockstep.plan.doctorseen import Verdict
+from lockstep.plan.lint.finding import Finding, failed, fine, warning
 from lockstep_gang.contract import are_whole_names
 
 LEAST_ROCE_MTU = 4200
@@ -39,16 +42,22 @@ def lint_alone(found: ClusterFile) -> Iterator[Finding]:
     yield from _nccl(spec)
     yield from _pods(spec)
     yield from _threshold(found)
+    yield from _calibration(found)
 
 
-def _tcp(spec: ClusterProfileSpec) -> Iterator[Finding]:
+def of_mode(findings: Iterable[Finding], mode: FabricMode) -> list[Finding]:
+    """What concerns jobs that use `mode`: over TCP nothing of RDMA does."""
+    return [one for one in findings if mode is not FabricMode.TCP or not one.key.startswith("network.rdma")]
+
+
+def _tcp(spec: TrainingClusterSpec) -> Iterator[Finding]:
     excluded = spec.network.tcp.interface_exclude.removeprefix("^").removeprefix("=").split(",")
     if "lo" not in excluded:
         said = f"{spec.network.tcp.interface_exclude} doesn't leave out lo: NCCL may take the loopback, which no other node reaches"
         yield warning("network.tcp.interface_exclude", said, "write ^lo,docker0")
 
 
-def _rails(spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _rails(spec: TrainingClusterSpec) -> Iterator[Finding]:
     rdma, gpus = spec.network.rdma, spec.gpus.per_node
     rails, networks = len(rdma.rails), len(rdma.networks)
     counted = rails if networks == rails else 0  # without a network, one resource may stand for all NICs of a node
@@ -73,7 +82,7 @@ def _rails(spec: ClusterProfileSpec) -> Iterator[Finding]:
         yield warning(f"network.rdma.rails[{without[0]}]", said, "name the extended resource that counts it")
 
 
-def _interfaces(spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _interfaces(spec: TrainingClusterSpec) -> Iterator[Finding]:
     """Multus names what it attaches net1, net2, … in the order of rails; a rail without a network brings no interface."""
     rdma = spec.network.rdma
     networks, names = len(rdma.networks), rdma.interfaces
@@ -89,13 +98,13 @@ def _interfaces(spec: ClusterProfileSpec) -> Iterator[Finding]:
         )
 
 
-def _knobs(spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _knobs(spec: TrainingClusterSpec) -> Iterator[Finding]:
     rdma, mtu = spec.network.rdma, spec.network.mtu
     if rdma.gid_index is not None and rdma.gid_index % 2 == 0:
         said = f"entry {rdma.gid_index} of a Mellanox NIC's table is RoCE v1, which switches don't route; RoCE v2 has the odd ones"
         yield warning("network.rdma.gid_index", said, "leave it out (NCCL 2.21 and newer finds it), or write 3")
     if rdma.dmabuf is False:
-        said = "without DMA-BUF, GPUs and NICs talk directly only where nvidia-peermem is loaded; else at a fifth of the speed"
+        said = "without DMA-BUF, GPUs and NICs talk directly only where nvidia-peermem is loaded; else every byte goes through the host's memory"
         yield warning("network.rdma.dmabuf", said, "leave it out: NCCL uses it where it can")
     if rdma.gdr_level in ("0", "LOC"):
         said = f"{rdma.gdr_level} switches GPUDirect RDMA off: every byte goes through the host's memory"
@@ -106,7 +115,7 @@ def _knobs(spec: ClusterProfileSpec) -> Iterator[Finding]:
         )
 
 
-def _nccl(spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _nccl(spec: TrainingClusterSpec) -> Iterator[Finding]:
     for index, variable in enumerate(spec.nccl.env):
         key = f"nccl.env[{index}]"
         typed = HIDING.get(variable.name, "")
@@ -121,7 +130,10 @@ def _nccl(spec: ClusterProfileSpec) -> Iterator[Finding]:
             yield warning(key, f"{variable.name} hides network.rdma.{typed}", "keep one of them")
 
 
-def _pods(spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _pods(spec: TrainingClusterSpec) -> Iterator[Finding]:
+    if spec.image is None:
+        said = "no image is named: jobs that name none run lockstep-trainer:TAG from beside the operator's image, where that is called lockstep-operator:TAG"
+        yield fine("image", f"{said} (lockstep build trainer makes it)")
     memory = spec.resources.limits.memory
     if memory is not None and number(spec.shm_size) >= number(memory):
         said = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"
@@ -133,11 +145,25 @@ def _pods(spec: ClusterProfileSpec) -> Iterator[Finding]:
 def _threshold(found: ClusterFile) -> Iterator[Finding]:
     """The least bandwidth that preflight accepts, against what was measured."""
     minimum = found.profile.spec.network.minimum_busbw
-    wanted = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
-    measured = next((one for one in found.calibration if one.transport.value == wanted), None)
+    measured = _measured(found)
     if minimum is None or measured is None:
         return
     best = max(float(point.busbw) for point in measured.sweep)
     if float(minimum) > best * CALIBRATED_PART:
         said = f"{minimum} GB/s is asked of preflight's all-reduce, but {best:g} GB/s is the best that was measured here on {measured.day}"
         yield failed("network.minimum_busbw", said, f"about {best * 0.8:.3g}: what a healthy fabric always reaches")
+
+
+def _calibration(found: ClusterFile) -> Iterator[Finding]:
+    """Whether anybody has measured what the nodes' network gives; a single node crosses none."""
+    name, nodes = found.cluster.name, found.profile.spec.gpus.default_nodes
+    if nodes > 1 and _measured(found) is None:
+        over = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
+        said = f"never calibrated over {over}: what the network between the nodes gives is not known"
+        yield Finding("calibration", Verdict.UNKNOWN, said, f"lockstep cluster calibrate {name} --save")
+
+
+def _measured(found: ClusterFile) -> Calibration | None:
+    """Over what jobs use unless they say otherwise."""
+    wanted = "RDMA" if found.profile.spec.network.rdma.enabled else "TCP"
+    return next((one for one in found.calibration if one.transport.value == wanted), None)

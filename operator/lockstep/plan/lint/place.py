@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.shared import StorageMode
 from lockstep.plan.clusterfacts import ClusterFacts, Object
 from lockstep.plan.discovery.nodes import PRODUCT, host, labels
@@ -27,7 +27,7 @@ def lint_namespace(facts: ClusterFacts) -> Iterator[Finding]:
         yield unknown("cluster.namespace", f"whether namespace {facts.namespace} exists: you may not read it (403)")
 
 
-def lint_nodes(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+def lint_nodes(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
     """Names that don't exist, too few nodes or GPUs, nodes that differ."""
     seen = facts.list("Node")
     if not seen.seen:
@@ -48,7 +48,7 @@ def lint_nodes(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findin
             else f"{len(enough)} are there"
         )
         has += " and no taint that keeps jobs off" if len(enough) < len(usable) else ""
-        said = f"a job has {spec.gpus.default_nodes} nodes unless it says otherwise; of those that the profile allows, {has}"
+        said = f"a job has {spec.gpus.default_nodes} nodes unless it says otherwise; of those that the cluster allows, {has}"
         yield failed("gpus.default_nodes", said, "fewer nodes, fewer gpus.per_node, or more nodes in nodes.gpu_nodes")
     else:
         yield fine("nodes.gpu_nodes", f"{len(enough)} nodes have what a job's pods ask for")
@@ -58,7 +58,7 @@ def lint_nodes(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findin
         yield warning("nodes.gpu_nodes", said, f"list nodes that are alike, or nodes.selector {PRODUCT}")
 
 
-def _tainted(nodes: Sequence[Object], spec: ClusterProfileSpec) -> Iterator[Finding]:
+def _tainted(nodes: Sequence[Object], spec: TrainingClusterSpec) -> Iterator[Finding]:
     """By taint, the nodes that take no pod of a job which says nothing of its own."""
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
@@ -69,7 +69,7 @@ def _tainted(nodes: Sequence[Object], spec: ClusterProfileSpec) -> Iterator[Find
         yield warning("pod.tolerations", said, "tolerate it there, if the nodes are meant for jobs; else leave them out of nodes.gpu_nodes")
 
 
-def lint_storage(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+def lint_storage(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
     shared = spec.storage.mode is StorageMode.SHARED
     key, name = ("storage.class_rwx", spec.storage.class_rwx) if shared else ("storage.class_rwo", spec.storage.class_rwo)
     seen = facts.list("StorageClass")
@@ -100,7 +100,7 @@ def _other_class(names: list[str]) -> str:
     return f"one of {', '.join(names)}" if names else "storage.mode: volumeClaimTemplates gives every pod volumes of its own"
 
 
-def lint_rights(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+def lint_rights(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
     """Whether RDMA pods, which run as UID 0 with IPC_LOCK, are let in."""
     if not (spec.network.rdma.enabled and spec.security.ipc_lock):
         return

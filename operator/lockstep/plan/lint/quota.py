@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.names import AGENT_CONTAINER, CONTAINER
-from lockstep.api.profile import ClusterProfileSpec
 from lockstep.api.quantity import amount, number
 from lockstep.plan.clusterfacts import ClusterFacts, Object
 from lockstep.plan.discovery.nodes import QUOTA_GPUS
@@ -22,7 +22,7 @@ GIB = Decimal(2**30)
 BEYOND = {"cpu": "its ranks are throttled there", "memory": "what takes more is killed (OOMKilled)"}
 
 
-def lint_quota(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+def lint_quota(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
     for kind in ("ResourceQuota", "LimitRange"):
         if not facts.list(kind).seen:
             yield unknown("gpus.default_nodes", f"what the namespace may use: {facts.list(kind).why_not}")
@@ -34,7 +34,7 @@ def lint_quota(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Findin
     yield from _ranges(pod, filled, ranges)
 
 
-def _pod(spec: ClusterProfileSpec) -> Object:
+def _pod(spec: TrainingClusterSpec) -> Object:
     """What counts of a pod, before the API server completes it."""
     devices = {GPU_RESOURCE: str(spec.gpus.per_node)} if spec.gpus.per_node else {}
     resources = {"requests": spec.resources.requests.to_dict() | devices, "limits": spec.resources.limits.to_dict() | devices}
@@ -54,7 +54,7 @@ def _quota(quota: Object, pod: Object, nodes: int) -> Iterator[Finding]:
     name, need = quota["metadata"]["name"], of_pod(pod)
     hard_by = (quota.get("spec") or {}).get("hard") or {}
     for resource in unstated(hard_by, pod):
-        said = f"quota {name} counts {resource}, so every pod must state it, and the profile doesn't"
+        said = f"quota {name} counts {resource}, so every pod must state it, and the cluster doesn't"
         yield failed(_key(resource), said, f"set {_key(resource)}")
     used_by = (quota.get("status") or {}).get("used") or {}
     for resource, text in hard_by.items():

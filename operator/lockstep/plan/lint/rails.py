@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lockstep.api.profile import ClusterProfileSpec, Platform, Rail
+from lockstep.api.cluster import Platform, Rail, TrainingClusterSpec
 from lockstep.plan.clusterfacts import ClusterFacts, Object, Sight
 from lockstep.plan.doctorsite import usable_nodes
 from lockstep.plan.lint.finding import Finding, failed, fine, unknown, warning
@@ -20,8 +20,8 @@ from lockstep.plan.railnetworks import (
 )
 
 
-def lint_rails(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
-    """Nothing where the profile has no rails: the file alone says that."""
+def lint_rails(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
+    """Nothing where the cluster has no rails: the file alone says that."""
     listing = facts.list("NetworkAttachmentDefinition")
     rails = spec.network.rdma.rails
     if not rails:
@@ -72,7 +72,7 @@ def _network(
         yield failed(f"network.rdma.rails[{number}].resource", said, f"write resource: {network.resource}")
 
 
-def _resource(number: int, resource: str, spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+def _resource(number: int, resource: str, spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
     key, seen = f"network.rdma.rails[{number}].resource", facts.list("Node")
     if not seen.seen:
         yield unknown(key, f"whether nodes have {resource}: {seen.why_not}")
@@ -81,12 +81,12 @@ def _resource(number: int, resource: str, spec: ClusterProfileSpec, facts: Clust
     usable = usable_nodes(seen.items, spec)
     without = [str(node["metadata"]["name"]) for node in usable if allocatable(node, resource) < wanted]
     if without and len(without) == len(usable):
-        yield failed(key, f"no node that the profile allows has {wanted} of {resource}", "is the device plugin running, the name right?")
+        yield failed(key, f"no node that the cluster allows has {wanted} of {resource}", "is the device plugin running, the name right?")
     elif without:
         said = f"{named(without)} {'has' if len(without) == 1 else 'have'} fewer than {wanted} of {resource}: RDMA pods never land there"
         yield warning(key, said, "is the device plugin running there? Else leave such nodes out of nodes.gpu_nodes")
     elif usable:
-        yield fine(key, f"every node that the profile allows has {resource}{_alone(usable, resource)}")
+        yield fine(key, f"every node that the cluster allows has {resource}{_alone(usable, resource)}")
 
 
 def _alone(nodes: Sequence[Object], resource: str) -> str:
@@ -94,7 +94,7 @@ def _alone(nodes: Sequence[Object], resource: str) -> str:
     return ", one each: one RDMA pod a node" if max(allocatable(node, resource) for node in nodes) == 1 else ""
 
 
-def _together(spec: ClusterProfileSpec, networks: dict[int, RailNetwork]) -> Iterator[Finding]:
+def _together(spec: TrainingClusterSpec, networks: dict[int, RailNetwork]) -> Iterator[Finding]:
     rails = list(dict.fromkeys(networks.values()))
     for one, other in same_subnet(rails):
         said = f"{one.name} and {other.name} share the subnet {one.subnets[0]}: the kernel answers on any of them, and many nodes hang at the first ring"
@@ -109,7 +109,7 @@ def _together(spec: ClusterProfileSpec, networks: dict[int, RailNetwork]) -> Ite
         )
 
 
-def _mtus(spec: ClusterProfileSpec, facts: ClusterFacts, networks: dict[int, RailNetwork]) -> Iterator[Finding]:
+def _mtus(spec: TrainingClusterSpec, facts: ClusterFacts, networks: dict[int, RailNetwork]) -> Iterator[Finding]:
     found = {network.name: mtu for network in networks.values() if (mtu := _mtu(network, facts)) is not None}
     if len(set(found.values())) > 1:
         told = ", ".join(f"{name} {mtu}" for name, mtu in found.items())
@@ -130,7 +130,7 @@ def _mtu(network: RailNetwork, facts: ClusterFacts) -> int | None:
     return network.mtu or next((int(one["mtu"]) for one in policies if one.get("mtu")), None)
 
 
-def lint_policies(spec: ClusterProfileSpec, facts: ClusterFacts) -> Iterator[Finding]:
+def lint_policies(spec: TrainingClusterSpec, facts: ClusterFacts) -> Iterator[Finding]:
     """SR-IOV policies that make their NICs without RDMA."""
     for number, rail in _once(spec.network.rdma.rails):
         for policy in facts.list("SriovNetworkNodePolicy").items:

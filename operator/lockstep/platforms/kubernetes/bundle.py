@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from lockstep.api.errors import Failed
-from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY
+from lockstep.api.errors import Failed, LockstepError
+from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY, pod_name
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.redact import Redactor, secret_values
 from lockstep.plan.running import is_running
@@ -22,6 +22,8 @@ from lockstep.plan.times import timestamp
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, ProgramFailed, output_of
 from lockstep.platforms.kubernetes.look import Look
+from lockstep.platforms.kubernetes.reader import beside, nodes_with_volumes
+from lockstep.platforms.kubernetes.runs import run_root
 from lockstep_gang.contract import printable_line
 
 LOG_LINES, LOG_BYTES = 20_000, 32 << 20
@@ -33,10 +35,14 @@ BUNDLE_BYTES_MAX = 512 << 20
 FILES_MAX = 20_000
 NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 255
 SEND_SECONDS = 300.0
+READER_SECONDS = 900
+"""How long a pod lives that shows the volume of a job without pods."""
+READERS_MAX = 16
+"""Volumes of a job without pods that are looked at, one after the other."""
 # Run in a pod by its own Python: small files of the run's folder as tar, the end of long ones, and nothing of models and checkpoints.
 SEND = """
 import io, json, os, sys, tarfile
-root = json.load(open(sys.argv[1]))["runDir"]
+root = sys.argv[1] if os.path.isdir(sys.argv[1]) else json.load(open(sys.argv[1]))["runDir"]
 most, left = int(sys.argv[2]), int(sys.argv[3])
 skipped = {"checkpoints", "adapter", "model", "cache", "offload"}
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
@@ -58,7 +64,7 @@ FULL = f"the bundle has more than {BUNDLE_BYTES_MAX >> 20} MiB already"
 ABOUT = """What `lockstep why --bundle` found of job {name} in namespace {namespace} at {time}.
 
 why.txt       what `lockstep why` says
-objects/      the job, its profile, its objects and pods, its claims and nodes; never a Secret
+objects/      the job, its cluster, its objects and pods, its claims and nodes; never a Secret
 fabric.yaml   what NCCL's own log says that the ranks use
 events.yaml   what the cluster told of them
 pods/         the last {lines} lines of every container, and of the one before it
@@ -113,8 +119,8 @@ async def _around(look: Look, observed: Observed) -> AsyncIterator[Object]:
     claims = {v["persistentVolumeClaim"]["claimName"] for pod in observed.pods for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v}  # fmt: skip
     for name in sorted(claims & observed.claims.keys()):
         yield observed.claims[name]
-    profile = (observed.status.get("profile") or {}).get("name")
-    for item in await look.all("ClusterProfile", None):
+    profile = (observed.status.get("cluster") or {}).get("name")
+    for item in await look.all("TrainingCluster", None):
         if item["metadata"]["name"] == profile:
             yield item
     used = {pod["spec"].get("nodeName") for pod in observed.pods}
@@ -157,29 +163,48 @@ def _is_full(pieces: list[Piece]) -> bool:
 
 
 async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Redactor, missing: list[str], pieces: list[Piece]) -> None:
-    """From one pod, or from every pod when each has a volume of its own."""
+    """From one pod, or from every pod when each has a volume of its own; of a job without pods from short-lived ones that mount its claims."""
     running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
-    if not running:
-        hold = "restart.holdOnFailureSeconds keeps the pods of the next failure for a while"
-        missing.append(f"logs and stacks of the run's folder: no pod runs that mounts it; {hold}")
     own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))
     for pod in running if own_volumes else running[:1]:
-        if _is_full(pieces):
-            missing.append(f"the run's folder as pod {pod} has it: {FULL}")
-            continue
-        command = ["python3", "-I", "-c", SEND, f"{RUN_FOLDER}/{RUN_KEY}", str(FILE_BYTES), str(ALL_BYTES)]
-        try:
-            data = await output_of(
-                connection, Place(observed.namespace, pod, CONTAINER), command, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX
-            )
-        except (Failed, OSError) as error:
-            missing.append(f"the run's folder as pod {pod} has it (needs the right to exec into pods): {error}")
-            continue
-        place = f"run/{pod}" if own_volumes else "run"
-        try:
-            pieces += [Piece(f"{place}/{name}", _clean_bytes(redactor, found)) for name, found in _unpacked(data)]
-        except Failed as error:
-            missing.append(f"the run's folder as pod {pod} has it: {error}")
+        place = Place(observed.namespace, pod, CONTAINER)
+        await _add_from(connection, place, f"{RUN_FOLDER}/{RUN_KEY}", f"run/{pod}" if own_volumes else "run", redactor, missing, pieces)
+    if running:
+        return
+    if observed.stateful_set is None:
+        missing.append("logs and stacks of the run's folder: the job has no StatefulSet, which says where that folder is")
+        return
+    try:
+        nodes = await nodes_with_volumes(connection, observed.namespace, observed.name)
+        for node in nodes[:READERS_MAX]:
+            folder = f"run/{pod_name(observed.name, node)}" if own_volumes else "run"
+            async with beside(connection, observed.namespace, observed.name, node, seconds=READER_SECONDS) as place:
+                await _add_from(connection, place, run_root(observed.name), folder, redactor, missing, pieces)
+    except (LockstepError, OSError) as error:
+        missing.append(f"logs and stacks of the run's folder: {error}")
+        return
+    if nodes[READERS_MAX:]:
+        rest = f"lockstep cp {observed.name}:runs/{observed.name}/logs stacks --node {nodes[READERS_MAX]} -n {observed.namespace}"
+        missing.append(f"the run's folder on the volumes of nodes {nodes[READERS_MAX]} to {nodes[-1]}: {rest}")
+
+
+async def _add_from(
+    connection: Cluster, place: Place, source: str, folder: str, redactor: Redactor, missing: list[str], pieces: list[Piece]
+) -> None:
+    """The run's folder as this container sees it. `source`: the folder, or the file there that names it."""
+    if _is_full(pieces):
+        missing.append(f"the run's folder as pod {place.pod} has it: {FULL}")
+        return
+    command = ["python3", "-I", "-c", SEND, source, str(FILE_BYTES), str(ALL_BYTES)]
+    try:
+        data = await output_of(connection, place, command, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX)
+    except (Failed, OSError) as error:
+        missing.append(f"the run's folder as pod {place.pod} has it (needs the right to exec into pods): {error}")
+        return
+    try:
+        pieces += [Piece(f"{folder}/{name}", _clean_bytes(redactor, content)) for name, content in _unpacked(data)]
+    except Failed as error:
+        missing.append(f"the run's folder as pod {place.pod} has it: {error}")
 
 
 def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -8,17 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.calibration import Point, is_done, point_in
 from lockstep.plan.storage import DATASETS_VOLUME, WORKSPACE_VOLUME
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.in_namespace import run_until
+from lockstep.platforms.kubernetes.in_namespace import OWN, Patience, run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
 
-OWN = "lockstep:"
-"""Begins what the command says itself, not node 0's log."""
 LAST_LINES = 6
 POINTS_MAX = 1000
 Hear = Callable[[Point | str], None]
@@ -33,9 +31,11 @@ class Sweep:
     nodes: int
 
 
-def sweep_on_cluster(job: TrainingJob, profile: ClusterProfile, namespace: str, context: str | None, hear: Hear) -> Sweep:
+def sweep_on_cluster(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, patience: Patience
+) -> Sweep:
     """`hear` is told every point and what is waited for. Raises ConfigError when it can't start, Failed when it ended without a figure."""
-    return asyncio.run(_sweep(without_claims(prepare(job, profile, namespace)), context, hear))
+    return asyncio.run(_sweep(without_claims(prepare(job, profile, namespace)), context, hear, patience))
 
 
 def without_claims(run: Run) -> Run:
@@ -46,7 +46,7 @@ def without_claims(run: Run) -> Run:
     return replace(run, frozen=replace(run.frozen, template=json.dumps(template, sort_keys=True)))
 
 
-async def _sweep(run: Run, context: str | None, hear: Hear) -> Sweep:
+async def _sweep(run: Run, context: str | None, hear: Hear, patience: Patience) -> Sweep:
     points: list[Point] = []
     last: deque[str] = deque(maxlen=LAST_LINES)
     done = asyncio.Event()
@@ -60,12 +60,12 @@ async def _sweep(run: Run, context: str | None, hear: Hear) -> Sweep:
             done.set()
         elif not line.startswith(OWN):
             last.append(line)
-        elif "Ctrl-C" not in line:  # here it does not leave the job running
+        else:
             hear(line)
 
     async with await Cluster.connect(context) as cluster:
         try:
-            await run_until(cluster, run, listen, done)
+            await run_until(cluster, run, listen, done, patience)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the sweep: {error.message}") from None
     if not done.is_set():

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lockstep.api.errors import ConfigError
 
@@ -16,6 +16,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+
+
+class Aim(Protocol):
+    """Which cluster connections are for."""
+
+    def choose(self, context: str | None) -> None:
+        """Called before the kubeconfig is read."""
+
+    def check(self, server: str, context: str | None) -> None:
+        """Called with the API server's URL before anything is sent to it. Raises ConfigError when it is another cluster's."""
+
+
+class _Anywhere:
+    """Whichever cluster the kubeconfig names."""
+
+    def choose(self, context: str | None) -> None: ...
+
+    def check(self, server: str, context: str | None) -> None: ...
+
+
+ANYWHERE = _Anywhere()
+
+
+class Connections:
+    """What holds for every connection that this process opens."""
+
+    aim: Aim = ANYWHERE
 
 
 def has_kubeconfig() -> bool:

@@ -31,7 +31,9 @@ DRY_RUN = {"dryRun": "All"}
 _WARNING = re.compile(r'^\d{3} \S+ "(.*)"$')
 RETRY_AFTER_MAX_SECONDS = 60.0
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 401, 403, 404, 409, 422
-TOO_LARGE = 413
+TOO_LARGE, INTERNAL_ERROR = 413, 500
+OUTAGE_SECONDS = 15.0
+"""Without an answer. The replicas ask for their Lease every few seconds, and a kubelet that is heard again after that is not late yet."""
 _REFUSALS = frozenset({400, FORBIDDEN, TOO_LARGE, INVALID})
 _TOO_LARGE = re.compile("^etcdserver: request is too large|trying to send message larger than max")
 """The API server passes on what its store says as 500, as if asking again could help."""
@@ -61,6 +63,12 @@ class ApiError(Failed):
         return self.status in _REFUSALS or self.is_too_large
 
 
+_RIGHT = re.compile(r'cannot \w+ resource "[^"]+"( in API group "[^"]*")?')
+"""What the authorizer always says, and no admission plug-in."""
+_LACK_OF = re.compile(r"(?<=/namespaces/)[^/]+|(?<=trainingjobs/)[^/]+")
+"""Names in a path: where a right is lacking it is for all of them."""
+
+
 class Unreachable(Failed, OSError):
     """The API server doesn't answer, or the connection to it broke."""
 
@@ -68,18 +76,51 @@ class Unreachable(Failed, OSError):
 class Answers:
     """How the newest requests were answered, for a health check. Times are time.monotonic."""
 
-    def __init__(self) -> None:
+    def __init__(self, uptime: Callable[[], float] = boot_seconds) -> None:
+        self._uptime = uptime
+        self._answered: float | None = None
+        self.back_since: float | None = None
+        """When the API server first answered after it had not for OUTAGE_SECONDS, or ever, by `uptime`: a machine that slept has missed as much."""
         self.refused_since: float | None = None
         """Since when the API server does nothing but refuse the credentials, or shows a certificate that isn't trusted."""
         self.is_answering = True
+        self._lacks: dict[str, tuple[float, str]] = {}
+
+    def lacks(self, what: str, message: str) -> None:
+        """A request of this kind was refused for want of a right."""
+        since = self._lacks[what][0] if what in self._lacks else time.time()
+        self._lacks[what] = since, message
+
+    def may(self, what: str) -> None:
+        """A request of this kind was not refused for that."""
+        self._lacks.pop(what, None)
+
+    @property
+    def lack(self) -> tuple[float, str] | None:
+        """The right that has been lacking for longest: since when (Unix time), in the API server's words; None: none is."""
+        return min(self._lacks.values(), default=None)
 
     def heard(self, code: int, *, is_untrusted: bool = False) -> None:
         """`code`: 0 for no answer."""
         self.is_answering = code != 0
+        if 0 < code < INTERNAL_ERROR:
+            now = self._uptime()
+            if self._answered is None or now - self._answered > OUTAGE_SECONDS:
+                self.back_since = now
+            self._answered = now
         if code == UNAUTHORIZED or is_untrusted:
             self.refused_since = time.monotonic() if self.refused_since is None else self.refused_since
         elif code:
             self.refused_since = None
+
+    def back_seconds(self) -> float:
+        """For how long it has answered since its last outage; 0: it has not yet."""
+        return 0.0 if self.back_since is None else self._uptime() - self.back_since
+
+
+def _is_needed_for_statuses(method: str, path: str) -> bool:
+    """Lists of the whole cluster, reviews of reports, and the statuses themselves. What a namespace refuses is that namespace's."""
+    return "/namespaces/" not in path or (method != "GET" and "/trainingjobs/" in path)
 
 
 def _is_untrusted(error: Unreachable) -> bool:
@@ -161,10 +202,16 @@ class Cluster:
         finally:
             self.requested(method, path, code)
         self.answers.heard(response.status)
+        what = f"{method} {_LACK_OF.sub('', path)}"
         if response.status >= 400:
             with _reaching(self.server):
                 said = await response.read()
-            raise _error(response.status, said, response.headers.get("Retry-After", ""))
+            refusal = _error(response.status, said, response.headers.get("Retry-After", ""))
+            right = _RIGHT.search(refusal.message) if refusal.status == FORBIDDEN else None
+            if right is not None and _is_needed_for_statuses(method, path):
+                self.answers.lacks(what, right[0])
+            raise refusal
+        self.answers.may(what)
         return response
 
     async def request(

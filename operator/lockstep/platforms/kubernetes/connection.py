@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.api.errors import ConfigError
 from lockstep.platforms.kubernetes import kubeconfig
-from lockstep.platforms.kubernetes.client import IN_CLUSTER, has_kubeconfig, kubeconfig_path, no_cluster
+from lockstep.platforms.kubernetes.client import IN_CLUSTER, Connections, has_kubeconfig, kubeconfig_path, no_cluster
 from lockstep.platforms.kubernetes.kubeconfig import Server
 
 UNAUTHORIZED = 401
@@ -114,7 +114,15 @@ async def headers_of(server: Server) -> Any:
 
 
 async def server_of(context: str | None) -> Server:
-    """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError."""
+    """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError, also for a cluster that is not the one aimed at."""
+    aim = Connections.aim
+    aim.choose(context)
+    server = await _configured(context)
+    aim.check(server.url, context)
+    return server
+
+
+async def _configured(context: str | None) -> Server:
     if has_kubeconfig() or IN_CLUSTER not in os.environ:
         try:
             found = kubeconfig.read(kubeconfig_path(), context)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.readstatus import condition, is_true
 from lockstep.plan.reasons import Reason
 from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.install import InstallError, Say, polled
+from lockstep.platforms.kubernetes.install import STUCK_SECONDS, InstallError, Say, polled
 
 KIND = "TrainingJob"
 UP = ("Ready", "Running")
 """Reasons of Progressing: it waits for a script, or one runs."""
 
 
-def dev_environment(profile: ClusterProfile, namespace: str) -> Object:
-    """Everything else is the profile's: GPUs, fabric, storage, image. Its nodes are stated because `kubectl scale` changes a number that is there."""
+def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
+    """Everything else is the cluster's: GPUs, fabric, storage, image. Its nodes are stated because `kubectl scale` changes a number that is there."""
     metadata = {"name": DEV_ENVIRONMENT, "namespace": namespace}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": metadata,
-        "spec": {"clusterProfileName": profile.metadata.name, "type": "Interactive", "nodes": profile.spec.gpus.default_nodes},
+        "spec": {"cluster": profile.metadata.name, "type": "Interactive", "nodes": profile.spec.gpus.default_nodes},
     }
 
 
@@ -49,9 +51,16 @@ async def ensure_dev_environment(cluster: Cluster, wanted: Object) -> tuple[str,
     return ("is there already; what has changed takes effect at its next start" if waits else "is there already"), True
 
 
+STUCK = frozenset({
+    Reason.PODS_REFUSED, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_FAILED, Reason.CONTAINER_NOT_STARTED, Reason.VOLUME_NOT_MOUNTED, Reason.POD_FAILED,
+    Reason.DNS_UNAVAILABLE, Reason.NAME_NOT_FOUND, Reason.NETWORK_BLOCKED, Reason.REPORT_REFUSED,
+})  # fmt: skip
+
+
 async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seconds: float) -> list[Object]:
     """Its pods, once all of them run. Raises InstallError with what the cluster says of it."""
     text = "nothing is known of it yet: does the operator run?"
+    loop, trouble, since = asyncio.get_running_loop(), "", 0.0
     async for _ in polled(seconds):
         job = await cluster.get(KIND, namespace, DEV_ENVIRONMENT) or {"spec": {}}
         status = job.get("status") or {}
@@ -61,7 +70,11 @@ async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seco
         running = [pod for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"]]
         if len(running) == wanted and _is_ready(status):
             return sorted(running, key=lambda pod: str(pod["metadata"]["name"]))
-        text = f"{len(running)} of {wanted} pods run{_why(status)}"
+        text = how_far(len(running), wanted, status)
+        before, trouble = trouble, _trouble(status)
+        since = loop.time() if trouble != before else since
+        if trouble and loop.time() - since >= STUCK_SECONDS:
+            raise InstallError(f"{DEV_ENVIRONMENT} can't start: {trouble}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
         tell(text)
     raise InstallError(f"{DEV_ENVIRONMENT} is not up after {seconds:.0f} s: {text}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
 
@@ -81,12 +94,28 @@ def _raise_if_hopeless(status: Object, namespace: str) -> None:
         raise InstallError(f"{DEV_ENVIRONMENT} has failed: {message}: once that is mended, {again}")
 
 
+_COUNTED = re.compile(r"^\d+ of \d+ pods run(: )?")
+"""The operator's own count, a moment older than the one that was made here."""
+
+
+def how_far(running: int, wanted: int, status: Object) -> str:
+    """How many of its pods run, and what the operator says that it waits for."""
+    why = _COUNTED.sub("", _why(status))
+    return f"{running} of {wanted} pods run" + (f": {why}" if why else "")
+
+
 def _why(status: Object) -> str:
     for kind in ("Accepted", "PodsScheduled", "RanksReady", "Progressing"):
         found: dict[str, Any] = condition(status, kind)
         if found.get("status") == "False" and found.get("message"):
-            return f": {found['message']}"
+            return str(found["message"])
     return ""
+
+
+def _trouble(status: Object) -> str:
+    """What keeps its pods from running, and doesn't pass by itself."""
+    conditions = (condition(status, kind) for kind in ("PodsScheduled", "RanksReady"))
+    return next((str(found["message"]) for found in conditions if found.get("status") == "False" and found.get("reason") in STUCK), "")
 
 
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:

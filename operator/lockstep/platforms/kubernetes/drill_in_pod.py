@@ -1,6 +1,9 @@
 """What `lockstep drill` does inside a pod: `python3 -c SOURCE VERB ARGUMENTS`, where arguments and answers are JSON, one a line.
 
 Sent as text into whatever image the job has, so: the standard library of Python 3.10, and nothing of Lockstep's.
+
+A verb that goes on hangs by its standard input: who asked for it says something there now and then. When that ends, or nothing comes any more, the
+verb undoes what it did and ends, so that a laptop that is shut leaves no frozen rank and no full volume.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +23,33 @@ from typing import Any
 RUN = "/etc/lockstep/run/run.json"
 FILLER = "drill-fill"
 WATCH_SECONDS = 0.05
+SILENCE_SECONDS = 60.0
+STOPPED, ENDED = "T", ("", "Z")
 COMMIT = re.compile(r"step-(\d+)\.a(\d+)")
 
 
 def say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
+
+
+class Tether:
+    """Whether whoever asked for this is still there."""
+
+    def __init__(self) -> None:
+        self._heard, self._ended = time.monotonic(), False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def is_cut(self) -> bool:
+        return self._ended or time.monotonic() - self._heard > SILENCE_SECONDS
+
+    def _read(self) -> None:
+        try:
+            while os.read(0, 1024):
+                self._heard = time.monotonic()
+        except OSError:
+            pass  # it was never open
+        self._ended = True
 
 
 def run_dir() -> Path:
@@ -66,11 +92,47 @@ def hit(rank: int, number: int) -> None:
     say(hit=rank)
 
 
+def state_of(pid: int) -> str:
+    """The letter that the kernel gives it; '' for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def freeze(rank: int) -> None:
+    """Stop the rank's process for as long as somebody listens, or until it is killed."""
+    tether, pid = Tether(), leader(rank)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while state_of(pid) not in (STOPPED, *ENDED):  # it stops when it next leaves the kernel
+            time.sleep(WATCH_SECONDS)
+        say(hit=rank)
+        while not tether.is_cut and state_of(pid) not in ENDED:
+            time.sleep(WATCH_SECONDS)
+    finally:
+        let_go_on(pid)
+
+
+def let_go_on(pid: int) -> bool:
+    """Whether it was stopped until now. Another process that has its number by now isn't, and is left alone."""
+    if state_of(pid) != STOPPED:
+        return False
+    os.kill(pid, signal.SIGCONT)
+    return True
+
+
+def thaw(rank: int) -> None:
+    """Let the rank's process go on, if it is stopped."""
+    say(thawed=let_go_on(leader(rank)))
+
+
 def watch(attempt: int, seconds: float) -> None:
     """Say when nothing of the attempt runs here any more, and when something of a later one does."""
+    tether = Tether()
     say(watching=attempt)
     end, stopped = time.monotonic() + seconds, False
-    while time.monotonic() < end:
+    while time.monotonic() < end and not tether.is_cut:
         attempts = {process["attempt"] for process in processes()}
         if not stopped and attempt not in attempts:
             stopped = True
@@ -125,12 +187,12 @@ def fill(most: int, seconds: float) -> None:
     free = room.f_bavail * room.f_frsize
     if free > most:
         sys.exit(f"the volume has {free >> 20} MiB free, and no more than {most >> 20} are to be written")
-    path, end = folder / FILLER, time.monotonic() + seconds
+    path, end, tether = folder / FILLER, time.monotonic() + seconds, Tether()
     try:
         with path.open("wb", buffering=0) as file:
             grow(file.fileno(), most)
             say(full=True, bytes=os.fstat(file.fileno()).st_size)
-            while time.monotonic() < end and path.exists():
+            while time.monotonic() < end and path.exists() and not tether.is_cut:
                 grow(file.fileno(), most)  # what rotation frees meanwhile
                 time.sleep(0.2)
     finally:
@@ -156,6 +218,8 @@ def empty() -> None:
 
 VERBS: dict[str, Callable[..., None]] = {
     "hit": hit,
+    "freeze": freeze,
+    "thaw": thaw,
     "watch": watch,
     "corrupt": corrupt,
     "started_from": started_from,

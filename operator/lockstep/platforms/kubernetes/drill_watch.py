@@ -15,9 +15,11 @@ from lockstep.plan.drill import WATCHED_PODS
 from lockstep.plan.observed import Object
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.drill_place import Place, command_of
-from lockstep.platforms.kubernetes.exec import ProgramFailed, answer_of, program
+from lockstep.platforms.kubernetes.exec import Program, ProgramFailed, answer_of, program
 from lockstep.platforms.kubernetes.runs import lines_of
 
+BEAT_SECONDS = 10.0
+"""A verb in a pod that hears nothing for a minute undoes what it did, and ends."""
 WORDS_MAX = 1000
 """Of a verb that goes on; each says a handful."""
 
@@ -69,11 +71,23 @@ class Stream:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101 (this is one)
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        async with program(cluster, self._place.trainer(self._pod), self._command, stdin=False, pings=True) as running:
-            async for line in lines_of(running):
-                if len(self._heard) >= WORDS_MAX:
-                    raise ProgramFailed(f"pod {self._pod}: python3 says more than {WORDS_MAX} things: look at the image's python3")
-                self._heard.append((time.monotonic(), answer_of(line, f"pod {self._pod}")))
+        async with program(cluster, self._place.trainer(self._pod), self._command, pings=True) as running:
+            beating = asyncio.create_task(_beat(running))
+            try:
+                async for line in lines_of(running):
+                    if len(self._heard) >= WORDS_MAX:
+                        raise ProgramFailed(f"pod {self._pod}: python3 says more than {WORDS_MAX} things: look at the image's python3")
+                    self._heard.append((time.monotonic(), answer_of(line, f"pod {self._pod}")))
+            finally:
+                beating.cancel()
+
+
+async def _beat(running: Program) -> None:
+    """So that the verb knows that somebody is still here."""
+    with contextlib.suppress(Failed):
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await running.write(b".")
 
 
 class Watch:

@@ -19,7 +19,8 @@ from lockstep.platforms.kubernetes.drill_place import Place
 from lockstep.platforms.kubernetes.drill_watch import Stream, Watch
 from lockstep.platforms.kubernetes.kinds import path_of
 
-KILL, STOP = 9, 19
+KILL = 9
+START_SECONDS = 30.0
 AT_ONCE: Object = {"gracePeriodSeconds": 0}
 SAVE_FAILED = "CHECKPOINT step"
 OPERATOR_PODS = "app.kubernetes.io/name=lockstep,app.kubernetes.io/component=operator"
@@ -45,14 +46,13 @@ def run_drill(place: Place, fault: Fault, rank: int, fill_bytes: int) -> Outcome
         return _fill_disk(place, fill_bytes)
     hurts: dict[Fault, Callable[[str], Object]] = {
         Fault.KILL_RANK: lambda pod: place.in_pod(pod, "hit", rank=rank, number=KILL),
-        Fault.FREEZE_RANK: lambda pod: place.in_pod(pod, "hit", rank=rank, number=STOP),
         Fault.CORRUPT_CHECKPOINT: lambda pod: place.in_pod(pod, "corrupt", rank=rank),
         Fault.LOSE_NODE: lambda pod: _delete_pod(place, pod),
     }
     pod = place.pod_of(rank)
     away = _cordoned(place, pod) if fault is Fault.LOSE_NODE else contextlib.nullcontext()
-    with away, Watch(place, pod) as watch:
-        hurt = hurts[fault](pod)
+    with away, Watch(place, pod) as watch, _frozen(place, pod, rank) if fault is Fault.FREEZE_RANK else contextlib.nullcontext():
+        hurt = hurts[fault](pod) if fault in hurts else {}
         place.say(f"{fault}: done to rank {rank} in pod {pod}; waiting until the job trains again")
         outcome = _recovery(place, Outcome(fault, f"rank {rank} in pod {pod}", place.attempt), watch)
     return _with_step_back(place, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
@@ -100,6 +100,22 @@ def _with_step_back(place: Place, outcome: Outcome, hurt: Object) -> Outcome:
     return replace(outcome, lost_steps=(outcome.lost_steps or 0) + more, notes=[*outcome.notes, note])
 
 
+@contextmanager
+def _frozen(place: Place, pod: str, rank: int) -> Iterator[None]:
+    """The rank stands still meanwhile. The pod itself lets it go on when this process is no more."""
+    stream = Stream(place, pod, "freeze", rank=rank)
+    with stream:
+        try:
+            if not stream.wait("hit", START_SECONDS):
+                raise Failed(f"rank {rank} was not frozen: {stream.problem or f'pod {pod} says nothing'}")
+            yield
+        finally:
+            with contextlib.suppress(Failed, OSError):  # (the pod has gone, and the rank with it)
+                if place.in_pod(pod, "thaw", rank=rank).get("thawed") is True:
+                    place.say(f"{Fault.FREEZE_RANK}: rank {rank} in pod {pod} goes on")
+            stream.close()
+
+
 def _delete_pod(place: Place, pod: str) -> Object:
     place.client.request("DELETE", path_of("Pod", place.namespace, pod), AT_ONCE)
     return {}
@@ -111,11 +127,13 @@ def _cordoned(place: Place, pod: str) -> Iterator[None]:
     node = place.client.request("GET", path_of("Pod", place.namespace, pod))["spec"]["nodeName"]
     if place.client.request("GET", path_of("Node", None, node))["spec"].get("unschedulable"):
         raise ConfigError(f"node {node} is cordoned already: uncordon it first, or choose another rank")
-    _set_unschedulable(place, node, True)
+    place.say(f"{Fault.LOSE_NODE}: node {node} is cordoned until this ends; if this is killed: kubectl uncordon {node}")
     try:
+        _set_unschedulable(place, node, True)
         yield
     finally:
         _set_unschedulable(place, node, None)
+        place.say(f"{Fault.LOSE_NODE}: node {node} takes pods again")
 
 
 def _set_unschedulable(place: Place, node: str, value: bool | None) -> None:
@@ -180,6 +198,7 @@ def _fill_disk(place: Place, most: int) -> Outcome:
             failed = time.monotonic() - hit
         finally:
             place.in_pod(pod, "empty")
+            place.say(f"{Fault.FILL_DISK}: the volume has its room again")
     freed, step = time.monotonic(), _committed(place.status())
     after = place.until("a commit after there was room again", lambda: _newer_commit(place.status(), step))
     if after["attempts"] != before["attempts"]:

@@ -212,7 +212,9 @@ def main() -> None:
     module = module_of(kind)
     if module is None:
         names, remedy = MODULES[kind]
-        say(failed=f"{sys.executable} of this pod has no {' or '.join(names)}: it belongs into the job's image ({remedy})")
+        say(
+            failed=f"{sys.executable} of this pod has no {' or '.join(names)}: it belongs into the job's image ({remedy}); for pods of the embedded cluster: make editors"
+        )
         return
     folder, port, tail = Path(tempfile.mkdtemp(prefix="lockstep-editor-")), free_port(), Tail(request["token"])
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(folder), "PYTHONUNBUFFERED": "1"}

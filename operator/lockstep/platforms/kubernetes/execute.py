@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 
-from lockstep.api.names import API_VERSION
+from lockstep.api.names import API_VERSION, OPERATOR_NAME
 from lockstep.plan.diff import changes
 from lockstep.plan.events import WARNING, Note, Told, tellable
 from lockstep.plan.layers import Notice
@@ -16,7 +16,7 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import Plan
 from lockstep.plan.times import timestamp
 from lockstep.plan.writes import is_other_run
-from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.queue import Refusals
 
 log = logging.getLogger("lockstep.operator")
@@ -106,7 +106,9 @@ class Executor:
                 self._written("Secret", _unread(item))
                 return None
             there = await self._cluster.get(item["kind"], observed.namespace, item["metadata"]["name"])
-            if there is None or owner_uid(there) != observed.uid:
+            if there is None:
+                raise  # gone meanwhile, or a conflict over something else, such as a quota's count: the same write is due again
+            if owner_uid(there) != observed.uid:
                 return _who_has_it(observed, item, there)
             if is_other_run(item, there):
                 return _other_run(observed, item)
@@ -192,7 +194,11 @@ def _unread(secret: Object) -> Object:
 
 
 def _refused(error: ApiError) -> Notice:
-    return Notice(Reason.WRITE_REFUSED, f"the API server refused an object of the job: {error.message[:MESSAGE_CHARACTERS]}")
+    text = f"the API server refused an object of the job: {error.message[:MESSAGE_CHARACTERS]}"
+    lacks_right = error.status == FORBIDDEN and f":{OPERATOR_NAME}" in error.message and " cannot " in error.message
+    return Notice(
+        Reason.WRITE_REFUSED, text + (": the operator has lost this right, `lockstep deploy CLUSTER` gives it again" if lacks_right else "")
+    )
 
 
 def status_refused(error: ApiError) -> Note:
@@ -213,10 +219,10 @@ def _other_run(observed: Observed, item: Object) -> Notice:
     return Notice(Reason.NAME_TAKEN, f"{text}: somebody else made it; delete it (kubectl delete configmap {name} -n {observed.namespace})")
 
 
-def _who_has_it(observed: Observed, item: Object, found: Object | None) -> Notice:
+def _who_has_it(observed: Observed, item: Object, found: Object) -> Notice:
     kind, name = item["kind"], item["metadata"]["name"]
-    owners = [] if found is None else found["metadata"].get("ownerReferences", [])
-    if found is None or any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners):
+    owners = found["metadata"].get("ownerReferences", [])
+    if any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners):
         return Notice(Reason.PREVIOUS_JOB_REMAINS, f"an earlier job of this name is still being removed: {kind} {name}")
     holder = ", ".join(f"{o['kind']} {o['name']}" for o in owners) or "nobody that Lockstep knows"
     text = f"{kind} {name} in namespace {observed.namespace} exists already and belongs to {holder}"

@@ -23,6 +23,8 @@ from lockstep.platforms.kubernetes.exec import Place, output_of
 from lockstep.platforms.kubernetes.kinds import path_of
 
 READY_TIMEOUT_SECONDS = 120.0
+LIFETIME_SECONDS = 3600
+"""Of a pod that nobody removed."""
 PROGRAM_SECONDS = 600.0
 POLL_SECONDS = 0.2
 FILES = "files"
@@ -79,6 +81,7 @@ def files_pod(name: str, resolved: Resolved) -> dict[str, Any]:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "restartPolicy": "Never",
+            "activeDeadlineSeconds": LIFETIME_SECONDS,
             "terminationGracePeriodSeconds": 1,
         }
         | {key: spec[key] for key in ("tolerations", "imagePullSecrets") if key in spec},

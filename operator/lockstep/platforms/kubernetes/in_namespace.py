@@ -13,13 +13,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from lockstep.api import names
-from lockstep.api.errors import ConfigError
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.status import ConditionStatus
 from lockstep.plan.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.fitting import never_enough
 from lockstep.plan.objects import claims, thaw
 from lockstep.plan.observed import Object, Observed, is_terminating, owner_uid
 from lockstep.plan.placing import Placing, placing
@@ -28,22 +30,41 @@ from lockstep.plan.reasons import Reason
 from lockstep.plan.retry import Earlier
 from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster
+from lockstep.platforms.kubernetes.exec import ProgramFailed, answer_of, output_of
+from lockstep.platforms.kubernetes.expiry import LEFT_SECONDS, expiring
 from lockstep.platforms.kubernetes.in_namespace_run import Run, objects, prepare
+from lockstep.platforms.kubernetes.keeper import VERDICTS, keeper, keeper_name
 from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.logs import STAMP
+from lockstep.platforms.kubernetes.reader import beside
+from lockstep.platforms.kubernetes.surroundings import nodes_of
 from lockstep.platforms.output import put
-from lockstep_gang.contract import parse_run
-from lockstep_gang.contract.exits import CONFIGURATION, DONE, SAVED
-from lockstep_gang.contract.exits import FAILED as FAILED_JOB
+from lockstep_gang.contract import State, parse_run
+from lockstep_gang.contract.exits import SAVED
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
-_VERDICTS = (DONE, FAILED_JOB, SAVED, CONFIGURATION)  # of an agent that has nothing left to do; any other one is restarted by the kubelet
 LOOK_SECONDS = 1.0
 RETRY_SECONDS = 0.25
 DRAIN_SECONDS = 5.0
 REMEMBERED_LINES = 5000
 GONE_SECONDS = 240.0
+OWN = "lockstep:"
+"""Begins what the command says itself, not node 0's log."""
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a run that is removed at its end may take."""
+
+    seconds: float = 900.0
+    asked_for: bool = False
+    """Also for nodes that the cluster doesn't have now."""
+
+    @classmethod
+    def of(cls, seconds: int | None) -> Patience:
+        """`seconds`: as a person asked; None: nobody did."""
+        return cls() if seconds is None else cls(float(seconds), asked_for=True)
 
 
 class How(Enum):
@@ -54,14 +75,14 @@ class How(Enum):
     ATTACH = "attach"  # follow one that runs, or has ended since nobody followed it
 
 
-def run_in_namespace(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, how: How = How.NEW) -> int:
+def run_in_namespace(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, how: How = How.NEW) -> int:
     """The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
     with contextlib.suppress(KeyboardInterrupt):
         return asyncio.run(_run(job, profile, namespace, context, how))
     return INTERRUPTED
 
 
-async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None, context: str | None, how: How) -> int:
+async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, how: How) -> int:
     async with await Cluster.connect(context) as cluster:
         place = namespace or job.metadata.namespace or cluster.namespace or "default"
         earlier = await _ended_run(cluster, job.metadata.name, place) if how is How.RETRY else None
@@ -69,34 +90,74 @@ async def _run(job: TrainingJob, profile: ClusterProfile, namespace: str | None,
         try:
             if how is How.ATTACH:
                 run = await _running(cluster, run)
+                if (ended := await _ended_since(cluster, run)) is not None:
+                    return ended
             else:
+                if lacking := await lacking_nodes(cluster, run):
+                    _print(f"{OWN} {lacking}; the job waits until it has them")
                 await _start(cluster, run, _print)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the job: {error.message}") from None
         try:
             code = await _follow(cluster, run, _print)
         except asyncio.CancelledError:
-            _print(_detached(run))
+            for line in _detached(run).splitlines():
+                _print(line)
             raise
         await _scale(cluster, run, 0)
+        await cluster.delete("Job", place, keeper_name(run.name))
         _print(
             f"{'Complete' if code == COMPLETE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes all but the claims"
         )
         return COMPLETE if code == COMPLETE else FAILED
 
 
-async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event) -> None:
-    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims. Raises ConfigError, ApiError."""
+async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, patience: Patience) -> None:
+    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims.
+
+    They are removed however this ends, also when the process is killed (`expiring`). Raises ConfigError, ApiError, Failed.
+    """
+    await _refuse_too_few_nodes(cluster, run, say, patience)
     await _until_pods_are_gone(cluster, run)
-    await _start(cluster, run, say)
-    parts = [asyncio.ensure_future(_follow(cluster, run, say)), asyncio.ensure_future(heard.wait())]
-    try:
-        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for part in parts:
-            part.cancel()
-        await asyncio.gather(*parts, return_exceptions=True)
-        await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+    waited = ""
+
+    def hear(line: str) -> None:
+        nonlocal waited
+        waited = line.removeprefix(OWN) if line.startswith(OWN) else waited
+        say(line)
+
+    async with expiring(cluster, run.namespace, run.name, run.resolved.image) as owner:
+        await _start(cluster, run, hear, owner)
+        parts: list[asyncio.Future[Any]] = [asyncio.ensure_future(_follow(cluster, run, hear)), asyncio.ensure_future(heard.wait())]
+        try:
+            done, _ = await asyncio.wait(parts, timeout=patience.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+            await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+            say(f"{OWN} removed what {run.name} consisted of; claims stay")
+    if not done:
+        raise Failed(f"{run.name} has no result after {patience.seconds:.0f} s (--timeout);{waited or ' it said nothing'}")
+    if parts[0] in done and parts[0].exception() is not None:
+        await parts[0]
+
+
+async def lacking_nodes(cluster: Cluster, run: Run) -> str:
+    """In words, that the cluster has too few nodes for the run even when all of it is idle; '' where it has enough, or may not be looked at."""
+    nodes = await nodes_of(cluster)
+    (found,) = [item for item in objects(run) if item["kind"] == "StatefulSet"]
+    return "" if nodes is None else never_enough(found["spec"]["template"], run.frozen.nodes, nodes)
+
+
+async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, patience: Patience) -> None:
+    """Says at once what would be waited for. Raises Failed when that is nodes which the cluster doesn't have, and nobody asked to wait for them."""
+    lacking = await lacking_nodes(cluster, run)
+    if not lacking:
+        return
+    if not patience.asked_for:
+        raise Failed(f"{lacking}; --timeout SECONDS waits for nodes all the same, such as an autoscaler's")
+    say(f"{OWN} {lacking}")
 
 
 async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
@@ -115,8 +176,9 @@ def _print(line: str) -> None:
 def _detached(run: Run) -> str:
     where = f"-n {run.namespace}"
     return (
-        f"\nlockstep: job {run.name} runs on, and nobody lets its nodes go at its end: its pods hold them until you follow it to its end\n"
+        f"\nlockstep: job {run.name} runs on; half a minute after its end its pods go and its nodes are free (Job {keeper_name(run.name)} sees to that)\n"
         f"Follow it: lockstep run -f FILE --in-namespace --attach {where}\n"
+        f"Its log, also after its end: lockstep logs {run.name} {where}\n"
         f"Stop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
     )
 
@@ -126,11 +188,33 @@ async def _running(cluster: Cluster, wanted: Run) -> Run:
     found = await cluster.get("StatefulSet", wanted.namespace, wanted.name)
     owner = _owning_run(found, wanted.name) if found is not None else None
     config = await cluster.get("ConfigMap", wanted.namespace, owner) if owner is not None else None
-    if found is None or config is None or found["spec"].get("replicas") == 0:
+    if found is None or config is None:
         raise ConfigError(
             f"no run {wanted.name} without an operator runs in namespace {wanted.namespace}: start it with lockstep run -f FILE --in-namespace"
         )
     return replace(wanted, frozen=thaw(config))
+
+
+async def _ended_since(cluster: Cluster, run: Run) -> int | None:
+    """The exit code of a run whose pods have gone at its end, by the record on its volume; None: it has pods. Raises ConfigError."""
+    found = await cluster.get("StatefulSet", run.namespace, run.name)
+    if found is None or found["spec"].get("replicas"):
+        return None
+    async with beside(cluster, run.namespace, run.name, say=_print) as place:
+        path = f"{run.frozen.parsed.run_dir}/gang/end.json"
+        try:
+            end = answer_of(await output_of(cluster, place, ["cat", path]), f"pod {place.pod}")
+        except ProgramFailed:
+            end = {}
+    if end.get("jobUid") != run.frozen.parsed.job.uid:
+        raise ConfigError(
+            f"{run.name} has no pods and has not ended: start it again with lockstep run -f FILE --in-namespace -n {run.namespace}"
+        )
+    is_complete = end.get("state") == State.COMPLETE.value
+    _print(
+        f"{'Complete' if is_complete else 'Failed'}: {end.get('message')}; its nodes are free, its log: lockstep logs {run.name} -n {run.namespace}"
+    )
+    return COMPLETE if is_complete else FAILED
 
 
 def _owning_run(stateful_set: Object, name: str) -> str | None:
@@ -140,7 +224,8 @@ def _owning_run(stateful_set: Object, name: str) -> str | None:
     return str(owner["name"]) if ours else None
 
 
-async def _start(cluster: Cluster, run: Run, say: Say) -> None:
+async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = None) -> None:
+    """`over`: the ownerReference of what all belongs to and goes with; None: it stays until somebody deletes it."""
     await _check_service_account(cluster, run)
     await _remove_finished(cluster, run, say)
     for claim in claims(run.resolved):
@@ -150,16 +235,22 @@ async def _start(cluster: Cluster, run: Run, say: Say) -> None:
             if error.status != CONFLICT:
                 raise
     first, *rest = objects(run)
-    made = await cluster.create(first)
-    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": run.frozen.name, "uid": made["metadata"]["uid"], "controller": True}
+    if over is not None:
+        first["metadata"]["ownerReferences"] = [over]
     try:
+        made = await cluster.create(first)
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": run.frozen.name, "uid": made["metadata"]["uid"], "controller": True}
         for item in rest:
             item["metadata"]["ownerReferences"] = [owner]
-            await cluster.create(item)
-    except ApiError:
-        await cluster.delete("ConfigMap", run.namespace, run.frozen.name, made["metadata"]["uid"])
+            made = await cluster.create(item)
+        if over is None:  # (the StatefulSet comes last)
+            await _start_keeper(cluster, {**made, "spec": item["spec"]}, owner, say)
+    except BaseException:  # whatever it is: half of a run is nobody's
+        with contextlib.suppress(ApiError, OSError):
+            await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
         raise
-    say(f"lockstep: job {run.name} on {run.frozen.nodes} nodes in namespace {run.namespace}; Ctrl-C leaves it running")
+    end = "leaves it running" if over is None else "removes it"
+    say(f"{OWN} {run.name} on {run.frozen.nodes} nodes in namespace {run.namespace}; Ctrl-C {end}")
 
 
 async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:
@@ -192,11 +283,10 @@ async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
     if owner is None:
         raise ConfigError(f"{there} and is not this command’s: give this job another name")
     if found["spec"].get("replicas") != 0 and _verdict(await _observe(cluster, run)) is None:
-        stop = f"kubectl delete configmap {owner} -n {run.namespace}"
-        raise ConfigError(f"{there} and runs: follow it with --attach, or stop it: {stop}")
+        raise ConfigError(f"{there} and runs: {_ways_out(found, run, owner)}")
     say(f"lockstep: removing what the finished run {owner} left")
     await cluster.delete("ConfigMap", run.namespace, owner)
-    wanted = [(item["kind"], item["metadata"]["name"]) for item in objects(run)[1:]]
+    wanted = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(found, {})]]
     end = time.monotonic() + GONE_SECONDS
     while any([await cluster.get(kind, run.namespace, name) for kind, name in wanted]) or (await _observe(cluster, run)).pods:
         if time.monotonic() > end:
@@ -204,6 +294,26 @@ async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
                 f"what the finished run {owner} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
             )
         await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, say: Say) -> None:
+    """Where it can't be made the run goes on all the same, and holds its nodes at its end until somebody follows it."""
+    try:
+        for item in keeper(stateful_set, owner):
+            await cluster.create(item)
+    except ApiError as error:
+        if not error.is_refusal:
+            raise
+        say(f"{OWN} nobody lets the nodes go at the end while this command is away: what would do it was refused: {error.message}")
+
+
+def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:
+    """What to do about a run of this name that is in the way, and what each of it removes."""
+    removes = "removes its StatefulSet, pods, Service, Secret, NetworkPolicy and ConfigMaps, never claims"
+    delete = f"stop it: kubectl delete configmap {owner} -n {run.namespace} ({removes})"
+    if run.frozen.parsed.preflight is not None and run.frozen.parsed.preflight.only:
+        return f"another lockstep preflight is at work, or was killed: what that left goes by itself within {LEFT_SECONDS} s; or {delete}"
+    return f"follow it with --attach, or {delete}"
 
 
 async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
@@ -216,6 +326,8 @@ async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
     try:
         while True:
             observed, now = await _observe(cluster, run, status), time.time()
+            if ("StatefulSet", run.name) not in observed.objects:
+                raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted meanwhile, and its pods go with it")
             place = placing(observed, now)
             begun = (begun or now) if _comes_up(observed) else None
             ended = None if place.lets_go else _verdict(observed) or _given_up(run, begun, now, say)
@@ -282,7 +394,7 @@ def _verdict(observed: Observed) -> _End | None:
     for status in statuses:
         for state in ("state", "lastState"):
             code = status.get(state, {}).get("terminated", {}).get("exitCode")
-            if code in _VERDICTS and not (replaced and code == SAVED):
+            if code in VERDICTS and not (replaced and code == SAVED):
                 return _End(int(code), state == "lastState")
     return None
 

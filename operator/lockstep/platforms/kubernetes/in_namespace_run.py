@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.api import names
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.observed import Object
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
@@ -41,7 +41,7 @@ class Run:
         return self.frozen.namespace
 
 
-def prepare(job: TrainingJob, profile: ClusterProfile, namespace: str, earlier: Earlier | None = None) -> Run:
+def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier: Earlier | None = None) -> Run:
     """Decide everything and build the agent; `earlier`: the failed run to go on from. Raises ConfigError."""
     if earlier is not None:
         job = retried(job, earlier)

@@ -1,4 +1,4 @@
-"""What deploy-cluster sends: CRDs, the operator, the profile, and what jobs need in their namespace."""
+"""What deploy-cluster sends: CRDs, the operator, the TrainingCluster, and what jobs need in their namespace."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from pathlib import Path
 
 import yaml
 
+from lockstep.api.cluster import ClusterVolume, Platform, TrainingCluster
 from lockstep.api.errors import Failed
 from lockstep.api.names import (
-    ANNOTATION_DEFAULT_PROFILE,
+    ANNOTATION_DEFAULT_CLUSTER,
     APP,
     CODE_MOUNT,
     LABEL_MANAGED_BY,
     LABEL_NAME,
     OPERATOR_NAMESPACE,
 )
-from lockstep.api.profile import ClusterProfile, Platform, ProfileVolume
 from lockstep.plan.fabric import Transport
 from lockstep.plan.openshift_images import operator_reference, puller
+from lockstep.plan.pods import why_stuck
+from lockstep.plan.refused import explained
 from lockstep.plan.scope import EVERYWHERE, Scope, scoped, with_profile_hash
 from lockstep.plan.security import USER_ID, locks_memory_as_root
 from lockstep.plan.template import fill
@@ -29,12 +31,15 @@ from lockstep.platforms.kubernetes.kinds import KINDS
 Say = Callable[[str], None]
 FIELD_MANAGER = "lockstep-deploy"
 READY_SECONDS = 120.0
+STUCK_SECONDS = 8.0
+"""A pod that can't start for so long won't by itself."""
+HASH_LABEL = "pod-template-hash"
 RDMA_ROLE = "lockstep-rdma"
 ANNOTATION_REVISION = "lockstep.dev/revision"
 PULL_FAILED = ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
 """Said right after an attempt. ImagePullBackOff is said between two, also when the next one will find what was pushed meanwhile."""
 CLAIM = "PersistentVolumeClaim"
-PROFILE = "ClusterProfile"
+PROFILE = "TrainingCluster"
 MONITORING_GROUP = "monitoring.coreos.com"
 
 
@@ -57,7 +62,7 @@ def _read(path: Path) -> list[Object]:
 
 
 def operator_objects(
-    profile: ClusterProfile, image: str, *, namespace: str, manifests: Path, default_profile: bool = True, revision: str = "",
+    profile: TrainingCluster, image: str, *, namespace: str, manifests: Path, default_profile: bool = True, revision: str = "",
     scope: Scope = EVERYWHERE,
 ) -> list[Object]:  # fmt: skip
     """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`, which `scope` includes.
@@ -101,29 +106,29 @@ async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Sa
 
 
 async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
-    """Without the mark of a default on the profile where another one has it: with two, jobs that name no profile would not start."""
+    """Without the mark of a default on the TrainingCluster where another one has it: with two, jobs that name no cluster would not start."""
     try:
         there = (await cluster.list(PROFILE))["items"]
     except ApiError as error:
-        if error.status in (FORBIDDEN, NOT_FOUND):  # what can't be seen is not sent either; without the CRD there is no other profile
+        if error.status in (FORBIDDEN, NOT_FOUND):  # what can't be seen is not sent either; without the CRD there is no other cluster
             return objects
         raise
     sent = {item["metadata"]["name"] for item in objects if item["kind"] == PROFILE}
     other = next((name for name in map(_default_name, there) if name and name not in sent), None)
     if other is None:
         return objects
-    say(f"default: ClusterProfile {other} stays the one of jobs that name none; others say clusterProfileName: {', '.join(sorted(sent))}")
+    say(f"default: TrainingCluster {other} stays the one of jobs that name none; others say cluster: {', '.join(sorted(sent))}")
     return [_without_default(item) if item["kind"] == PROFILE else item for item in objects]
 
 
 def _default_name(profile: Object) -> str | None:
     metadata = profile["metadata"]
-    return str(metadata["name"]) if (metadata.get("annotations") or {}).get(ANNOTATION_DEFAULT_PROFILE) == "true" else None
+    return str(metadata["name"]) if (metadata.get("annotations") or {}).get(ANNOTATION_DEFAULT_CLUSTER) == "true" else None
 
 
 def _without_default(profile: Object) -> Object:
     metadata = profile["metadata"]
-    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ANNOTATION_DEFAULT_PROFILE}
+    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ANNOTATION_DEFAULT_CLUSTER}
     return {**profile, "metadata": {**metadata, "annotations": annotations}}
 
 
@@ -135,13 +140,13 @@ def _labels() -> dict[str, str]:
     return {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}
 
 
-def _profile_object(profile: ClusterProfile, default: bool) -> Object:
-    annotations = {**profile.metadata.annotations, **({ANNOTATION_DEFAULT_PROFILE: "true"} if default else {})}
+def _profile_object(profile: TrainingCluster, default: bool) -> Object:
+    annotations = {**profile.metadata.annotations, **({ANNOTATION_DEFAULT_CLUSTER: "true"} if default else {})}
     metadata = {"name": profile.metadata.name, **({"annotations": annotations} if annotations else {})}
     return {"apiVersion": profile.api_version, "kind": profile.kind, "metadata": metadata, "spec": profile.spec.to_dict()}
 
 
-def objects_for_jobs(profile: ClusterProfile, namespace: str) -> list[Object]:
+def objects_for_jobs(profile: TrainingCluster, namespace: str) -> list[Object]:
     """The service account that pods of jobs run as, and on OpenShift its right to the SCC when RDMA needs it."""
     account = profile.spec.security.service_account
     found: list[Object] = [
@@ -160,18 +165,18 @@ def objects_for_jobs(profile: ClusterProfile, namespace: str) -> list[Object]:
     return found
 
 
-def code_volumes(profile: ClusterProfile) -> list[ProfileVolume]:
+def code_volumes(profile: TrainingCluster) -> list[ClusterVolume]:
     """Those that the operator has, too; at most one."""
     return [volume for volume in profile.spec.pod.volumes if volume.mount_path == CODE_MOUNT]
 
 
-def _claim(volume: ProfileVolume, namespace: str) -> Object:
+def _claim(volume: ClusterVolume, namespace: str) -> Object:
     metadata = {"name": volume.claim, "namespace": namespace, "labels": _labels()}
     return fill("claim", metadata=metadata, access_mode="ReadOnlyMany", storage_class=volume.storage_class, size=volume.size)
 
 
-def _adapted(item: Object, profile: ClusterProfile, image: str, revision: str) -> Object:
-    """The Deployment with its image, and the profile's pull secrets, variables and volume of code; every other object as its file has it.
+def _adapted(item: Object, profile: TrainingCluster, image: str, revision: str) -> Object:
+    """The Deployment with its image, and the cluster's pull secrets, variables and volume of code; every other object as its file has it.
 
     Not with other volumes, which hold models and the like, nor with tolerations: they let jobs onto GPU nodes, where the operator has
     nothing to do.
@@ -246,6 +251,7 @@ async def until_established(cluster: Cluster, name: str) -> None:
 async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = lambda text: None, seconds: float = READY_SECONDS) -> None:
     """`tell` hears how many replicas are ready whenever it is looked. Raises InstallError."""
     status: Object = {}
+    loop, trouble, since = asyncio.get_running_loop(), "", 0.0
     async for _ in polled(seconds):
         found = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
         status = found.get("status", {})
@@ -254,7 +260,11 @@ async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = l
         if seen and counts == {found.get("spec", {}).get("replicas", 0)}:
             return
         await _raise_if_image_fails(cluster, namespace, found)
-        tell(f"{status.get('readyReplicas', 0)} of {found.get('spec', {}).get('replicas', 0)} ready")
+        before, trouble = trouble, await stuck(cluster, namespace, found) if seen else ""
+        since = loop.time() if trouble != before else since
+        if trouble and loop.time() - since >= STUCK_SECONDS:
+            raise InstallError(f"the operator can't start: {trouble}")
+        tell(f"{status.get('readyReplicas', 0)} of {found.get('spec', {}).get('replicas', 0)} ready" + (f"; {trouble}" if trouble else ""))
     raise InstallError(f"the operator is not ready after {seconds:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
 
 
@@ -269,6 +279,18 @@ async def _raise_if_image_fails(cluster: Cluster, namespace: str, deployment: Ob
                 f"the operator's image {', '.join(wanted)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
                 "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy CLUSTER --image)"
             )
+
+
+async def stuck(cluster: Cluster, namespace: str, deployment: Object) -> str:
+    """What keeps the operator's newest pods from being made or from starting, and doesn't pass by itself; '' where nothing does or can be seen."""
+    conditions = deployment.get("status", {}).get("conditions") or []
+    refused = next((c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True"), None)
+    if refused is not None:
+        return f"its pods can't be made: {explained(str(refused.get('message', refused.get('reason', ''))), namespace)}"
+    pods = sorted(await _pods(cluster, namespace), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    hashes = [str((pod["metadata"].get("labels") or {}).get(HASH_LABEL, "")) for pod in pods]
+    newest = [pod for pod, value in zip(pods, hashes, strict=True) if value == hashes[-1]]
+    return next(filter(None, (why_stuck(pod, namespace) for pod in newest)), "")
 
 
 async def _pods(cluster: Cluster, namespace: str) -> list[Object]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Watched:
 
 WATCHED = (
     Watched("TrainingJob"),
-    Watched("ClusterProfile"),
+    Watched("TrainingCluster"),
     Watched("Pod", OF_JOBS),
     Watched("StatefulSet", OF_JOBS),
     Watched("Service", OF_JOBS),
@@ -56,7 +56,7 @@ WATCHED = (
 """Not the operator's own Events, which outlive their jobs by an hour: kopf remembers a kilobyte of each object that it has seen."""
 EVENT_REASONS = frozenset(
     {
-        "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox",
+        "FailedCreate", "FailedMount", "FailedAttachVolume", "FailedMapVolume", "ProvisioningFailed", "FailedBinding", "FailedCreatePodSandBox", "FailedToRetrieveImagePullSecret",
     }
 )  # fmt: skip
 
@@ -73,6 +73,8 @@ class Inventory:
     def __init__(self) -> None:
         self.sees_nodes = True
         """Whether the operator may; it has none to tell of otherwise."""
+        self.unsettled_seconds: Callable[[], float] = lambda: 0.0
+        """See Observed."""
         self._objects: dict[str, dict[Key, Kept]] = defaultdict(dict)
         self._by_job: dict[Key, dict[tuple[str, str], Kept]] = defaultdict(dict)
         self._in_namespace: dict[tuple[str, str], dict[str, Kept]] = defaultdict(dict)
@@ -213,7 +215,7 @@ class Inventory:
     def _concerned(self, kind: str, key: Key, item: Mapping[str, Any]) -> set[Key]:
         if kind == "TrainingJob":
             return {key}
-        if kind in ("ClusterProfile", "Node"):
+        if kind in ("TrainingCluster", "Node"):
             return set(self.jobs())
         job = self._told_of(key[0], item) if kind == "Event" else job_of(item)
         if job:
@@ -249,11 +251,12 @@ class Inventory:
         job_object = job.item
         return Observed(
             job=job_object,
-            profiles=self._all("ClusterProfile"),
+            profiles=self._all("TrainingCluster"),
             objects={child: item for child, item in children.items() if child[0] != "Pod"},
             pods=pods,
             nodes=self._all("Node"),
             sees_nodes=self.sees_nodes,
+            unsettled_seconds=self.unsettled_seconds(),
             claims={name: kept.item for name, kept in self._of_namespace("PersistentVolumeClaim", key).items()},
             service_accounts=frozenset(self._of_namespace("ServiceAccount", key)),
             warnings=tuple(kept.item for kept in self._of_namespace("Event", key).values()),

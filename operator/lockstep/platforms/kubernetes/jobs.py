@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lockstep.api.names import LABEL_JOB, run_name
+from lockstep.api.names import LABEL_JOB, RUN_KEY, run_name
 from lockstep.plan.readstatus import is_true
 from lockstep.platforms.kubernetes.client import Client
 from lockstep.platforms.kubernetes.cluster import MERGE, NOT_FOUND, ApiError
 from lockstep.platforms.kubernetes.kinds import path_of
 
-if TYPE_CHECKING:
-    from lockstep.api.job import TrainingJob
-
 GONE_TIMEOUT_SECONDS = 60.0
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 POLL_SECONDS = 0.2
 
 
 def _found(
-    client: Client, kind: str, namespace: str, name: str | None = None, query: Mapping[str, str] | None = None
+    client: Client, kind: str, namespace: str | None, name: str | None = None, query: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
     """None where there is no such object, or no such kind."""
     try:
@@ -36,9 +35,10 @@ def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
     return _found(client, "TrainingJob", namespace, name)
 
 
-def list_jobs(client: Client, namespace: str) -> list[dict[str, Any]]:
-    """Every job of the namespace; none where the CRDs are not installed."""
-    return list((_found(client, "TrainingJob", namespace) or {"items": []})["items"])
+def list_jobs(client: Client, namespace: str | None, selector: str | None = None) -> list[dict[str, Any]]:
+    """Every job of the namespace, None: of all; none where the CRDs are not installed. `selector`: by labels, in kubectl's words."""
+    query = None if selector is None else {"labelSelector": selector}
+    return list((_found(client, "TrainingJob", namespace, None, query) or {"items": []})["items"])
 
 
 def run_without_operator(client: Client, namespace: str, name: str) -> str | None:
@@ -49,6 +49,17 @@ def run_without_operator(client: Client, namespace: str, name: str) -> str | Non
         return None
     runs = [item["metadata"]["name"] for item in (found or {"items": []})["items"]]
     return next((run for run in runs if run.startswith(run_name(name, ""))), None)
+
+
+def run_as_job(client: Client, namespace: str, name: str, run: str) -> dict[str, Any] | None:
+    """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where its ConfigMap has just gone."""
+    found = _found(client, "ConfigMap", namespace, run)
+    try:
+        uid = json.loads((found or {})["data"][RUN_KEY])["job"]["uid"]
+    except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
+        return None
+    metadata = {"name": name, "namespace": namespace, "uid": str(uid)}
+    return {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run}}}
 
 
 def patch_spec(client: Client, namespace: str, name: str, spec: dict[str, Any]) -> None:
@@ -90,7 +101,16 @@ def delete_job(client: Client, namespace: str, name: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def replace_job(client: Client, namespace: str, job: TrainingJob) -> None:
+def replace_job(client: Client, namespace: str, job: dict[str, Any]) -> None:
     """Create the job; one of the same name is deleted first."""
-    delete_job(client, namespace, job.metadata.name)
-    client.request("POST", path_of("TrainingJob", namespace), job.written())
+    delete_job(client, namespace, job["metadata"]["name"])
+    client.request("POST", path_of("TrainingJob", namespace), job)
+
+
+def with_last_applied(document: dict[str, Any]) -> dict[str, Any]:
+    """The object as `kubectl apply` creates it: with what was applied in the annotation that its next comparison is made with."""
+    import json
+
+    applied = {**document, "metadata": {"annotations": {}, **document["metadata"]}}
+    annotations = {LAST_APPLIED: f"{json.dumps(applied, separators=(',', ':'), sort_keys=True)}\n"}
+    return {**document, "metadata": {**document["metadata"], "annotations": annotations}}

@@ -1,7 +1,7 @@
 """An object as the inventory keeps it. A thousand jobs have eight thousand objects, and dicts take ten times what their text takes.
 
 What belongs to one job is looked at only when that job is: it is kept as compressed text. What every job's reconcile looks through
-(Nodes, profiles, claims, pods) stays as it is.
+(Nodes, clusters, claims, pods) stays as it is.
 
 How much is kept of one object is limited, whatever somebody wrote into it: of what is larger, or too deep, only the small fields are kept, and
 `observed.UNREADABLE` says why. Of a job's children the rest is read by name when that job is looked at (`Kept.is_cut`).
@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.api.names import APP, GROUP, LABEL_JOB
-from lockstep.plan.observed import DEPTH_MAX, UNREADABLE, Object
+from lockstep.plan.observed import DEPTH_MAX, REPLICAS_BY, UNREADABLE, Object
 from lockstep.plan.statussize import fitted, readable
 from lockstep.platforms.kubernetes.reading import cut_depths
 
 CHILDREN = frozenset({"StatefulSet", "Service", "NetworkPolicy", "ConfigMap"})
 """Of a job, and no pods: what is kept of a large one is read again by its name when it is needed."""
 PACKED = CHILDREN | {"TrainingJob", "Secret"}
-FREE_FORM = frozenset({"TrainingJob", "ClusterProfile"})
+FREE_FORM = frozenset({"TrainingJob", "TrainingCluster"})
 """Kinds whose objects may be of any depth."""
-BYTES_MAX = {"TrainingJob": 384 << 10, "ClusterProfile": 1 << 20, "ConfigMap": 2 << 20, "StatefulSet": 2 << 20}
-"""Of an object's JSON without its metadata, a job's without its status, too; other kinds have OTHER_BYTES_MAX. Only administrators write ClusterProfiles."""
+BYTES_MAX = {"TrainingJob": 384 << 10, "TrainingCluster": 1 << 20, "ConfigMap": 2 << 20, "StatefulSet": 2 << 20}
+"""Of an object's JSON without its metadata, a job's without its status, too; other kinds have OTHER_BYTES_MAX. Only administrators write TrainingClusters."""
 OTHER_BYTES_MAX = 64 << 10
 PACKED_BYTES_MAX = 32 << 10
 """Of a child of a job, compressed."""
@@ -134,7 +134,7 @@ def _small_fields(values: Object) -> Object:
 
 _NEEDED: Mapping[str, Mapping[str, Object]] = {
     "TrainingJob": {"spec": {}},
-    "ClusterProfile": {"spec": {}},
+    "TrainingCluster": {"spec": {}},
     "Pod": {"spec": {"containers": [], "volumes": []}, "status": {}},
     "Node": {"spec": {}, "status": {"allocatable": {}, "conditions": []}},
     "StatefulSet": {"spec": {}},
@@ -169,6 +169,18 @@ def _node(item: Mapping[str, Any]) -> Object:
     return {"spec": spec, "status": {"allocatable": status.get("allocatable", {}), "conditions": ready}}
 
 
+def _stateful_set(item: Mapping[str, Any]) -> Object:
+    by = _replicas_by(item["metadata"].get("managedFields") or [])
+    return {**_whole(item), REPLICAS_BY: by} if by else _whole(item)
+
+
+def _replicas_by(entries: list[Object]) -> Object:
+    """Who wrote spec.replicas last. Two that own it have written the same."""
+    owners = [entry for entry in entries if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})]
+    newest = max(owners, key=lambda entry: str(entry.get("time", "")), default=None)
+    return {} if newest is None else {key: str(newest[key])[:SMALL_CHARACTERS] for key in ("manager", "time") if key in newest}
+
+
 def _event(item: Mapping[str, Any]) -> Object:
     kept = ("reason", "lastTimestamp", "eventTime", "series", "type")
     about = {key: str(item["involvedObject"][key])[:SMALL_CHARACTERS] for key in ("kind", "name", "uid") if key in item["involvedObject"]}
@@ -178,14 +190,21 @@ def _event(item: Mapping[str, Any]) -> Object:
 
 def _pod(item: Mapping[str, Any]) -> Object:
     spec, status = item.get("spec", {}), item.get("status", {})
-    decides = ("nodeName", "nodeSelector", "affinity", "tolerations", "schedulerName", "schedulingGates")
+    decides = ("nodeName", "nodeSelector", "affinity", "tolerations", "schedulerName", "schedulingGates", "overhead")
     kept = {key: spec[key] for key in decides if spec.get(key)}
-    kept["containers"] = [
-        {"name": c["name"], "resources": {"requests": c.get("resources", {}).get("requests") or {}}} for c in spec.get("containers", [])
+    kept["containers"] = [_container(c) for c in spec.get("containers", [])]
+    preparing = [
+        _container(c) | ({"restartPolicy": c["restartPolicy"]} if "restartPolicy" in c else {}) for c in spec.get("initContainers") or []
     ]
+    if any(c["resources"]["requests"] for c in preparing):
+        kept["initContainers"] = preparing
     kept["volumes"] = [v for v in spec.get("volumes") or [] if "persistentVolumeClaim" in v]
     dropped = ("qosClass", "hostIP", "hostIPs", "podIP", "podIPs")
     return {"spec": kept, "status": {key: value for key, value in status.items() if key not in dropped}}
+
+
+def _container(container: Object) -> Object:
+    return {"name": container["name"], "resources": {"requests": container.get("resources", {}).get("requests") or {}}}
 
 
 def _claim(item: Mapping[str, Any]) -> Object:
@@ -199,5 +218,5 @@ def _whole(item: Mapping[str, Any]) -> Object:
 
 
 _KEPT: dict[str, Callable[[Mapping[str, Any]], Object]] = {
-    "TrainingJob": _training_job, "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "ServiceAccount": lambda item: {}, "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
+    "TrainingJob": _training_job, "Node": _node, "Event": _event, "Pod": _pod, "PersistentVolumeClaim": _claim, "StatefulSet": _stateful_set, "ServiceAccount": lambda item: {}, "ConfigMap": lambda item: {key: item[key] for key in ("data", "binaryData", "immutable") if key in item},
 }  # fmt: skip

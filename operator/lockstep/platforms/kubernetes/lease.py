@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import ANNOTATION_LEADER, APP, LABEL_NAME, OPERATOR_NAME
+from lockstep.api.names import ANNOTATION_LEADER, ANNOTATION_TROUBLE, APP, LABEL_NAME, OPERATOR_NAME
+from lockstep.plan.times import timestamp
 from lockstep.platforms.kubernetes.clock import boot_seconds
 from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
@@ -54,9 +55,18 @@ class Seen:
 
 
 class Lease:
-    """This replica's side of the election. `identity` is its pod's name: what a pod's earlier process held is its own."""
+    """This replica's side of the election. `identity` is its pod's name: what a pod's earlier process held is its own. `lack`: the right that it lacks, and
+    since when (Unix time): whoever looks at jobs reads of it in the Lease."""
 
-    def __init__(self, cluster: Cluster, namespace: str, identity: str, address: str = "", clock: Callable[[], float] = boot_seconds):
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        identity: str,
+        address: str = "",
+        clock: Callable[[], float] = boot_seconds,
+        lack: Callable[[], tuple[float, str] | None] = lambda: None,
+    ):
         self._cluster = cluster
         self._namespace = namespace
         self._path = path_of("Lease", namespace, OPERATOR_NAME)
@@ -67,6 +77,7 @@ class Lease:
         self._held_until: float | None = None
         self._is_released = False
         self._trouble = ""
+        self._lack = lack
 
     @property
     def is_held(self) -> bool:
@@ -165,7 +176,10 @@ class Lease:
     async def _write(self, spec: Object, address: str) -> bool:
         """False: somebody else wrote since it was looked at."""
         assert self._seen is not None  # noqa: S101 (nothing is written that was not read)
-        metadata = {"resourceVersion": self._seen.version, "annotations": {ANNOTATION_LEADER: address}}
+        lack = self._lack()
+        trouble = None if lack is None else f"{timestamp(lack[0])} {lack[1]}"
+        annotations = {ANNOTATION_LEADER: address, ANNOTATION_TROUBLE: trouble}
+        metadata = {"resourceVersion": self._seen.version, "annotations": annotations}
         try:
             self._take_in(await self._cluster.request("PATCH", self._path, {"metadata": metadata, "spec": spec}, content_type=MERGE))
         except ApiError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,8 +14,11 @@ from lockstep.api.errors import Failed
 from lockstep.api.names import CONTAINER, log_name, pod_name
 from lockstep.plan.logs import of_rank
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.keeper import VERDICTS
+from lockstep.platforms.kubernetes.keeper_in_pod import verdict
 from lockstep.platforms.kubernetes.reader import beside
 from lockstep.platforms.kubernetes.runs import log_lines
+from lockstep_gang.contract.exits import SAVED
 
 Object = dict[str, Any]
 RETRY_SECONDS = 0.5
@@ -25,6 +28,11 @@ STAMP = re.compile(r"^\d{4}-\d{2}-\d{2}T")
 """How every line of a container's log begins when it is asked for with timestamps. The kubelet's own complaints (the log file isn't
 there yet, the container is gone) come in the same stream without one."""
 REFUSED = (401, 403)
+UNHEARD = re.compile(
+    r"^\[lockstep\] (the operator did not take the report \(.*|waiting for the coordinator on node 0.*|nobody hears this node.*)"
+)
+"""What an agent or the coordinator says of whom it can't reach."""
+UNHEARD_LINES, UNHEARD_PODS = 1000, 2
 Over = Callable[[], Awaitable[bool]]
 
 
@@ -65,10 +73,18 @@ async def lines(cluster: Cluster, job: Object, wanted: Wanted, say: Callable[[st
     """
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     pod = await cluster.get("Pod", namespace, pod_name(name, wanted.node))
-    if pod is not None and wanted.attempt is None and not _lacks_earlier(pod, job.get("status", {})):
+    lacks = _lacks_earlier(pod, job.get("status", {})) or (is_run(job) and restarts_of(pod) > 0) if pod is not None else True
+    if not lacks and wanted.attempt is None:
+        printed = False
         async for line in _of_pod(cluster, namespace, pod_name(name, wanted.node), wanted):
+            printed = True
             yield line
-        return
+        if printed or wanted.tail == 0:
+            return
+        pod = await cluster.get("Pod", namespace, pod_name(name, wanted.node))
+        if pod is not None and not _is_going(pod):
+            return
+        pod = None  # it went away between the two requests, its log with it, as pods of a job do that has just ended
     kept = await last_lines(cluster, namespace, name) if pod is None and wanted.node == 0 else None
     any_will_do = wanted.rank is None and wanted.attempt is None and wanted.since_seconds is None
     if kept is not None and any_will_do and wanted.tail is not None and wanted.tail <= len(kept):
@@ -77,6 +93,19 @@ async def lines(cluster: Cluster, job: Object, wanted: Wanted, say: Callable[[st
         return
     async for line in _of_volume(cluster, job, wanted, kept, say):
         yield line
+
+
+def is_run(job: Object) -> bool:
+    """Of `lockstep run --in-namespace`: no TrainingJob, and its containers are started again at its end."""
+    return bool(job.get("kind") == "ConfigMap")
+
+
+async def has_run_ended(cluster: Cluster, job: Object) -> bool:
+    """Whether a run without operator has nothing left to do."""
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    found = await cluster.get("StatefulSet", namespace, name)
+    pod = await cluster.get("Pod", namespace, pod_name(name, 0))
+    return not (found or {}).get("spec", {}).get("replicas") or (pod is not None and verdict(pod, list(VERDICTS), SAVED) is not None)
 
 
 async def _of_pod(cluster: Cluster, namespace: str, pod: str, wanted: Wanted) -> AsyncIterator[str]:
@@ -88,6 +117,10 @@ async def _of_pod(cluster: Cluster, namespace: str, pod: str, wanted: Wanted) ->
     found = deque([line async for line in reading], maxlen=wanted.tail)  # the kubelet counts lines of all ranks
     for line in found:
         yield line
+
+
+def _is_going(pod: Object) -> bool:
+    return "deletionTimestamp" in pod["metadata"] or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _lacks_earlier(pod: Object, status: Object) -> bool:
@@ -174,6 +207,21 @@ class _Reader:
         pod = await self._cluster.get("Pod", self._namespace, self._pod)
         before, self._restarts = self._restarts, restarts_of(pod or {})
         return bool(self._seen) and before is not None and self._restarts > before
+
+
+async def unheard_lines(cluster: Cluster, namespace: str, pods: Sequence[Object]) -> list[str]:
+    """The last word of each of the first pods about whom it can't reach; of none whose log has none, or may not be read."""
+    found = []
+    for pod in pods[:UNHEARD_PODS]:
+        name, last = str(pod["metadata"]["name"]), ""
+        try:
+            async for line in cluster.log(namespace, name, CONTAINER, {"tailLines": str(UNHEARD_LINES)}):
+                last = match[1] if (match := UNHEARD.match(line)) else last
+        except (ApiError, OSError):
+            continue
+        if last:
+            found.append(f"{name}: {last}")
+    return found
 
 
 def trainer_of(pod: Object) -> Object:

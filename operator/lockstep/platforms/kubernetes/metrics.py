@@ -1,6 +1,6 @@
 """The operator's metrics. Nothing of a job's spec, no Secret and no text that a user wrote but names.
 
-Labels are bounded: namespaces that have jobs, profiles that jobs use, kinds, causes and states; a job has series of its own only until it ends,
+Labels are bounded: namespaces that have jobs, clusters that jobs use, kinds, causes and states; a job has series of its own only until it ends,
 and only the first JOBS_WITH_SERIES of them. `job_namespace` and `job_name`, because Prometheus keeps `namespace` and `job` for what it scrapes.
 """
 
@@ -36,13 +36,13 @@ from lockstep.platforms.kubernetes.kinds import KINDS as API_KINDS
 
 JOBS_WITH_SERIES = 500
 IDLE_SECONDS = 3600.0
-"""How long counters of a namespace and profile stay after their last job: long enough to be scraped, and for the next job to go on with them."""
+"""How long counters of a namespace and cluster stay after their last job: long enough to be scraped, and for the next job to go on with them."""
 IDLE_GROUPS = 50
 """Of those at most: namespaces come and go, too, and each has about fifty series."""
 PREFIX = "lockstep"
 _PLURALS = frozenset(kind.plural for kind in API_KINDS.values())
 _JOB_LABELS = ("job_namespace", "job_name")
-_GROUP_LABELS = ("job_namespace", "profile")
+_GROUP_LABELS = ("job_namespace", "training_cluster")
 JOB_GAUGES = {
     "running": "1 while all its ranks run.",
     "restarts": "Starts of all ranks after a failure.",

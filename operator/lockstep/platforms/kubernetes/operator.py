@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,14 +20,14 @@ from typing import Any
 import kopf
 
 from lockstep.api.errors import Failed
-from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_URL, key_secret_name
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_URL
 from lockstep.plan.events import Note
 from lockstep.plan.layers import Notice
 from lockstep.plan.objects import RenderContext
 from lockstep.plan.observed import Observed
+from lockstep.plan.pods import lacks_secret
 from lockstep.plan.reconcile import Plan, reconcile
 from lockstep.plan.run import report_target
-from lockstep.plan.running import is_running
 from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates, authority_made
 from lockstep.platforms.kubernetes.clock import OFF_SECONDS
@@ -54,6 +53,9 @@ RELIST_SECONDS = (2.0, 30.0)
 """After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
 UNSERVED_SECONDS = 60.0
 """Until a namespace is tried again that the operator was given, and in which it lacks a right."""
+SETTLING_SECONDS = 40.0
+"""After an outage of the API server, and after this process's start, until a silent Node is taken for lost. Kubernetes gives a kubelet as long
+(node-monitor-grace-period): when the API server is back, it takes all Nodes for silent that could not reach it either, for some seconds."""
 CLOCK_SECONDS = 60.0
 """Between two looks at a job while this machine's clock differs from the API server's."""
 GONE_MAX = 64
@@ -84,7 +86,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """Where it works; none: in the whole cluster."""
     profile: str = ""
-    """A file with the ClusterProfile: that of an operator which has no rights outside its namespace. It sees no Nodes."""
+    """A file with the TrainingCluster: that of an operator which has no rights outside its namespace. It sees no Nodes."""
 
     @property
     def address(self) -> str:
@@ -113,7 +115,7 @@ class Settings:
             metrics_port=int(environment.get("LOCKSTEP_METRICS_PORT", "8444")),
             webhooks=environment.get("LOCKSTEP_WEBHOOKS", "On") != "Off",
             namespaces=tuple(filter(None, environment.get("LOCKSTEP_NAMESPACES", "").split(","))),
-            profile=environment.get("LOCKSTEP_PROFILE", ""),
+            profile=environment.get("LOCKSTEP_CLUSTER", ""),
         )
 
 
@@ -150,9 +152,10 @@ class Operator:
         self.server.now, self.server.problem = self.cluster.clock.now, lambda: problem(self.signs(), time.monotonic())
         self.metrics.clock_off = lambda: self.cluster.clock.off_seconds
         leads, depth = lambda: self.standing().leads, lambda: self.queue.depth
+        self.inventory.unsettled_seconds = lambda: max(0.0, SETTLING_SECONDS - self.cluster.answers.back_seconds())
         if self.settings.profile:
             self.inventory.sees_nodes = False
-            self.inventory.observe("ClusterProfile", read_profile(Path(self.settings.profile)), deleted=False)
+            self.inventory.observe("TrainingCluster", read_profile(Path(self.settings.profile)), deleted=False)
         self.metrics.registry.register(Jobs(leads, self.inventory.job_objects, self.server.reports.time, depth))
 
     def observe(self, kind: str, item: dict[str, Any], deleted: bool) -> None:
@@ -422,14 +425,7 @@ class Operator:
 
 
 def read_profile(path: Path) -> dict[str, Any]:
-    """The ClusterProfile of a namespace's own operator, as an API server would have it. Raises OSError, ValueError."""
+    """The TrainingCluster of a namespace's own operator, as an API server would have it. Raises OSError, ValueError."""
     profile: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     digest = hashlib.sha256(json.dumps(profile, sort_keys=True).encode()).hexdigest()
     return {**profile, "metadata": {**profile["metadata"], "uid": f"file-{digest[:16]}", "resourceVersion": "0", "generation": 1}}
-
-
-def lacks_secret(observed: Observed) -> bool:
-    """The kubelet says that the job's Secret, made once and not watched, is gone."""
-    told = re.compile(rf'secret "{re.escape(key_secret_name(observed.name))}[-0-9a-f]*" not found')
-    waiting = [pod for pod in observed.pods if not is_running(pod)]
-    return any(told.search(event.get("message", "")) for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))

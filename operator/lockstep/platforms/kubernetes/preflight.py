@@ -9,30 +9,30 @@ from dataclasses import replace
 from posixpath import join
 
 from lockstep.api import names
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.api.shared import StorageMode
 from lockstep.plan.preflight import alone, ending_with_it, result_in
 from lockstep.plan.resolve import PlatformDefaults, resolve
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.in_namespace import run_until
+from lockstep.platforms.kubernetes.in_namespace import OWN, Patience, run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
 from lockstep_gang.contract import PreflightReport, WhenDone, parse_run, run_text
 
 SUFFIX = "-preflight"
 LAST_LINES = 5
-OWN = "lockstep:"
-"""Begins what the command says itself, not node 0's log."""
 Say = Callable[[str], None]
 
 
-def preflight_on_cluster(job: TrainingJob, profile: ClusterProfile, namespace: str, context: str | None, say: Say) -> PreflightReport:
-    """`say` hears what is waited for. Raises ConfigError when the job can't start, Failed when its pods ended without a result."""
-    return asyncio.run(_preflight(prepared(job, profile, namespace), context, say))
+def preflight_on_cluster(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, patience: Patience
+) -> PreflightReport:
+    """`say` hears what is waited for. Raises ConfigError when the job can't start, Failed when there is no result in time, or none at all."""
+    return asyncio.run(_preflight(prepared(job, profile, namespace), context, say, patience))
 
 
-def prepared(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
+def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
     """The job without its ranks. Beside a job that may run, under a name of its own; with volumes of its own for every pod under the
     job's name, since that is what its volumes are found by."""
     wanted = alone(job)
@@ -46,7 +46,7 @@ def prepared(job: TrainingJob, profile: ClusterProfile, namespace: str) -> Run:
     return replace(run, frozen=replace(run.frozen, run=run_text(waiting)))
 
 
-async def _preflight(run: Run, context: str | None, say: Say) -> PreflightReport:
+async def _preflight(run: Run, context: str | None, say: Say, patience: Patience) -> PreflightReport:
     lines: deque[str] = deque(maxlen=LAST_LINES)
     results: list[PreflightReport] = []
     heard = asyncio.Event()
@@ -61,7 +61,7 @@ async def _preflight(run: Run, context: str | None, say: Say) -> PreflightReport
 
     async with await Cluster.connect(context) as cluster:
         try:
-            await run_until(cluster, run, hear, heard)
+            await run_until(cluster, run, hear, heard, patience)
         except ApiError as error:
             raise ConfigError(f"the API server refused an object of the preflight: {error.message}") from None
     if not results:

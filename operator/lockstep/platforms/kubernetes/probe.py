@@ -12,6 +12,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.plan.clusterfacts import ClusterFacts, Object, ProbeFacts
 from lockstep.plan.probe import PROBE_LABEL, probe_name, probe_pods, read_probe
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.expiry import expiring
 from lockstep.platforms.kubernetes.in_namespace_run import build_agent
 
 WAIT_SECONDS = 120.0
@@ -27,20 +28,22 @@ async def probe_nodes(cluster: Cluster, facts: ClusterFacts, image: str) -> tupl
     pods = list(probe_pods(facts, token, image))
     metadata = {"name": probe_name(token), "namespace": facts.namespace, "labels": {PROBE_LABEL: token}}
     data = {"agent.pyz": b64encode(build_agent()).decode()}
-    made: list[Object] = []
-    try:
-        for item in ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}, *pods):
-            made.append(await _created(cluster, item))
-        ended = await _ended(cluster, facts.namespace, token, len(pods))
-        return tuple([read_probe(pod, await _log(cluster, pod)) for pod in ended])
-    finally:
-        for item in reversed(made):
-            await cluster.delete(item["kind"], facts.namespace, item["metadata"]["name"], grace_seconds=0)
+    items: list[Object] = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}, *pods]
+    async with expiring(cluster, facts.namespace, probe_name(token), image) as owner:
+        try:
+            for item in items:
+                item["metadata"]["ownerReferences"] = [] if owner is None else [owner]
+                await _create(cluster, item)
+            ended = await _ended(cluster, facts.namespace, token, len(pods))
+            return tuple([read_probe(pod, await _log(cluster, pod)) for pod in ended])
+        finally:
+            for item in reversed(items):  # (one that was being created when this was interrupted, too)
+                await cluster.delete(item["kind"], facts.namespace, item["metadata"]["name"], grace_seconds=0)
 
 
-async def _created(cluster: Cluster, item: Object) -> Object:
+async def _create(cluster: Cluster, item: Object) -> None:
     try:
-        return {**await cluster.create(item), "kind": item["kind"]}
+        await cluster.create(item)
     except ApiError as error:
         raise ConfigError(f"the API server refused {item['kind']} {item['metadata']['name']} of the probe: {error.message}") from None
 

@@ -4,7 +4,8 @@
         data = await output_of(cluster, place, ["cat", "/workspace/runs/demo/logs/train_log.jsonl"])
 
 The pod is the user's own: it needs the right to create, read and delete pods and to run programs in them, which the built-in role `edit` has. It
-is removed at the end, on Ctrl-C too; one that was left behind (a laptop that slept) ends by its own deadline, and the next reader sweeps it up.
+is removed at the end, on Ctrl-C too. One that was left behind (SIGKILL, a laptop that slept) goes within two minutes (`expiring`); for who may not
+make Jobs it ends by its own deadline, and the next reader sweeps it up.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lockstep.plan.running import is_running
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place
+from lockstep.platforms.kubernetes.expiry import expiring
 
 LIFETIME_SECONDS = 3600
 START_SECONDS = 300.0
@@ -45,7 +47,8 @@ async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
     found = await cluster.get("StatefulSet", namespace, job)
     if found is None:
         raise ConfigError(
-            f"job {job} in namespace {namespace} has never started, so it has no files yet: lockstep why {job} -n {namespace}"
+            f"job {job} in namespace {namespace} has never started, so it has no files yet: lockstep why {job} -n {namespace}; "
+            f"lockstep cp -f FILE SRC {job}: puts some there before"
         )
     return found
 
@@ -122,12 +125,18 @@ async def reader(
     place = Place(pod["metadata"]["namespace"], pod["metadata"]["name"], READER_CONTAINER)
     await _check_claims(cluster, stateful_set, node, pod)
     await _sweep(cluster, place.namespace, stateful_set["metadata"]["name"])
-    try:
-        await _create(cluster, pod)
-        await _until_running(cluster, place, say)
-        yield place
-    finally:
-        await _remove(cluster, place)
+    metadata = pod["metadata"]
+    image = pod["spec"]["containers"][0]["image"]
+    async with expiring(cluster, place.namespace, place.pod, image, metadata["ownerReferences"]) as owner:
+        if owner is not None:
+            metadata["ownerReferences"] = [owner]
+        try:
+            await _create(cluster, pod)
+            say(f"pod {place.pod} starts, to read the files of job {stateful_set['metadata']['name']}; it is removed afterwards")
+            await _until_running(cluster, place, say)
+            yield place
+        finally:
+            await _remove(cluster, place)
 
 
 async def _check_claims(cluster: Cluster, stateful_set: Object, node: int, pod: Object) -> None:

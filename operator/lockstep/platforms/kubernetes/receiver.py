@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 RECORD = ".lockstep/sync.json"
+SOURCES = ".lockstep/sync-sources.json"
+"""Which folder each file was sent from: what one folder's sync put here isn't another one's to remove."""
 SEEN = ".lockstep/sync-seen.json"
 SETTLED_SECONDS = 2.0
 """A file as young as that may change once more within what its file system takes for one moment."""
@@ -63,11 +65,12 @@ def digest(path: str | Path) -> str | None:
         return None
 
 
-def compare(digests: Digests, files: Files, record: dict[str, str], force: bool) -> dict[str, list[str]]:
-    """What to send, what to remove, and what was changed here since the last sync and so stays unless forced."""
+def compare(digests: Digests, files: Files, record: dict[str, str], foreign: set[str], force: bool) -> dict[str, list[str]]:
+    """What to send, what to remove, what was changed here since the last sync, and what another folder sent: these two stay unless forced."""
     wanted: list[str] = []
     removed: list[str] = []
     changed: list[str] = []
+    others: list[str] = []
     for name, file in files.items():
         here, executable = digests.of(name)
         if here == file["sha256"] and (file["link"] or executable == file["executable"]):
@@ -76,8 +79,8 @@ def compare(digests: Digests, files: Files, record: dict[str, str], force: bool)
         (changed if touched and not force else wanted).append(name)
     for name, before in record.items():
         if name not in files and (here := digests.of(name)[0]) is not None:
-            (removed if force or here == before else changed).append(name)
-    return {"wanted": wanted, "removed": removed, "changed": changed}
+            (removed if force else others if name in foreign else removed if here == before else changed).append(name)
+    return {"wanted": wanted, "removed": removed, "changed": changed, "others": others}
 
 
 def unpack(target: Path, archive: bytes) -> None:
@@ -143,8 +146,10 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
     target.mkdir(parents=True, exist_ok=True)
     record: dict[str, str] = read_json(target / RECORD)
     digests = Digests(target)
-    found = compare(digests, files, record, request["force"])
-    kept = {name: record[name] for name in found["changed"] if name in record}
+    sources: dict[str, str] = read_json(target / SOURCES)
+    foreign = {name for name in record if sources.get(name, request["source"]) != request["source"]}
+    found = compare(digests, files, record, foreign, request["force"])
+    kept = {name: record[name] for name in found["changed"] + found["others"] if name in record}
     held = {**{name: file["sha256"] for name, file in files.items() if name not in found["changed"]}, **kept}
     done = held == record and not found["wanted"] and not found["removed"]
     tell(say, {**found, "done": done})
@@ -156,6 +161,7 @@ def sync(request: dict[str, Any], source: BinaryIO, say: BinaryIO) -> None:
         unpack(target, archive)
         remove(target, found["removed"])
         write_json(target / RECORD, held)
+        write_json(target / SOURCES, {name: sources.get(name, request["source"]) if name in kept else request["source"] for name in held})
         tell(say, {"done": True})
     with suppress(OSError):  # (it only saves time)
         digests.remember()

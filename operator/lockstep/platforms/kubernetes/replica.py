@@ -41,7 +41,7 @@ class Replica:
     def __init__(self, cluster: Cluster, settings: Settings, master: bytes, tls: Certificates) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._lease = Lease(cluster, settings.namespace, settings.pod, settings.address)
+        self._lease = Lease(cluster, settings.namespace, settings.pod, settings.address, lack=lambda: cluster.answers.lack)
         metrics = Metrics()
         cluster.requested = metrics.requested
         self._metrics = MetricsServer(cluster, metrics.registry)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.api import names
-from lockstep.api.profile import Platform
+from lockstep.api.cluster import Platform
 from lockstep.plan.admission import REVIEW
 from lockstep.plan.doctor import differing_keys
 from lockstep.plan.lookahead import Around, Object, Try
@@ -17,10 +17,10 @@ from lockstep.plan.references import references
 from lockstep.plan.resolve import Resolved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.platforms.kubernetes.kinds import path_of
-from lockstep.platforms.kubernetes.survey import own_profile
+from lockstep.platforms.kubernetes.survey import profile_if_seen
 
 UNAUTHORIZED = 401
-PROFILE = "ClusterProfile"
+PROFILE = "TrainingCluster"
 LIVE = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
 
@@ -71,6 +71,22 @@ async def look_around(cluster: Cluster, resolved: Resolved, samples: Sequence[Ob
     )
 
 
+async def nodes_of(cluster: Cluster) -> tuple[Object, ...] | None:
+    """None: the account may not list them."""
+    return await _list(cluster, "Node", None)
+
+
+async def room_around(cluster: Cluster, namespace: str, job: str) -> Around:
+    """Nodes and what runs on them, and nothing else; what `job` has itself counts as free."""
+    own = {"labelSelector": f"{names.LABEL_JOB}={job}", **LIVE}
+    return Around(
+        namespace=namespace,
+        nodes=await nodes_of(cluster),
+        pods=await _list(cluster, "Pod", None, LIVE),
+        own_pods=await _list(cluster, "Pod", namespace, own),
+    )
+
+
 async def _list(cluster: Cluster, kind: str, namespace: str | None, query: dict[str, str] | None = None) -> tuple[Object, ...] | None:
     try:
         return tuple((await cluster.list(kind, namespace, query))["items"])
@@ -100,17 +116,9 @@ async def _labels(cluster: Cluster, namespace: str) -> dict[str, str] | None:
 
 
 async def _profile(cluster: Cluster, resolved: Resolved) -> tuple[Object | None, bool | None]:
-    """The profile of the namespace's own operator, else the ClusterProfile of the cluster, and whether it is there."""
-    own = await own_profile(cluster, resolved.profile.metadata.name, resolved.namespace)
-    if own is not None:
-        return own, True
-    try:
-        found = await cluster.get(PROFILE, None, resolved.profile.metadata.name)
-    except ApiError as error:
-        if error.status == FORBIDDEN:
-            return None, None
-        raise
-    return found, found is not None
+    """The TrainingCluster of the namespace's own operator, else the cluster's, and whether it is there."""
+    there, may_see = await profile_if_seen(cluster, resolved.profile.metadata.name, resolved.namespace)
+    return there, there is not None if may_see else None
 
 
 async def _try(cluster: Cluster, item: Object, *, apply: bool) -> Try:
@@ -144,9 +152,7 @@ async def _review(cluster: Cluster, resolved: Resolved, pod: Object) -> Try:
     except ApiError as error:
         if error.status in (FORBIDDEN, NOT_FOUND):
             why = (
-                "your account may not ask"
-                if error.status == FORBIDDEN
-                else "the cluster knows no SCCs; is it OpenShift, as the profile says?"
+                "your account may not ask" if error.status == FORBIDDEN else "the cluster knows no SCCs; is it OpenShift, as its file says?"
             )
             return Try(None, why)
         return Try(False, f": {error.message}")

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from lockstep.api.cluster import TrainingClusterSpec
 from lockstep.api.clusterfile import ClusterFile
-from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.api.profile import ClusterProfileSpec
+from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
 from lockstep.plan.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of, why_unserved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
+from lockstep.platforms.kubernetes.install import stuck
 from lockstep.platforms.kubernetes.kinds import path_of
-from lockstep.platforms.kubernetes.send import is_served
 
 
 async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
@@ -22,24 +22,34 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
     crds = await _listed(cluster, "CustomResourceDefinition")
     deployment, may_see = await operator_deployment(cluster, namespace)
     rails = await survey_rails(cluster, found.profile.spec, namespace)
+    name, account = found.profile.metadata.name, found.profile.spec.security.service_account
+    asked = {
+        "TrainingCluster": profile_if_seen(cluster, name, namespace),
+        "ServiceAccount": _if_seen(cluster, "ServiceAccount", namespace, account),
+    }
+    answers = {kind: await answer for kind, answer in asked.items()}
     return replace(
         rails,
         rights={what: await _may(cluster, namespace, *asked) for what, asked in RIGHTS.items()},
         crds=None if crds is None else {item["metadata"]["name"]: item for item in crds},
         deployment=deployment,
         may_see_operator=may_see,
+        operator_stuck=""
+        if deployment is None
+        else await stuck(cluster, str(deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)), deployment),
         unserved="" if deployment is None else await unserved(cluster, namespace),
-        serves=await is_served(cluster),
-        profile=await profile_there(cluster, found.profile.metadata.name, namespace),
+        serves=await _serves(cluster),
+        profile=answers["TrainingCluster"][0],
         nodes=await _listed(cluster, "Node"),
         classes=await _listed(cluster, "StorageClass"),
         claims=await _listed(cluster, "PersistentVolumeClaim", namespace),
-        account=await _got(cluster, "ServiceAccount", namespace, found.profile.spec.security.service_account),
+        account=answers["ServiceAccount"][0],
+        hidden=frozenset(kind for kind, (_, may_see) in answers.items() if not may_see),
         dns=await _ready_dns(cluster),
     )
 
 
-async def survey_rails(cluster: Cluster, spec: ClusterProfileSpec, namespace: str) -> Seen:
+async def survey_rails(cluster: Cluster, spec: TrainingClusterSpec, namespace: str) -> Seen:
     """Only the networks of the namespace, and where those are that it lacks. Raises as `survey` does."""
     listed = await _listed(cluster, "NetworkAttachmentDefinition", namespace)
     if listed is None:
@@ -87,17 +97,33 @@ async def _listed(
         raise
 
 
-async def _got(cluster: Cluster, kind: str, namespace: str | None, name: str) -> Object | None:
+async def _serves(cluster: Cluster) -> bool | None:
     try:
-        return await cluster.get(kind, namespace, name)
+        await cluster.request("GET", f"/apis/{API_VERSION}")
+    except ApiError as error:
+        if error.status not in (NOT_FOUND, FORBIDDEN):
+            raise
+        return None if error.status == FORBIDDEN else False
+    return True
+
+
+async def _got(cluster: Cluster, kind: str, namespace: str | None, name: str) -> Object | None:
+    """None: not there, or not to be seen."""
+    return (await _if_seen(cluster, kind, namespace, name))[0]
+
+
+async def _if_seen(cluster: Cluster, kind: str, namespace: str | None, name: str) -> tuple[Object | None, bool]:
+    """The object, and whether this person may look."""
+    try:
+        return await cluster.get(kind, namespace, name), True
     except ApiError as error:
         if error.status == FORBIDDEN:
-            return None
+            return None, False
         raise
 
 
 async def as_deployed(cluster: Cluster, profile: str, namespace: str) -> tuple[str | None, str | None, Scope]:
-    """`network.mode` of the profile that is there, the image of the operator and where it works; None: not there, or not to be seen."""
+    """`network.mode` of the cluster that is there, the image of the operator and where it works; None: not there, or not to be seen."""
     deployment, _ = await operator_deployment(cluster, namespace)
     there = await profile_there(cluster, profile, namespace) or {}
     mode = there.get("spec", {}).get("network", {}).get("mode")
@@ -140,14 +166,16 @@ async def unserved(cluster: Cluster, namespace: str) -> str:
 
 
 async def profile_there(cluster: Cluster, name: str, namespace: str) -> Object | None:
-    """The profile of the namespace's own operator, else the ClusterProfile. None: not there, or not to be seen."""
-    return await own_profile(cluster, name, namespace) or await _got(cluster, "ClusterProfile", None, name)
+    """The cluster of the namespace's own operator, else the TrainingCluster. None: not there, or not to be seen."""
+    return (await profile_if_seen(cluster, name, namespace))[0]
 
 
-async def own_profile(cluster: Cluster, name: str, namespace: str) -> Object | None:
-    """That of the namespace's own operator. None: it has none of this name, or you may not look."""
-    config = await _got(cluster, "ConfigMap", namespace, PROFILE_CONFIG)
+async def profile_if_seen(cluster: Cluster, name: str, namespace: str) -> tuple[Object | None, bool]:
+    """The same, and whether this person may look at both places where it may be."""
+    config, may_see_own = await _if_seen(cluster, "ConfigMap", namespace, PROFILE_CONFIG)
     if config is not None and PROFILE_KEY in (config.get("data") or {}):
         profile: Object = json.loads(config["data"][PROFILE_KEY])
-        return profile if profile["metadata"]["name"] == name else None
-    return None
+        if profile["metadata"]["name"] == name:
+            return profile, True
+    there, may_see = await _if_seen(cluster, "TrainingCluster", None, name)
+    return there, there is not None or (may_see and may_see_own)

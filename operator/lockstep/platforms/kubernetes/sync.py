@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import socket
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -38,9 +39,11 @@ class Synced:
     pod: str
     sent: int = 0
     bytes: int = 0
-    removed: int = 0
+    removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     """Files that were changed in the pod since the last sync, and were left as they are."""
+    others: tuple[str, ...] = ()
+    """Files that another folder's sync put there, and that were left as they are."""
     problem: str | None = None
 
 
@@ -113,12 +116,13 @@ class Receivers:
         """To all pods at once. What can't be sent to a pod is its `problem`, and doesn't stop the others. Raises ConfigError."""
         for gone in self._open.keys() - set(pods):
             await self._drop(gone)
+        source = _named(folder)
         scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
 
         async def one(pod: str) -> Synced:
             try:
                 receiver = await self._receiver(pod)
-                return await receiver.take(folder, {"target": target, "files": await scanning, "force": force})
+                return await receiver.take(folder, {"target": target, "source": source, "files": await scanning, "force": force})
             except (Failed, OSError) as error:
                 await self._drop(pod)
                 return Synced(pod, problem=" ".join(str(error).split())[:300])
@@ -138,6 +142,11 @@ class Receivers:
         receiver = self._open.pop(pod, None)
         if receiver is not None:
             await receiver.close()
+
+
+def _named(folder: Path) -> str:
+    """Tells folders apart that send files to the same place."""
+    return f"{socket.gethostname()}:{folder.absolute()}"
 
 
 def _raised(result: Synced | BaseException) -> Synced:
@@ -177,7 +186,8 @@ class _Receiver:
             size = len(archive) if answer["wanted"] else 0
             await self._running.write(f"{len(archive)}\n".encode() + archive)
             await self._answer()
-        return Synced(self._running.place.pod, len(answer["wanted"]), size, len(answer["removed"]), tuple(answer["changed"]))
+        removed, changed, others = (tuple(answer[key]) for key in ("removed", "changed", "others"))
+        return Synced(self._running.place.pod, len(answer["wanted"]), size, removed, changed, others)
 
     async def _answer(self) -> dict[str, Any]:
         try:
@@ -207,8 +217,8 @@ class _Receiver:
 
 def _checked(answer: dict[str, Any], files: dict[str, Any], pod: str) -> dict[str, Any]:
     """The pod's first answer: what it wants is offered, and what else it names are names. Raises Failed."""
-    wanted, removed, changed = (answer.get(key) for key in ("wanted", "removed", "changed"))
-    lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (wanted, removed, changed))
+    wanted, *more = (answer.get(key) for key in ("wanted", "removed", "changed", "others"))
+    lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (wanted, *more))
     if not (
         lists and len(set(wanted or ())) == len(wanted or ()) and set(wanted or ()) <= files.keys() and isinstance(answer.get("done"), bool)
     ):

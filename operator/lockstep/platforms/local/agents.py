@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -30,10 +30,14 @@ class Interrupted(Exception):
 class Agents:
     """One agent a node. Node 0's output is this process's, if `shown`; the others' goes to files `node-N.log` in `logs`."""
 
-    def __init__(self, run_path: Path, nodes: int, logs: Path, *, shown: bool = True) -> None:
+    def __init__(self, run_path: Path, nodes: int, logs: Path, *, shown: bool = True, devices: Sequence[str] = ()) -> None:
+        """`devices`: CUDA_VISIBLE_DEVICES of each node; none: as this process has it."""
         self._logs = logs
         self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        self._processes = [self._start(run_path, node, None if shown and node == 0 else logs) for node in range(nodes)]
+        own = [{"CUDA_VISIBLE_DEVICES": names} for names in devices] or [{}] * nodes
+        self._processes = [
+            self._start(run_path, node, None if shown and node == 0 else logs, {**os.environ, **own[node]}) for node in range(nodes)
+        ]
         for node, process in enumerate(self._processes):
             threading.Thread(target=lambda n=node, p=process: self._ended.put((n, p.wait())), daemon=True).start()
 
@@ -72,7 +76,7 @@ class Agents:
             self.wait_all(END_SECONDS)
 
     @staticmethod
-    def _start(run_path: Path, node: int, logs: Path | None) -> subprocess.Popen[bytes]:
+    def _start(run_path: Path, node: int, logs: Path | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         command = [
             sys.executable,
             "-m",
@@ -85,16 +89,16 @@ class Agents:
             str(os.getpid()),
         ]
         if logs is None:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
         logs.mkdir(parents=True, exist_ok=True)
         with (logs / f"node-{node}.log").open("wb") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment)
 
 
-def run_agents(run_path: Path, nodes: int, logs: Path, *, shown: bool = True) -> int:
+def run_agents(run_path: Path, nodes: int, logs: Path, *, shown: bool = True, devices: Sequence[str] = ()) -> int:
     """The exit code: 0 complete, 1 failed, 130 interrupted. Ctrl-C lets the ranks save; a second one stops them at once."""
     with interruptible():
-        agents = Agents(run_path, nodes, logs, shown=shown)
+        agents = Agents(run_path, nodes, logs, shown=shown, devices=devices)
         try:
             code = agents.wait()
             agents.wait_all(END_SECONDS)

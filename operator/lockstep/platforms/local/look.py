@@ -24,9 +24,10 @@ def look(job: str, workspace: Path, points: int) -> tuple[dict[str, Any], bool]:
         newest = list(steps)[-1]
         metrics = [{"name": name, "value": f"{steps[newest][name]:.5g}"} for name in SHOWN if name in steps[newest]]
         status["trainer"] = {"step": int(newest), "metrics": metrics}
-    spent = (found["goodput"].get("goodput") or {}).get("spent")
-    if spent:
-        status["goodput"] = {"percentage": percentage_of(spent)}
+    book = found["goodput"].get("goodput") or {}
+    percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
+    if percentage is not None:
+        status["goodput"] = {"percentage": percentage}
     counts = [run.get(name) for name in ("nodes", "ranksPerNode")]
     if all(isinstance(count, int) for count in counts):
         status["ranks"] = {"desired": counts[0] * counts[1]}

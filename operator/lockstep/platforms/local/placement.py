@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from lockstep.plan.run import Placement, build_run
 from lockstep_gang.contract import AllReduce, Expected, Run, Storage, WhenDone
 
 LOOPBACK = "127.0.0.1"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def local_defaults(root: Path, uid: str) -> PlatformDefaults:
@@ -46,7 +48,7 @@ def local_run(resolved: Resolved, key_file: Path, ports: tuple[int, int], inheri
 
 
 def _here(resolved: Resolved, expected: Expected | None) -> Expected | None:
-    """Without what the profile says of its cluster's pods and network."""
+    """Without what the cluster file says of pods and network."""
     if expected is None:
         return None
     measured = expected.all_reduce is not None and resolved.job.spec.preflight.all_reduce
@@ -58,7 +60,8 @@ def run_dir(resolved: Resolved) -> Path:
 
 
 def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The job's own variables and a share of the cores. The profile's are for its image and its network, not for this machine."""
+    """The job's own variables and a share of the cores, but which GPUs: each node has its own. The cluster's are for its image and its network,
+    not for this machine."""
     spec = resolved.job.spec
     threads = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // resolved.world_size))}
     nccl = {variable.name: variable.value for variable in spec.fabric.nccl_env}
@@ -67,8 +70,32 @@ def rank_variables(resolved: Resolved, inherited: Mapping[str, str]) -> dict[str
         raise ConfigError(
             f"spec.env takes {', '.join(missing)} from the cluster, which is not there with --local: set it in this shell instead"
         )
-    own = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None}
+    own = {variable.name: variable.value or "" for variable in spec.env if variable.value_from is None and variable.name != VISIBLE}
     return {**threads, **nccl, **own}
+
+
+def node_devices(resolved: Resolved, inherited: Mapping[str, str], present: int) -> tuple[str, ...]:
+    """CUDA_VISIBLE_DEVICES of each node: the GPUs of this machine, divided. None for a job without GPUs, as in a pod. `present`: how many there are.
+
+    Those that spec.env or this shell names in CUDA_VISIBLE_DEVICES are the ones to divide. Raises ConfigError when they are too few.
+    """
+    own = {variable.name: variable.value for variable in resolved.job.spec.env if variable.value is not None}
+    named = own.get(VISIBLE, inherited.get(VISIBLE))
+    devices = (
+        list(map(str, range(present))) if named is None else [name.strip() for name in named.split(",") if name.strip() not in {"", "-1"}]
+    )
+    nodes, each = resolved.nodes, resolved.gpus_per_node
+    if nodes * each > len(devices):
+        there = f"{VISIBLE} names {len(devices)}" if named is not None else f"this machine has {len(devices)}"
+        raise ConfigError(
+            f"spec.gpusPerNode is {each}, so {nodes} nodes need {nodes * each} GPUs, and {there}: lower gpusPerNode or --nodes (both run on this machine)"
+        )
+    return tuple(",".join(devices[node * each : (node + 1) * each]) for node in range(nodes))
+
+
+def gpus_here(root: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs of this machine, as the driver shows them."""
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in root.glob("nvidia*"))
 
 
 def _is_needed(variable: Variable) -> bool:

@@ -8,9 +8,9 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import Failed
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.preflight import alone, ending_with_it, result_in
 from lockstep.plan.resolve import resolve
 from lockstep.platforms.local.agents import run_agents
@@ -19,7 +19,7 @@ from lockstep.platforms.local.run import free_ports, write_private
 from lockstep_gang.contract import PreflightReport, run_text
 
 
-def preflight_local(job: TrainingJob, profile: ClusterProfile, root: Path) -> PreflightReport:
+def preflight_local(job: TrainingJob, profile: TrainingCluster, root: Path) -> PreflightReport:
     """Raises ConfigError when the job can't run here, Failed when the agents ended without a result."""
     resolved = resolve(alone(job), profile, local_defaults(root, uid=str(uuid.uuid4())))
     with tempfile.TemporaryDirectory(prefix="lockstep-") as private:

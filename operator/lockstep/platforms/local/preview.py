@@ -8,16 +8,16 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.resolve import resolve
 from lockstep.platforms.local.placement import check_inputs, local_defaults, local_run
 from lockstep.platforms.local.run import free_ports
 from lockstep_gang.contract import run_text
 
 
-def preview_local(job: TrainingJob, profile: ClusterProfile, root: Path, samples: int) -> int:
+def preview_local(job: TrainingJob, profile: TrainingCluster, root: Path, samples: int) -> int:
     """Print the first `samples` of every source of the data; the trainer's exit code.
 
     Raises ConfigError before it is started when there is nothing to show. A Ctrl-C ends it, without a traceback of its own.

@@ -56,7 +56,8 @@ def _status(attempts: list[Object], end: Object, *, runs: bool) -> Object:
 
 def _cost(restart: Object) -> Object:
     cause = (restart["failure"].get("cause")) or "Internal"
-    return {"cause": cause, "lostSteps": restart["lostSteps"], "downtimeSeconds": restart.get("downtimeSeconds") or 0}
+    down = restart.get("downtimeSeconds")
+    return {"cause": cause, "lostSteps": restart["lostSteps"], **({} if down is None else {"downtimeSeconds": down})}
 
 
 def _conditions(newest: Object, end: Object, *, runs: bool) -> list[Object]:

@@ -1,4 +1,4 @@
-"""Run a job here: `run_local(job, profile, root)`."""
+"""Run a job here: `run_local(job, cluster, root)`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.api.profile import ClusterProfile
 from lockstep.plan.resolve import resolve
 from lockstep.plan.retry import Earlier, retried
 from lockstep.platforms.local.agents import run_agents
-from lockstep.platforms.local.placement import LOOPBACK, check_inputs, local_defaults, local_run, run_dir
+from lockstep.platforms.local.placement import LOOPBACK, check_inputs, gpus_here, local_defaults, local_run, node_devices, run_dir
 from lockstep_gang.contract import run_text
 
 
-def run_local(job: TrainingJob, profile: ClusterProfile, root: Path, earlier: Earlier | None = None) -> int:
+def run_local(job: TrainingJob, profile: TrainingCluster, root: Path, earlier: Earlier | None = None) -> int:
     """The exit code: 0 complete, 1 failed, 130 interrupted. Every call is a job of its own, unless it goes on from an
     `earlier` one that failed; checkpoints are found by the job's name.
 
@@ -32,13 +32,14 @@ def run_local(job: TrainingJob, profile: ClusterProfile, root: Path, earlier: Ea
         job = retried(job, earlier)
     resolved = resolve(job, profile, local_defaults(root, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
     check_inputs(resolved)
+    devices = node_devices(resolved, os.environ, gpus_here())
     folder = run_dir(resolved)
     with _alone(folder), tempfile.TemporaryDirectory(prefix="lockstep-") as private:
         key_file, run_path = Path(private) / "key", Path(private) / "run.json"
         run = local_run(resolved, key_file, free_ports(), os.environ)
         write_private(key_file, secrets.token_hex(32))
         run_path.write_text(run_text(run), encoding="utf-8")
-        return run_agents(run_path, resolved.nodes, folder / "logs")
+        return run_agents(run_path, resolved.nodes, folder / "logs", devices=devices)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ def why_not_measured(looked: Sequence[LookedAt]) -> list[Finding]:
 def judge_pairs(run: Run, whole: Measurement, pairs: Sequence[Measurement], minimum: int | None) -> list[Finding]:
     """Who makes the all-reduce slow, as far as the pairs tell."""
     if minimum is None:
-        fix = "look at node 0's log; without a threshold in the profile this stops nothing"
+        fix = "look at node 0's log; without a threshold in the cluster this stops nothing"
         return [warning("allReduce", None, f"the all-reduce was not measured: {whole.error}", fix)] if whole.error else []
     if whole.bytes_per_second >= minimum:
         return []
@@ -41,20 +41,20 @@ def _slow_node(run: Run, node: int, pairs: Sequence[Measurement], minimum: int) 
     own = [pair for pair in pairs if node in pair.nodes]
     worst = min(own, key=lambda pair: pair.bytes_per_second)
     others = ", ".join(str(other) for pair in own for other in pair.nodes if other != node)
-    seen = worst.error or f"{gigabytes(worst.bytes_per_second)} busbw, the profile asks for {gigabytes(minimum)}"
+    seen = worst.error or f"{gigabytes(worst.bytes_per_second)} busbw, the cluster asks for {gigabytes(minimum)}"
     message = f"{where(run, node)} is slow with every node that it was paired with ({others}): {seen}"
     fix = "look at its NICs, cables and switch port; the job goes on without it where another node is free"
     return replace(error("allReduce", node, message, fix), excludes=True)
 
 
 def _slow_together(run: Run, unclear: Sequence[int], whole: Measurement, minimum: int) -> Finding:
-    seen = whole.error or f"{gigabytes(whole.bytes_per_second)} busbw, the profile asks for {gigabytes(minimum)}"
+    seen = whole.error or f"{gigabytes(whole.bytes_per_second)} busbw, the cluster asks for {gigabytes(minimum)}"
     message = f"the all-reduce over {run.nodes} nodes is slow: {seen}"
     if run.nodes == 2:
         return error("allReduce", None, message, "two nodes can't tell which one it is: run preflight with a third one")
     if unclear:
         listed = ", ".join(where(run, node) for node in unclear[:8])
-        return error("allReduce", None, f"{message}; slow in pairs, too: {listed}", "compare the profile's threshold with nccl-tests")
+        return error("allReduce", None, f"{message}; slow in pairs, too: {listed}", "compare the cluster's threshold with nccl-tests")
     return error(
         "allReduce", None, f"{message}; every pair is fast", "look at the switches between the nodes: their uplinks are too narrow"
     )

@@ -1,4 +1,4 @@
-"""GPUs and RDMA NICs against the profile."""
+"""GPUs and RDMA NICs against the cluster."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _fits(stated: str, device: str, expected: ExpectedRdma) -> bool:
 
 
 def rates(nodes: Nodes) -> Iterator[Finding]:
-    """Each port against the profile's rate; then rate and link layer of each device across nodes, where nothing was found yet."""
+    """Each port against the cluster's rate; then rate and link layer of each device across nodes, where nothing was found yet."""
     slow = list(_slow_ports(nodes))
     yield from (finding for _, finding in slow)
     told = {(finding.node, device) for device, finding in slow}
@@ -101,7 +101,7 @@ def _slow_ports(nodes: Nodes) -> Iterator[tuple[str, Finding]]:
             asked = _is_asked(hca.device, expected)
             rate = _gigabits(hca.rate)
             if asked and hca.state == "ACTIVE" and rate is not None and rate < expected.rate:
-                message = f"port {hca.port} of {hca.device} on {where(nodes.run, node)} is at {hca.rate}, the profile says {expected.rate}"
+                message = f"port {hca.port} of {hca.device} on {where(nodes.run, node)} is at {hca.rate}, the cluster says {expected.rate}"
                 yield hca.device, warning("rates", node, message, _SLOW_FIX)
 
 
@@ -134,5 +134,5 @@ def mtus(nodes: Nodes) -> Iterator[Finding]:
     for node, looked in nodes.looked.items():
         for interface, mtu in looked.rdma.mtus.items() if looked.rdma is not None else ():
             if expected is not None and expected.mtu is not None and mtu != expected.mtu:
-                message = f"{interface} has MTU {mtu} on {where(nodes.run, node)}, the profile says {expected.mtu}"
+                message = f"{interface} has MTU {mtu} on {where(nodes.run, node)}, the cluster says {expected.mtu}"
                 yield warning("mtu", node, message, "set it in the network attachment: one that is too small costs most of the speed")

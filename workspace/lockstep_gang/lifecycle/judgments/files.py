@@ -84,7 +84,7 @@ def shared_memory(nodes: Nodes) -> Iterator[Finding]:
     asked = nodes.run.preflight.shm_bytes if nodes.run.preflight is not None else None
     for node, looked in nodes.looked.items():
         if asked is not None and looked.shm_bytes is not None and looked.shm_bytes < asked * _SHM_SHARE:
-            message = f"shared memory (/dev/shm) has {shown_bytes(looked.shm_bytes)} on {where(nodes.run, node)}, the profile asks for {shown_bytes(asked)}"
+            message = f"shared memory (/dev/shm) has {shown_bytes(looked.shm_bytes)} on {where(nodes.run, node)}, the cluster asks for {shown_bytes(asked)}"
             yield warning(
-                "sharedMemory", node, message, "raise the pods' memory limit or the profile's shm_size: NCCL and data loaders end by SIGBUS"
+                "sharedMemory", node, message, "raise the pods' memory limit or the cluster's shm_size: NCCL and data loaders end by SIGBUS"
             )

@@ -37,7 +37,7 @@ def environment(nodes: Nodes) -> Iterator[Finding]:
         values = {n: looked.environment.get(name, "") for n, looked in nodes.looked.items() if "environment" not in looked.unfinished}
         for node, seen, common in odd(values):
             message = f"{name} is {_quoted(seen)} on {where(nodes.run, node)} and {_quoted(common)} on other nodes"
-            yield warning("environment", node, message, "set it in the job or in the profile, for all nodes")
+            yield warning("environment", node, message, "set it in the job or in the cluster, for all nodes")
 
 
 def _quoted(value: str) -> str:

@@ -1,4 +1,4 @@
-"""ClusterProfile: a cluster, written down once."""
+"""TrainingCluster: a cluster, written down once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Nodes(Model):
     """The node label that names the rack: pods of a job are preferably placed in one rack."""
 
 
-def _claims_are_shared(storage: ProfileStorage) -> bool:
+def _claims_are_shared(storage: ClusterStorage) -> bool:
     own_names = (storage.workspace_claim, storage.datasets_claim) != (WORKSPACE_CLAIM, DATASETS_CLAIM)
     return not (own_names and storage.mode is StorageMode.PER_POD)
 
 
-class ProfileStorage(Model):
+class ClusterStorage(Model):
     """What the cluster's storage can do."""
 
     mode: StorageMode = StorageMode.SHARED
@@ -124,7 +124,7 @@ class Resources(Model):
     RULES = (_limits_hold("cpu"), _limits_hold("memory"))
 
 
-class ProfileVolume(Model):
+class ClusterVolume(Model):
     """A claim that every pod of a job mounts read-only, for example a Python environment shared by all."""
 
     name: DnsLabel
@@ -139,10 +139,10 @@ class ProfileVolume(Model):
     """The size asked for when the claim is made."""
 
 
-class ProfilePod(Model):
+class ClusterPod(Model):
     """What every pod of every job has on this cluster."""
 
-    volumes: Annotated[list[ProfileVolume], Field(max_length=16, json_schema_extra=list_map())] = []
+    volumes: Annotated[list[ClusterVolume], Field(max_length=16, json_schema_extra=list_map())] = []
     """Claims mounted read-only."""
     env: Annotated[list[PlainVariable], Field(max_length=64, json_schema_extra=list_map())] = []
     """Variables. A job's own win. Their values have at most 131072 bytes in all."""
@@ -156,34 +156,34 @@ class ProfilePod(Model):
     RULES = (values_fit(128 << 10, "every pod of every job has them"),)
 
 
-def _enough_nodes(spec: ClusterProfileSpec) -> bool:
+def _enough_nodes(spec: TrainingClusterSpec) -> bool:
     return not spec.nodes.gpu_nodes or len(spec.nodes.gpu_nodes) >= spec.gpus.default_nodes
 
 
-def _memory_can_be_locked(spec: ClusterProfileSpec) -> bool:
+def _memory_can_be_locked(spec: TrainingClusterSpec) -> bool:
     return not spec.network.rdma.enabled or spec.security.ipc_lock or spec.network.rdma.memlock is Memlock.UNLIMITED
 
 
-def _lock_is_needed(spec: ClusterProfileSpec) -> bool:
+def _lock_is_needed(spec: TrainingClusterSpec) -> bool:
     return not (spec.security.ipc_lock and spec.network.rdma.memlock is Memlock.UNLIMITED)
 
 
-class ClusterProfileSpec(Model):
+class TrainingClusterSpec(Model):
     """What a cluster has and what its jobs need there."""
 
     platform: Platform = Platform.OPENSHIFT
     nodes: Nodes = Nodes()
-    storage: ProfileStorage = ProfileStorage()
+    storage: ClusterStorage = ClusterStorage()
     network: Network = Network()
     security: Security = Security()
     gpus: Gpus = Gpus()
     resources: Resources = Resources()
     nccl: Nccl = Nccl()
     image: Image | None = None
-    """The image of jobs that don't say."""
+    """The image of jobs that don't say. Default: lockstep-trainer of the operator's own registry and tag, where its image is called lockstep-operator:TAG."""
     shm_size: Quantity = "32Gi"
     """Size of /dev/shm, in memory."""
-    pod: ProfilePod = ProfilePod()
+    pod: ClusterPod = ClusterPod()
     notes: Annotated[str, Field(max_length=8192)] = ""
     """Free text for people; shown by deploy-cluster."""
 
@@ -211,7 +211,7 @@ class ClusterProfileSpec(Model):
     )
 
 
-class ProfileMetadata(Model):
+class ClusterMetadata(Model):
     """The part of metadata that Lockstep reads; the rest is the API server's."""
 
     model_config = Model.model_config | {"extra": "ignore"}
@@ -220,18 +220,34 @@ class ProfileMetadata(Model):
     annotations: dict[str, str] = {}
 
 
-class ClusterProfile(Model):
+class TrainingCluster(Model):
     """A cluster, written down once: what it has and what its jobs need there."""
 
     model_config = Model.model_config | {"extra": "ignore"}
 
     api_version: Literal["lockstep.dev/v1alpha1"] = API_VERSION  # type: ignore[assignment]
-    kind: Literal["ClusterProfile"] = "ClusterProfile"
-    metadata: ProfileMetadata
-    spec: ClusterProfileSpec
+    kind: Literal["TrainingCluster"] = "TrainingCluster"
+    metadata: ClusterMetadata
+    spec: TrainingClusterSpec
 
 
 __all__ = [
-    "Amounts", "ClusterProfile", "ClusterProfileSpec", "Gpus", "Memlock", "Nccl", "Network", "Nodes", "Platform", "ProfileMetadata",
-    "ProfilePod", "ProfileStorage", "ProfileVolume", "Rail", "Rdma", "Resources", "Security", "Tcp",
+    "Amounts",
+    "ClusterMetadata",
+    "ClusterPod",
+    "ClusterStorage",
+    "ClusterVolume",
+    "Gpus",
+    "Memlock",
+    "Nccl",
+    "Network",
+    "Nodes",
+    "Platform",
+    "Rail",
+    "Rdma",
+    "Resources",
+    "Security",
+    "Tcp",
+    "TrainingCluster",
+    "TrainingClusterSpec",
 ]  # fmt: skip

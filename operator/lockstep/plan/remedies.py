@@ -1,0 +1,210 @@
+"""What helps, by the reason of a condition: the command to type next, and what it does (pure).
+
+Every reason that can keep a job from what was asked of it has a remedy of its own here, or is one of `NEEDS_NONE`. A pattern takes the
+names that a command needs from the condition's message; the last remedy of a reason needs none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lockstep.api.names import AGENT_CONTAINER, ANNOTATION_DEFAULT_CLUSTER, LABEL_JOB, pod_name
+from lockstep.plan.reasons import Reason
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and what it is for."""
+
+    command: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """`command` and `what` may name {job}, {namespace}, {pod} (that of node 0), and as {0}, {1} … what `takes` found in the message."""
+
+    command: str
+    what: str
+    takes: str = ""
+
+
+_EDIT = "kubectl edit tj {job} -n {namespace}"
+_DESCRIBE_POD = "kubectl describe pod {pod} -n {namespace}"
+_EVENTS = "lockstep events {job} -n {namespace}"
+_ANEW = "lockstep delete {job} -n {namespace}"
+_START_ANEW = "and then lockstep resume {job} -n {namespace}: goes on from the last checkpoint with a new start"
+_CORRECT = "change what the message names; the job then starts by itself"
+_NAMED = r"[`(]((?:kubectl|oc|lockstep) [^`()]+)[`)]"
+"""A command that the message itself names."""
+_NO_SECRET, _NO_CONFIG_MAP = r'secret "([^"]+)" not found', r'configmap "([^"]+)" not found'
+_MAKE_SECRET = "kubectl create secret generic {0} -n {namespace} --from-literal=KEY=VALUE"  # noqa: S105 (a command, no secret)
+_MAKE_LOGIN = (
+    "kubectl create secret docker-registry {0} -n {namespace} --docker-server=REGISTRY --docker-username=USER --docker-password=TOKEN"
+)
+_MAKE_CONFIG_MAP = "kubectl create configmap {0} -n {namespace} --from-file=FILE"
+_IMAGE = """kubectl patch tj {job} -n {namespace} --type merge -p '{{"spec":{{"image":"IMAGE"}}}}'"""
+_OWN = r"Lockstep makes this (\w+) itself"
+
+REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
+    # Accepted
+    Reason.INVALID_SPEC: (Remedy(_EDIT, _CORRECT),),
+    Reason.CLUSTER_NOT_FOUND: (
+        Remedy("lockstep deploy {0}", "sends that TrainingCluster from its cluster file; another one takes a new job, as spec.cluster stays", r"spec\.cluster is (\S+), but"),
+        Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one"),
+    ),
+    Reason.NO_DEFAULT_CLUSTER: (
+        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}=true", "makes it the default; the job then starts by itself", r"known are ([^,;: ]+)"),
+        Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one"),
+    ),
+    Reason.SEVERAL_DEFAULT_CLUSTERS: (
+        Remedy(f"kubectl annotate tc {{0}} {ANNOTATION_DEFAULT_CLUSTER}-", "takes the mark from this one; it may stay on one only", r"\((?:[^(),]+, )+([^(),]+)\)"),
+        Remedy("kubectl get tc", "which there are"),
+    ),
+    Reason.INVALID_CLUSTER: (
+        Remedy("lockstep deploy {0}", "sends the cluster file again once it is corrected; the job then starts by itself", r"TrainingCluster (\S+) can't"),
+        Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one"),
+    ),
+    Reason.SERVICE_ACCOUNT_NOT_FOUND: (
+        Remedy("kubectl create serviceaccount {0} -n {namespace}", "the job then starts by itself", r"service account (\S+) does not exist"),
+        Remedy("kubectl get serviceaccount -n {namespace}", "which there are"),
+    ),
+    Reason.CLAIM_DELETED: (
+        Remedy("{0}", "copies what the claim holds, as long as pods mount it", r"`(lockstep\scp\s[^`]+)`"),
+        Remedy("kubectl get pvc -n {namespace}", "whether it is gone; the job then starts by itself"),
+    ),
+    Reason.NAME_TAKEN: (
+        Remedy("kubectl describe {0} {1} -n {namespace}", "whose it is: delete it, or give the job another name", r"(\w+) (\S+) in namespace \S+ exists"),
+        Remedy(f"kubectl get all -n {{namespace}} -l {LABEL_JOB}={{job}}", "what has the job's name"),
+    ),
+    Reason.PREVIOUS_JOB_REMAINS: (
+        Remedy(f"kubectl get statefulset,pod -n {{namespace}} -l {LABEL_JOB}={{job}}", "what is left of it; the job starts by itself when that is gone"),
+    ),
+    Reason.FROZEN_RUN_LOST: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
+    Reason.CHANGE_PENDING: (Remedy("lockstep stop {job} -n {namespace}", "and then lockstep resume {job} -n {namespace}: starts with what was changed"),),
+    Reason.WRITE_REFUSED: (
+        Remedy("kubectl describe quota {0} -n {namespace}", "what is used of it: free some, or have it raised", r"exceeded quota: ([^,:\s]+)"),
+        Remedy("lockstep deploy CLUSTER", "gives the operator its rights again", "has lost this right"),
+        Remedy("kubectl describe tj {job} -n {namespace}", "the API server's words: whoever set the rule says what it takes; it is tried again by itself"),
+    ),
+    "RDMAUnavailable": (Remedy(_EDIT, "another spec.fabric.mode; the job then starts by itself"),),
+    "RailResourceInvalid": (Remedy("lockstep deploy CLUSTER", "once network.rdma.rails of its file is corrected; the job then starts by itself"),),
+    "ClaimSizeInvalid": (Remedy("lockstep deploy CLUSTER", "once the claim's size in its file is corrected; the job then starts by itself"),),
+    "NoImage": (Remedy(_IMAGE, "names one; the job then starts by itself"),),
+    "NoGPUs": (Remedy(_EDIT, "gpusPerNode: 0 trains on CPUs; a cluster that has GPUs says so in gpus.per_node of its file, sent with lockstep deploy CLUSTER"),),
+    "NotEnoughNodes": (Remedy("lockstep scale {job} -n {namespace} --nodes N", "fewer nodes; the job then starts by itself"),),
+    "TooManyRanks": (Remedy("lockstep scale {job} -n {namespace} --nodes N", "fewer nodes; the job then starts by itself"),),
+    "NodeSelectorConflict": (Remedy(_EDIT, "another podTemplate.nodeSelector; the job then starts by itself"),),
+    "VolumeConflict": (Remedy(_EDIT, "another name or path in podTemplate.volumes; the job then starts by itself"),),
+    "AnnotationReserved": (Remedy(_EDIT, "take it out of podTemplate.annotations; the job then starts by itself"),),
+    "WorkspaceClaimPerPod": (Remedy(_ANEW, "and create it without storage.workspaceClaimName, which nobody can change in a job that is there"),),
+    "RunTooLarge": (Remedy(_EDIT, "shorter env, arguments, training settings or pod template; the job then starts by itself"),),
+    # PodsScheduled
+    Reason.PODS_NOT_CREATED: (Remedy("kubectl describe statefulset {job} -n {namespace}", "what Kubernetes says of making its pods"),),
+    Reason.PODS_REFUSED: (
+        Remedy("kubectl describe quota {0} -n {namespace}", "what is used of it: free some, or have it raised", r"exceeded quota: ([^,:\s]+)"),
+        Remedy("{0}", "and pods are made by themselves", r"(kubectl create serviceaccount \S+ -n \S+)"),
+        Remedy("kubectl get priorityclass", "which there are, for podTemplate.priorityClassName", r"priorityClassName"),
+        Remedy("kubectl get runtimeclass", "which there are, for pod.runtime_class of the cluster file", r"runtime_class"),
+        Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "which service should answer", r"admission webhook \S+ doesn't answer"),
+        Remedy("{0}", "what helps where an administrator agrees", _NAMED),
+        Remedy("kubectl describe statefulset {job} -n {namespace}", "why its pods are refused"),
+    ),
+    Reason.SCHEDULING: (Remedy(_EVENTS, "what the scheduler says"),),
+    Reason.QUEUED: (
+        Remedy("{0}", "what the queue has, and what it waits for", r"\((kubectl get localqueue[^)]+)\)"),
+        Remedy(_DESCRIBE_POD, "its scheduling gates: whoever set them lifts them"),
+    ),
+    Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "which jobs want the same nodes; this one tries again by itself"),),
+    Reason.UNSCHEDULABLE: (
+        Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job wants one node a pod: ask for as many as there are", r"wants one node a pod"),
+        Remedy(_EDIT, "the node selector that no node has; new pods come by themselves", r"no node of the cluster matches"),
+        # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
+        Remedy(_EVENTS, "what the scheduler says; the job starts by itself when enough nodes have room"),
+    ),
+    Reason.CLAIM_NOT_BOUND: (
+        Remedy("lockstep stop {job} -n {namespace}", "and then lockstep resume {job} -n {namespace}: starts on an empty claim, where Lockstep makes it", r"claim \S+ was deleted"),
+        Remedy("kubectl get pvc -n {namespace}", "which there are: make the missing one, or correct its name", r"claim \S+ does not exist"),
+        Remedy("kubectl get storageclass", "which there are, for the claim or for storage of the cluster file", r"there is no storage class|no storage class and"),
+        Remedy("kubectl describe pvc {0} -n {namespace}", "what its provisioner says", r"claim (\S+) is"),
+        Remedy("kubectl get pvc -n {namespace}", "which are bound"),
+    ),
+    # RanksReady
+    Reason.IMAGE_PULL_FAILED: (
+        Remedy("lockstep deploy CLUSTER", "with an operator's image that the nodes can pull: its pods start anew by themselves", rf"of container {AGENT_CONTAINER}:"),
+        Remedy(_MAKE_LOGIN, "the pull is tried again by itself", r"Secret ([^\s,]+)[^;]* of imagePullSecrets is not"),
+        Remedy("{0}", "an administrator of the image's namespace allows the pull; it is tried again by itself", r"(oc policy add-role-to-group [^;]+)"),
+        Remedy(_MAKE_LOGIN.replace("{0}", "LOGIN"), "a login that spec.imagePullSecrets then names: the job starts anew by itself", r"(?i)unauthorized|authentication|denied|\b40[13]\b"),
+        Remedy(_IMAGE, "corrects it (or correct the cluster's image and send it with lockstep deploy CLUSTER): the job starts anew by itself"),
+    ),
+    Reason.CONTAINER_FAILED: (
+        Remedy("{0} -n {namespace} --previous", "what it said before it ended", r"(kubectl logs \S+ -c \S+)"),
+        Remedy(_DESCRIBE_POD, "how its containers ended"),
+    ),
+    Reason.CONTAINER_NOT_STARTED: (
+        Remedy(_MAKE_SECRET, "the container then starts by itself", _NO_SECRET),
+        Remedy(_MAKE_CONFIG_MAP, "the container then starts by itself", _NO_CONFIG_MAP),
+        Remedy("kubectl get secret,configmap -n {namespace}", "which there are: add the key, or correct it in spec.env", r"couldn't find key"),
+        Remedy(_DESCRIBE_POD, "what the kubelet says of its container"),
+    ),
+    Reason.VOLUME_NOT_MOUNTED: (
+        Remedy(_EVENTS, "whether it is mounted by now: Lockstep has made it again", _OWN),
+        Remedy(_MAKE_SECRET, "the pod then starts by itself", _NO_SECRET),
+        Remedy(_MAKE_CONFIG_MAP, "the pod then starts by itself", _NO_CONFIG_MAP),
+        Remedy(_DESCRIBE_POD, "what the kubelet says of its volumes"),
+    ),
+    Reason.NETWORK_NOT_READY: (Remedy(_DESCRIBE_POD, "what its node's network plugin says"),),
+    Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "why the kubelet gave it up"),),
+    Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}", "every finding and what mends it; it looks again by itself"),),
+    Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns", "whether the cluster's DNS runs; the job starts by itself when it answers"),),
+    Reason.NAME_NOT_FOUND: (Remedy("lockstep deploy CLUSTER", "makes the operator's Service again; the job then starts by itself"),),
+    Reason.NETWORK_BLOCKED: (Remedy("kubectl get networkpolicy -n {namespace}", "what keeps its pods apart; the job starts by itself when they reach each other"),),
+    Reason.REPORT_REFUSED: (Remedy("lockstep stop {job} -n {namespace}", _START_ANEW),),
+    # NodesHealthy
+    Reason.NODE_LOST: (
+        Remedy("{0}", "once the machine is off; its pod is then made on another Node", r"(kubectl delete pod \S+ -n \S+ --force --grace-period=0)"),
+        Remedy("kubectl get nodes", "which are not ready"),
+    ),
+    Reason.NODE_BOUND_VOLUME: (Remedy("kubectl get nodes,pvc -n {namespace}", "bring the Node back, or give up what only its claim holds"),),
+    Reason.NO_NODE_FREE: (
+        Remedy("{0}", "goes on with fewer nodes", r"(kubectl scale tj \S+ -n \S+ --replicas=\d+)"),
+        Remedy("kubectl get nodes", "which are not ready: bring one back, or add one"),
+    ),
+    Reason.AGENT_CONNECTED: (
+        Remedy("{0}", "why it is not ready; training goes on", r"(kubectl describe node [^\s;]+)"),
+        Remedy("kubectl get nodes", "which are not ready"),
+    ),
+    # Progressing
+    Reason.NO_REPORT: (Remedy("kubectl logs {pod} -n {namespace} --tail 50", "what node 0 says; it runs on without the operator"),),
+    Reason.NODE_NOT_HEARD: (Remedy(f"kubectl get pods -n {{namespace}} -l {LABEL_JOB}={{job}} -o wide", "on which Nodes the pods are that can't talk"),),
+    # Others
+    Reason.SLOW_RANK: (Remedy("lockstep top {job} -n {namespace}", "each rank beside the others"),),
+    Reason.SAVE_FAILED: (Remedy("kubectl exec {pod} -n {namespace} -- df -h /workspace", "what room the volume has"),),
+    # Failed
+    Reason.RANKS_FAILED: (Remedy("lockstep retry {job} -n {namespace}", "again from the last checkpoint"),),
+    Reason.START_TIMEOUT: (Remedy("lockstep retry {job} -n {namespace}", "once what kept node 0 from starting is mended; it takes what spec says then"),),
+    Reason.DEADLINE_EXCEEDED: (
+        Remedy("lockstep retry {job} -n {namespace}", "goes on from the last checkpoint; raise spec.activeDeadlineSeconds first, or it ends as early again"),
+    ),
+}  # fmt: skip
+
+NEEDS_NONE = frozenset({
+    Reason.ACCEPTED, Reason.NOT_ACCEPTED, Reason.SUSPENDED, Reason.NOT_SUSPENDED, Reason.STOPPING, Reason.RESIZING, Reason.START_REPLACED,
+    Reason.FINISHED, Reason.ALL_SCHEDULED, Reason.PODS_NOT_SCHEDULED, Reason.STARTING, Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS,
+    Reason.ALL_RANKS_READY, Reason.RUNNING, Reason.READY, Reason.IDLE, Reason.NO_STRAGGLER, Reason.SAVES_WORK, Reason.NODE_EXCLUDED,
+    Reason.RESTARTING, Reason.NOT_RESTARTING, Reason.NO_CHECKPOINT, Reason.COMMITTED, Reason.COMPLETE, Reason.FAILED, Reason.NOT_FINISHED,
+    Reason.NOT_FAILED, Reason.RETRIED, Reason.ALL_NODES_READY, Reason.NODES_NOT_SEEN, Reason.REPLACING, Reason.HOLDING, Reason.NOT_HELD,
+})  # fmt: skip
+"""All is well, somebody asked for it, it passes by itself, or another condition's reason has the remedy."""
+
+
+def remedy(reason: str, message: str, job: str, namespace: str) -> Step | None:
+    """The next command for a job whose condition says so; None: nothing is to be done, or the reason is of another version."""
+    for choice in REMEDIES.get(reason, ()):
+        match = re.search(choice.takes, message)
+        if match is not None:
+            fields = {"job": job, "namespace": namespace, "pod": pod_name(job, 0)}
+            return Step(choice.command.format(*match.groups(), **fields), choice.what.format(*match.groups(), **fields))
+    return None

@@ -1,0 +1,24 @@
+"""Whether the operator of a namespace is heard, as far as the asker may see."""
+
+from __future__ import annotations
+
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.plan.heard import Unheard, unheard_of
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster, Object
+
+
+async def operator_unheard(cluster: Cluster, namespace: str) -> Unheard | None:
+    """None: it is heard, there is none, or its Lease can't be seen. Raises ApiError and OSError."""
+    lease = await _lease(cluster, namespace)
+    if lease is None and namespace != OPERATOR_NAMESPACE:
+        lease = await _lease(cluster, OPERATOR_NAMESPACE)
+    return None if lease is None else unheard_of(lease, cluster.clock.now())
+
+
+async def _lease(cluster: Cluster, namespace: str) -> Object | None:
+    try:
+        return await cluster.get("Lease", namespace, OPERATOR_NAME)
+    except ApiError as error:
+        if error.status == FORBIDDEN:
+            return None
+        raise

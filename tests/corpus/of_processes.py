@@ -1,0 +1,142 @@
+"""Faults of ranks and agents, which two nodes on one machine show as well as a cluster does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from corpus.verdicts import Expected, Fault
+
+TORCH = "import torch, torch.distributed\n"
+"""Imported before the first step: a busy machine takes longer for it than a step may take."""
+RANKS = """\
+import ctypes, json, os, re, signal, socket, subprocess, sys, threading, time
+RANK = int(os.environ["RANK"])
+_report = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+_report.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+def tell(**what): _report.send(json.dumps({"rank": RANK, **what}).encode())
+def steps(first, last):
+    for step in range(first, last + 1):
+        tell(event="step", step=step, totalSteps=1000)
+        time.sleep(0.05)
+def wait(seconds=120): time.sleep(seconds)
+def ranks_talk():
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    return torch, dist
+steps(1, 3)
+"""
+"""What every script begins with."""
+
+
+@dataclass(frozen=True)
+class RankFault(Fault):
+    """A script of two ranks on two nodes, in which one does something."""
+
+    script: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """More of the job's spec."""
+
+
+def _raises(exception: str) -> str:
+    return f"if RANK == 1: raise {exception}\nwait()"
+
+
+def _of(cause: str, says: str, remedy: str, **who: Any) -> Expected:
+    return Expected(cause, says, remedy, **({"rank": 1, "node": 1} | who))
+
+
+CORRECT = "correct it first"
+LIMIT: dict[str, Any] = {"hangTimeouts": {"stepSeconds": 5}}
+BOTH_WAIT = "network between them"
+
+RANK_FAULTS = (
+    RankFault("exception", "a rank raises an exception", _of("UserCode", "RuntimeError: boom", CORRECT), _raises("RuntimeError('boom')")),
+    RankFault("exit-code", "a rank exits with 3 and says nothing", _of("UserCode", "exited with 3", CORRECT), "if RANK == 1: sys.exit(3)\nwait()"),
+    RankFault("exit-message", "a rank calls sys.exit with a sentence", _of("UserCode", "no such split: dev", CORRECT), "if RANK == 1: sys.exit('no such split: dev')\nwait()"),
+    RankFault("early-end", "a rank returns in the middle, the others go on", _of("UserCode", "rank 1 .*exited with 0|ended before", CORRECT), """\
+torch, dist = ranks_talk()
+if RANK == 1: os._exit(0)
+while True: dist.all_reduce(torch.ones(1))
+"""),
+    RankFault("first-of-two", "a rank fails; its peer then fails for want of it", _of("UserCode", "ValueError: bad label", CORRECT), """\
+torch, dist = ranks_talk()
+for step in range(4, 100):
+    if RANK == 1 and step == 8: raise ValueError("bad label")
+    dist.all_reduce(torch.ones(1)); steps(step, step)
+"""),
+    RankFault("peer-is-quicker", "a rank fails slowly; its peer is gone before it", _of("UserCode", "KeyError: 'tokens'", CORRECT), """\
+torch, dist = ranks_talk()
+dist.all_reduce(torch.ones(1))
+if RANK == 1:
+    import atexit
+    atexit.register(time.sleep, 2)
+    dist.destroy_process_group()
+    raise KeyError("tokens")
+while True: dist.all_reduce(torch.ones(1))
+"""),
+    RankFault("rank-0", "rank 0 fails, with the others waiting for it", _of("UserCode", "ZeroDivisionError", CORRECT, rank=0, node=0), """\
+torch, dist = ranks_talk()
+if RANK == 0: 1 / 0
+while True: dist.all_reduce(torch.ones(1))
+"""),
+    RankFault("killed", "SIGKILL by hand", _of("Killed", "SIGKILL", "who sent it"), "if RANK == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait()"),
+    RankFault("terminated", "SIGTERM of somebody else", _of("Killed", "SIGTERM", "who sent it"), "if RANK == 1: os.kill(os.getpid(), signal.SIGTERM)\nwait()"),
+    RankFault("segfault", "native code reads a null pointer", _of("UserCode", "SIGSEGV", CORRECT), "if RANK == 1: ctypes.string_at(0)\nwait()"),
+    RankFault("abort", "native code aborts", _of("UserCode", "SIGABRT", CORRECT), "if RANK == 1: os.abort()\nwait()"),
+    RankFault("shared-memory", "shared memory is full (SIGBUS)", _of("OutOfMemory", "SIGBUS", "shm|shared memory"), "if RANK == 1: os.kill(os.getpid(), signal.SIGBUS)\nwait()"),
+    RankFault("memory-error", "Python gets no memory", _of("OutOfMemory", "MemoryError", "memory"), "if RANK == 1: bytearray(1 << 60)\nwait()"),
+    RankFault("gpu-memory", "a GPU's memory runs out", _of("OutOfMemory", "CUDA out of memory", "microBatchSize|smaller batch"), """\
+class OutOfMemoryError(RuntimeError): pass
+""" + _raises("OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB')")),
+    RankFault("disk-full", "the volume is full", _of("Storage", "No space left", "room"), _raises("OSError(28, 'No space left on device', '/workspace/out')")),
+    RankFault("disk-quota", "the disk quota is used up", _of("Storage", "quota", "room"), _raises("OSError(122, 'Disk quota exceeded', '/workspace/out')")),
+    RankFault("io-error", "the volume gives I/O errors", _of("Storage", "Input/output error", "volume"), _raises("OSError(5, 'Input/output error', '/workspace/out')")),
+    RankFault("read-only", "the volume became read-only", _of("Storage", "Read-only", "volume"), _raises("OSError(30, 'Read-only file system', '/workspace/out')")),
+    RankFault("stale-handle", "an NFS server forgot a file", _of("Storage", "Stale file handle", "volume"), _raises("OSError(116, 'Stale file handle', '/workspace/out')")),
+    RankFault("no-module", "a package is missing in the image", _of("Setup", "No module named 'flash_attn_9'", "image or the environment lacks"), "if RANK == 1: import flash_attn_9\nwait()"),
+    RankFault("no-library", "a shared library is missing", _of("Setup", "libcudnn", "image or the environment lacks"), _raises("OSError('libcudnn.so.9: cannot open shared object file: No such file or directory')")),
+    RankFault("no-program", "a program is missing", _of("Setup", "ninja", "image or the environment lacks"), "if RANK == 1: subprocess.run(['ninja-9', '--version'])\nwait()"),
+    RankFault("old-driver", "the driver is too old for this CUDA", _of("Setup", "driver version is insufficient", "image or the environment lacks|driver"), _raises("RuntimeError('CUDA error: CUDA driver version is insufficient for CUDA runtime version')")),
+    RankFault("no-kernel", "torch has no code for this GPU", _of("Setup", "no kernel image", "image or the environment lacks|GPU"), _raises("RuntimeError('CUDA error: no kernel image is available for execution on the device')")),
+    RankFault("open-files", "too many open files", _of("Setup", "Too many open files", "image or the environment lacks|limit"), _raises("OSError(24, 'Too many open files', '/workspace/x')")),
+    RankFault("ecc", "a GPU has an uncorrectable memory error", _of("Hardware", "uncorrectable ECC", "node"), _raises("RuntimeError('CUDA error: uncorrectable ECC error encountered')")),
+    RankFault("gpu-lost", "a GPU fell off the bus", _of("Hardware", "fallen off the bus|unknown error|GPU is lost", "node"), _raises("RuntimeError('CUDA error: GPU is lost. Reboot the system to recover this GPU')")),
+    RankFault("nccl-peer", "NCCL lost its peer, and nobody says why", _of("Fabric", "NCCL error", "fabric", rank=1), """\
+class DistBackendError(RuntimeError): pass
+""" + _raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, NCCL version 2.29.3\\\\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.')")),
+    RankFault("port-taken", "the rendezvous port is taken", _of("Setup", "EADDRINUSE|address already in use", "port|environment"), _raises("RuntimeError('The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use')")),
+    RankFault("old-traceback", "an old traceback of a child, then sys.exit(1)", _of("UserCode", "exited with 1(?!: ValueError)", CORRECT), """\
+if RANK == 1:
+    subprocess.run([sys.executable, "-c", "raise ValueError('a tokenizer that is tried first')"])
+    for step in range(4, 60): steps(step, step)
+    sys.exit(1)
+wait()
+"""),
+    RankFault("worker-killed", "a data loader's worker is killed", _of("OutOfMemory", "killed by signal: Killed", "memory"), _raises("RuntimeError('DataLoader worker (pid 4711) is killed by signal: Killed. ')")),
+    RankFault("worker-bus", "a data loader's worker has no shared memory", _of("OutOfMemory", "insufficient shared memory", "shm|shared memory"), _raises("RuntimeError('DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader workers are out of shared memory. Please try to raise your shared memory limit. insufficient shared memory (shm)')")),
+    RankFault("sleeps", "a rank doesn't come to its next step", _of("Hang", "rank 1 .*hangs", "stacks"), """\
+torch, dist = ranks_talk()
+if RANK == 1: wait()
+dist.all_reduce(torch.ones(1))
+""", LIMIT),
+    RankFault("frozen", "a rank is stopped (SIGSTOP)", _of("Hang", "is stopped", "stacks|kill -CONT"), "if RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\nfor step in range(4, 1000): steps(step, step)", LIMIT),
+    RankFault("native-loop", "native code keeps the interpreter's lock", _of("Hang", "rank 1 .*hangs", "stacks"), "if RANK == 1: re.match('(a*)*b', 'a' * 64)\nfor step in range(4, 1000): steps(step, step)", LIMIT),
+    RankFault("deadlock", "a rank waits for a lock that it holds", _of("Hang", "rank 1 .*hangs", "stacks"), """\
+if RANK == 1:
+    lock = threading.Lock(); lock.acquire(); lock.acquire()
+for step in range(4, 1000): steps(step, step)
+""", LIMIT),
+    RankFault("nobody-to-blame", "both ranks wait for each other", _of("Hang", "every rank waits|all ranks wait|network between", "stacks", rank=None, node=None), """\
+torch, dist = ranks_talk()
+dist.recv(torch.ones(1), src=1 - RANK)
+""", LIMIT),
+    RankFault("agent-killed", "node 1's agent is killed", _of("NodeLost", "node 1 .*agent ended or its connection closed", "node", rank=None), "if RANK == 1: os.kill(os.getppid(), signal.SIGKILL)\nwait()"),
+    RankFault("agent-frozen", "node 1's agent is stopped (SIGSTOP)", _of("NodeLost", "agent is stopped or gets no CPU", "node", rank=None), "if RANK == 1: os.kill(os.getppid(), signal.SIGSTOP)\nwait()"),
+    RankFault("syntax", "the script has a syntax error", _of("UserCode", "SyntaxError", CORRECT, rank=None, node=None, everybody=True), "def f(:\n  pass"),
+    RankFault("nan", "a script stops because its loss is NaN", _of("NonFinite", "nan", "learningRate|learning rate"), _raises("FloatingPointError('loss is nan at step 4')")),
+    RankFault("shape", "a wrong shape", _of("UserCode", "mat1 and mat2", CORRECT), _raises("RuntimeError('mat1 and mat2 shapes cannot be multiplied (4x8 and 16x8)')")),
+    RankFault("no-data", "data are missing", _of("UserCode", "No such file or directory: '/datasets/x.jsonl'", CORRECT), "if RANK == 1: open('/datasets/x.jsonl')\nwait()"),
+    RankFault("address-resolution", "a name can't be resolved (DNS)", _of("Setup", "name resolution", "environment"), _raises("socket.gaierror(-3, 'Temporary failure in name resolution')")),
+)  # fmt: skip

@@ -1,0 +1,201 @@
+"""Objects of a job that somebody deletes, scales or lets go: each is named, with what Lockstep does about it or what helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep.plan.observed import REPLICAS_BY, Object, Observed
+from lockstep.plan.reconcile import Plan, reconcile
+from lockstep.plan.why import text, why
+from lockstep.platforms.kubernetes.cluster import ApiError
+from lockstep.platforms.kubernetes.execute import _refused
+from lockstep.platforms.kubernetes.inventory import Inventory
+from lockstep.platforms.kubernetes.kept import Kept
+from unit.test_reconcile import CONTEXT, NOW, after, condition, pod, report, settled
+
+STS = ("StatefulSet", "x")
+BY_KUBECTL = {REPLICAS_BY: {"manager": "kubectl", "time": "2027-01-15T07:59:58Z"}}
+
+
+def without(observed: Observed, *keys: tuple[str, str]) -> Observed:
+    return replace(observed, objects={key: item for key, item in observed.objects.items() if key not in keys})
+
+
+def scaled(observed: Observed, replicas: int, **more: Any) -> Observed:
+    seen = observed.objects[STS]
+    return replace(observed, objects={**observed.objects, STS: {**seen, **more, "spec": {**seen["spec"], "replicas": replicas}}})
+
+
+def told(plan: Plan) -> dict[str, str]:
+    return {note.reason: note.message for note in plan.events if note.type == "Warning"}
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 3])
+def test_a_statefulset_that_somebody_scales_is_set_back_and_named(replicas: int) -> None:
+    observed = scaled(settled(report()), replicas, **BY_KUBECTL)
+    plan = reconcile(observed, report(), CONTEXT, NOW + 1)
+    assert [item["spec"]["replicas"] for item in plan.apply if item["kind"] == "StatefulSet"] == [2]
+    said = told(plan)["StatefulSetScaled"]
+    assert f"StatefulSet x was scaled to {replicas} by kubectl at 2027-01-15T07:59:58Z: it is set back to 2" in said
+    assert "lockstep stop x -n ns" in said and "lockstep scale x -n ns --nodes N" in said
+    assert said in condition(plan, "Accepted")[2]
+    later = after(observed, plan)
+    assert said in text(why(later, (), NOW + 60))
+    still = reconcile(later, report(), CONTEXT, NOW + 50)
+    assert (still.events, still.status) == ((), None)
+    over = reconcile(later, replace(report(), received=NOW + 700), CONTEXT, NOW + 700)
+    assert condition(over, "Accepted")[2] == "the job fits its cluster"
+
+
+def test_pods_that_go_already_because_of_it_are_waited_for() -> None:
+    leaving = [{**item, "metadata": {**item["metadata"], "deletionTimestamp": "2027-01-15T08:00:00Z"}} for item in (pod(0), pod(1))]
+    observed = replace(scaled(settled(report()), 0, **BY_KUBECTL), pods=tuple(leaving))
+    plan = reconcile(observed, report(), CONTEXT, NOW + 1)
+    assert "was scaled to 0 by kubectl" in told(plan)["StatefulSetScaled"]
+    assert "the job starts again after" in condition(plan, "Progressing")[2]
+    back = reconcile(replace(after(observed, plan), pods=()), None, CONTEXT, NOW + 5)
+    assert [item["spec"]["replicas"] for item in back.apply if item["kind"] == "StatefulSet"] == [2]
+
+
+def test_what_the_operator_itself_scaled_is_nobody_s_doing() -> None:
+    ours = {REPLICAS_BY: {"manager": "lockstep-operator", "time": "2027-01-15T07:59:58Z"}}
+    plan = reconcile(scaled(settled(report()), 0, **ours), report(), CONTEXT, NOW + 1)
+    assert "StatefulSetScaled" not in told(plan)
+
+
+def test_who_scaled_it_is_read_of_managed_fields() -> None:
+    replicas: Object = {"f:spec": {"f:replicas": {}}}
+    entries = [
+        {"manager": "lockstep-operator", "operation": "Apply", "time": "2027-01-01T00:00:00Z", "fieldsV1": replicas},
+        {"manager": "kubectl", "operation": "Update", "subresource": "scale", "time": "2027-01-02T00:00:00Z", "fieldsV1": replicas},
+        {"manager": "kube-controller-manager", "time": "2027-01-03T00:00:00Z", "fieldsV1": {"f:status": {"f:replicas": {}}}},
+    ]
+    observed = settled(report())
+    seen = {**observed.objects[STS], "metadata": {**observed.objects[STS]["metadata"], "managedFields": entries}}
+    kept = Kept("StatefulSet", seen).item
+    assert replace(observed, objects={STS: kept}).scaled_by == {"manager": "kubectl", "time": "2027-01-02T00:00:00Z"}
+    assert "managedFields" not in kept["metadata"]
+
+
+@pytest.mark.parametrize("key", [STS, ("Service", "x-headless"), ("NetworkPolicy", "x")], ids=lambda key: key[0])
+def test_an_object_that_somebody_deletes_is_made_again_and_named(key: tuple[str, str]) -> None:
+    observed = settled(report())
+    knows = replace(CONTEXT, remembered=reconcile(observed, report(), CONTEXT, NOW).run)
+    plan = reconcile(without(observed, key), report(), knows, NOW + 1)
+    assert [item["kind"] for item in plan.create] == [key[0]]
+    assert f"{key[0]} {key[1]} was deleted or has lost its labels while the job has pods: it is made again" in told(plan)["ObjectRestored"]
+    assert told(plan)["ObjectRestored"] in condition(plan, "Accepted")[2]
+
+
+def test_a_statefulset_that_is_being_deleted_is_named() -> None:
+    observed = settled(report())
+    seen = observed.objects[STS]
+    going = {**seen, "metadata": {**seen["metadata"], "deletionTimestamp": "2027-01-15T08:00:00Z"}}
+    plan = reconcile(replace(observed, objects={**observed.objects, STS: going}), report(), CONTEXT, NOW + 1)
+    assert "StatefulSet x is being deleted by somebody else" in told(plan)["StatefulSetDeleted"]
+
+
+def test_a_start_and_an_operator_that_has_just_been_started_restore_nothing() -> None:
+    observed = settled(report())
+    secrets = [key for key in observed.objects if key[0] == "Secret"]
+    pods = ({**pod(0), "status": {"phase": "Pending"}}, pod(1))
+    plan = reconcile(replace(without(observed, *secrets), pods=pods), report(), CONTEXT, NOW + 1)
+    assert [item["kind"] for item in plan.create] == ["Secret"]
+    assert told(plan) == {}
+
+
+def of_kubelet(message: str, reason: str = "FailedMount") -> Object:
+    return {
+        "metadata": {"name": "e"},
+        "reason": reason,
+        "involvedObject": {"kind": "Pod", "name": "x-0", "uid": "pod-0"},
+        "message": message,
+    }
+
+
+@pytest.mark.parametrize("kind", ["secret", "configmap"])
+def test_a_pod_that_misses_what_lockstep_makes_is_told_so_and_not_to_make_it(kind: str) -> None:
+    observed = settled(report())
+    own = next(name for k, name in observed.objects if k.lower() == kind)
+    pods = ({**pod(0), "status": {"phase": "Pending"}}, pod(1))
+    event = of_kubelet(f'MountVolume.SetUp failed for volume "v" : {kind} "{own}" not found')
+    lost = replace(without(observed, next(k for k in observed.objects if k[1] == own)), pods=pods, warnings=(event,))
+    plan = reconcile(lost, report(), CONTEXT, NOW + 1)
+    assert any(item["metadata"]["name"] == own for item in plan.create)
+    assert {"ObjectRestored", "FrozenRunRestored"} & told(plan).keys()
+    message = condition(plan, "Progressing")[2]
+    assert f"Lockstep makes this {kind} itself: it was deleted, is made again" in message
+    assert "podTemplate.volumes" not in message
+    of_theirs = replace(lost, warnings=(of_kubelet(f'MountVolume.SetUp failed for volume "v" : {kind} "mine" not found'),))
+    assert "make it in the job's namespace" in condition(reconcile(of_theirs, report(), CONTEXT, NOW + 1), "Progressing")[2]
+
+
+def test_a_service_account_that_goes_while_pods_run_is_named() -> None:
+    plan = reconcile(replace(settled(report()), service_accounts=frozenset()), report(), CONTEXT, NOW + 1)
+    assert (plan.create, plan.apply, plan.delete) == ((), (), ())
+    status, reason, message = condition(plan, "Accepted")
+    assert (status, reason) == ("False", "ServiceAccountNotFound")
+    assert "kubectl create serviceaccount ml-dev-sa -n ns" in message and "lockstep resume x -n ns" in message
+    assert condition(plan, "Progressing")[1] == "Running"
+
+
+def mounting(index: int, name: str = "ml-dev-workspace") -> Object:
+    return pod(
+        index,
+        spec={"nodeName": f"node-{index}", "containers": [], "volumes": [{"name": "w", "persistentVolumeClaim": {"claimName": name}}]},
+    )
+
+
+def going(observed: Observed) -> Observed:
+    claim = {"metadata": {"name": "ml-dev-workspace", "uid": "c", "deletionTimestamp": "2027-01-15T08:00:00Z"}, "spec": {}}
+    return replace(observed, claims={**observed.claims, "ml-dev-workspace": claim})
+
+
+def test_a_claim_that_somebody_deletes_is_named_while_it_can_be_copied() -> None:
+    plan = reconcile(going(replace(settled(report()), pods=(mounting(0), mounting(1)))), report(), CONTEXT, NOW + 1)
+    status, reason, message = condition(plan, "Accepted")
+    assert (status, reason) == ("False", "ClaimDeleted")
+    assert "claim ml-dev-workspace is being deleted" in message and "`lockstep cp x:runs/x . -n ns`" in message
+    assert "ClaimDeleted" in told(plan)
+
+
+def test_no_pods_are_made_for_a_claim_that_goes() -> None:
+    observed = going(replace(settled(), objects={}, pods=()))
+    plan = reconcile(observed, None, CONTEXT, NOW + 1)
+    assert (plan.create, condition(plan, "Progressing")[1]) == ((), "ClaimDeleted")
+    gone = replace(observed, claims={})
+    assert "ml-dev-workspace" in [claim["metadata"]["name"] for claim in reconcile(gone, None, CONTEXT, NOW + 2).claims]
+
+
+def test_a_claim_is_made_again_for_pods_that_wait_only_where_nothing_can_have_been_on_it() -> None:
+    waiting = replace(settled(), pods=({**pod(0), "status": {"phase": "Pending"}},), claims={})
+    assert {claim["metadata"]["name"] for claim in reconcile(waiting, None, CONTEXT, NOW + 1).claims} == {"ml-dev-workspace", "ml-datasets"}
+    ran = replace(waiting, job={**waiting.job, "status": {**waiting.status, "attempts": 2}})
+    assert reconcile(ran, None, CONTEXT, NOW + 1).claims == ()
+
+
+def test_a_login_that_is_missing_is_named_beside_the_registry_s_answer() -> None:
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied, unauthorized"}}
+    status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "image": "i:1", "state": state}]}
+    event = of_kubelet(
+        "Unable to retrieve some image pull secrets (login); attempting to pull the image may not succeed.",
+        "FailedToRetrieveImagePullSecret",
+    )
+    known = Inventory()
+    known.observe(
+        "Event",
+        {**event, "metadata": {"name": "e", "namespace": "ns", "uid": "u", "resourceVersion": "3"}, "type": "Warning"},
+        deleted=False,
+    )
+    observed = replace(settled(), pods=(pod(0, status=status),), warnings=tuple(kept.item for kept in known._objects["Event"].values()))
+    message = condition(reconcile(observed, None, CONTEXT, NOW + 1), "RanksReady")[2]
+    assert "Secret login of imagePullSecrets is not in namespace ns" in message
+
+
+def test_an_operator_that_has_lost_a_right_says_what_gives_it_again() -> None:
+    said = 'services is forbidden: User "system:serviceaccount:lockstep-system:lockstep-operator" cannot create resource "services"'
+    assert "`lockstep deploy CLUSTER` gives it again" in _refused(ApiError(403, "Forbidden", said)).message
+    assert "lockstep deploy" not in _refused(ApiError(403, "Forbidden", 'admission webhook "x" denied the request')).message

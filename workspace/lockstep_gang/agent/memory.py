@@ -1,0 +1,69 @@
+"""Whether the kernel killed a process of this container for want of memory, by its cgroup's own count (version 1 or 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep_gang.contract.messages import OutOfMemory
+
+GROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+UNLIMITED = 1 << 60
+"""Version 1 writes the largest number of pages where nothing is limited."""
+
+
+class MemoryGroup:
+    """The cgroup of this process, whose ranks are in it too."""
+
+    def __init__(self, groups: Path = GROUPS, own: Path = OWN) -> None:
+        self._folder = next((folder for folder in _folders(groups, own) if _kills(folder) is not None), None)
+        self._kills = self._count()
+
+    def killed(self, peak_bytes: int) -> OutOfMemory | None:
+        """Called when a rank has ended, whose memory was so large at its largest: whether a process was killed since the last call."""
+        before, self._kills = self._kills, self._count()
+        if self._folder is None or self._kills <= before:
+            return None
+        return OutOfMemory(_limit(self._folder), peak_bytes or None)
+
+    def _count(self) -> int:
+        return (_kills(self._folder) or 0) if self._folder is not None else 0
+
+
+def _folders(groups: Path, own: Path) -> Iterator[Path]:
+    """Where it may be mounted: as this process names it, else, in a container, at the root."""
+    for line in _text(own).splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            yield groups / path.lstrip("/")
+            yield groups / "unified" / path.lstrip("/")
+        elif "memory" in controllers.split(","):
+            yield groups / "memory" / path.lstrip("/")
+    yield groups
+    yield groups / "memory"
+
+
+def _kills(folder: Path) -> int | None:
+    for name in ("memory.events", "memory.oom_control"):
+        for line in _text(folder / name).splitlines():
+            word, _, number = line.partition(" ")
+            if word == "oom_kill" and number.isdigit():
+                return int(number)
+    return None
+
+
+def _limit(folder: Path) -> int | None:
+    """Bytes; None: there is none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _text(folder / name).strip()
+        if text.isdigit() and int(text) < UNLIMITED:
+            return int(text)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,122 @@
+"""Nodes that are not heard though nobody closed their connection: which two can't talk, and that no rank is blamed for it (pure).
+
+A process that ends closes its connections; a network that drops packets, a machine that hangs and an agent that doesn't run say nothing.
+Meanwhile the ranks of all other nodes wait for those of that node, and their limits pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from lockstep_gang.contract.exits import SILENCE_SECONDS
+from lockstep_gang.contract.report import Cause, Failure
+from lockstep_gang.contract.run import Run
+
+if TYPE_CHECKING:
+    from lockstep_gang.lifecycle.gang import Gang
+
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing was heard of a node, times in Unix seconds."""
+
+    node: int
+    since: float
+    arrives: bool
+    """Its machine acknowledges what the coordinator's sends."""
+    until: float | None = None
+    """When it was heard again; None: not yet."""
+
+
+def unheard(gang: Gang, silence: Silence) -> Gang:
+    """The gang after a connected node was found silent."""
+    return replace(gang, silences=(*(other for other in gang.silences if other.node != silence.node), silence))
+
+
+def heard_again(gang: Gang, node: int, now: float) -> Gang:
+    silences = tuple(replace(s, until=now) if s.node == node and s.until is None else s for s in gang.silences)
+    return gang if silences == gang.silences else replace(gang, silences=silences)
+
+
+def ended(gang: Gang, node: int) -> Gang:
+    """The gang after the end of the node's connection was heard: that says more than its silence before."""
+    silences = tuple(silence for silence in gang.silences if silence.node != node)
+    return gang if len(silences) == len(gang.silences) else replace(gang, silences=silences)
+
+
+def lasting(gang: Gang) -> tuple[Silence, ...]:
+    """Those that are not over, the first one first."""
+    return tuple(sorted((s for s in gang.silences if s.until is None), key=lambda silence: silence.since))
+
+
+def of_node(gang: Gang, node: int) -> Silence | None:
+    return next((silence for silence in lasting(gang) if silence.node == node), None)
+
+
+def instead(gang: Gang, run: Run, since: float) -> Failure | None:
+    """What to name instead of a rank that waited for others from `since` on; None: all nodes were heard."""
+    silences = [s for s in gang.silences if s.since <= gang.stop_began or gang.stop_began < since]
+    silences = [s for s in silences if s.until is None or s.until > since]
+    if not silences:
+        return None
+    first = min(silences, key=lambda silence: (silence.until is not None, silence.since))
+    return lost(first, run) if first.until is None else _interrupted(first, run)
+
+
+def lost(silence: Silence, run: Run) -> Failure:
+    text = (
+        f"{named(silence.node, run)} was lost: nothing was heard of it for {SILENCE_SECONDS:.0f} s, and nobody closed its connection; "
+        f"{_why(silence, run)}"
+    )
+    return Failure(message=text, node=silence.node, cause=Cause.NODE_LOST)
+
+
+def _interrupted(silence: Silence, run: Run) -> Failure:
+    seconds = (silence.until or silence.since) - silence.since
+    text = (
+        f"{named(0, run)} and {named(silence.node, run)} could not talk for {seconds:.0f} s, from {_clock(silence.since)} on; meanwhile ranks "
+        "waited for each other until their time was up, and none of them is to blame"
+    )
+    return Failure(message=text, node=silence.node, cause=Cause.FABRIC)
+
+
+def live(gang: Gang, run: Run) -> str:
+    """`node 1 (x-1) is not heard since 12:00:05 UTC: …`; empty while all are."""
+    silences = lasting(gang)
+    more = f"; nor are {len(silences) - SHOWN} more nodes" if len(silences) > SHOWN else ""
+    return "; ".join(f"{named(s.node, run)} is not heard since {_clock(s.since)}: {_why(s, run)}" for s in silences[:SHOWN]) + more
+
+
+def lines(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    """For the log, of what has changed."""
+    if before.silences is after.silences:
+        return
+    known = {(silence.node, silence.since, silence.until) for silence in before.silences}
+    for silence in after.silences:
+        if (silence.node, silence.since, silence.until) in known:
+            continue
+        if silence.until is None:
+            yield f"{named(silence.node, run)} is not heard since {_clock(silence.since)}: {_why(silence, run)}"
+        else:
+            yield f"{named(silence.node, run)} is heard again, after {silence.until - silence.since:.0f} s"
+
+
+def named(node: int, run: Run) -> str:
+    """`node 1 (x-1)`: with the first label of its address, unless that is a number."""
+    first = run.addresses[node].split(".")[0]
+    return f"node {node}" if not first or first.isdigit() or ":" in first else f"node {node} ({first})"
+
+
+def _why(silence: Silence, run: Run) -> str:
+    if silence.arrives:
+        return f"its machine takes what {named(0, run)} sends, so its agent is stopped or gets no CPU"
+    return f"what {named(0, run)} sends doesn't arrive there, so the network between the two is broken, or that machine hangs or is down"
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, timezone.utc):%H:%M:%S} UTC"  # noqa: UP017 (datetime.UTC is Python 3.11)

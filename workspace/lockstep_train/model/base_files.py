@@ -1,0 +1,240 @@
+"""Which base model it is: a SHA-256 over every byte of each file that decides what is computed.
+
+Each file is hashed by one rank of all the nodes that see the same one, in a thread beside the load, which needs the same pages; at later
+starts a note says what is known (data/cachefolder.py). Nodes with a copy of their own are compared with each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistStoreError
+
+from lockstep_train.checkpoint.together import refused_together
+from lockstep_train.data.cachefolder import file_hash, stamp
+from lockstep_train.data.tokeniser import tokeniser_files
+from lockstep_train.engine.ranks import Ranks
+from lockstep_train.errors import ConfigError
+from lockstep_train.model.weight_files import INDEX, weight_paths
+from lockstep_train.watch import Watch, limits
+
+CONFIG = "config.json"
+RECORD = "base_files.json"
+"""Beside an exported adapter: the files of the base model that it was trained on."""
+READERS = 4
+PATIENCE = timedelta(seconds=30)
+SHOWN = 16
+"""Digits of a SHA-256 in a message."""
+
+Files = Mapping[str, str]
+"""Path below the model's folder → SHA-256."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What some nodes have in the model's folder, alike on all of them."""
+
+    nodes: tuple[int, ...]
+    files: Files
+
+
+def base_files(folder: Path) -> dict[str, Path]:
+    """The files that decide what is computed, by their path below `folder`, largest first: configuration, weights and tokenizer.
+
+    Raises ConfigError for an index of weight files that can't be read or names a file that isn't there.
+    """
+    weights = weight_paths(folder) or sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+    others = [path for path in (folder / CONFIG, folder / INDEX) if path.is_file()]
+    files = {str(path.relative_to(folder)): path for path in (*weights, *others, *tokeniser_files(folder))}
+    return dict(sorted(files.items(), key=lambda item: (-item[1].stat().st_size, item[0])))
+
+
+def hash_base(folder: Path) -> dict[str, str]:
+    """Of all its files, by this process alone. Raises ConfigError."""
+    files = _present_files(folder)
+    with ThreadPoolExecutor(READERS) as pool:
+        return dict(zip(files, pool.map(lambda path: _hashed(path, None), files.values()), strict=True))
+
+
+def _present_files(folder: Path) -> dict[str, Path]:
+    try:
+        return base_files(folder)
+    except OSError as error:
+        raise ConfigError(f"training.model.name: {error.filename} can't be read: {error.strerror}") from error
+
+
+def refuse_other_base(folder: Path, recorded: Files, trained: str, remedy: str) -> None:
+    """Hash `folder` and raise ConfigError unless it is what `recorded` says. `trained`: what was trained on it."""
+    problem = base_problem(folder, [Copy((0,), hash_base(folder))], recorded, trained, remedy)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def base_problem(folder: Path, copies: Sequence[Copy], recorded: Files, trained: str, remedy: str) -> str | None:
+    """What is wrong with the base model, by what `recorded` says of it (nothing: only the nodes are compared); pure."""
+    if recorded:
+        wrong = [copy for copy in copies if copy.files != recorded]
+        if not wrong:
+            return None
+        where = f" on {_nodes(wrong[0].nodes)}" if len(copies) > 1 else ""
+        differences = _differences(recorded, wrong[0].files)
+        return f"{folder} is not the base model that {trained} was trained on: {differences}{where}; {remedy}"
+    if len(copies) == 1:
+        return None
+    first, other = copies[0], copies[1]
+    name = next(name for name in sorted({*first.files, *other.files}) if first.files.get(name) != other.files.get(name))
+    each = " and ".join(f"{_has(copy.files.get(name))} on {_nodes(copy.nodes)}" for copy in (first, other))
+    return f"the base model {folder} is not the same on all nodes: {name} {each}; copy the same files to all of them"
+
+
+def _differences(recorded: Files, present: Files) -> str:
+    names = [name for name in sorted({*recorded, *present}) if recorded.get(name) != present.get(name)]
+    name = names[0]
+    more = f" ({len(names) - 1} more files differ)" if len(names) > 1 else ""
+    return f"{name} {_had(recorded.get(name))}, and now {_has(present.get(name))}{more}"
+
+
+def _had(digest: str | None) -> str:
+    return "was not there" if digest is None else f"had SHA-256 {digest[:SHOWN]}"
+
+
+def _has(digest: str | None) -> str:
+    return "is not there" if digest is None else f"has SHA-256 {digest[:SHOWN]}"
+
+
+def _nodes(nodes: Sequence[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+
+
+def _hashed(path: Path, cache: Path | None) -> str:
+    try:
+        return file_hash(path, cache)
+    except OSError as error:
+        raise ConfigError(f"training.model.name: {path} can't be read: {error.strerror}") from error
+
+
+def node_groups(marks: Sequence[tuple[int, str]]) -> dict[int, int]:
+    """For every node the lowest one whose files have the same stamps, which no two files on different volumes have. `marks`: (node, stamps)."""
+    lowest: dict[str, int] = {}
+    for node, mark in sorted(marks):
+        lowest.setdefault(mark, node)
+    return {node: lowest[mark] for node, mark in marks}
+
+
+def merged_copies(groups: Mapping[int, int], hashes: Sequence[tuple[int, Files]]) -> list[Copy]:
+    """What each rank hashed, by its node, put together: nodes whose files have the same content make one copy."""
+    by_group: dict[int, dict[str, str]] = {}
+    for node, files in hashes:
+        by_group.setdefault(groups[node], {}).update(files)
+    copies: dict[str, Copy] = {}
+    for node in sorted(groups):
+        files = by_group[groups[node]]
+        key = json.dumps(files, sort_keys=True)
+        copies[key] = Copy((*(copies[key].nodes if key in copies else ()), node), files)
+    return list(copies.values())
+
+
+def adapter_record(adapter: Path) -> Files:
+    """The files of the base model that an exported adapter was trained on; empty for an adapter that doesn't say."""
+    try:
+        record = json.loads((adapter / RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(digest) for name, digest in record.items()} if isinstance(record, dict) else {}
+
+
+class BaseHash:
+    """Of a run's base model, begun before the data and the model are loaded. Every rank takes part; nothing of it is a collective."""
+
+    def __init__(self, ranks: Ranks, folder: Path, cache: Path) -> None:
+        """Raises ConfigError, on every rank, where a file can't be read."""
+        self._ranks = ranks
+        self._folder = folder
+        self._files = _present_files(folder)
+        self._stamps = self._stamped()
+        mark = hashlib.sha256(json.dumps(self._stamps).encode()).hexdigest()
+        marks = ranks.gather("base/stamps", [ranks.node, mark])
+        groups: dict[str, int] = ranks.publish("base/groups", node_groups(sorted(set(map(tuple, marks)))) if marks is not None else None)
+        self._groups = {int(node): lowest for node, lowest in groups.items()}
+        self._hashes: dict[str, str] = {}
+        self._problem: str | None = None
+        self._thread = threading.Thread(target=self._hash, args=(self._share(), cache), name="lockstep-base", daemon=True)
+        self._thread.start()
+
+    def _share(self) -> dict[str, Path]:
+        """This rank's part of the files, among all ranks that see the same ones."""
+        ranks = self._ranks
+        nodes = sorted(node for node, lowest in self._groups.items() if lowest == self._groups[ranks.node])
+        place = nodes.index(ranks.node) * ranks.local_world_size + ranks.local_rank
+        return dict(list(self._files.items())[place :: len(nodes) * ranks.local_world_size])
+
+    def _stamped(self) -> list[Any]:
+        try:
+            return [[name, *stamp(path)] for name, path in self._files.items()]
+        except OSError as error:
+            raise ConfigError(f"training.model.name: {error.filename} can't be read: {error.strerror}") from error
+
+    def _hash(self, share: Mapping[str, Path], cache: Path) -> None:
+        try:
+            with ThreadPoolExecutor(READERS) as pool:
+                self._hashes |= zip(share, pool.map(lambda path: _hashed(path, cache), share.values()), strict=True)
+        except Exception as error:  # whatever it is, all ranks must hear of it, or they would wait for the rest
+            self._problem = str(error) if isinstance(error, ConfigError) else f"the base model {self._folder} can't be hashed: {error}"
+
+    def finish(self, recorded: Files, commit: str, watch: Watch) -> Files:
+        """What all nodes have. Raises ConfigError, on every rank, where it isn't what `commit` has recorded (empty: no commit, or one from
+        before files were recorded), where nodes have another one, and where files were changed meanwhile."""
+        watch.begin("Hash of the base model", limits.LOAD_SECONDS)
+        self._thread.join()
+        changed = self.changed()
+        if self._problem is None and changed is not None:
+            self._problem = f"{changed} while it was loaded; start again when nothing writes to it"
+        ranks = self._ranks
+        ranks.store.set(f"base/hashes/{ranks.rank}", json.dumps([ranks.node, self._hashes, self._problem]))
+        if ranks.first:
+            ranks.store.set("base/verdict", json.dumps(self._verdict(recorded, commit)))
+        _await(ranks, "base/verdict")
+        files, problem = json.loads(ranks.store.get("base/verdict"))
+        with refused_together(ranks, "base"):
+            if problem is not None:
+                raise ConfigError(problem)
+        return dict(files)
+
+    def changed(self) -> str | None:
+        """Which file this node has changed since the start."""
+        try:
+            stamps = self._stamped()
+        except ConfigError as error:
+            return str(error)
+        name = next((mine[0] for mine, now in zip(self._stamps, stamps, strict=True) if mine != now), None)
+        return f"{self._folder / name} of the base model was changed" if name is not None else None
+
+    def _verdict(self, recorded: Files, commit: str) -> tuple[Files, str | None]:
+        answers = []
+        for rank in range(self._ranks.world_size):
+            _await(self._ranks, f"base/hashes/{rank}")
+            answers.append(json.loads(self._ranks.store.get(f"base/hashes/{rank}")))
+        problems = [problem for _, _, problem in answers if problem is not None]
+        if problems:
+            return {}, problems[0]
+        copies = merged_copies(self._groups, [(node, files) for node, files, _ in answers])
+        remedy = "put the recorded files back, or set training.checkpoint.resumeFrom to None to train anew on these"
+        return copies[0].files, base_problem(self._folder, copies, recorded, commit, remedy)
+
+
+def _await(ranks: Ranks, key: str) -> None:
+    """For as long as it takes: a rank that dies ends all, which is the agent's to see."""
+    while True:
+        try:
+            ranks.store.wait([key], PATIENCE)
+            return
+        except DistStoreError:
+            continue
