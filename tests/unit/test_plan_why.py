@@ -128,6 +128,14 @@ def test_every_place_a_job_can_be_in_has_its_answer(observed: Observed, state: s
     assert json.loads(json.dumps(answer.as_json()))["state"] == state
 
 
+def test_of_ranks_that_tell_no_step_it_is_said_how_to_ask_them() -> None:
+    observed = settled(report(trainer=TrainerReport("Load")))
+    silent_script = after(observed, reconcile(observed, report(trainer=TrainerReport("Load")), CONTEXT, NOW))
+    assert asked(silent_script).state == "Running"
+    assert [step.command for step in asked(silent_script).next] == ["lockstep logs x -n ns -f", "lockstep stacks x -n ns"]
+    assert [step.command for step in asked(gets_on()).next] == ["lockstep logs x -n ns -f"]
+
+
 def test_why_no_operator_works_in_the_namespace_is_said_as_long_as_that_matters() -> None:
     reason = "the operator works in a only"
     assert why(fresh(), (), NOW, reason).summary == reason

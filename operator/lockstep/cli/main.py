@@ -41,6 +41,7 @@ VERBS = {
         "get": "get.get",
         "describe": "get.describe",
         "why": "why.why",
+        "stacks": "stacks.stacks",
         "drill": "drill.drill",
         "events": "get.events",
         "wait": "get.wait",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def read_node(answer: Mapping[str, Any]) -> Object:
         "memory": _counts(answer.get("memory"), ("bytes", "limitBytes")),
         "gpus": [
             gpu
-            for gpu in (_counts(item, ("index", "bytes", "limitBytes", "percentage")) for item in _items(answer.get("gpus"), GPUS_MAX))
+            for gpu in (_counts(item, ("index", "bytes", "limitBytes", "percentage")) for item in items(answer.get("gpus"), GPUS_MAX))
             if len(gpu) == 4
         ],
         "curve": _records(answer.get("curve")),
@@ -34,7 +34,7 @@ def read_node(answer: Mapping[str, Any]) -> Object:
     if "bytes" not in found.get("memory", {}):
         found.pop("memory", None)
     if isinstance(answer.get("ranks"), list):
-        found["ranks"] = [rank for rank in _items(answer["ranks"], RANKS_MAX) if _is_count(rank)]
+        found["ranks"] = [rank for rank in items(answer["ranks"], RANKS_MAX) if is_count(rank)]
     return found
 
 
@@ -50,7 +50,7 @@ def read_summary(answer: Mapping[str, Any]) -> Object:
         "run": _small(_mapping(answer.get("run"))),
         "goodput": _spent(answer.get("goodput")),
         "end": {**({"state": end["state"][:WORDS_MAX]} if isinstance(end.get("state"), str) else {}), "result": result},
-        "attempts": [_shallow(record, DEPTH_MAX) for record in _items(answer.get("attempts"), POINTS_MAX) if isinstance(record, dict)],
+        "attempts": [_shallow(record, DEPTH_MAX) for record in items(answer.get("attempts"), POINTS_MAX) if isinstance(record, dict)],
     }
 
 
@@ -72,9 +72,9 @@ def _shallow(value: Any, depth: int) -> Any:
 def _spent(value: object) -> Object:
     """`gang/goodput.json`, of which only the account by kinds and the furthest step are read."""
     book = _mapping(_mapping(value).get("goodput"))
-    counts = {key[:WORDS_MAX]: item for key, item in list(_mapping(book.get("spent")).items())[:NICS_MAX] if _is_count(item)}
+    counts = {key[:WORDS_MAX]: item for key, item in list(_mapping(book.get("spent")).items())[:NICS_MAX] if is_count(item)}
     furthest = book.get("furthestStep")
-    return {"goodput": {"spent": counts, "furthestStep": furthest if _is_count(furthest) else 0}} if counts else {}
+    return {"goodput": {"spent": counts, "furthestStep": furthest if is_count(furthest) else 0}} if counts else {}
 
 
 def _records(value: object) -> dict[str, Object]:
@@ -90,12 +90,12 @@ def _table(value: object, read: Callable[[object], T | None], most: int) -> dict
 
 
 def _rates(value: object) -> list[float] | None:
-    rates = [_number(item) for item in _items(value, 2)]
+    rates = [_number(item) for item in items(value, 2)]
     return [rate for rate in rates if rate is not None] if len(rates) == 2 and None not in rates else None
 
 
 def _counts(value: object, names: tuple[str, ...]) -> Object:
-    return {name: item for name, item in _mapping(value).items() if name in names and _is_count(item)}
+    return {name: item for name, item in _mapping(value).items() if name in names and is_count(item)}
 
 
 def _number(value: object) -> float | None:
@@ -106,7 +106,8 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number that something can have been counted to."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
@@ -114,5 +115,6 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _items(value: object, most: int) -> list[Any]:
+def items(value: object, most: int) -> list[Any]:
+    """The first of a list's; of anything else, none."""
     return value[:most] if isinstance(value, list) else []

@@ -80,7 +80,7 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
         "Waiting": (Step(f"lockstep events {job} {place}", "what the cluster says of its pods"), bundle),
         "Starting": (Step(f"lockstep logs {job} {place} -f", "follow the start"),),
         "Ready": (Step(run_command(observed), "start a script of /workspace on all its nodes"),),
-        "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *_stop_run(observed)),
+        "Running": (Step(f"lockstep logs {job} {place} -f", "follow it"), *_ask_ranks(observed), *_stop_run(observed)),
         "Restarting": (Step(f"lockstep logs {job} {place} -f", "follow the restart"), bundle),
         "NodeNotHeard": (bundle,),
         "Silent": (Step(f"kubectl logs {pod_name(job, 0)} {place} --tail 50", "what node 0 says; it runs on without the operator"), bundle),
@@ -88,6 +88,13 @@ def _steps(observed: Observed, state: str, *, held: bool) -> tuple[Step, ...]:
         "Complete": (Step(f"lockstep describe {job} {place}", "where its results are"),),
     }
     return steps.get(state, ())
+
+
+def _ask_ranks(observed: Observed) -> tuple[Step, ...]:
+    """Of ranks that tell no step nobody can say whether they hang."""
+    if "step" in (observed.status.get("trainer") or {}):
+        return ()
+    return (Step(f"lockstep stacks {observed.name} -n {observed.namespace}", "where each rank is, should nothing come; they go on"),)
 
 
 def _stop_run(observed: Observed) -> tuple[Step, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from lockstep_gang.contract.messages import Start
 from lockstep_gang.contract.run import Run
@@ -81,3 +83,16 @@ def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[st
     }
     stacks = {"PYTHONFAULTHANDLER": "1"}  # a rank that hangs can be asked where it is, and one that crashes says so
     return {**threads, **stacks, **stated, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
+
+
+def place_start(folder: Path) -> str:
+    """The folder with which a rank's PYTHONPATH begins (`with_start`), made in `folder`. Raises OSError."""
+    place = folder / "python"
+    place.mkdir()
+    (place / "sitecustomize.py").write_bytes(pkgutil.get_data("lockstep_gang.agent", "rankstart.py") or b"")
+    return str(place)
+
+
+def with_start(environment: Mapping[str, str], place: str) -> dict[str, str]:
+    """`rankstart` comes first in every Python of the rank, and then what its PYTHONPATH has always had."""
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [place, environment.get("PYTHONPATH", "")]))}

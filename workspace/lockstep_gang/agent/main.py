@@ -16,7 +16,7 @@ from lockstep_gang.agent import ask, probe, sweep
 from lockstep_gang.agent.agent import Agent
 from lockstep_gang.agent.console import Console
 from lockstep_gang.agent.cutoff import LAST_WORDS
-from lockstep_gang.agent.environment import isolate
+from lockstep_gang.agent.environment import isolate, place_start
 from lockstep_gang.agent.journal import Journal
 from lockstep_gang.agent.ranks import Node
 from lockstep_gang.agent.reports import make_folder, remove_folder
@@ -68,7 +68,7 @@ def _agent(options: argparse.Namespace) -> int:
     if not ends_with_it(run):  # a preflight alone leaves the job's folder as it is
         console.journal = Journal(run, index, console.say)
     folder = make_folder(_temporary())
-    node = Node(run, index, options.run, folder / "report.sock", folder)
+    node = Node(run, index, options.run, folder / "report.sock", folder, start=place_start(folder))
     try:
         return asyncio.run(_serve(run, key, node, (console, options.parent)))
     except (ContractError, OSError) as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep_gang.agent.environment import Place, inherited, rank_environment
+from lockstep_gang.agent.environment import Place, inherited, rank_environment, with_start
 from lockstep_gang.agent.memory import MemoryGroup
 from lockstep_gang.agent.nccl_log import LogChoice, NcclLogs, log_choice
 from lockstep_gang.agent.processes import Ended, group_is_gone, kill_strays, send, send_to_group, start_process
@@ -51,6 +51,8 @@ class Node:
     """For this agent alone, mode 0700."""
     reporting: Mapping[str, str] = field(default_factory=dict)
     """Variables that tell a script where its progress is taken."""
+    start: str = ""
+    """Folder of what each rank's Python runs first (`rankstart`); none: nothing."""
 
 
 class RankProcess:
@@ -80,7 +82,8 @@ class RankProcess:
         place = Place(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
         container = inherited()
         container |= offered(node.reporting, {**container, **node.run.environment})
-        self._environment = rank_environment(node.run, start, place, container)
+        environment = rank_environment(node.run, start, place, container)
+        self._environment = with_start(environment, node.start) if node.start else environment
 
     def log_nccl(self, run: Run, pattern: str) -> LogChoice:
         """Let NCCL log to `pattern`, as far as nobody else has said where and what."""
