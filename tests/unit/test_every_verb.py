@@ -43,7 +43,7 @@ GIVEN = {
 }
 """Argument → what it is given; any other gets `x`."""
 ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "version", "cluster discover", "cluster lint")
-MORE = {"scale": ["2"], "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "cluster gpus": ["gpus.yaml"]}
+MORE = {"scale": ["2"], "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "delete": ["x"], "cluster gpus": ["gpus.yaml"]}
 """What some verbs want besides, though no option of theirs is required."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,33 @@ def test_running_jobs_are_named_before_they_are_deleted(tmp_path: Path, monkeypa
     stub = Jobs()
     result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b")
     assert str(result.exception) == "jobs a, b have not ended: say --yes to delete them all the same" and stub.patched == []
+
+
+def job_file(path: Path, name: str, **metadata: str) -> str:
+    document = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name, **metadata}}
+    path.write_text(json.dumps({**document, "spec": {"script": {"path": "/a.py"}}}))
+    return str(path)
+
+
+def test_the_jobs_of_files_and_of_folders_are_deleted_and_nothing_where_one_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    one, _, claim = job_file(tmp_path / "a.json", "a"), job_file(folder / "b.yaml", "b"), folder / "claim.yaml"
+    claim.write_text("kind: PersistentVolumeClaim\n")
+    stub = Jobs()
+    result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", one, "-f", str(folder), "-f", one)
+    assert (result.exit_code, stub.patched) == (0, [("a", "DELETE"), ("b", "DELETE")])
+    assert "claim.yaml holds no TrainingJob and is passed over" in result.stderr
+    other, stub = job_file(tmp_path / "other.json", "nope"), Jobs()
+    result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", one, "-f", other)
+    assert f"{other}: there is no TrainingJob nope in namespace team" in str(result.exception) and stub.patched == []
+    result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", job_file(tmp_path / "ml.json", "a", namespace="ml"))
+    assert "metadata.namespace is ml, but --namespace is team" in str(result.exception) and stub.patched == []
+    for words in ([], ["a", "-f", one]):
+        assert "say which jobs: their names, or -f FILE" in str(typed(stub, tmp_path, monkeypatch, "delete", "--yes", *words).exception)
+    assert stub.patched == []
 
 
 def test_stop_says_nothing_that_was_so_before_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from unit.test_every_verb import VERBS, run
 
 USAGE = 2
 WITH_FILES = sorted(name for name, verb in VERBS.items() if any("-f" in one.opts and "--file" in one.opts for one in verb.params))
-TAKE_SEVERAL = ("validate", "render", "plan", "diff")
+TAKE_SEVERAL = ("validate", "render", "plan", "diff", "delete")
 MORE = {
     "run": ["--local"],
     "retry": ["--local"],
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_verbs_with_files_are_found() -> None:
-    assert {"validate", "render", "plan", "diff", "preflight", "run", "retry"} <= set(WITH_FILES)
+    assert {"validate", "render", "plan", "diff", "preflight", "run", "retry", "delete"} <= set(WITH_FILES)
 
 
 @pytest.mark.parametrize("order", [["good.json", "bad.yaml"], ["bad.yaml", "good.json"]])

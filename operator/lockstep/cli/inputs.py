@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,9 +100,16 @@ def only(files: Path | Sequence[Path] | None, verb: str) -> Path:
 
 
 def read_all(
-    files: Path | Sequence[Path], cluster: str | None, namespace: str | None, changes: Sequence[str] | None = None
+    files: Path | Sequence[Path],
+    cluster: str | None,
+    namespace: str | None,
+    changes: Sequence[str] | None = None,
+    *,
+    unnamed: Callable[[], str] | None = None,
 ) -> list[Inputs]:
     """Every job of all files, in their order; of a folder its .yaml, .yml and .json files, sorted, without those that hold no job.
+
+    `unnamed`: which cluster is meant where neither `cluster` nor the job names one.
 
     Raises ConfigError with every mistake of all of them.
     """
@@ -110,7 +117,7 @@ def read_all(
     mistakes: list[str] = []
     for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
         try:
-            inputs += _read_jobs(file, cluster, namespace, changes)
+            inputs += _read_jobs(file, cluster, namespace, changes, unnamed)
         except ConfigError as error:
             from lockstep.api.jobfile import NoJob
 
@@ -136,12 +143,19 @@ def _expanded(files: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
             yield file, False
 
 
-def _read_jobs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None) -> list[Inputs]:
+def _read_jobs(
+    file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], str] | None
+) -> list[Inputs]:
     from lockstep.api.jobfile import job_nodes, read_job
     from lockstep.cli.clusters import read_text
 
     jobs = [read_job(node, str(file), changes or ()) for node in job_nodes(read_text(file), str(file))]
-    return [_inputs(job, file, cluster, namespace, f"{file}: {job.metadata.name}" if len(jobs) > 1 else str(file)) for job in jobs]
+    several = len(jobs) > 1
+    default = unnamed() if cluster is None and unnamed is not None and any(job.spec.cluster is None for job in jobs) else None
+    return [
+        _inputs(job, file, cluster or job.spec.cluster or default, namespace, f"{file}: {job.metadata.name}" if several else str(file))
+        for job in jobs
+    ]
 
 
 FRESH = "training.checkpoint.resumeFrom=None"
