@@ -50,8 +50,8 @@ status-cluster: setup ## operator, TrainingCluster and jobs of a cluster
 clean-cluster: setup ## remove the dev environment; claims stay (PVCS=1: they go, too; YES=1: without asking)
 	@$(BIN)/lockstep clean $(CLUSTER) $(if $(PVCS),--pvcs) $(SURE)
 
-uninstall: setup ## remove operator, TrainingCluster and CRDs (JOBS=1: with all jobs; YES=1: without asking); claims stay
-	@$(BIN)/lockstep uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(SURE)
+uninstall: setup ## remove operator, TrainingClusters and CRDs (JOBS=1: with all jobs; CLUSTER_ONLY=1: this TrainingCluster alone; YES=1: without asking); claims stay
+	@$(BIN)/lockstep uninstall $(CLUSTER) $(if $(JOBS),--jobs) $(if $(CLUSTER_ONLY),--cluster-only) $(SURE)
 
 rollback: setup ## back to the operator and TrainingCluster that the last deployment replaced
 	@$(BIN)/lockstep rollback $(CLUSTER) $(SURE)

@@ -149,3 +149,32 @@ def test_a_diff_tells_what_a_deployment_would_change_and_a_rollback_takes_it_bac
     assert mode() == "Auto"
     assert lockstep("rollback", "local", "--yes")[0] == 0
     assert mode() == "TCP"
+
+
+def test_one_cluster_of_two_goes_with_its_rights_and_the_operator_stays(kubectl: Kubectl, own_file: Path, namespace: str) -> None:
+    """As after a deployment that was forced to the wrong cluster: the file is for OpenShift, and what it brought along is there."""
+    described: dict[str, Any] = yaml.safe_load(own_file.read_text())
+    described["cluster"]["platform"] = "openshift"
+    own_file.write_text(yaml.safe_dump(described))
+    sent = [item for item in yaml.safe_load_all(lockstep("deploy", str(own_file), "--no-dev", "--dry-run")[1]) if item]
+    came = {"TrainingCluster mine", "ClusterRole lockstep-rdma", f"RoleBinding lockstep-image-puller-{namespace}"}
+    brought = [item for item in sent if f"{item['kind']} {item['metadata']['name']}" in came]
+    assert len(brought) == 3 and kubectl("apply", "-f", "-", input=yaml.safe_dump_all(brought)).returncode == 0
+    job = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "user", "namespace": namespace}}
+    spec = {"cluster": "mine", "suspend": True, "script": {"path": "/a.py"}}
+    assert kubectl("apply", "-f", "-", input=yaml.safe_dump({**job, "spec": spec})).returncode == 0
+
+    def there() -> set[str]:
+        asked = ("trainingcluster", "clusterrole/lockstep-rdma", f"rolebinding/lockstep-image-puller-{namespace}")
+        found = (kubectl("get", name, "-n", "lockstep-system", "-o", "name").stdout.split() for name in asked)
+        return {name.rpartition("/")[2] for names in found for name in names}
+
+    before = there()
+    code, _, errors = lockstep("uninstall", str(own_file), "--cluster-only", "--yes")
+    assert code == 2 and f"jobs use TrainingCluster mine ({namespace}/user): delete them first" in errors
+    assert there() == before and {"mine", "local", "lockstep-rdma"} <= before
+    assert kubectl("delete", "tj", "user", "-n", namespace).returncode == 0
+    code, said, errors = lockstep("uninstall", str(own_file), "--cluster-only", "--yes")
+    assert code == 0 and "TrainingCluster mine is removed; Lockstep stays, with local.\n" in said, errors
+    assert before - there() == {"mine", "lockstep-rdma", f"lockstep-image-puller-{namespace}"}
+    assert kubectl("rollout", "status", "deployment/lockstep-operator", "-n", "lockstep-system", "--timeout=60s").returncode == 0

@@ -20,7 +20,8 @@ from lockstep.cli.diff import diff_deployment
 from lockstep.cli.main import main
 from lockstep.cli.progress import Progress
 from lockstep.cli.target import load
-from lockstep.plan.deploy import Left, State, called, counted, difference, removable_claims
+from lockstep.plan.deploy import Left, State, called, counted, difference, of_one_cluster, removable_claims, users
+from lockstep.plan.openshift_images import puller
 from lockstep.platforms.kubernetes import install, remove
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.devenv import dev_environment, ensure_dev_environment, how_far, until_up
@@ -581,3 +582,83 @@ def test_a_cluster_file_of_openshift_is_refused_by_plain_kubernetes_before_anyth
     ):
         asyncio.run(_refuse_platform(Plain(), plan))
     asyncio.run(_refuse_platform(Plain(), planned("local", Mode.TCP)))
+
+
+def a_cluster(name: str, platform: str = "Kubernetes", default: bool = False) -> Object:
+    annotations = {"lockstep.dev/is-default-cluster": "true"} if default else {}
+    return {"kind": "TrainingCluster", "metadata": {"name": name, "annotations": annotations}, "spec": {"platform": platform}}
+
+
+def job_of(name: str, cluster: str | None, **status: Any) -> Object:
+    spec = {} if cluster is None else {"cluster": cluster}
+    return {"kind": "TrainingJob", "metadata": {"name": name, "namespace": "ml"}, "spec": spec, "status": status}
+
+
+def test_a_cluster_is_used_by_jobs_that_name_it_or_mean_the_default_and_have_not_ended() -> None:
+    ended = {"conditions": [{"type": "Failed", "status": "True"}]}
+    jobs = [job_of("a", "mine"), job_of("b", "local"), job_of("c", None), job_of("d", "mine", **ended)]
+    for is_default, expected in ((True, ["a", "c"]), (False, ["a"])):
+        clusters = [a_cluster("mine", default=is_default), a_cluster("local")]
+        assert [job["metadata"]["name"] for job in users("mine", clusters, jobs)] == expected
+    assert users("mine", [], []) == []
+
+
+RIGHTS = ["SecurityContextConstraints lockstep-rdma", "ClusterRole lockstep-rdma"]
+
+
+@pytest.mark.parametrize(
+    ("others", "kept", "goes"),
+    [
+        ([a_cluster("local")], [], [*RIGHTS, "RoleBinding lockstep-system/lockstep-image-puller-ml"]),
+        ([a_cluster("prod", "OpenShift")], [], ["RoleBinding lockstep-system/lockstep-image-puller-ml"]),
+        ([a_cluster("local")], [job_of("x", "local")], RIGHTS),
+        ([a_cluster("local")], ["puller", "role"], ["SecurityContextConstraints lockstep-rdma"]),
+    ],
+)
+def test_rights_go_with_the_last_cluster_that_may_need_them(others: list[Object], kept: list[Any], goes: list[str]) -> None:
+    objects = [
+        {"kind": "Deployment", "metadata": {"name": "lockstep-operator", "namespace": "lockstep-system"}},
+        {"kind": "ClusterRole", "metadata": {"name": "lockstep-operator"}},
+        {"kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa", "namespace": "ml"}},
+        a_cluster("mine", "OpenShift"),
+        {"kind": "SecurityContextConstraints", "metadata": {"name": "lockstep-rdma"}},
+        {"kind": "ClusterRole", "metadata": {"name": "lockstep-rdma"}},
+        puller("ml"),
+    ]
+    named = {"puller": puller("ml"), "role": objects[5]}
+    there = [a_cluster("mine", "OpenShift"), *others]
+    found = of_one_cluster(objects, "mine", "ml", there, [named[one] if isinstance(one, str) else one for one in kept])
+    assert [called(item) for item in found] == ["TrainingCluster mine", *goes]
+
+
+def test_one_cluster_of_two_is_removed_once_no_job_uses_it(api: Api, capsys: pytest.CaptureFixture[str]) -> None:
+    sent(api)
+    other = a_cluster("other", default=True)
+    put(api, other, job_of("x", "local"))
+    own = planned("local", Mode.TCP).objects
+    asyncio.run(write_record(api, Record(deployment_of([other], "other"), deployment_of(own, "local"))))
+    before = set(api.objects)
+    with pytest.raises(ConfigError, match=r"jobs use TrainingCluster local \(ml/x\): delete them first"):
+        clean.uninstall("local", cluster_only=True, yes=True)
+    assert set(api.objects) == before
+    del api.objects["TrainingJob ml/x"]
+    deployed.remember_forced("local", "https://elsewhere")
+    clean.uninstall("local", cluster_only=True, yes=True)
+    assert before - set(api.objects) == {"TrainingCluster local", "TrainingJob ml/x"}
+    assert "TrainingCluster local is removed; Lockstep stays, with other.\n" in capsys.readouterr().out
+    assert asyncio.run(read_record(api)).previous is None, "a rollback would bring it back"
+    assert not deployed.was_forced("local", "https://elsewhere")
+    clean.uninstall("local", cluster_only=True, yes=True)
+    assert "There is nothing of TrainingCluster local; Lockstep stays" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="leave out one of them"):
+        clean.uninstall("local", jobs=True, cluster_only=True, yes=True)
+
+
+def test_uninstalling_one_of_two_without_the_rights_removes_nothing(api: Api) -> None:
+    sent(api)
+    put(api, a_cluster("other"))
+    before = dict(api.objects)
+    api._may = lambda resource, namespace: resource != "trainingclusters"  # type: ignore[method-assign]
+    with pytest.raises(Failed, match="you may not delete TrainingCluster local, and nothing was removed"):
+        clean.uninstall("local", cluster_only=True, yes=True)
+    assert api.objects == before

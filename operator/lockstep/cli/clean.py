@@ -12,6 +12,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, as_deployed, planned
+from lockstep.cli.deployed import forget
 from lockstep.cli.progress import Progress
 from lockstep.plan.scope import Scope, scope_of
 from lockstep.platforms.output import put
@@ -42,18 +43,32 @@ def clean(
 def uninstall(
     cluster: ClusterArgument,
     jobs: Annotated[bool, typer.Option("--jobs", help="Also delete every TrainingJob of every namespace; they save first.")] = False,
+    cluster_only: Annotated[
+        bool,
+        typer.Option(
+            "--cluster-only", help="Only this TrainingCluster, and the rights that came with it and no other one needs: Lockstep stays."
+        ),
+    ] = False,
     yes: YesOption = False,
     force: ForceOption = False,
     context: ContextOption = None,
 ) -> None:
-    """Remove the operator, the TrainingCluster and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
+    """Remove the operator, the TrainingClusters and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
 
-    An operator of one namespace goes without the CRDs: there, stopped jobs stay as well.
+    An operator of one namespace goes without the CRDs: there, stopped jobs stay as well. With --cluster-only one TrainingCluster of several goes; refused while jobs use it.
 
     Example: lockstep uninstall barcelona
+
+    Example: lockstep uninstall deployed-by-mistake --cluster-only
     """
+    if jobs and cluster_only:
+        raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
     plan = _plan(cluster, context, force)
-    asyncio.run(_uninstall(plan, context, jobs=jobs, yes=yes))
+    if cluster_only:
+        asyncio.run(_uninstall_cluster(plan, context, yes=yes))
+    else:
+        asyncio.run(_uninstall(plan, context, jobs=jobs, yes=yes))
+    forget(plan.cluster.cluster.name)
 
 
 def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
@@ -151,11 +166,67 @@ async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: 
         what = (
             f"the operator of namespace {plan.namespace} and its cluster"
             if plan.scope.own
-            else "Lockstep's operator, TrainingCluster and CRDs"
+            else f"Lockstep's operator, {await _clusters_of(connection)} and CRDs"
         )
         ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
         await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
     put(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
+
+
+async def _clusters_of(connection: Cluster) -> str:
+    """All TrainingClusters go with their definition."""
+    from lockstep.platforms.kubernetes.remove import clusters_of
+
+    names = sorted(cluster["metadata"]["name"] for cluster in await clusters_of(connection))
+    return f"TrainingClusters {', '.join(names)}" if len(names) > 1 else "TrainingCluster"
+
+
+async def _uninstall_cluster(plan: Deployment, context: str | None, *, yes: bool) -> None:
+    from lockstep.plan.deploy import called, of_one_cluster, users
+    from lockstep.platforms.kubernetes import remove
+    from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.record import read_record, write_record
+
+    name = plan.profile.metadata.name
+    if plan.scope.own:
+        raise ConfigError(f"the operator of namespace {plan.namespace} has one cluster, and goes with it: leave out --cluster-only")
+    async with await Cluster.connect(context) as connection:
+        clusters, jobs = await remove.clusters_of(connection), await remove.jobs_of(connection)
+        in_the_way = sorted(map(_place_of, users(name, clusters, jobs)))
+        if in_the_way:
+            raise ConfigError(
+                f"jobs use TrainingCluster {name} ({', '.join(in_the_way)}): delete them first (lockstep delete NAME -n NAMESPACE), or give them another spec.cluster"
+            )
+        record = await read_record(connection, plan.scope.home)
+        others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
+        going = of_one_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
+        there = [item for item in going if await _is_there(connection, item)]
+        if there:
+            await _refuse_without_rights(connection, there)
+            ask(f"Remove {', '.join(map(called, there))} from {connection.server}?", yes=yes)
+        await remove.remove(connection, there, print)
+        if (cleared := record.without(name)) != record:
+            await write_record(connection, cleared, plan.scope.home)
+    _tell_rest(plan, clusters, was_there=bool(there), sent_by_it=record.current is not None and name in record.current.clusters)
+
+
+def _tell_rest(plan: Deployment, clusters: list[dict[str, Any]], *, was_there: bool, sent_by_it: bool) -> None:
+    """What stays, and the commands for it."""
+    from lockstep.plan.deploy import is_default
+
+    name = plan.cluster.cluster.name
+    left = [cluster for cluster in clusters if cluster["metadata"]["name"] != plan.profile.metadata.name]
+    names = ", ".join(sorted(cluster["metadata"]["name"] for cluster in left)) or "no TrainingCluster"
+    put(
+        f"{f'TrainingCluster {name} is removed' if was_there else f'There is nothing of TrainingCluster {name}'}; Lockstep stays, with {names}."
+    )
+    put(f"The service account of namespace {plan.namespace}, where no job needs it: lockstep clean {name}")
+    if left and not any(map(is_default, left)):
+        put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
+    if sent_by_it:
+        put(
+            f"The operator is as the file of {name} says: lockstep deploy {names if len(left) == 1 else 'CLUSTER'} sends it as that cluster's does"
+        )
 
 
 def _refuse_while_jobs(there: list[dict[str, Any]], scope: Scope) -> None:

@@ -1,4 +1,4 @@
-"""What a deployment could not send, in an administrator's words, and which claims a clean-up may take (pure)."""
+"""What a deployment could not send, in an administrator's words, and what a clean-up or the end of one cluster may take (pure)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from lockstep.api.cluster import Platform
 from lockstep.api.clusterfile import ClusterFile
-from lockstep.api.names import APP, DATASETS_CLAIM, LABEL_JOB, LABEL_MANAGED_BY, WORKSPACE_CLAIM
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, APP, DATASETS_CLAIM, LABEL_JOB, LABEL_MANAGED_BY, WORKSPACE_CLAIM
 from lockstep.plan.diff import Change, changes
+from lockstep.plan.openshift_images import puller
+from lockstep.plan.readstatus import is_true
 
 Object = dict[str, Any]
 DEFINITION = "CustomResourceDefinition"
 CLAIM = "PersistentVolumeClaim"
+CLUSTER = "TrainingCluster"
+RDMA_RIGHTS = ("ClusterRole", "SecurityContextConstraints")
+"""Kinds of what is called as follows, and sent for clusters on OpenShift only."""
+RDMA_ROLE = "lockstep-rdma"
 ONLY_CREATED = (CLAIM, "Namespace")
 """Made when missing: how they look is theirs who made them."""
 VOLATILE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
@@ -100,3 +107,37 @@ def removable_claims(found: ClusterFile, dev_environment: str, claims: Sequence[
         ours = labels.get(LABEL_MANAGED_BY) == APP
         if ours and (metadata["name"] in shared or labels.get(LABEL_JOB) == dev_environment):
             yield claim
+
+
+def is_default(cluster: Object) -> bool:
+    """Whether jobs that name no TrainingCluster mean this one."""
+    return bool((cluster["metadata"].get("annotations") or {}).get(ANNOTATION_DEFAULT_CLUSTER) == "true")
+
+
+def users(name: str, clusters: Iterable[Object], jobs: Iterable[Object]) -> list[Object]:
+    """Jobs of the TrainingCluster that have not ended: by its name, or by none where it is the default."""
+    names = {name, *(None for cluster in clusters if cluster["metadata"]["name"] == name and is_default(cluster))}
+    ended = (any(is_true(job.get("status") or {}, kind) for kind in ("Complete", "Failed")) for job in jobs)
+    return [job for job, is_over in zip(jobs, ended, strict=False) if not is_over and job["spec"].get("cluster") in names]
+
+
+def of_one_cluster(sent: Iterable[Object], name: str, namespace: str, clusters: Iterable[Object], others: Iterable[Object]) -> list[Object]:
+    """What goes with one TrainingCluster while Lockstep and other clusters stay, in that order, out of all that its file had `sent`.
+
+    The right to RDMA on OpenShift stays while another cluster is there that may need it, the right to pull from beside the operator while
+    anything in `others` has it: what the deployments of other files have sent, and the namespace's jobs.
+    """
+    needs_rights = any(
+        cluster["metadata"]["name"] != name and cluster["spec"].get("platform", Platform.OPENSHIFT.value) == Platform.OPENSHIFT.value
+        for cluster in clusters
+    )
+    kept = {called(item) for item in others}
+    pulls = called(puller(namespace))
+    needed = any(item["kind"] == "TrainingJob" and item["metadata"]["namespace"] == namespace for item in others)
+    found = []
+    for item in sent:
+        is_right = item["kind"] in RDMA_RIGHTS and item["metadata"]["name"] == RDMA_ROLE and not needs_rights
+        is_puller = called(item) == pulls and not needed
+        if called(item) not in kept and (is_right or is_puller or called(item) == f"{CLUSTER} {name}"):
+            found.append(item)
+    return found

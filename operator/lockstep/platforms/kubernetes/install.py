@@ -18,6 +18,7 @@ from lockstep.api.names import (
     LABEL_NAME,
     OPERATOR_NAMESPACE,
 )
+from lockstep.plan.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
 from lockstep.plan.fabric import Transport
 from lockstep.plan.openshift_images import operator_reference, puller
 from lockstep.plan.pods import why_stuck
@@ -34,12 +35,9 @@ READY_SECONDS = 120.0
 STUCK_SECONDS = 8.0
 """A pod that can't start for so long won't by itself."""
 HASH_LABEL = "pod-template-hash"
-RDMA_ROLE = "lockstep-rdma"
 ANNOTATION_REVISION = "lockstep.dev/revision"
 PULL_FAILED = ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
 """Said right after an attempt. ImagePullBackOff is said between two, also when the next one will find what was pushed meanwhile."""
-CLAIM = "PersistentVolumeClaim"
-PROFILE = "TrainingCluster"
 MONITORING_GROUP = "monitoring.coreos.com"
 
 
@@ -108,22 +106,17 @@ async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Sa
 async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
     """Without the mark of a default on the TrainingCluster where another one has it: with two, jobs that name no cluster would not start."""
     try:
-        there = (await cluster.list(PROFILE))["items"]
+        there = (await cluster.list(CLUSTER))["items"]
     except ApiError as error:
         if error.status in (FORBIDDEN, NOT_FOUND):  # what can't be seen is not sent either; without the CRD there is no other cluster
             return objects
         raise
-    sent = {item["metadata"]["name"] for item in objects if item["kind"] == PROFILE}
-    other = next((name for name in map(_default_name, there) if name and name not in sent), None)
+    sent = {item["metadata"]["name"] for item in objects if item["kind"] == CLUSTER}
+    other = next((name for name in (item["metadata"]["name"] for item in there if is_default(item)) if name not in sent), None)
     if other is None:
         return objects
     say(f"default: TrainingCluster {other} stays the one of jobs that name none; others say cluster: {', '.join(sorted(sent))}")
-    return [_without_default(item) if item["kind"] == PROFILE else item for item in objects]
-
-
-def _default_name(profile: Object) -> str | None:
-    metadata = profile["metadata"]
-    return str(metadata["name"]) if (metadata.get("annotations") or {}).get(ANNOTATION_DEFAULT_CLUSTER) == "true" else None
+    return [_without_default(item) if item["kind"] == CLUSTER else item for item in objects]
 
 
 def _without_default(profile: Object) -> Object:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.api.names import APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAMESPACE
-from lockstep.plan.deploy import DEFINITION, ONLY_CREATED
+from lockstep.plan.deploy import CLUSTER, DEFINITION, ONLY_CREATED
 from lockstep.platforms.kubernetes.cluster import Cluster, Object
 
 NAME = "lockstep-deployed"
@@ -31,6 +31,11 @@ class Deployment:
     objects: tuple[Object, ...]
     worked: bool = False
     """The operator was ready after it."""
+
+    @property
+    def clusters(self) -> set[str]:
+        """TrainingClusters that it sent."""
+        return {str(item["metadata"]["name"]) for item in self.objects if item["kind"] == CLUSTER}
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,10 @@ class Record:
 
     def confirmed(self) -> Record:
         return self if self.current is None else replace(self, current=replace(self.current, worked=True))
+
+    def without(self, cluster: str) -> Record:
+        """Nothing that would bring this TrainingCluster back is gone back to."""
+        return self if self.previous is None or cluster not in self.previous.clusters else replace(self, previous=None)
 
     def turned_back(self) -> Record:
         return Record(self.previous, self.current)

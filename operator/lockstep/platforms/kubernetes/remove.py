@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.api.names import APP, DEV_ENVIRONMENT, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE
-from lockstep.plan.deploy import CLAIM, called
+from lockstep.plan.deploy import CLAIM, CLUSTER, called
 from lockstep.plan.scope import EVERYWHERE, Scope
 from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import InstallError, Say, polled
@@ -26,6 +26,17 @@ async def jobs_of(cluster: Cluster, namespace: str | None = None) -> list[Object
     """None where there are no CRDs."""
     try:
         found: list[Object] = (await cluster.list(JOB, namespace))["items"]
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            return []
+        raise
+    return found
+
+
+async def clusters_of(cluster: Cluster) -> list[Object]:
+    """Every TrainingCluster; none where there are no CRDs."""
+    try:
+        found: list[Object] = (await cluster.list(CLUSTER))["items"]
     except ApiError as error:
         if error.status == NOT_FOUND:
             return []
