@@ -15,7 +15,7 @@ from kubernetes import client
 from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, until
 from corpus.of_processes import RANKS
 from corpus.verdicts import Expected, Fault
-from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.names import COORDINATOR_PORT, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.devcluster import processes
 from lockstep.devcluster.layout import default_layout
 
@@ -135,6 +135,18 @@ def _little_memory(spec: dict[str, Any]) -> None:
     spec["resources"] = {**(spec.get("resources") or {}), "limits": {"memory": "256Mi"}}
 
 
+def _much_memory(spec: dict[str, Any]) -> None:
+    spec["resources"] = {**(spec.get("resources") or {}), "requests": {"memory": "128Mi"}, "limits": {"memory": "4Gi"}}
+
+
+def _both(*acts: Act) -> Act:
+    def do(place: Place) -> None:
+        for act in acts:
+            act(place)
+
+    return do
+
+
 def _no_class(spec: dict[str, Any]) -> None:
     spec["storage"] = {**(spec.get("storage") or {}), "mode": "PerPod", "classRwo": "lockstep-no-such-class"}
 
@@ -206,6 +218,117 @@ def _resolver(number: signal.Signals) -> Act:
     return send
 
 
+def _made(body: dict[str, Any]) -> Act:
+    return lambda place: place.jobs.create(body)
+
+
+def _daemon(name: str, number: signal.Signals) -> Act:
+    """A program of the control plane that is stopped, or goes on."""
+
+    def send(_: Place) -> None:
+        daemon = processes.running(default_layout().daemons, name)
+        assert daemon is not None
+        os.kill(daemon.pid, number)
+
+    return send
+
+
+def _in_pod(node: int, *command: str) -> Act:
+    """With the pod's network and its files, and root's rights."""
+    return lambda place: subprocess.run(["nsenter", "-t", str(place.agent(node)), "-n", "-m", *command], check=True, capture_output=True)
+
+
+def _no_large_packets(place: Place) -> None:
+    """As behind a tunnel whose MTU is smaller than both ends believe: small packets pass, full ones don't."""
+    rule = ["iptables", "-A", "OUTPUT", "-d", f"{place.address(0)}/32", "-m", "length", "--length", "1000:65535", "-j", "DROP"]
+    subprocess.run(["nsenter", "-t", str(place.agent(1)), "-n", *rule], check=True, capture_output=True)
+
+
+def _only_agents_talk(place: Place) -> None:
+    """All ports but the coordinator's are closed between the pods."""
+    rule = ["iptables", "-A", "OUTPUT", "-d", f"{place.address(0)}/32", "-p", "tcp", "!", "--dport", str(COORDINATOR_PORT), "-j", "DROP"]
+    until("node 1 has an agent", lambda: _has_agent(place, 1), 90)
+    subprocess.run(["nsenter", "-t", str(place.agent(1)), "-n", *rule], check=True, capture_output=True)
+
+
+def _has_agent(place: Place, node: int) -> bool:
+    try:
+        return bool(place.agent(node))
+    except (AssertionError, client.ApiException):
+        return False
+
+
+def _nodes(spec: dict[str, Any]) -> Act:
+    def change(place: Place) -> None:
+        for node in place.core.list_node().items:
+            place.core.patch_node(node.metadata.name, {"spec": spec})
+
+    return change
+
+
+def _drain_taint(place: Place) -> None:
+    """On the Node of pod 1 alone."""
+    node = place.core.read_namespaced_pod(f"{place.name}-1", place.namespace).spec.node_name
+    place.core.patch_node(node, {"spec": {"taints": [{"key": "maintenance", "effect": "NoExecute"}]}})
+
+
+def _labels_gone(place: Place) -> None:
+    place.jobs.patch("Pod", f"{place.name}-1", {"metadata": {"labels": None}})
+
+
+def _template_changed(place: Place) -> None:
+    pod = {"metadata": {"annotations": {"somebody": "was here"}}}
+    place.jobs.patch("StatefulSet", place.name, {"spec": {"template": pod}}, "apps/v1")
+
+
+def _other_selector(place: Place) -> None:
+    place.jobs.patch("Service", f"{place.name}-headless", {"spec": {"selector": {"app": "somebody"}}})
+
+
+def _finalizer(place: Place) -> None:
+    place.jobs.patch("Pod", f"{place.name}-1", {"metadata": {"finalizers": ["example.com/keeps"]}})
+    place.jobs.delete("Pod", f"{place.name}-1")
+
+
+def _no_finalizer(place: Place) -> None:
+    if place.jobs.get("Pod", f"{place.name}-1"):
+        place.jobs.patch("Pod", f"{place.name}-1", {"metadata": {"finalizers": None}})
+
+
+def _cluster_is_gone(place: Place) -> None:
+    _no_such_cluster(place)
+
+
+def _restricted(place: Place) -> None:
+    place.core.patch_namespace(place.namespace, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
+
+
+def _not_restricted(place: Place) -> None:
+    place.core.patch_namespace(place.namespace, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": None}}})
+
+
+def _webhook_of_nobody(place: Place) -> None:
+    service = {"name": "none-such", "namespace": place.namespace, "path": "/"}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    where = {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}}
+    hook = {"name": "pods.example.com", "clientConfig": {"service": service}, "rules": [rule], "namespaceSelector": where,
+            "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail", "timeoutSeconds": 2}  # fmt: skip
+    kind = place.jobs.kind("ValidatingWebhookConfiguration", "admissionregistration.k8s.io/v1")
+    kind.create(body={"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration", "metadata": {"name": place.namespace}, "webhooks": [hook]})  # fmt: skip
+
+
+def _no_webhook(place: Place) -> None:
+    place.jobs.kind("ValidatingWebhookConfiguration", "admissionregistration.k8s.io/v1").delete(name=place.namespace)
+
+
+def _kill_rank(place: Place) -> None:
+    ranks = [int(child) for child in Path(f"/proc/{place.agent(1)}/task/{place.agent(1)}/children").read_text().split()]
+    for pid in ranks:
+        if b"/scripts/script.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return os.kill(pid, signal.SIGKILL)
+    raise AssertionError("no rank runs")
+
+
 def _corrected(place: Place) -> None:
     until("the image is missed", lambda: place.jobs.condition(place.name, "RanksReady").get("reason") == "ImagePullFailed")
     place.jobs.change(place.name, image=None)
@@ -215,6 +338,14 @@ FAILS = RANKS + "if RANK == 1: raise ValueError('bad label')\nwait()\n"
 HANGS = RANKS + "if RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\nfor step in range(4, 100000): steps(step, step)\n"
 EATS = RANKS + "if RANK == 1:\n    held = bytearray(os.urandom(1 << 20)) * 600\nwait()\n"
 NO_IMAGE = "localhost/lockstep/none:1"
+TALKS = RANKS + """\
+torch, dist = ranks_talk()
+large = torch.ones(1 << 20)
+for step in range(4, 100000):
+    dist.all_reduce(large)
+    steps(step, step)
+"""
+PATIENT = {"hangTimeouts": {"stepSeconds": 10}}
 ONCE = {"restart": {"maxRestarts": 1, "backoffSeconds": 1}}
 
 CLUSTER_FAULTS = (
@@ -251,4 +382,23 @@ CLUSTER_FAULTS = (
     ClusterFault("service-deleted", "somebody deletes the Service", _of("", "Service .*made again", "logs", state="Running"), act=_delete("Service", "{}-headless")),
     ClusterFault("key-deleted", "somebody deletes the Secret with the agents' key", _of("", "", "", state="Running"), act=_key_is_gone, seconds=20.0),
     ClusterFault("no-operator", "the operator is away", _of("", "operator", "lockstep doctor", state="Running"), act=_no_operator, after=_operator_again, seconds=120.0),
+    ClusterFault("small-mtu", "large packets get lost between two pods", _of("Hang", "network between", "network|stacks"), PATIENT, TALKS, act=_no_large_packets, seconds=90.0),
+    ClusterFault("closed-ports", "a firewall lets only the coordinator's port through", _of("Hang", "network between|connect", "network|stacks"), {"hangTimeouts": {"startSeconds": 30}}, TALKS, meanwhile=_only_agents_talk, seconds=150.0),
+    ClusterFault("no-config-map", "a ConfigMap of podTemplate.volumes is missing", _waits("VolumeNotMounted", "none-such", "kubectl create configmap none-such"), {"podTemplate": {"volumes": [{"name": "script", "mountPath": "/scripts", "configMap": {"name": "none-such"}}]}}, seconds=90.0),
+    ClusterFault("no-pull-secret", "a Secret of imagePullSecrets is missing", _waits("ImagePullFailed", "none-such", "kubectl create secret docker-registry none-such"), {"image": NO_IMAGE, "imagePullSecrets": ["none-such"]}, seconds=90.0),
+    ClusterFault("limit-range", "a LimitRange allows less memory than a pod asks for", _waits("PodsRefused", "LimitRange|maximum memory", "limitrange|LimitRange|resources"), before=_both(_cluster_like_local(_much_memory), _made({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}})), after=_both(_delete("LimitRange", "small"), _no_such_cluster)),
+    ClusterFault("pod-security", "the namespace enforces Pod Security `restricted`, and a volume of the job is a host's path", _waits("PodsRefused", "restricted", "restricted|hostPath"), {"podTemplate": {"volumes": [{"name": "host", "mountPath": "/host", "hostPath": {"path": "/srv"}}]}}, before=_restricted, after=_not_restricted),
+    ClusterFault("webhook", "an admission webhook doesn't answer", _waits("PodsRefused", "pods.example.com", "webhook"), before=_webhook_of_nobody, after=_no_webhook),
+    ClusterFault("cordoned", "all Nodes are cordoned", _waits("Unschedulable", "cordon", "uncordon"), before=_nodes({"unschedulable": True}), after=_nodes({"unschedulable": None})),
+    ClusterFault("many-nodes", "the job wants more nodes than there are", _waits("Unschedulable", "one node a pod", "lockstep scale"), {"nodes": 3}),
+    ClusterFault("scheduler", "the scheduler is away", _waits("Scheduling", "scheduler", "scheduler"), before=_daemon("kube-scheduler", signal.SIGSTOP), after=_daemon("kube-scheduler", signal.SIGCONT), seconds=90.0),
+    ClusterFault("controllers", "the controllers of Kubernetes are away", _waits("PodsNotCreated", "controller", "controller|describe statefulset"), before=_daemon("kube-controller-manager", signal.SIGSTOP), after=_daemon("kube-controller-manager", signal.SIGCONT), seconds=90.0),
+    ClusterFault("drain-taint", "a Node gets a NoExecute taint", _of("Preempted", "node 1", "logs|taint", node=1, state="Waiting"), act=_drain_taint, after=_untaint, seconds=90.0),
+    ClusterFault("labels", "somebody takes a pod's labels away", _of("NodeLost", "node 1", "", node=1, state="Running"), ONCE, act=_labels_gone, seconds=120.0),
+    ClusterFault("template", "somebody changes the StatefulSet's template", _of("", "", "", state="Running"), ONCE, act=_template_changed, seconds=30.0),
+    ClusterFault("other-selector", "somebody changes the Service's selector", _of("", "", "", state="Running"), ONCE, act=_other_selector, seconds=30.0),
+    ClusterFault("finalizer", "a finalizer keeps a deleted pod", _of("NodeLost", "example.com/keeps", "finalizer", node=1, state="Waiting"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
+    ClusterFault("cluster-deleted", "the job's TrainingCluster is deleted while it runs", _of("", "TrainingCluster", "", state="Running"), act=_cluster_is_gone, before=_cluster_like_local(lambda _: None), seconds=60.0),
+    ClusterFault("rank-killed", "somebody kills a rank", _of("Killed", "SIGKILL", "who sent it", rank=1, node=1), act=_kill_rank),
+    ClusterFault("unreadable", "the script may not be read", _of("Configuration", "/scripts/script.py|ermission", "", node=0), {"podTemplate": {"volumes": [{"name": "script", "mountPath": "/scripts", "configMap": {"name": "script-unreadable", "defaultMode": 0}}]}}, seconds=90.0),
 )  # fmt: skip

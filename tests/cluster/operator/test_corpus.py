@@ -19,7 +19,7 @@ from corpus.verdicts import Answer, Fault, Score, answer, judge
 
 pytestmark = [pytest.mark.corpus, pytest.mark.alone]
 CHECKOUT = Path(__file__).resolve().parents[3]
-OWN_CLUSTERS = ("memory", "no-class")
+OWN_CLUSTERS = ("memory", "no-class", "limit-range", "cluster-deleted")
 UNTOLD = ("no-operator",)
 KEEPS_FROM_RUNNING = ("Accepted", "PodsScheduled", "RanksReady", "Progressing")
 
