@@ -338,13 +338,16 @@ FAILS = RANKS + "if RANK == 1: raise ValueError('bad label')\nwait()\n"
 HANGS = RANKS + "if RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\nfor step in range(4, 100000): steps(step, step)\n"
 EATS = RANKS + "if RANK == 1:\n    held = bytearray(os.urandom(1 << 20)) * 600\nwait()\n"
 NO_IMAGE = "localhost/lockstep/none:1"
-TALKS = RANKS + """\
+TALKS = (
+    RANKS
+    + """\
 torch, dist = ranks_talk()
 large = torch.ones(1 << 20)
 for step in range(4, 100000):
     dist.all_reduce(large)
     steps(step, step)
 """
+)
 PATIENT = {"hangTimeouts": {"stepSeconds": 10}}
 ONCE = {"restart": {"maxRestarts": 1, "backoffSeconds": 1}}
 
@@ -357,7 +360,7 @@ CLUSTER_FAULTS = (
     ClusterFault("no-claim", "the claim that the job names is missing", _waits("ClaimNotBound", "none-such", "claim"), {"storage": {"workspaceClaimName": "none-such"}}),
     ClusterFault("no-secret", "a Secret of envFrom is missing", _waits("ContainerNotStarted", "none-such", "Secret|secret"), {"envFrom": [{"secretRef": {"name": "none-such"}}]}),
     ClusterFault("selector", "no Node has the labels that are asked for", _waits("Unschedulable", "disk.*nvme|node affinity|selector", "nodeSelector|label"), {"podTemplate": {"nodeSelector": {"disk": "nvme"}}}),
-    ClusterFault("no-gpus", "no Node has a GPU", _waits("Unschedulable", "nvidia.com/gpu", "GPU|gpu"), {"gpusPerNode": 1}),
+    ClusterFault("no-gpus", "GPUs are asked for, and the cluster has none", _refused("NoGPUs", "has no GPUs", "gpusPerNode: 0"), {"gpusPerNode": 1}),
     ClusterFault("taint", "all Nodes are tainted", _waits("Unschedulable", "maintenance", "tolerat|taint"), before=_taint, after=_untaint),
     ClusterFault("quota", "a quota forbids the second pod", _waits("PodsRefused", "quota", "quota"), before=_quota, after=_no_quota),
     ClusterFault("priority", "the PriorityClass is missing", _waits("PodsRefused", "none-such", "PriorityClass|priorityClass|priority"), {"podTemplate": {"priorityClassName": "none-such"}}),
@@ -368,15 +371,15 @@ CLUSTER_FAULTS = (
     ClusterFault("deadline", "the job's time is up", _of("DeadlineExceeded", "activeDeadlineSeconds|deadline", "activeDeadlineSeconds|deadline"), {"activeDeadlineSeconds": 20}, seconds=90.0),
     ClusterFault("raises", "a rank raises an exception", _of("UserCode", "ValueError: bad label", "correct it first", rank=1, node=1), script=FAILS),
     ClusterFault("hangs", "a rank is stopped", _of("Hang", "is stopped", "stacks", rank=1, node=1), {"hangTimeouts": {"stepSeconds": 5}}, script=HANGS),
-    ClusterFault("memory", "a rank takes more memory than its pod may", _of("OutOfMemory", "limit of 256 MiB", "memory", node=1), script=EATS, before=_cluster_like_local(_little_memory), after=_no_such_cluster),
+    ClusterFault("memory", "a rank takes more memory than its pod may", _of("OutOfMemory", "its limit of 256 MiB", "resources.limits.memory", rank=1, node=1), script=EATS, before=_cluster_like_local(_little_memory), after=_no_such_cluster),
     ClusterFault("partition", "two pods can't talk to each other", _of("NodeNotHeard", "node 1 .*not heard", "on which Nodes", state="NodeNotHeard"), act=_cut, seconds=25.0),
     ClusterFault("partition-lasts", "two pods can't talk for longer than a node is waited for", _of("NodeLost", "network between the two", "network|node", node=1), act=_cut, seconds=120.0),
     ClusterFault("pod-agent-frozen", "an agent gets no CPU", _of("NodeLost", "stopped or gets no CPU", "node", node=1), act=_signal(1, signal.SIGSTOP), seconds=120.0),
     ClusterFault("pod-agent-killed", "an agent is killed", _of("NodeLost", "node 1", "node", node=1), act=_signal(1, signal.SIGKILL)),
     ClusterFault("coordinator-killed", "the agent with the coordinator is killed", _of("NodeLost", "node 0", "node", node=0), act=_signal(0, signal.SIGKILL)),
-    ClusterFault("pod-deleted", "a pod is deleted", _of("NodeLost", "node 1", "logs", node=1, state="Running"), act=_delete("Pod", "{}-1"), seconds=120.0),
-    ClusterFault("pod-force-deleted", "a pod is deleted by force", _of("NodeLost", "node 1", "logs", node=1, state="Running"), ONCE, act=_delete_pod_now, seconds=120.0),
-    ClusterFault("evicted", "a pod is evicted, as a drain does it", _of("Preempted", "node 1", "logs", node=1, state="Running"), act=_evict, seconds=120.0),
+    ClusterFault("pod-deleted", "a pod is deleted", _of("NodeLost", "was deleted", "logs", node=1, state="Running"), act=_delete("Pod", "{}-1"), seconds=120.0),
+    ClusterFault("pod-force-deleted", "a pod is deleted by force", _of("NodeLost", "was deleted", "logs", node=1, state="Running"), ONCE, act=_delete_pod_now, seconds=120.0),
+    ClusterFault("evicted", "a pod is evicted, as a drain does it", _of("NodeLost", "was evicted", "logs", node=1, state="Running"), act=_evict, seconds=120.0),
     ClusterFault("scaled", "somebody scales the StatefulSet", _of("", "scaled|replicas", "spec.nodes|lockstep scale", state="Running"), ONCE, act=_scaled_by_hand, seconds=120.0),
     ClusterFault("set-deleted", "somebody deletes the StatefulSet", _of("", "StatefulSet", "", state="Running"), ONCE, act=_delete("StatefulSet", "{}", "apps/v1"), seconds=120.0),
     ClusterFault("service-deleted", "somebody deletes the Service", _of("", "Service .*made again", "logs", state="Running"), act=_delete("Service", "{}-headless")),

@@ -44,7 +44,7 @@ class Answer:
     words: str
     """Summary, first cause and last lines."""
     remedies: str
-    """The next commands and what they are for, and the summary, which may have it too."""
+    """The next commands and what they are for, and the sentences that may have one too."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,14 @@ class Fault:
 
 
 _FIRST_CAUSE = re.compile(r"^(?:rank (?P<rank>\d+))?(?: on )?(?:node (?P<node>\d+))?[^:]*: (?P<cause>[A-Z][A-Za-z]*)")
+_RESTARTED = re.compile(
+    r"^attempt \d+ ended at \S+?Z(?:, )?(?:rank (?P<rank>\d+))?(?: on )?(?:node (?P<node>\d+))?: (?P<cause>[A-Z][A-Za-z]*)"
+)
 
 
 def answer(said: dict[str, Any], reason: str = "") -> Answer:
     """`said`: the command's JSON; `reason`: the condition's that keeps the job from running, where nothing failed."""
-    first = _FIRST_CAUSE.match(said.get("first_cause", ""))
+    first = _FIRST_CAUSE.match(said.get("first_cause", "")) or _RESTARTED.match(said.get("restarted", ""))
     remedies = [f"{step['command']}  # {step['what']}" for step in said.get("next", [])]
     return Answer(
         state=said["state"],
@@ -69,9 +72,12 @@ def answer(said: dict[str, Any], reason: str = "") -> Answer:
         rank=_number(first, "rank"),
         node=_number(first, "node"),
         words="\n".join(
-            [said["summary"], said.get("first_cause", ""), *said.get("last_lines", []), said.get("stale", ""), said.get("changed", "")]
+            [
+                *(said.get(key, "") for key in ("summary", "first_cause", "restarted", "stale", "changed")),
+                *said.get("last_lines", []),
+            ]
         ),
-        remedies="\n".join([*remedies, said["summary"], said.get("nodes", "")]),
+        remedies="\n".join([*remedies, said["summary"], said.get("nodes", ""), said.get("changed", "")]),
     )
 
 

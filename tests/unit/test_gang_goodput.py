@@ -13,11 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep_gang.contract import Cause, CheckpointReport, Expected, Failure, Goodput, Loss, RestartPolicy, Run, Spent, State
-from lockstep_gang.contract.messages import Activity, Beat, Checkpoint, Evaluate, Leaving, Reported, Started, Step, rank_report_to_json
+from lockstep_gang.contract.messages import (
+    Activity,
+    Beat,
+    Checkpoint,
+    Evaluate,
+    Leaving,
+    Reported,
+    Started,
+    Step,
+    Stopped,
+    rank_report_to_json,
+)
 from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.account import ACCOUNT_SECONDS, Account
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.records import GoodputRecord, Records
+from lockstep_gang.lifecycle.facts import Facts
 from lockstep_gang.lifecycle.gang import new_gang
 from lockstep_gang.lifecycle.goodput import absent, accounted
 from lockstep_gang.lifecycle.history import begun_records
@@ -81,6 +93,15 @@ def test_after_a_failure_the_job_is_down_until_a_step_and_does_undone_steps_agai
     story.waits(4).reports(0, Step(0, 5)).waits(3).reports(0, Step(0, 8)).waits(2)
     assert seconds(story) == {"train": 2, "down": 20, "lost": 3}
     assert accounted(story.gang, story.run, story.now).goodput.causes == {"OutOfMemory": Loss(23_000, 23_000 * 8)}
+
+
+def test_steps_that_a_stop_did_not_save_are_done_again_because_of_it() -> None:
+    story = started(**TRAINER).reports(0, Step(0, 8)).waits(5).hears(1, Leaving())
+    for rank in (0, 1):
+        story.hears(rank, Stopped(1))
+    story.gang = replace(story.gang, facts=Facts())  # as a coordinator that was stopped too
+    story.loses(1).hears(1, hello(1, known=1, instance="another")).waits(1).reports(0, Step(0, 5)).waits(3).reports(0, Step(0, 8))
+    assert set(story.gang.goodput.causes) == {"Stopped"}
 
 
 def test_what_comes_after_the_last_step_of_a_hang_is_down_and_not_training() -> None:

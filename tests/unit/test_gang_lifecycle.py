@@ -332,7 +332,7 @@ def test_a_node_that_leaves_lets_all_ranks_save_and_the_gang_waits_for_its_succe
         story.exits(rank, 75, ordered=True).hears(rank, Stopped(1))
     assert (story.report.state, story.report.message, story.records) == (State.WAITING, "waiting for node 1 of 2", ["begin", "Stopped"])
     story.loses(1).hears(1, hello(1, instance="successor"))
-    assert (story.gang.attempt, story.report.restarts) == (2, 0)
+    assert (story.gang.attempt, story.report.restarts, story.report.restarts_counted) == (2, 1, 0)
 
 
 def test_ranks_that_finish_while_they_are_asked_to_save_complete_the_job() -> None:

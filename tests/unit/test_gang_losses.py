@@ -51,6 +51,7 @@ def back(story: Story, node: int = 1) -> Story:
         (FactType.NODE_LOST, Cause.NODE_LOST, "node 1 was lost: Node b is NotReady"),
         (FactType.PREEMPTED, Cause.PREEMPTED, "node 1 was preempted: Node b is NotReady"),
         (FactType.EVICTED, Cause.NODE_LOST, "node 1 was evicted: Node b is NotReady"),
+        (FactType.DELETED, Cause.NODE_LOST, "node 1 lost its pod: Node b is NotReady"),
     ],
 )
 @pytest.mark.parametrize("before", [True, False], ids=["told before", "told after"])
@@ -145,6 +146,26 @@ def test_a_preempted_node_that_got_to_save_is_remembered_and_does_not_count(befo
 def test_a_node_that_somebody_told_to_go_is_no_failure() -> None:
     story = started(restart=RestartPolicy(0, 0), report=REPORT).hears(1, Leaving()).hears(0, Stopped(1)).hears(1, Stopped(1))
     assert told(story).report.history == ()
+
+
+def test_a_node_that_was_told_to_go_and_comes_back_is_remembered_though_nobody_says_why() -> None:
+    story = started(restart=RestartPolicy(0, 0), report=REPORT).hears(1, Leaving()).hears(0, Stopped(1)).hears(1, Stopped(1))
+    (entry,) = back(story.loses(1)).report.history
+    assert (story.gang.attempt, entry.attempt, entry.counts, entry.explained_by) == (2, 1, False, None)
+    assert entry.failure.message == "node 1 was told to end (SIGTERM), and nobody says by whom"
+    (explained,) = told(story, fact(FactType.DELETED, message="it was deleted by hand")).report.history
+    assert (explained.failure.message, explained.counts) == ("node 1 lost its pod: it was deleted by hand", False)
+    assert (story.report.restarts, story.report.restarts_counted, story.report.state) == (1, 0, State.STARTING)
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "suspended"])
+def test_node_zero_that_was_told_to_go_is_remembered_only_if_the_cluster_says_that_the_job_was_not_stopped(deleted: bool) -> None:
+    run = make_run(**NOTHING_SPARE)
+    stopped = [replace(record, outcome="Stopped") for record in begun_records([], started(**NOTHING_SPARE).gang, run, stamp(1000.0))]
+    story = told(Story(run, resumed(run, stopped, None, 1010.0, alive_at=1000.0)), *([fact(FactType.DELETED, 0)] if deleted else []))
+    story.hears(0, hello(0, known=1, instance="new")).hears(1, hello(1, known=1))
+    assert story.gang.attempt == 2
+    assert [entry.failure.message for entry in story.report.history] == (["node 0 lost its pod: Node b is NotReady"] if deleted else [])
 
 
 def test_a_late_explanation_gives_back_only_what_is_charged_since_the_last_new_commit() -> None:

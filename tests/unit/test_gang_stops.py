@@ -109,6 +109,11 @@ def test_of_a_script_that_reports_nothing_it_isnt_known_whether_it_saved() -> No
     )
 
 
+def test_ranks_that_a_signal_ended_are_told_in_the_plural() -> None:
+    stop = ended(stopping(training(training=None)), None, None, signal="SIGTERM")
+    assert stop.message.startswith("stopped: its ranks were ended by SIGTERM; ")
+
+
 def test_of_a_script_that_reports_steps_and_no_checkpoint_it_isnt_known_either() -> None:
     stop = ended(stopping(training(step=7, training=None)), 75, 75)
     assert said(stop) == (

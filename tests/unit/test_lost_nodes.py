@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.plan.facts import facts_of, loss_of
+from lockstep.plan.facts import facts_of, loss_of, losses
 from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.reconcile import reconcile
@@ -87,11 +87,56 @@ def test_a_taint_that_follows_a_lost_node_is_still_a_lost_node() -> None:
     assert (fact.type, fact.since) == (FactType.NODE_LOST, SINCE)
 
 
-def test_a_pod_that_somebody_deletes_is_no_loss() -> None:
-    deleted = pod(1)
-    deleted["metadata"]["deletionTimestamp"] = SINCE
-    assert loss_of(deleted, by_name(node("node-1"))) is None
+def test_a_pod_that_is_there_is_not_lost() -> None:
     assert loss_of(pod(1), {}) is None
+    assert losses(running()) == {}
+
+
+def ending(index: int = 1, **changes: Any) -> Object:
+    """A pod that somebody has deleted, with a grace of 30 s."""
+    found = pod(index, **changes)
+    found["metadata"] |= {"deletionTimestamp": SINCE, "deletionGracePeriodSeconds": 30}
+    return found
+
+
+def test_a_pod_that_somebody_deletes_is_told_with_the_time_at_which_they_did() -> None:
+    (fact,) = losses(replace(running(), pods=(pod(0), ending()))).values()
+    assert (fact.type, fact.node, fact.pod_uid, fact.since) == (FactType.DELETED, 1, "pod-1", "2027-01-15T07:58:30Z")
+    assert "deleted by hand" in fact.message
+
+
+def with_set(**changes: Any) -> Observed:
+    """While a pod ends and the StatefulSet is as given."""
+    found = running()
+    assert found.stateful_set is not None
+    changed = {**found.stateful_set, **changes}
+    return replace(found, pods=(pod(0), ending()), objects={**found.objects, ("StatefulSet", "x"): changed})
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        with_set(spec={"replicas": 0}),
+        with_set(spec={"replicas": 1}),
+        with_set(metadata={**(running().stateful_set or {})["metadata"], "deletionTimestamp": SINCE}),
+        replace(running(), pods=(pod(0), ending(owner="an earlier set"))),
+        replace(with_set(), objects={}),
+        replace(with_set(), job={**running().job, "metadata": {**running().job["metadata"], "deletionTimestamp": SINCE}}),
+    ],
+    ids=["stopped", "resized", "set deleted", "of an earlier start", "no set", "job deleted"],
+)
+def test_a_pod_that_goes_because_of_what_became_of_the_job_is_no_loss(observed: Observed) -> None:
+    assert losses(observed) == {}
+
+
+def test_a_pod_that_was_deleted_by_force_and_never_seen_to_end_is_remembered() -> None:
+    seen, key, there = RememberedLosses(), ("ns", "x"), running()
+    seen.see_gone(key, pod(1), there.job, there.stateful_set, NOW)
+    seen.see(key, replace(there, pods=(pod(0),)), NOW)
+    assert [(fact.type, fact.since) for fact in seen.of(key).values()] == [(FactType.DELETED, None)]
+    seen.forget(key)
+    seen.see_gone(key, pod(1), there.job, None, NOW)
+    assert seen.of(key) == {}
 
 
 def container(**waiting: str) -> Object:

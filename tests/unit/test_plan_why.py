@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockstep.cli.main import app
+from lockstep.plan.heard import Unheard
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.reconcile import reconcile
 from lockstep.plan.why import Answer, cost, text, why
@@ -55,6 +56,22 @@ def test_steps_that_nothing_did_again_are_lost_or_still_to_be_done() -> None:
     assert cost({"attempts": 2, "restartHistory": [open_entry]}) == "1 failure (1 Hang): 6 steps to be done again"
     both = "2 failures (1 Fabric, 1 Hang): 7 steps done again, 6 steps lost, 13 s without training"
     assert cost({**ended, "restartHistory": [before, open_entry]}) == both
+
+
+def test_a_job_that_runs_again_says_why_it_was_started_again() -> None:
+    gone = Restart(1, "2026-01-01T00:00:00Z", Failure("node 1 lost its pod: it was deleted by hand", node=1, cause=Cause.NODE_LOST), 7, 13)
+    observed = settled(report(trainer=TrainerReport("Step", 47, 120, 7300)))
+    answer = asked(after(observed, reconcile(observed, report(history=(gone,)), CONTEXT, NOW)))
+    line = "attempt 1 ended at 2026-01-01T00:00:00Z, node 1: NodeLost: node 1 lost its pod: it was deleted by hand"
+    assert (answer.state, answer.restarted) == ("Running", line)
+    assert f"restarted    {line}\nlost         1 failure (1 NodeLost): 7 steps done again" in text(answer)
+    assert not asked(failed()).restarted
+
+
+def test_where_nobody_keeps_the_status_up_to_date_doctor_comes_first() -> None:
+    unheard = Unheard("2026-01-01T00:00:00Z", "no operator has led")
+    assert why(gets_on(), (), NOW, unheard=unheard).next[0].command == "lockstep doctor -n ns"
+    assert why(complete(), (), NOW, unheard=unheard).next[0].command == "lockstep describe x -n ns"
 
 
 def test_a_held_job_is_looked_into_first() -> None:

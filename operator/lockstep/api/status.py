@@ -175,7 +175,7 @@ class RestartStatus(Model):
     time: Time
     """When."""
     cause: Text
-    """Its kind, as in failure.cause."""
+    """Its kind, as in failure.cause, or Stopped: steps that were not saved when somebody stopped the job."""
     message: Text
     """What happened first."""
     rank: Count | None = None

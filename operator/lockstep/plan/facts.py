@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lockstep.api.names import CONTAINER, NODES_MAX, pod_name
-from lockstep.plan.observed import Object, Observed, is_terminating
+from lockstep.plan.observed import Object, Observed, is_terminating, owner_uid
 from lockstep.plan.pods import is_scheduled, scheduler_message, waits_for_a_claim
 from lockstep.plan.running import is_running
+from lockstep.plan.times import seconds_of, timestamp
 from lockstep_gang.contract import Fact, FactType
 
 FACT_CHARACTERS = 256
@@ -57,7 +58,7 @@ def trouble_of(node: Object) -> NodeTrouble | None:
 
 
 def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
-    """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay. A pod that somebody deletes is no loss."""
+    """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay, and for one that somebody deletes (`deletion_of`)."""
     status = pod.get("status", {})
     marks = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
     disruption, queue = marks.get("DisruptionTarget"), marks.get(_QUEUE)
@@ -70,6 +71,22 @@ def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
         kind = FactType.NODE_LOST if (disruption or {}).get("reason") == "DeletionByPodGC" else FactType.EVICTED
         return _marked(kind, pod, disruption)
     return _killed(pod)
+
+
+def deletion_of(pod: Object, job: Object | None, stateful_set: Object | None) -> Fact | None:
+    """The fact that somebody deletes, or has deleted, a pod which its StatefulSet is to have; None where that follows from what became of the job."""
+    if job is None or stateful_set is None or is_terminating(job) or is_terminating(stateful_set):
+        return None
+    index = node_index(pod["metadata"]["name"])
+    if owner_uid(pod) != stateful_set["metadata"]["uid"] or not 0 <= index < stateful_set["spec"].get("replicas", 1):
+        return None
+    return _fact(FactType.DELETED, pod, "Deleted", "it was deleted by hand, or by a program that is none of Lockstep's", _asked_for(pod))
+
+
+def _asked_for(pod: Object) -> str | None:
+    """When its deletion was: deletionTimestamp is the end of the grace that it has. None: nobody knows."""
+    at, grace = pod["metadata"].get("deletionTimestamp"), pod["metadata"].get("deletionGracePeriodSeconds") or 0
+    return timestamp(seconds_of(at) - grace) if at else None
 
 
 def _killed(pod: Object) -> Fact | None:
@@ -119,8 +136,13 @@ def node_index(pod: str) -> int:
 
 def losses(observed: Observed) -> dict[str, Fact]:
     """uid → the loss of every pod that is still there."""
-    found = ((str(pod["metadata"]["uid"]), loss_of(pod, observed.judged_nodes)) for pod in observed.pods)
+    found = ((str(pod["metadata"]["uid"]), _loss(pod, observed)) for pod in observed.pods)
     return {uid: fact for uid, fact in found if fact is not None}
+
+
+def _loss(pod: Object, observed: Observed) -> Fact | None:
+    lost = loss_of(pod, observed.judged_nodes)
+    return deletion_of(pod, observed.job, observed.stateful_set) if lost is None and is_terminating(pod) else lost
 
 
 def facts_of(observed: Observed, remembered: Mapping[str, Fact]) -> tuple[Fact, ...]:

@@ -120,7 +120,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.NODES_RELEASED: (Remedy("lockstep get -n {namespace}", "which jobs want the same nodes; this one tries again by itself"),),
     Reason.UNSCHEDULABLE: (
         Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job wants one node a pod: ask for as many as there are", r"wants one node a pod"),
-        Remedy(_EDIT, "the node selector that no node has; new pods come by themselves", r"no node of the cluster matches"),
+        Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods start by themselves", r"no node of the cluster matches"),
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
         Remedy(_EVENTS, "what the scheduler says; the job starts by itself when enough nodes have room"),
     ),

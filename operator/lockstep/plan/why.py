@@ -70,6 +70,8 @@ class Answer:
     """What pods of which no report comes say in their logs of the way to the operator."""
     stale: str = ""
     """Since when nobody has kept the status up to date, and why."""
+    restarted: str = ""
+    """Of a job that runs: why it was started again last."""
 
     @property
     def is_well(self) -> bool:
@@ -88,6 +90,7 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
     failure = observed.status.get("failure") or {}
     summary = _summary(state, observed, conditions, now)
     told = state is Where.FAILED or state is Where.RESTARTING
+    stale = unheard is not None and state not in ENDED_OR_UNSEEN
     return Answer(
         job=observed.name,
         namespace=observed.namespace,
@@ -101,8 +104,9 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
         saves=_failing_saves(observed.status, conditions),
         changed=str((observed.status.get("interference") or {}).get("message", "")),
         nodes=_message(conditions, "NodesHealthy") if conditions.get("NodesHealthy", {}).get("status") == "False" else "",
-        next=next_steps(observed, state, held=_holds(conditions, "Held"), message=summary),
-        stale=unheard.text(now) if unheard is not None and state not in ENDED_OR_UNSEEN else "",
+        next=next_steps(observed, state, held=_holds(conditions, "Held"), message=summary, stale=stale),
+        stale=unheard.text(now) if unheard is not None and stale else "",
+        restarted=_last_restart(observed.status) if state in (Where.RUNNING, Where.STARTING, Where.WAITING) else "",
         not_seen=(*not_seen, f"what became of it since: {unserved}") if unserved and state not in ENDED_OR_UNSEEN else not_seen,
     )
 
@@ -201,6 +205,16 @@ def first_cause(failure: Object, summary: str) -> str:
     return f"{who}{there}{step}: {': '.join(filter(None, (kind, said if said != summary else '')))}"
 
 
+def _last_restart(status: Object) -> str:
+    """Which attempt ended when, of what and where; '' where none did."""
+    history = status.get("restartHistory") or []
+    if not history:
+        return ""
+    last = history[-1]
+    who = " on ".join(f"{kind} {last[kind]}" for kind in ("rank", "node") if kind in last)
+    return f"attempt {last['attempt']} ended at {last['time']}{f', {who}' if who else ''}: {last['cause']}: {last['message']}"
+
+
 def cost(status: Object) -> str:
     """What failures have cost so far; '' when there were none."""
     history = status.get("restartHistory") or []
@@ -232,7 +246,7 @@ def text(answer: Answer) -> str:
     """For a person: what it is about before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labelled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
         ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for line in answer.says:

@@ -42,9 +42,11 @@ _HOST_WORDS = (
 )
 
 
-def next_steps(observed: Observed, state: str, *, held: bool, message: str = "") -> tuple[Step, ...]:
-    """The most useful one first. `message`: what is said of where the job stands, if more is seen than its status says."""
-    steps = _steps(observed, state, held=held)
+def next_steps(observed: Observed, state: str, *, held: bool, message: str = "", stale: bool = False) -> tuple[Step, ...]:
+    """The most useful one first. `message`: what is said of where the job stands, if more is seen than its status says. `stale`: nobody keeps the
+    status up to date."""
+    look = (Step(f"lockstep doctor -n {observed.namespace}", "what the operator lacks"),) if stale else ()
+    steps = (*look, *_steps(observed, state, held=held))
     if state in ("Suspended", "Complete", "Failed", "Unseen"):
         return steps
     first = list(_remedies(observed, state, message))

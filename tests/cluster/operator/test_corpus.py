@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,7 @@ def asked(place: Place) -> Answer:
         if failed.get("status") == "True"
         else next((c["reason"] for c in conditions if c.get("status") in ("False", "Unknown")), "")
     )
-    given = answer(json.loads(done.stdout), reason)
-    history = (place.jobs.job(place.name).get("status") or {}).get("restartHistory")
-    return recovered(given, history[-1]) if given.state == "Running" and history else given
-
-
-def recovered(given: Answer, entry: dict[str, Any]) -> Answer:
-    """A job that runs again: what is said of why it was started again."""
-    words = f"{given.words}\n{entry['message']}"
-    return replace(given, cause=entry["cause"], rank=entry.get("rank"), node=entry.get("node"), words=words)
+    return answer(json.loads(done.stdout), reason)
 
 
 def goes_on(place: Place) -> bool:

@@ -20,6 +20,7 @@ class FactType(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11; agents run on
     EVICTED = "Evicted"  # by its Node's pressure, a taint, a drain
     OUT_OF_MEMORY = "OutOfMemory"  # the kernel killed its container at its limit, the agent with it
     CONTAINER_ENDED = "ContainerEnded"  # its container was killed otherwise, and starts again
+    DELETED = "Deleted"  # by somebody else than Lockstep
     WAITING = "Waiting"  # it doesn't run yet: `reason` says why
 
 

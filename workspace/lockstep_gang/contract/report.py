@@ -113,6 +113,7 @@ class Cause(str, Enum):  # noqa: UP042
     KILLED = "Killed"  # by a signal that nobody of the job sent
     HARDWARE = "Hardware"  # a GPU of the node failed
     INTERNAL = "Internal"  # of Lockstep itself
+    STOPPED = "Stopped"  # no failure: somebody asked for it. Only what is done again since then has it
 
 
 @dataclass(frozen=True)

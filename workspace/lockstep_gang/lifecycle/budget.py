@@ -13,6 +13,7 @@ from lockstep_gang.lifecycle.gang import Budget, Gang
 from lockstep_gang.lifecycle.losses import explained, explaining
 
 BACKOFF_MAX_SECONDS = 300
+TOLD_TO_END = "node {node} was told to end (SIGTERM), and nobody says by whom"
 REPEATED = frozenset({Cause.USER_CODE, Cause.SETUP})
 """Causes that, at the same step with the same words, would only come again."""
 COMPARED_CHARACTERS = 800
@@ -74,7 +75,7 @@ def asked_to_go(gang: Gang, now: float) -> tuple[Restart, ...]:
     """For each node that was told to go, and by whom nobody has said yet: the entry of the history that it becomes if the cluster did."""
     step = gang.trainer.step if gang.trainer is not None else None
     nodes = [index for index, node in enumerate(gang.nodes) if node.leaving]
-    failures = [Failure(f"node {index} was asked to stop", node=index, cause=Cause.NODE_LOST, step=step) for index in nodes]
+    failures = [Failure(TOLD_TO_END.format(node=index), node=index, cause=Cause.NODE_LOST, step=step) for index in nodes]
     return tuple(replace(_entry(gang, failure, now), counts=False) for failure in failures)
 
 

@@ -24,7 +24,7 @@ from lockstep_gang.lifecycle.hang import hang_failure, noticed
 from lockstep_gang.lifecycle.hang import overdue as overdue_rank
 from lockstep_gang.lifecycle.idle import wake_at as idle_wake_at
 from lockstep_gang.lifecycle.idle import with_idleness
-from lockstep_gang.lifecycle.losses import doubted_until, is_doubted, told_to_go
+from lockstep_gang.lifecycle.losses import back_without_a_word, doubted_until, is_doubted, told_to_go
 from lockstep_gang.lifecycle.placement import awaited, placed
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.silences import lasting
@@ -106,7 +106,7 @@ def _waiting(gang: Gang, run: Run, now: float) -> Decision:
 def _start(gang: Gang, run: Run, now: float) -> Decision:
     if now < max(gang.not_before, gang.placement.waits_until or 0.0):
         return Decision(gang)
-    gang = replace(gang, placement=placed(gang.placement, run))
+    gang = replace(back_without_a_word(gang), placement=placed(gang.placement, run))
     run = replace(run, order=gang.placement.order)
     attempt = max(gang.attempt, gang.known_attempt) + 1
     ranks = Ranks((Rank(),) * run.world_size)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import Restart
 
-LOSSES = frozenset({FactType.NODE_LOST, FactType.PREEMPTED, FactType.EVICTED, FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
+LOSSES = frozenset(
+    {FactType.NODE_LOST, FactType.PREEMPTED, FactType.EVICTED, FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED, FactType.DELETED}
+)
 OWN_FAULTS = frozenset({FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
 """The cluster explains them, and they count toward the restart budget: the same may come again."""
 
@@ -21,7 +23,8 @@ class Facts:
     heard_at: float = 0.0
     """When it came, Unix time."""
     left: tuple[Restart, ...] = ()
-    """Nodes that were told to go in the last attempt, as entries of the history: they become ones when a fact says who told them."""
+    """Nodes that were told to go in the last attempt, as entries of the history: they become ones when a fact says who told them, or the next
+    attempt starts without such a fact."""
 
     def waiting(self, node: int) -> str | None:
         """Why the node's pod doesn't run, for example `x-1 (ImagePulling)`; None when nobody says."""

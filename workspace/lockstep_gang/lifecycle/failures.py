@@ -229,7 +229,7 @@ def _for_memory(memory: OutOfMemory | None) -> str:
 
 
 def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:.0f} MiB"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 _SIGNAL_HINTS = {

@@ -143,7 +143,11 @@ def _cause(gang: Gang, run: Run) -> Cause:
     """Why the gang is down, or does steps again."""
     if gang.phase is Phase.STOPPING:
         return first_failure(gang, run).cause or Cause.INTERNAL
-    failure = gang.failure or (gang.history[-1].failure if gang.history else None)
+    last = gang.history[-1] if gang.history else None
+    stopped_since = gang.stopped is not None and (last is None or last.attempt < gang.stopped.attempt)
+    if gang.failure is None and (last is None or stopped_since):
+        return Cause.STOPPED
+    failure = gang.failure or (last.failure if last is not None else None)
     return (failure.cause if failure is not None else None) or Cause.INTERNAL
 
 

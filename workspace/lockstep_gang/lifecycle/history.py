@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.budget import backoff_seconds, charged
+from lockstep_gang.lifecycle.budget import TOLD_TO_END, backoff_seconds, charged, stamp
 from lockstep_gang.lifecycle.gang import Budget, Ending, Gang, Phase, new_gang
 
 END_FORMAT = "lockstep-end/1"
@@ -140,12 +140,18 @@ def resumed(
     if own and own[-1].retry < run.restart.retry:
         return replace(gang, budget=replace(gang.budget, counted=0))
     if not own or own[-1].outcome == "Stopped":
-        return gang
+        return replace(gang, facts=replace(gang.facts, left=tuple(_node_0_left(last, now, alive_at) for last in own[-1:])))
     if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
         return replace(gang, failure=own[-1].restart.failure, not_before=now + backoff_seconds(run, gang.budget.counted))
     text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
     gang = charged(replace(gang, worked_at=alive_at), Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
     return replace(gang, not_before=now + backoff_seconds(run, gang.budget.counted))
+
+
+def _node_0_left(last: AttemptRecord, now: float, alive_at: float) -> Restart:
+    """An attempt was stopped with its coordinator, by a suspension for example: what it becomes if the cluster says that it was something else."""
+    failure = Failure(message=TOLD_TO_END.format(node=0), node=0, cause=Cause.NODE_LOST)
+    return Restart(last.attempt, stamp(alive_at or now), failure, lost_steps=0, counts=False)
 
 
 def _newest_commit(own: Sequence[AttemptRecord], commit: CheckpointReport | None) -> CheckpointReport | None:

@@ -25,11 +25,11 @@ UNANSWERED_SECONDS = 300.0
 """An operator that does not answer at all is waited for so long."""
 _CAUSES = {
     FactType.NODE_LOST: Cause.NODE_LOST, FactType.PREEMPTED: Cause.PREEMPTED, FactType.EVICTED: Cause.NODE_LOST,
-    FactType.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY, FactType.CONTAINER_ENDED: Cause.NODE_LOST,
+    FactType.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY, FactType.CONTAINER_ENDED: Cause.NODE_LOST, FactType.DELETED: Cause.NODE_LOST,
 }  # fmt: skip
 _WORDS = {
     FactType.NODE_LOST: "was lost", FactType.PREEMPTED: "was preempted", FactType.EVICTED: "was evicted",
-    FactType.OUT_OF_MEMORY: "ran out of host memory", FactType.CONTAINER_ENDED: "was lost",
+    FactType.OUT_OF_MEMORY: "ran out of host memory", FactType.CONTAINER_ENDED: "was lost", FactType.DELETED: "lost its pod",
 }  # fmt: skip
 _PRESSURES = (
     (Cause.STORAGE, re.compile(r"ephemeral|\bdisk|nodefs|imagefs|inodes", re.IGNORECASE)),
@@ -98,16 +98,26 @@ def told_to_go(gang: Gang, left: Sequence[Restart]) -> Gang:
     for entry in left:
         fact = explaining(gang, entry.failure, seconds_of(entry.failed) or 0.0)
         if fact is not None:
-            failure = explained(entry.failure, fact)
-            history = (*gang.history, replace(entry, failure=failure, explained_by=fact.pod_uid))[-HISTORY:]
-            gang = replace(
-                gang,
-                history=history,
-                budget=replace(gang.budget, failures=gang.budget.failures + 1),
-                failure=failure if gang.phase is Phase.WAITING else gang.failure,
-            )
-            return replace(gang, facts=replace(gang.facts, left=()))
+            return _remembered(gang, replace(entry, failure=explained(entry.failure, fact), explained_by=fact.pod_uid))
     return replace(gang, facts=replace(gang.facts, left=tuple(left)))
+
+
+def back_without_a_word(gang: Gang) -> Gang:
+    """The gang as its next attempt starts, if nobody has said why a node was told to go: a stop of the job would have taken the coordinator's
+    node too, so it was something else. A fact that comes later still says what."""
+    found = next((entry for entry in gang.facts.left if entry.failure.node), None)
+    return _remembered(gang, found) if found is not None else replace(gang, facts=replace(gang.facts, left=()))
+
+
+def _remembered(gang: Gang, entry: Restart) -> Gang:
+    """The gang with an entry of its history that costs nothing of the budget."""
+    return replace(
+        gang,
+        history=(*gang.history, entry)[-HISTORY:],
+        budget=replace(gang.budget, failures=gang.budget.failures + 1),
+        failure=entry.failure if gang.phase is Phase.WAITING else gang.failure,
+        facts=replace(gang.facts, left=()),
+    )
 
 
 def doubted_until(gang: Gang, run: Run) -> float | None:

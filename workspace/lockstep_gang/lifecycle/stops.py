@@ -50,7 +50,7 @@ def _before_the_first_step(gang: Gang, now: float) -> StopReport:
 def _by_the_script_alone(gang: Gang, done: int | None, now: float) -> StopReport:
     """A script that never reported a commit may save on its own, or not at all."""
     codes = sorted({_how(rank.exit) for rank in gang.ranks if rank.exit is not None})
-    ended = f"its ranks {' or '.join(codes)}" if codes else "nobody says how its ranks ended"
+    ended = f"its ranks {' or '.join(codes).replace('was ended', 'were ended')}" if codes else "nobody says how its ranks ended"
     at = "" if done is None else f" at step {done}"
     text = f"stopped{at}: {ended}; the script reports no checkpoint, so only it knows what was saved"
     return _report(gang, now, Save.UNKNOWN, text, None)

@@ -266,6 +266,11 @@ class Inventory:
             obstacle=self._obstacles.get(key),
         )
 
+    def item(self, kind: str, key: Key) -> Object | None:
+        """An object by its namespace and name, as it is kept; None: it is not there."""
+        found = self._objects[kind].get(key)
+        return None if found is None else found.item
+
     def gang_size(self, key: Key, uid: str) -> int:
         """Nodes that the job of this uid may have now: by its spec, its StatefulSet and its pods, at most NODES_MAX. 0: there is no such job."""
         job, stateful_set = self._objects["TrainingJob"].get(key), self._objects["StatefulSet"].get(key)

@@ -160,7 +160,7 @@ class Operator:
 
     def observe(self, kind: str, item: dict[str, Any], deleted: bool) -> None:
         if kind == "Pod" and (job := job_of(item)):
-            self.server.losses.see_pod((item["metadata"]["namespace"], job), item, self.cluster.clock.now())
+            self._see_pod((item["metadata"]["namespace"], job), item, deleted=deleted)
         try:
             keys = self.inventory.observe(kind, item, deleted=deleted)
         except Exception:  # one object that nobody thought of: a list says the same again
@@ -170,6 +170,13 @@ class Operator:
             if deleted:
                 self._refused.forget(key)  # it may have been in the way
             self.queue.mark(key)
+
+    def _see_pod(self, key: Key, pod: dict[str, Any], *, deleted: bool) -> None:
+        losses, now = self.server.losses, self.cluster.clock.now()
+        if deleted:
+            losses.see_gone(key, pod, self.inventory.item("TrainingJob", key), self.inventory.item("StatefulSet", key), now)
+        else:
+            losses.see_pod(key, pod, now)
 
     def written(self, kind: str, item: dict[str, Any]) -> None:
         """What this operator wrote is known before the watch tells it: nothing is decided, or sent again, on what was there before."""

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import astuple
 
-from lockstep.plan.facts import loss_of, losses
+from lockstep.plan.facts import deletion_of, loss_of, losses
 from lockstep.plan.objects import Frozen, GangRun
 from lockstep.plan.observed import Object, Observed
 from lockstep.platforms.kubernetes.queue import Key
@@ -73,7 +73,13 @@ class RememberedLosses:
 
     def see_pod(self, key: Key, pod: Object, now: float) -> None:
         """At once, since a pod that makes room may be gone before its job is looked at."""
-        fact = loss_of(pod, {})
+        self._keep(key, pod, loss_of(pod, {}), now)
+
+    def see_gone(self, key: Key, pod: Object, job: Object | None, stateful_set: Object | None, now: float) -> None:
+        """A pod that is not there any more: one that was deleted by force never was seen to end."""
+        self._keep(key, pod, loss_of(pod, {}) or deletion_of(pod, job, stateful_set), now)
+
+    def _keep(self, key: Key, pod: Object, fact: Fact | None, now: float) -> None:
         if fact is not None:
             self._of.setdefault(key, {}).setdefault(str(pod["metadata"]["uid"]), (fact, now))
 
