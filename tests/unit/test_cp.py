@@ -16,12 +16,13 @@ import pytest
 from fake_cluster import FakeCluster
 from golden.plan_cases import cluster as profile
 from golden.plan_cases import job
+from golden.plan_cases import profile as a_profile
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli import cp as cp_module
 from lockstep.cli.cp import Copy, Remote, _before_start, _copy_before_start, _tell, known_job, read, read_all
 from lockstep.cli.main import main
 from lockstep.cli.meter import Meter, size
-from lockstep.plan.resolve import resolve
+from lockstep.plan.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
 from lockstep.platforms.kubernetes import transfer
 from lockstep.platforms.kubernetes.exec import Broken, Place, ProgramFailed
 from lockstep.platforms.kubernetes.transfer import Carried, Progress, get, put, refuse_outside
@@ -195,6 +196,31 @@ def test_files_go_to_the_shared_volumes_of_a_job_that_has_never_started(tmp_path
     copy = Copy("a.py", Remote("x", "/workspace/"), up=True)
     assert asyncio.run(_copy_before_start(api.as_cluster, copy, resolve(job(storage={"mode": "Shared"}), profile("barcelona"))))
     assert api.names("Pod") == [] and api.names("Job") == []
+
+
+@pytest.mark.parametrize("image", ["r.example.com/lockstep-operator:1", "r.example.com/mine:1"])
+def test_a_job_without_an_image_gets_the_operator_s_before_its_first_start_too(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starts(item: dict[str, Any]) -> None:
+        item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
+
+    async def carried(cluster: Any, copy: Copy, place: Any, progress: Any) -> Carried:
+        used.append(api.objects["Pod", place.pod]["spec"]["containers"][0]["image"])
+        return Carried(1, 1, 5, 0)
+
+    used: list[str] = []
+    api = FakeCluster(on_create=starts)
+    container = {"image": image}
+    api.objects["Deployment", "lockstep-operator"] = {"spec": {"template": {"spec": {"containers": [container]}}}, "metadata": {}}
+    monkeypatch.setattr(cp_module, "_carried", carried)
+    bare = a_profile(image=None, storage={"mode": "Shared"})
+    wanted = resolve(job(gpusPerNode=0), bare, PlatformDefaults(image=MADE_BY_OPERATOR))
+    copying = _copy_before_start(api.as_cluster, Copy("a.py", Remote("x", "/workspace/"), up=True), wanted)
+    if image.endswith("mine:1"):
+        with pytest.raises(ConfigError, match="image is set neither in the job nor in the cluster"):
+            asyncio.run(copying)
+        assert api.names("Pod") == [] and api.names("PersistentVolumeClaim") == []
+    else:
+        assert asyncio.run(copying) and used == ["r.example.com/lockstep-trainer:1"]
 
 
 @pytest.mark.parametrize(

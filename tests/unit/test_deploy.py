@@ -46,6 +46,19 @@ def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.
     assert (profile["metadata"]["name"], profile["spec"]["network"]["mode"]) == ("barcelona", "RDMA")
 
 
+def test_of_a_cluster_without_an_image_a_deployment_says_which_one_jobs_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bare.yaml"
+    path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\n")
+    deploy(str(path), Mode.TCP, dry_run=True)
+    gets = "image: the cluster names none: jobs that name none run lockstep-trainer:0.1.0, from beside the operator's image"
+    assert capsys.readouterr().err.startswith(f"note: {path}:1: {gets}")
+    deploy(str(path), Mode.TCP, dry_run=True, image="r.example.com/mine:1")
+    assert capsys.readouterr().err.startswith(f"warning: {path}:1: image: the cluster names none, and jobs that name none are refused: ")
+    path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\nimage: trainer:1\n")
+    deploy(str(path), Mode.TCP, dry_run=True)
+    assert "image:" not in capsys.readouterr().err
+
+
 NO_RAILS = """cluster: {name: bare, namespace: n, platform: kubernetes}
 network:
   rdma: {enabled: true}

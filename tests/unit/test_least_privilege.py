@@ -27,6 +27,7 @@ from lockstep.platforms.kubernetes.install import kustomized
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVILEGED: dict[str, Any] = {"metadata": {"name": "privileged"}, "allowedCapabilities": ["*"], "runAsUser": {"type": "RunAsAny"}}
+OPERATOR = "lockstep-operator:0.1.0"
 OWN = "an administrator: lockstep deploy brings one that allows nothing else"
 
 
@@ -39,7 +40,7 @@ def old_file(platform: str = "openshift") -> ClusterFile:
 
 @pytest.mark.parametrize("platform", ["openshift", "kubernetes"])
 def test_lint_says_of_an_old_file_that_the_key_has_no_effect(platform: str) -> None:
-    found = [one for one in lint_alone(old_file(platform)) if one.verdict not in (Verdict.OK, Verdict.UNKNOWN)]
+    found = [one for one in lint_alone(old_file(platform), OPERATOR) if one.verdict not in (Verdict.OK, Verdict.UNKNOWN)]
     assert [(one.key, one.verdict.value, one.said) for one in found] == [
         ("security.requires_privileged_scc", "warning", "it has no effect: no pod that Lockstep makes is privileged")
     ]
@@ -75,7 +76,7 @@ def test_an_scc_that_allows_everything_is_never_advised(sccs: tuple[dict[str, An
 def test_a_pod_of_the_guide_s_cluster_gets_a_network_and_a_device_for_each_interface_that_nccl_is_told_of() -> None:
     (text,) = re.findall(r"```yaml\n(cluster:\n.*?)```", (ROOT / "docs/how-to/multi-node-guide.md").read_text(), re.DOTALL)
     found = parse_cluster_file(text, "my-cluster.yaml")
-    assert [one.key for one in lint_alone(found)] == ["calibration"], "nobody has measured it"
+    assert [one.key for one in lint_alone(found, OPERATOR)] == ["calibration"], "nobody has measured it"
     resolved = resolve(job(fabric={"mode": "RDMA"}), found.profile, PlatformDefaults(namespace="nccl-test", image="trainer:1"))
     (stateful_set,) = [item for item in render(resolved) if item["kind"] == "StatefulSet"]
     pod = stateful_set["spec"]["template"]

@@ -49,12 +49,17 @@ def claim(name: str, phase: str = "Bound", mode: str = "ReadWriteMany") -> dict[
     return {"metadata": {"name": name}, "spec": {"accessModes": [mode]}, "status": {"phase": phase}}
 
 
+def operator(image: str = "r.example.com/lockstep-operator:1") -> dict[str, Any]:
+    template = {"spec": {"containers": [{"image": image}]}}
+    return {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2, "template": template}, "status": {"readyReplicas": 2}}
+
+
 def healthy(found: ClusterFile) -> Seen:
     return Seen(
         namespace="ns",
         rights={"create TrainingJobs": True},
         crds=CRDS,
-        deployment={"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "status": {"readyReplicas": 2}},
+        deployment=operator(),
         profile={"spec": found.profile.spec.to_dict()},
         nodes=(node("a"), node("b")),
         classes=({"metadata": {"name": "nfs"}},),
@@ -74,15 +79,29 @@ def test_a_healthy_cluster_has_nothing_to_mend() -> None:
     found = findings()
     assert {finding.verdict for finding in found} == {Verdict.OK} and not any(finding.fix for finding in found)
     assert {finding.subject for finding in found} == {
-        "rights", "CRDs", "operator", "cluster", "service account", "DNS", "nodes", "storage", "claims", "fabric"
+        "rights", "CRDs", "operator", "cluster", "image", "service account", "DNS", "nodes", "storage", "claims", "fabric"
     }  # fmt: skip
 
 
 OLD_CRDS = {name: {"spec": {"versions": [{"schema": {"openAPIV3Schema": {"properties": {"spec": {"type": "object"}}}}}]}} for name in CRDS}
-DOWN = {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2}, "status": {}}
+DOWN = {**operator(), "status": {}}
 
 
 TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("image", "verdict", "said"),
+    [
+        ("r.example.com/lockstep-operator:1", "ok", "jobs that name none run r.example.com/lockstep-trainer:1, from beside the operator's"),
+        ("r.example.com/mine:1", "warning", "jobs that name none are refused: the operator's image r.example.com/mine:1 isn't called"),
+    ],
+)
+def test_of_a_cluster_without_an_image_it_is_said_which_one_jobs_get(image: str, verdict: str, said: str) -> None:
+    (found,) = [one for one in findings(deployment=operator(image)) if one.subject == "image"]
+    assert found.verdict.value == verdict and said in found.said
+    assert not [one for one in findings(cluster_file(image="trainer:1")) if one.subject == "image"]
+    assert not [one for one in findings(deployment=None) if one.subject == "image"]
 
 
 def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:

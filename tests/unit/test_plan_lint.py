@@ -20,6 +20,9 @@ from lockstep.plan.lint.finding import Finding, line_of
 MAY = {"nccl-scc": True, "restricted-v2": True}
 
 
+OPERATOR = "lockstep-operator:0.1.0"
+
+
 def cluster_file(**sections: Any) -> ClusterFile:
     """The RDMA cluster's file; sections are merged into it."""
     stated: dict[str, Any] = yaml.safe_load(discovered("c", rdma_cluster())[0])
@@ -52,7 +55,7 @@ def said(findings: Any) -> str:
 
 def test_what_was_discovered_has_nothing_to_mend() -> None:
     found = cluster_file()
-    assert bad([*lint_alone(found), *lint_against(found, seen(rdma_cluster()))]) == []
+    assert bad([*lint_alone(found, OPERATOR), *lint_against(found, seen(rdma_cluster()))]) == []
 
 
 def env(name: str, value: str) -> dict[str, Any]:
@@ -97,31 +100,31 @@ ALONE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def test_beginnings_of_names_are_not_counted_against_rails() -> None:
-    assert bad(lint_alone(cluster_file(**rdma(devices="mlx5")))) == []
+    assert bad(lint_alone(cluster_file(**rdma(devices="mlx5")), OPERATOR)) == []
 
 
 @pytest.mark.parametrize("case", ALONE)
 def test_the_file_alone_shows(case: str) -> None:
     sections, key, verdict = ALONE[case]
-    assert bad(lint_alone(cluster_file(**sections))) == [(key, verdict)]
+    assert bad(lint_alone(cluster_file(**sections), OPERATOR)) == [(key, verdict)]
 
 
 @pytest.mark.parametrize(("minimum", "findings"), [("150", []), ("185", [("network.minimum_busbw", "failed")])])
 def test_a_threshold_beyond_what_was_measured_is_told(minimum: str, findings: list[tuple[str, str]]) -> None:
     measured = [{"transport": "RDMA", "nodes": 2, "ranks": 8, "day": "2026-11-21", "sweep": [{"bytes": 2**28, "busbw": "181"}]}]
-    assert bad(lint_alone(cluster_file(network={"minimum_busbw": minimum}, calibration=measured))) == findings
+    assert bad(lint_alone(cluster_file(network={"minimum_busbw": minimum}, calibration=measured), OPERATOR)) == findings
 
 
 def test_one_resource_without_a_network_may_stand_for_all_nics() -> None:
     keys = rdma(rails=[{"resource": "rdma/a"}], interfaces="eth0", devices="mlx5_0,mlx5_1,mlx5_2,mlx5_3")
-    assert bad(lint_alone(cluster_file(**keys, gpus={"per_node": 6}))) == []
+    assert bad(lint_alone(cluster_file(**keys, gpus={"per_node": 6}), OPERATOR)) == []
 
 
 def test_rails_of_one_network_are_neither_counted_by_networks_nor_told_twice() -> None:
     rails = [{"network": "eno5np0-network", "resource": "openshift.io/eno5np0rdma"}] * 4
     nodes = tuple(node(name, rails=4) for name in ("a", "b"))
     found = cluster_file(**rdma(rails=rails, cross_nic=None))
-    assert bad([*lint_alone(found), *lint_against(found, seen(rdma_cluster(Node=nodes)))]) == []
+    assert bad([*lint_alone(found, OPERATOR), *lint_against(found, seen(rdma_cluster(Node=nodes)))]) == []
     keys = [one.key for one in lint_against(found, seen(rdma_cluster())) if one.key.startswith("network.rdma.rails")]
     assert keys == ["network.rdma.rails[0].resource"]
 
@@ -287,7 +290,7 @@ def test_a_namespace_that_is_not_there(there: bool | None, verdict: str) -> None
 def test_every_failure_and_warning_says_what_to_do() -> None:
     findings: list[Finding] = []
     for sections, *_ in ALONE.values():
-        findings += lint_alone(cluster_file(**sections))
+        findings += lint_alone(cluster_file(**sections), OPERATOR)
     for lists, sections, *_ in CLUSTER.values():
         findings += lint_against(cluster_file(**sections), seen(rdma_cluster(**lists)))
     assert [one for one in findings if one.verdict in (Verdict.FAILED, Verdict.WARNING) and not one.fix] == []
@@ -298,7 +301,19 @@ def test_a_finding_is_at_the_line_of_its_key_or_of_the_section_around_it() -> No
     assert [line_of(key, lines) for key in ("network.rdma.rails[0].network", "network.rdma.cross_nic", "image")] == [7, 5, 1]
 
 
-def test_a_file_without_an_image_says_what_runs_then() -> None:
-    (found,) = [one for one in lint_alone(cluster_file()) if one.key == "image"]
-    assert found.verdict is Verdict.OK and "lockstep-trainer:TAG" in found.said
-    assert [one for one in lint_alone(cluster_file(image="registry.example.com/a:1")) if one.key == "image"] == []
+@pytest.mark.parametrize(
+    ("operator_image", "verdict", "said"),
+    [
+        (OPERATOR, Verdict.OK, "jobs that name none run lockstep-trainer:0.1.0, from beside the operator's image"),
+        ("r.example.com/t/lockstep-operator:2", Verdict.OK, "jobs that name none run r.example.com/t/lockstep-trainer:2, "),
+        (
+            "r.example.com/mine:1",
+            Verdict.WARNING,
+            "jobs that name none are refused: the operator's image r.example.com/mine:1 isn't called",
+        ),
+    ],
+)
+def test_a_file_without_an_image_says_what_runs_then(operator_image: str, verdict: Verdict, said: str) -> None:
+    (found,) = [one for one in lint_alone(cluster_file(), operator_image) if one.key == "image"]
+    assert found.verdict is verdict and said in found.said
+    assert [one for one in lint_alone(cluster_file(image="registry.example.com/a:1"), operator_image) if one.key == "image"] == []

@@ -9,7 +9,7 @@ import pytest
 from golden.plan_cases import TRAINING, cluster, job, profile, rdma_profile
 from lockstep.plan.fabric import Transport
 from lockstep.plan.layers import Layer
-from lockstep.plan.resolve import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved, resolve, trainer_image
+from lockstep.plan.resolve import MADE_BY_OPERATOR, PlatformDefaults, Refused, Resolved, default_image_said, resolve, trainer_image
 
 
 def layer_of(resolved: Resolved, field: str) -> tuple[object, Layer]:
@@ -83,6 +83,17 @@ def test_every_field_is_explained_once() -> None:
 )
 def test_the_trainer_s_image_lies_beside_the_operator_s(operator: str, trainer: str | None) -> None:
     assert trainer_image(operator) == trainer
+
+
+@pytest.mark.parametrize("operator", ["r.example.com/lockstep-operator:1", "r.example.com/mine:1", "localhost/lockstep/base:1"])
+def test_what_is_said_of_a_missing_image_is_what_the_operator_does(operator: str) -> None:
+    _, runs = default_image_said(operator)
+    try:
+        found = resolve(job(), profile(image=None), PlatformDefaults(image=trainer_image(operator))).image
+    except Refused as refused:
+        assert not runs and [refusal.reason for refusal in refused.refusals] == ["NoImage"]
+    else:
+        assert runs and found in default_image_said(operator)[0]
 
 
 def test_a_job_without_an_image_anywhere_is_refused() -> None:

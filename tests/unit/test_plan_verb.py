@@ -176,6 +176,41 @@ def test_the_wrong_cluster_is_refused(stub: ApiStub, tmp_path: Path) -> None:
     assert stub.asked == []
 
 
+OPERATOR = "/apis/apps/v1/namespaces/lockstep-system/deployments/lockstep-operator"
+BARE = """cluster: {name: local, namespace: team, platform: kubernetes}
+storage: {mode: rwx, class_rwx: local-rwx}
+"""
+
+
+def deployed(image: str) -> Object:
+    pod = {"containers": [{"image": image}]}
+    return {"metadata": {"name": "lockstep-operator", "namespace": "lockstep-system"}, "spec": {"template": {"spec": pod}}}
+
+
+def test_a_missing_image_is_judged_as_the_operator_will(stub: ApiStub, tmp_path: Path) -> None:
+    bare, job = tmp_path / "local.yaml", job_file(tmp_path)
+    bare.write_text(BARE)
+    words = ["plan", "-f", str(job), "--cluster", str(bare)]
+    stub.objects[OPERATOR] = deployed("r.example.com/mine:1")
+    done = CliRunner().invoke(app, words)
+    assert (
+        done.exit_code == 1
+        and "refused  image      neither the job nor its cluster names one, and the operator's image r.ex" in done.output
+    )
+    stub.objects[OPERATOR] = deployed("r.example.com/lockstep-operator:1")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0 and "ok       image      r.example.com/lockstep-trainer:1, from beside the operator's image" in done.output
+    del stub.objects[OPERATOR]
+    assert "unknown  image      neither the job nor its cluster names one: the operator takes" in CliRunner().invoke(app, words).output
+    said = CliRunner().invoke(app, ["validate", "-f", str(job), "--cluster", str(bare)])
+    assert (said.exit_code, said.stdout) == (
+        0,
+        "ok\n",
+    ) and "image: neither the job nor its cluster names one: the operator takes" in said.stderr
+    job_file(tmp_path, image="mine:1")
+    assert CliRunner().invoke(app, ["validate", "-f", str(job), "--cluster", str(bare)]).stderr == ""
+
+
 def test_gpus_on_a_cluster_that_has_none_are_refused_as_the_operator_does(stub: ApiStub, tmp_path: Path) -> None:
     done = plan(job_file(tmp_path, gpusPerNode=4), "--offline")
     assert (done.exit_code, done.output.splitlines()[-1].startswith("refused: gpusPerNode is 4, but the cluster local has no GPUs")) == (

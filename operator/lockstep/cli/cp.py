@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,10 +182,14 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
 async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> bool:
     """To or from the volumes that all pods of the job will share: its claims are made where they are missing, and a short-lived pod mounts them."""
     from lockstep.plan.objects import claims, render
+    from lockstep.plan.resolve import resolve
     from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError
     from lockstep.platforms.kubernetes.reader import reader
+    from lockstep.platforms.kubernetes.survey import with_image
     from lockstep.platforms.kubernetes.transfer import Progress
 
+    profile = await with_image(cluster, job.job, job.profile, job.namespace)
+    job = resolve(job.job, profile, replace(job.platform, image=None))
     for claim in claims(job):
         try:
             await cluster.create(claim)

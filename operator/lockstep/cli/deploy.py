@@ -83,8 +83,16 @@ class Deployment:
         from lockstep.plan.doctorseen import Verdict
         from lockstep.plan.lint.alone import lint_alone, of_mode
 
-        found = of_mode(lint_alone(self.cluster), self.profile.spec.network.mode)
+        found = of_mode(lint_alone(self.cluster, self.sent_image), self.profile.spec.network.mode)
         return [one for one in found if one.verdict in (Verdict.FAILED, Verdict.WARNING)]
+
+    @property
+    def default_image(self) -> Finding | None:
+        """Which image jobs run that name none; None where the cluster names it, or none is known (`findings`)."""
+        from lockstep.plan.doctorseen import Verdict
+        from lockstep.plan.lint.alone import IMAGE, lint_alone
+
+        return next((one for one in lint_alone(self.cluster, self.sent_image) if one.key == IMAGE and one.verdict is Verdict.OK), None)
 
     @property
     def said(self) -> str:
@@ -163,6 +171,9 @@ def warn_of(plan: Deployment) -> None:
     """Say the findings on standard error, each with its line: a dry run's standard output is YAML."""
     from lockstep.plan.lint.finding import line_of
 
+    note = plan.default_image
+    if note is not None:
+        tell(f"note: {plan.file}:{line_of(note.key, plan.cluster.lines)}: {note.key}: {note.said}")
     for one in plan.findings:
         tell(f"warning: {plan.file}:{line_of(one.key, plan.cluster.lines)}: {one.key}: {one.said}", f"  → {one.fix}")
 

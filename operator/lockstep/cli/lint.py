@@ -31,19 +31,22 @@ def lint(
 
     Example: lockstep cluster lint barcelona --offline
     """
+    from lockstep.cli.deploy import default_image
     from lockstep.cli.target import load, use_embedded_cluster
     from lockstep.plan.doctorseen import Verdict
     from lockstep.plan.lint.alone import lint_alone
 
     found = load(cluster)
-    findings = list(lint_alone(found))
+    operator_image, against = default_image(found.profile), []
     unanswered: Failed | ConfigError | None = None
     if not offline:
         try:
             use_embedded_cluster(found.cluster.name, context)
-            findings += _against(found, asyncio.run(_look(found, namespace, context)))
+            facts, there = asyncio.run(_look(found, namespace, context))
+            operator_image, against = there or operator_image, _against(found, facts)
         except (Failed, ConfigError) as error:  # what the file alone says is told all the same
             unanswered = error
+    findings = [*lint_alone(found, operator_image), *against]
     _show(findings, file_of(cluster), found, as_json=output is Form.JSON)
     if unanswered is not None:
         raise unanswered
@@ -62,10 +65,12 @@ def _against(found: ClusterFile, facts: ClusterFacts) -> list[Finding]:
     return list(lint_against(found, facts))
 
 
-async def _look(found: ClusterFile, namespace: str | None, context: str | None) -> ClusterFacts:
+async def _look(found: ClusterFile, namespace: str | None, context: str | None) -> tuple[ClusterFacts, str | None]:
+    """And the image of the operator that works there; None: there is none, or it may not be seen."""
     from dataclasses import replace
 
     from lockstep.cli.target import OtherCluster
+    from lockstep.platforms.kubernetes import survey
     from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
     from lockstep.platforms.kubernetes.clusterfacts import may_use_sccs, read_facts
 
@@ -77,8 +82,10 @@ async def _look(found: ClusterFile, namespace: str | None, context: str | None) 
         raise Failed(f"only the file was looked at: {error}; --offline asks no cluster") from None
     async with cluster as connection:
         try:
-            facts = await read_facts(connection, namespace or found.cluster.namespace, elsewhere=elsewhere)
-            return replace(facts, may_use_scc=await may_use_sccs(connection, facts, spec.security.service_account))
+            place = namespace or found.cluster.namespace
+            facts = await read_facts(connection, place, elsewhere=elsewhere)
+            operator_image, _ = await survey.operator_image(connection, place)
+            return replace(facts, may_use_scc=await may_use_sccs(connection, facts, spec.security.service_account)), operator_image
         except (ApiError, OSError) as error:
             raise Failed(
                 f"only the file was looked at: {connection.server} doesn't answer as it should: {error}; --offline asks no cluster"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
-from lockstep.platforms.output import put
+from lockstep.platforms.output import put, tell
 
 
 def validate(file: FilesOption, cluster: ClusterOption = None, namespace: NamespaceOption = None, changes: SetOption = None) -> None:
@@ -15,7 +15,7 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
     Example: lockstep validate jobs/*.yaml
     """
     from lockstep.plan.objects import render
-    from lockstep.plan.resolve import refuse_missing_gpus
+    from lockstep.plan.resolve import MADE_BY_OPERATOR, UNNAMED_IMAGE, refuse_missing_gpus
 
     jobs = read_all(file, cluster, namespace, changes)
     mistakes: list[str] = []
@@ -27,6 +27,8 @@ def validate(file: FilesOption, cluster: ClusterOption = None, namespace: Namesp
         except ConfigError as error:
             mistakes += [f"{inputs.source}: {line}" if len(jobs) > 1 else str(line) for line in error.args]
         else:
+            if resolved.image == MADE_BY_OPERATOR:
+                tell(f"note: {inputs.source}: image: {UNNAMED_IMAGE} (lockstep plan asks it)")
             put(f"{inputs.source}: ok" if len(jobs) > 1 else "ok")
     if mistakes:
         raise ConfigError(*mistakes)

@@ -10,6 +10,8 @@ from lockstep.api.clusterfile import ClusterFile
 from lockstep.api.names import OPERATOR_NAMESPACE
 from lockstep.plan.doctorseen import NOT_YOURS, Finding, Object, Seen, Verdict
 from lockstep.plan.doctorsite import site
+from lockstep.plan.resolve import default_image_said
+from lockstep.plan.scope import image_of
 
 
 def examine(found: ClusterFile, seen: Seen, crds: Mapping[str, Object]) -> Iterator[Finding]:
@@ -18,6 +20,7 @@ def examine(found: ClusterFile, seen: Seen, crds: Mapping[str, Object]) -> Itera
     yield from _definitions(seen, crds, found.cluster.name)
     yield _operator(seen, found.cluster.name)
     yield _profile(seen, found)
+    yield from _image(seen, found)
     yield _account(seen, found)
     yield from site(seen, found.profile.spec)
 
@@ -107,6 +110,15 @@ def differing_keys(spec: TrainingClusterSpec, there: Object) -> list[str]:
 
 def _without_mode(key: str, value: Any) -> Any:
     return {k: v for k, v in value.items() if k != "mode"} if key == "network" and isinstance(value, dict) else value
+
+
+def _image(seen: Seen, found: ClusterFile) -> Iterator[Finding]:
+    """Of a cluster that names none."""
+    if found.profile.spec.image is None and seen.deployment is not None:
+        said, is_known = default_image_said(image_of(seen.deployment))
+        yield Finding(
+            "image", Verdict.OK if is_known else Verdict.WARNING, said, "" if is_known else "image: in the cluster file, or in each job"
+        )
 
 
 def _account(seen: Seen, found: ClusterFile) -> Finding:

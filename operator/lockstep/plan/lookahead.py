@@ -65,6 +65,8 @@ class Around:
     """(kind, name) of what the pods need to exist → whether it does; None: not known."""
     tries: Mapping[str, Try] = field(default_factory=dict)
     """Kind → what the API server said to it."""
+    operator_image: str | None = None
+    """Of the operator that works in the namespace; None: there is none, or it may not be seen."""
     profile_differs: tuple[str, ...] = ()
     """Sections in which the TrainingCluster on the cluster is not as the file says."""
     new: frozenset[str] | None = None
@@ -97,7 +99,7 @@ def verdict(lines: Iterable[Line]) -> Verdict:
     return Verdict.FITS_AS_SEEN if Outcome.UNKNOWN in outcomes else Verdict.FITS
 
 
-CONCERNS_START = ("cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "memory")
+CONCERNS_START = ("image", "cluster", "objects", "nodes", "quota", "claims", "admission", "needs", "memory")
 """Sections that say whether the job can start; the others tell what it will do then."""
 
 

@@ -17,7 +17,7 @@ from lockstep.plan.needed_claims import claim_lines
 from lockstep.plan.objects import claims, render
 from lockstep.plan.quota import quota_lines
 from lockstep.plan.references import reference_lines
-from lockstep.plan.resolve import MADE_BY_OPERATOR, Refused, Resolved, refuse_missing_gpus
+from lockstep.plan.resolve import MADE_BY_OPERATOR, UNNAMED_IMAGE, Refused, Resolved, refuse_missing_gpus, trainer_image
 from lockstep.plan.storage import pod_claims
 
 SHOWN = 60
@@ -52,6 +52,21 @@ def pod_of(stateful_set: Object, resolved: Resolved) -> Object:
         template["spec"]["volumes"].append({"name": claim.name, "persistentVolumeClaim": {"claimName": f"{claim.name}-{name}"}})
     metadata = template["metadata"] | {"namespace": resolved.namespace, "generateName": f"{resolved.name[:40]}-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def _image_lines(resolved: Resolved, around: Around | None) -> Iterator[Line]:
+    """Of a job to which neither it nor its cluster gives an image: as the operator will decide."""
+    if resolved.image != MADE_BY_OPERATOR:
+        return
+    if around is None or around.operator_image is None:
+        yield Line("image", Outcome.UNKNOWN, UNNAMED_IMAGE)
+        return
+    image = trainer_image(around.operator_image)
+    if image is not None:
+        yield Line("image", Outcome.OK, f"{image}, from beside the operator's image: neither the job nor its cluster names one")
+        return
+    said = f"neither the job nor its cluster names one, and the operator's image {around.operator_image} isn't called lockstep-operator:TAG, so that none is known beside it"
+    yield Line("image", Outcome.REFUSED, said, "set spec.image, or image in the cluster file")
 
 
 def _gpu_lines(resolved: Resolved) -> Iterator[Line]:
@@ -151,7 +166,7 @@ def _pod_claims(resolved: Resolved) -> Iterator[Object]:
 
 def all_lines(resolved: Resolved, pod: Object, compared: Sequence[Comparison] | None, around: Around | None, told: Forecast) -> list[Line]:
     """`around`: None offline."""
-    lines = [job_line(resolved), *_gpu_lines(resolved), *object_lines(resolved, compared)]
+    lines = [job_line(resolved), *_image_lines(resolved, around), *_gpu_lines(resolved), *object_lines(resolved, compared)]
     if around is not None:
         lines += cluster_lines(resolved, pod, around)
     else:

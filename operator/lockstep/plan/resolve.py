@@ -24,6 +24,11 @@ from lockstep.plan.variables import variable_warnings
 T = TypeVar("T")
 
 MADE_BY_OPERATOR = "<made by the operator>"
+UNNAMED_IMAGE = (
+    "neither the job nor its cluster names one: the operator takes lockstep-trainer:TAG from beside its own, and refuses the job where its own isn't "
+    "called lockstep-operator:TAG"
+)
+"""What can be said of the image without having seen the operator."""
 _OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
 """Stands in plain `render` for what only the operator knows. Not valid as a uid, a key or an image on purpose."""
 
@@ -166,6 +171,18 @@ def trainer_image(operator_image: str) -> str | None:
     """The image of Lockstep's trainer beside the operator's: in its registry, with its tag. None: the operator's isn't called lockstep-operator:TAG."""
     match = _OPERATOR_IMAGE.fullmatch(operator_image)
     return None if match is None else f"{match[1]}lockstep-trainer:{match[2]}"
+
+
+def default_image_said(operator_image: str) -> tuple[str, bool]:
+    """Of a cluster that names no image: which one jobs get that name none either, and whether they get any."""
+    image = trainer_image(operator_image)
+    if image is not None:
+        return f"the cluster names none: jobs that name none run {image}, from beside the operator's image", True
+    return (
+        f"the cluster names none, and jobs that name none are refused: the operator's image {operator_image} isn't called lockstep-operator:TAG, "
+        "so that none is known beside it",
+        False,
+    )
 
 
 def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:

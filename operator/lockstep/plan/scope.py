@@ -82,6 +82,11 @@ def scope_of(deployment: Object) -> Scope:
     return Scope(names, own=bool(names) and deployment["metadata"]["namespace"] != OPERATOR_NAMESPACE)
 
 
+def image_of(deployment: Object) -> str:
+    """The operator's image, which pods of jobs start with, too."""
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
 def why_unserved(namespace: str, deployment: Object | None, *, is_bound: bool | None, is_left_alone: bool) -> str:
     """Why no operator works in `namespace`, as far as one can see, and who changes that; "" where one does.
 

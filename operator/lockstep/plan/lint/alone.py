@@ -12,8 +12,10 @@ from lockstep.api.quantity import number
 from lockstep.api.shared import FabricMode
 from lockstep.plan.doctorseen import Verdict
 from lockstep.plan.lint.finding import Finding, failed, fine, warning
+from lockstep.plan.resolve import default_image_said
 from lockstep_gang.contract import are_whole_names
 
+IMAGE = "image"
 LEAST_ROCE_MTU = 4200
 """RDMA's largest packet is 4096 bytes and its headers; below that a NIC halves it, and halves it again."""
 HIDING = {
@@ -32,15 +34,15 @@ CALIBRATED_PART = 0.98
 _MULTUS = re.compile(r"=?net[1-9][0-9]*")
 
 
-def lint_alone(found: ClusterFile) -> Iterator[Finding]:
-    """Findings that need no cluster, in the order of the file."""
+def lint_alone(found: ClusterFile, operator_image: str) -> Iterator[Finding]:
+    """Findings that need no cluster, in the order of the file. `operator_image`: the operator's, as it is deployed or will be."""
     spec = found.profile.spec
     yield from _tcp(spec)
     if spec.network.rdma.enabled:
         yield from _rails(spec)
         yield from _knobs(spec)
     yield from _nccl(spec)
-    yield from _pods(spec)
+    yield from _pods(spec, operator_image)
     yield from _threshold(found)
     yield from _calibration(found)
 
@@ -130,10 +132,10 @@ def _nccl(spec: TrainingClusterSpec) -> Iterator[Finding]:
             yield warning(key, f"{variable.name} hides network.rdma.{typed}", "keep one of them")
 
 
-def _pods(spec: TrainingClusterSpec) -> Iterator[Finding]:
+def _pods(spec: TrainingClusterSpec, operator_image: str) -> Iterator[Finding]:
     if spec.image is None:
-        said = "no image is named: jobs that name none run lockstep-trainer:TAG from beside the operator's image, where that is called lockstep-operator:TAG"
-        yield fine("image", f"{said} (lockstep build trainer makes it)")
+        said, is_known = default_image_said(operator_image)
+        yield fine(IMAGE, f"{said} (lockstep build trainer makes it)") if is_known else warning(IMAGE, said, "name the trainer's image")
     memory = spec.resources.limits.memory
     if memory is not None and number(spec.shm_size) >= number(memory):
         said = f"shared memory may take {spec.shm_size}, and counts against the limit of {memory}: whoever fills it is killed"

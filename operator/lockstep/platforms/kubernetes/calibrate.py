@@ -16,6 +16,7 @@ from lockstep.plan.storage import DATASETS_VOLUME, WORKSPACE_VOLUME
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace import OWN, Patience, run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
+from lockstep.platforms.kubernetes.survey import with_image
 
 LAST_LINES = 6
 POINTS_MAX = 1000
@@ -35,7 +36,7 @@ def sweep_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, patience: Patience
 ) -> Sweep:
     """`hear` is told every point and what is waited for. Raises ConfigError when it can't start, Failed when it ended without a figure."""
-    return asyncio.run(_sweep(without_claims(prepare(job, profile, namespace)), context, hear, patience))
+    return asyncio.run(_sweep(job, profile, namespace, context, hear, patience))
 
 
 def without_claims(run: Run) -> Run:
@@ -46,7 +47,7 @@ def without_claims(run: Run) -> Run:
     return replace(run, frozen=replace(run.frozen, template=json.dumps(template, sort_keys=True)))
 
 
-async def _sweep(run: Run, context: str | None, hear: Hear, patience: Patience) -> Sweep:
+async def _sweep(job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, hear: Hear, patience: Patience) -> Sweep:
     points: list[Point] = []
     last: deque[str] = deque(maxlen=LAST_LINES)
     done = asyncio.Event()
@@ -64,6 +65,7 @@ async def _sweep(run: Run, context: str | None, hear: Hear, patience: Patience) 
             hear(line)
 
     async with await Cluster.connect(context) as cluster:
+        run = without_claims(prepare(job, await with_image(cluster, job, profile, namespace), namespace))
         try:
             await run_until(cluster, run, listen, done, patience)
         except ApiError as error:

@@ -38,6 +38,7 @@ from lockstep.platforms.kubernetes.kinds import path_of
 from lockstep.platforms.kubernetes.logs import STAMP
 from lockstep.platforms.kubernetes.reader import beside
 from lockstep.platforms.kubernetes.surroundings import nodes_of
+from lockstep.platforms.kubernetes.survey import with_image
 from lockstep.platforms.output import put
 from lockstep_gang.contract import State, parse_run
 from lockstep_gang.contract.exits import SAVED
@@ -86,7 +87,7 @@ async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None
     async with await Cluster.connect(context) as cluster:
         place = namespace or job.metadata.namespace or cluster.namespace or "default"
         earlier = await _ended_run(cluster, job.metadata.name, place) if how is How.RETRY else None
-        run = prepare(job, profile, place, earlier)
+        run = prepare(job, await with_image(cluster, job, profile, place), place, earlier)
         try:
             if how is How.ATTACH:
                 run = await _running(cluster, run)

@@ -18,6 +18,7 @@ from lockstep.plan.resolve import PlatformDefaults, resolve
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace import OWN, Patience, run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare
+from lockstep.platforms.kubernetes.survey import with_image
 from lockstep_gang.contract import PreflightReport, WhenDone, parse_run, run_text
 
 SUFFIX = "-preflight"
@@ -29,7 +30,7 @@ def preflight_on_cluster(
     job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, patience: Patience
 ) -> PreflightReport:
     """`say` hears what is waited for. Raises ConfigError when the job can't start, Failed when there is no result in time, or none at all."""
-    return asyncio.run(_preflight(prepared(job, profile, namespace), context, say, patience))
+    return asyncio.run(_preflight(job, profile, namespace, context, say, patience))
 
 
 def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
@@ -46,7 +47,9 @@ def prepared(job: TrainingJob, profile: TrainingCluster, namespace: str) -> Run:
     return replace(run, frozen=replace(run.frozen, run=run_text(waiting)))
 
 
-async def _preflight(run: Run, context: str | None, say: Say, patience: Patience) -> PreflightReport:
+async def _preflight(
+    job: TrainingJob, profile: TrainingCluster, namespace: str, context: str | None, say: Say, patience: Patience
+) -> PreflightReport:
     lines: deque[str] = deque(maxlen=LAST_LINES)
     results: list[PreflightReport] = []
     heard = asyncio.Event()
@@ -60,6 +63,7 @@ async def _preflight(run: Run, context: str | None, say: Say, patience: Patience
             say(line)
 
     async with await Cluster.connect(context) as cluster:
+        run = prepared(job, await with_image(cluster, job, profile, namespace), namespace)
         try:
             await run_until(cluster, run, hear, heard, patience)
         except ApiError as error:

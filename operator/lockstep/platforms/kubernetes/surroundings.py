@@ -17,7 +17,7 @@ from lockstep.plan.references import references
 from lockstep.plan.resolve import Resolved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.platforms.kubernetes.kinds import path_of
-from lockstep.platforms.kubernetes.survey import profile_if_seen
+from lockstep.platforms.kubernetes.survey import operator_image, profile_if_seen
 
 UNAUTHORIZED = 401
 PROFILE = "TrainingCluster"
@@ -65,6 +65,7 @@ async def look_around(cluster: Cluster, resolved: Resolved, samples: Sequence[Ob
         classes=await _list(cluster, "StorageClass", None),
         networks=None if networks is None else frozenset(str(item["metadata"]["name"]) for item in networks),
         present=present | {(PROFILE, resolved.profile.metadata.name): known},
+        operator_image=(await operator_image(cluster, namespace))[0],
         profile_differs=() if profile is None else tuple(differing_keys(resolved.profile.spec, profile)),
         tries=tries,
         new=new,

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lockstep.api.cluster import TrainingClusterSpec
+from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
 from lockstep.api.clusterfile import ClusterFile
+from lockstep.api.job import TrainingJob
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
-from lockstep.plan.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, scope_of, why_unserved
+from lockstep.plan.resolve import trainer_image
+from lockstep.plan.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, image_of, scope_of, why_unserved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import stuck
 from lockstep.platforms.kubernetes.kinds import path_of
@@ -129,7 +131,7 @@ async def as_deployed(cluster: Cluster, profile: str, namespace: str) -> tuple[s
     mode = there.get("spec", {}).get("network", {}).get("mode")
     if deployment is None:
         return mode, None, Scope()
-    return mode, str(deployment["spec"]["template"]["spec"]["containers"][0]["image"]), scope_of(deployment)
+    return mode, image_of(deployment), scope_of(deployment)
 
 
 async def operator_deployment(cluster: Cluster, namespace: str | None = None) -> tuple[Object | None, bool]:
@@ -147,6 +149,21 @@ async def operator_deployment(cluster: Cluster, namespace: str | None = None) ->
         if deployment is not None:
             return deployment, True
     return None, not hidden
+
+
+async def operator_image(cluster: Cluster, namespace: str) -> tuple[str | None, bool]:
+    """The image of the operator that works in the namespace, and whether this person may look. None: there is none, or it can't be seen."""
+    deployment, may_see = await operator_deployment(cluster, namespace)
+    return (None if deployment is None else image_of(deployment)), may_see
+
+
+async def with_image(cluster: Cluster, job: TrainingJob, profile: TrainingCluster, namespace: str) -> TrainingCluster:
+    """The TrainingCluster with the image that the operator there would take, as far as it can be seen, where neither it nor the job names one."""
+    if job.spec.image or profile.spec.image:
+        return profile
+    image, _ = await operator_image(cluster, namespace)
+    spec = profile.spec.model_copy(update={"image": None if image is None else trainer_image(image)})
+    return profile.model_copy(update={"spec": spec})
 
 
 async def unserved(cluster: Cluster, namespace: str) -> str:
