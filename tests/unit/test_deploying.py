@@ -30,6 +30,7 @@ from lockstep.platforms.kubernetes.install import InstallError
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 from lockstep.platforms.kubernetes.record import Deployment, Record, deployment_of, read_record, write_record
 from lockstep.platforms.kubernetes.send import Sent, send_permitted
+from lockstep.platforms.kubernetes.survey import _what_stops
 
 
 class Api(Cluster):
@@ -438,7 +439,12 @@ def test_a_dev_environment_that_does_not_come_up_is_told_with_the_cluster_s_reas
 
 @pytest.mark.parametrize(
     ("message", "expected"),
-    [("0 of 2 pods run", "2 of 2 pods run"), ("0 of 2 ranks ready", "2 of 2 pods run: 0 of 2 ranks ready"), ("", "2 of 2 pods run")],
+    [
+        ("0 of 2 pods run", "2 of 2 pods run"),
+        ("0 of 2 pods created", "2 of 2 pods run"),
+        ("0 of 2 ranks ready", "2 of 2 pods run: 0 of 2 ranks ready"),
+        ("", "2 of 2 pods run"),
+    ],
 )
 def test_pods_are_counted_once(message: str, expected: str) -> None:
     status = {"conditions": [{"type": "Progressing", "status": "False", "message": message}]}
@@ -470,6 +476,12 @@ def operator_waiting(image: str, reason: str) -> Api:
         {"kind": "Deployment", "metadata": metadata, "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "new:1"}]}}}},
         {"kind": "Pod", "metadata": metadata, "spec": {"containers": [{"image": image}]}, "status": {"containerStatuses": [waiting]}},
     )
+
+
+def test_the_doctor_names_an_image_of_the_operator_that_can_not_be_pulled() -> None:
+    api = operator_waiting("new:1", "ImagePullBackOff")
+    (deployment,) = [item for name, item in api.objects.items() if name.startswith("Deployment ")]
+    assert asyncio.run(_what_stops(api, deployment)).startswith("the operator's image new:1 can't be pulled (pull access denied): ")
 
 
 def test_an_image_of_the_operator_that_can_not_be_pulled_ends_the_wait_with_what_to_type() -> None:

@@ -56,7 +56,7 @@ def test_a_person_sees_both_and_the_change() -> None:
 
 def test_runs_that_were_told_the_same_or_have_no_step_in_common_say_so() -> None:
     text = "\n".join(page(compare(ONE, replace(ONE, name="c", steps={11: 1.0}, evaluations={}))))
-    assert text.startswith("told the same: a and c") and text.endswith("no step was measured in both runs")
+    assert text.startswith("the same configuration: a and c") and text.endswith("no step was measured in both runs")
 
 
 def test_of_a_long_curve_the_first_the_last_and_some_between_are_shown() -> None:

@@ -131,6 +131,19 @@ def test_every_attempt_begins_with_what_it_runs_on_and_goes_on_from() -> None:
     ]
 
 
+def test_one_of_a_thing_is_told_in_the_singular() -> None:
+    run = make_run(nodes=1, addresses=ADDRESSES[:1], gpus_per_node=0, ranks_per_node=1)
+    before = new_gang(run)
+    lines = list(telling(before, replace(before, phase=Phase.ACTIVE, attempt=1), run))
+    assert lines[0] == "attempt 1 starts: 1 rank on 1 node"
+    assert lines[1].endswith(", 1 rank each, on CPUs")
+
+
+def test_a_rank_that_has_ended_well_does_not_make_a_gang_start_again() -> None:
+    story = started().exits(0)
+    assert (story.report.state, story.report.message) == (State.RUNNING, "attempt 1 runs; 1 of 2 ranks have ended")
+
+
 @pytest.mark.parametrize(
     ("training", "words"),
     [

@@ -319,7 +319,7 @@ def test_a_run_that_never_has_a_result_is_given_up_in_time() -> None:
     said: list[str] = []
     with pytest.raises(Failed, match="x has no result after 0 s \\(--timeout\\)"):
         asyncio.run(left_after(two_nodes(), on_nodes(2), said, Patience(0.2)))
-    assert said[-1] == "lockstep: removed what x consisted of; claims stay"
+    assert said[-1] == "lockstep: x is removed; its claims stay"
 
 
 def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> None:

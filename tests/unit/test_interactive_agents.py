@@ -157,7 +157,9 @@ def test_a_second_run_is_refused_and_says_what_runs(agents: Gang) -> None:
 def test_what_a_node_lacks_is_said_with_its_number_before_anything_starts(agents: Gang) -> None:
     code, output = told(agents, 0, "run", "absent.py")
     assert code == 78
-    assert f"node 0 has no {agents.folder}/absent.py: `lockstep sync` sends your workspace to every node (and 1 more)" in output
+    assert (
+        f"node 0 has no {agents.folder}/absent.py: `lockstep sync` sends your workspace to every node; nor can 1 more node run it" in output
+    )
     write(agents, "print('hi')", "plain.txt")
     assert "is no program: `chmod +x` it" in told(agents, 0, "run", "plain.txt")[1]
     assert "no program nonsense-here" in told(agents, 0, "run", "nonsense-here")[1]

@@ -39,6 +39,19 @@ def test_the_verbs_with_files_are_found() -> None:
     assert {"validate", "render", "plan", "diff", "preflight", "run", "retry", "delete"} <= set(WITH_FILES)
 
 
+def test_a_cluster_that_is_not_there_is_told_with_the_file_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("away.json").write_text(json.dumps({**GOOD, "spec": {**GOOD["spec"], "cluster": "away"}}))
+    assert run(monkeypatch, ["validate", "good.json", "away.json"]) == USAGE
+    assert "away.json: spec.cluster: there is no cluster away" in capsys.readouterr().err
+
+
+def test_a_plan_of_one_file_begins_with_its_first_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(monkeypatch, ["plan", "--offline", "good.json"])
+    assert capsys.readouterr().out.startswith("note ")
+
+
 @pytest.mark.parametrize("order", [["good.json", "bad.yaml"], ["bad.yaml", "good.json"]])
 @pytest.mark.parametrize("name", WITH_FILES)
 def test_a_file_beside_another_is_not_left_out(

@@ -91,7 +91,7 @@ def test_pods_that_have_ended_or_have_no_node_and_the_jobs_own_hold_nothing() ->
     own = holder("own", "b", 4)
     found = lines(around(nodes=(node("a"), node("b")), pods=(ended, pending, own), own_pods=(own,)))
     assert sentence(found) == "fits now"
-    assert "the job has 1 pods now: what they use is counted as free" in told(found, Outcome.NOTE)
+    assert "the job has 1 pod now: what they use is counted as free" in told(found, Outcome.NOTE)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
         assert part in page
 
 
+def test_restarts_say_how_many_of_them_count() -> None:
+    page = "\n".join(describe(job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]), [], NOW))
+    assert "Restarts    3, 1 of them since the last new checkpoint, which restart.maxRestarts counts" in page
+
+
+def test_what_a_script_is_at_is_left_out_where_it_does_not_say() -> None:
+    assert "Step        7/9" in list(describe(job(trainer={"step": 7, "totalSteps": 9}), [], NOW))
+    timed = job(trainer={"step": 7, "totalSteps": 9, "estimatedRemainingSeconds": 60})
+    assert "Step        7/9 (1m00s left)" in list(describe(timed, [], NOW))
+
+
 def test_a_complete_job_has_nothing_left_to_do() -> None:
     ended = [{"type": "Complete", "status": "True", "reason": "Complete", "message": ""}]
     trainer = {"step": 500, "totalSteps": 500, "activity": "Export", "estimatedRemainingSeconds": 0}

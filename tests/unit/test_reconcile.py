@@ -384,6 +384,13 @@ def test_a_pod_that_cant_start_is_told_with_the_kubelets_words(broken: Object, r
     assert condition(reconcile(running(), report(), CONTEXT, NOW), "RanksReady")[0] == "True"
 
 
+@pytest.mark.parametrize(("state", "reason"), [(State.STARTING, "Starting"), (State.WAITING, "Starting"), (State.RUNNING, "Running")])
+def test_a_gang_of_which_some_ranks_have_ended_is_not_told_to_start(state: State, reason: str) -> None:
+    plan = reconcile(running(), report(state, ready=1), CONTEXT, NOW)
+    assert condition(plan, "Progressing")[:2] == ("True", reason)
+    assert condition(plan, "RanksReady")[:2] == ("False", "WaitingForRanks")
+
+
 def unscheduled(message: str) -> Object:
     condition = {"type": "PodScheduled", "status": "False", "message": message}
     volumes = [{"name": "w", "persistentVolumeClaim": {"claimName": "ml-dev-workspace"}}]

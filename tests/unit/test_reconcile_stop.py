@@ -56,7 +56,7 @@ def test_a_suspended_job_says_that_its_work_is_saved() -> None:
     assert ("Normal", "SavedAndStopped", SAVED.message) in [(note.type, note.reason, note.message) for note in plan.events]
     asleep = reconcile(gone(after(observed, plan)), stopped_report(), CONTEXT, NOW + 21)
     assert condition(asleep, "Suspended") == (
-        "True", "Suspended", "saved at step 43 and stopped; no pods; spec.suspend: false starts them again from the last checkpoint",
+        "True", "Suspended", "saved at step 43 and stopped; no pods; to go on from the last checkpoint: lockstep resume x -n ns",
     )  # fmt: skip
 
 
@@ -94,6 +94,12 @@ def test_the_end_of_a_job_is_no_stop() -> None:
     done = after(observed, reconcile(observed, report(State.COMPLETE, ready=0), CONTEXT, NOW + 1))
     again = reconcile(gone(done), report(State.COMPLETE, ready=0), CONTEXT, NOW + 5)
     assert "stop" not in (again.status or done.status)
+
+
+def test_a_single_pod_that_is_left_is_told_in_the_singular() -> None:
+    observed = asked(settled(report()), nodes=1)
+    plan = reconcile(replace(observed, pods=observed.pods[:1]), report(), CONTEXT, NOW + 1)
+    assert condition(plan, "Progressing")[2].endswith("1 pod is still there")
 
 
 def test_a_new_number_of_nodes_stops_the_gang_then_starts_it_anew() -> None:

@@ -197,6 +197,19 @@ def test_whatever_a_script_puts_into_its_folder_a_look_at_it_ends(what: str, tmp
     assert (summary["steps"], summary["end"], summary["attempts"], summary["run"]) == ({}, {}, [], {})
 
 
+def test_a_preflight_is_of_the_attempt_that_follows_it_also_where_an_earlier_job_had_the_first_ones(tmp_path: Path) -> None:
+    mine = [
+        (0, "[lockstep] preflight: 12 checks on 2 nodes passed in 2.0 s"),
+        (0, "[lockstep] attempt 7 starts: 2 ranks on 2 nodes"),
+        (7, "[rank 0] one"),
+    ]
+    write(tmp_path, "u", *mine, (7, "[lockstep] preflight: found 1 error"))
+    assert list(runfolder.log(str(tmp_path), 0, attempt=1)) == []
+    assert list(runfolder.log(str(tmp_path), 0, attempt=7)) == [line for _, line in mine]
+    assert list(runfolder.log(str(tmp_path), 0, attempt=8)) == ["[lockstep] preflight: found 1 error"]
+    assert len(list(runfolder.log(str(tmp_path), 0))) == 4
+
+
 def test_what_the_next_attempt_begins_with_is_not_the_last_one_s(tmp_path: Path) -> None:
     head = [
         "preflight: 12 checks on 2 nodes passed in 1.0 s",

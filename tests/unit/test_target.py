@@ -145,7 +145,7 @@ class Asked:
 def test_a_job_without_the_operator_is_no_unknown_one() -> None:
     target: Any = SimpleNamespace(client=Asked(configmaps=["x-agent", "x-run-1a2b"]), namespace="ns")
     said = no_such_job(target, "x")
-    assert "kubectl delete configmap x-run-1a2b -n ns stops it" in said
+    assert "kubectl delete configmap x-run-1a2b -n ns removes it" in said
     other: Any = SimpleNamespace(client=Asked(trainingjobs=["y"]), namespace="ns")
     assert no_such_job(other, "x").startswith("there is no TrainingJob x in namespace ns: it has y; -n names another namespace")
 

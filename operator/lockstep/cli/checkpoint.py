@@ -17,6 +17,7 @@ from lockstep.api.names import JOB_NAME_PATTERN
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Form, FormOption, HiddenJsonOption, NamespaceOption
 from lockstep.cli.trainer import ask_trainer
 from lockstep.platforms.output import put, put_json_text, tell
+from lockstep_gang.contract import number_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +84,10 @@ def list_commits(
         put_json_text(text)
         return
     answer = json.loads(text)
-    _print(commits_table(answer["commits"]))
+    if answer["commits"]:
+        _print(commits_table(answer["commits"]))
+    else:
+        put("no commit is there; what a script saves by itself isn't listed")
     for problem in answer["problems"]:
         put(problem)
 
@@ -172,14 +176,16 @@ def words(answer: Json) -> list[str]:
     """A commit's manifest in words (pure)."""
     told, parameters = answer["summary"], answer["parameters"]
     fragments = [parameter["fragments"] for parameter in parameters]
+    least, most = min(fragments), max(fragments)
+    each = number_of(least, "fragment") if least == most else f"{least} to {most} fragments"
     settings = ", ".join(f"{key} {_value(value)}" for key, value in told["settings"].items())
     loss = "not evaluated" if told["evalLoss"] is None else f"{told['evalLoss']:.4f} at step {told['evalStep']}"
     return [
         f"Commit          {answer['name']} of job {told['job']}: step {told['step']}, attempt {told['attempt']}, {told['samplesConsumed']} samples seen",
         f"Base model      {told['baseModel']}",
         f"Trained         {told['method']}{': ' + settings if settings else ''}",
-        f"Parameters      {told['trainableParameters']:,} in {len(parameters)} tensors, each in {min(fragments)} to {max(fragments)} fragments",
-        f"Saved by        {told['ranks']} ranks, {told['zeroStage']}, {told['precision']}",
+        f"Parameters      {told['trainableParameters']:,} in {len(parameters)} tensors, each in {each}",
+        f"Saved by        {number_of(told['ranks'], 'rank')}, {told['zeroStage']}, {told['precision']}",
         f"Content         {told['content']}, {size(told['bytes'])}",
         f"Batch and seed  global batch {told['globalBatchSize']}, seed {told['seed']}",
         f"Eval loss       {loss}; before training: {told['evalLossBefore'] or 'not evaluated'}",

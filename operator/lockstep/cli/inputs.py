@@ -189,7 +189,12 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
         raise ConfigError(f"{file}: spec.cluster is not set: set it or say --cluster; known are {known}")
     name = cluster or stated or ""
     is_path = "/" in name or name.endswith((".yaml", ".yml"))
-    found = load_cluster(name, Path() if is_path else checkout() / "clusters")
+    try:
+        found = load_cluster(name, Path() if is_path else checkout() / "clusters")
+    except ConfigError as error:
+        if cluster is None and str(error).startswith("there is no cluster"):
+            raise ConfigError(f"{file}: spec.cluster: {error}") from error
+        raise
     aim_at(found.cluster.name, found.cluster.api)
     if stated is not None and stated != found.cluster.name:
         warn("OtherCluster", f"{file} names the cluster {stated}: that one counts once the job is on a cluster, not {found.cluster.name}")

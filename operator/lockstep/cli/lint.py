@@ -11,6 +11,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
 from lockstep.platforms.output import put, put_json
+from lockstep_gang.contract import number_of
 
 if TYPE_CHECKING:
     from lockstep.api.clusterfile import ClusterFile
@@ -114,4 +115,4 @@ def _show(findings: list[Finding], path: str, found: ClusterFile, *, as_json: bo
         if row["fix"]:
             put(f"{'':8} → {row['fix']}")
     bad = sum(row["verdict"] in ("failed", "warning") for row in rows)
-    put(f"{len(rows)} findings, {bad} to mend" if bad else "nothing to mend")
+    put(f"{number_of(len(rows), 'finding')}, {bad} to mend" if bad else "nothing to mend")

@@ -129,13 +129,14 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     status = job.get("status", {})
     ranks, trainer = status.get("ranks", {}), status.get("trainer", {})
     from lockstep.plan.readstatus import condition
+    from lockstep.plan.table import of_total
 
     summary = condition(status, "Progressing")
     return (
         job["metadata"]["name"],
         str(status.get("nodes", 0)),
         f"{ranks.get('ready', 0)}/{ranks.get('desired', 0)}",
-        f"{trainer.get('step', '-')}/{trainer.get('totalSteps', '-')}",
+        of_total(trainer.get("step"), trainer.get("totalSteps")),
         str(status.get("checkpoint", {}).get("lastCommittedStep", "-")),
         summary.get("reason", "Unknown"),
         summary.get("message", ""),

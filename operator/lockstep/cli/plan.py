@@ -64,7 +64,8 @@ def plan(
         put_json(values[0] if len(values) == 1 else values, indent=1)
     else:
         for (inputs, _), (lines, _) in zip(jobs, plans, strict=True):
-            put(*([f"{inputs.source}:"] if len(jobs) > 1 else []))
+            if len(jobs) > 1:
+                put(f"{inputs.source}:")
             _show(lines)
     raise typer.Exit(EXIT_CODES[max((verdict(lines) for lines, _ in plans), key=list(Verdict).index)])
 

@@ -10,6 +10,7 @@ import typer
 from lockstep.cli.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
 from lockstep.cli.jobargs import Form, FormOption, HiddenJsonOption
 from lockstep.platforms.output import put, put_json, tell
+from lockstep_gang.contract import number_of
 
 if TYPE_CHECKING:
     from lockstep.api.job import TrainingJob
@@ -83,7 +84,7 @@ def _show(result: PreflightReport, as_json: bool) -> None:
         size = f"{measured.bytes // 1024**2} MiB over {measured.ranks} ranks"
         put(f"all-reduce of {size}: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth")
     found = "passed" if result.ok else "found errors: the job would not start"
-    put(f"{len(result.checks)} checks on {result.nodes} nodes {found} ({result.milliseconds / 1000:.1f} s)")
+    put(f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')} {found} ({result.milliseconds / 1000:.1f} s)")
 
 
 def _table(result: PreflightReport) -> None:
@@ -101,7 +102,7 @@ def _table(result: PreflightReport) -> None:
         table.add_row(*_row(finding))
     console().print(table)
     if result.omitted:
-        put(f"{result.omitted} more findings are left out")
+        put(f"{number_of(result.omitted, 'more finding')} left out")
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import typer
 from lockstep.api.errors import ConfigError
 from lockstep.cli.jobargs import ClusterNameOption, ContextOption, Found, JobArgument, NamespaceOption, find_job
 from lockstep.platforms.output import put
+from lockstep_gang.contract import number_of
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
@@ -40,13 +41,12 @@ def scale(
         raise ConfigError(f"job {job} has ended: give a new job the number of nodes it should have")
     before = found.job["spec"].get("nodes")
     if before == wanted:
-        put(f"{job} has {wanted} nodes already")
+        put(f"{job} has {number_of(wanted, 'node')} already")
         return
     _ask(found, wanted, yes=yes)
     patch_spec(found.target.client, found.namespace, job, {"nodes": wanted})
-    put(
-        f"{job}: {'the profile’s number of' if before is None else before} → {wanted} nodes; see it with: lockstep get {job} -n {found.namespace}"
-    )
+    was = "the cluster's number of nodes" if before is None else before
+    put(f"{job}: {was} → {number_of(wanted, 'node')}; see it with: lockstep get {job} -n {found.namespace}")
 
 
 def _ask(found: Found, wanted: int, *, yes: bool) -> None:

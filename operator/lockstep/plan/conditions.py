@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.api.names import pod_name
 from lockstep.api.status import ConditionStatus, ConditionType
 from lockstep.plan.fabricstatus import fabric_words
-from lockstep.plan.interactive import is_ready, is_released, ready_words, released_words, running_words
+from lockstep.plan.interactive import is_ready, is_released, ready_words, released_words, resume_command, running_words
 from lockstep.plan.layers import Notice
 from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport, start_anew
@@ -22,7 +22,7 @@ from lockstep.plan.refused import why_not_created
 from lockstep.plan.running import is_running
 from lockstep.plan.times import seconds_of, timestamp
 from lockstep.plan.unscheduled import why_unscheduled
-from lockstep_gang.contract import CheckpointReport, Report, State, Straggler, printable_line
+from lockstep_gang.contract import CheckpointReport, Report, State, Straggler, number_of, printable_line
 
 MESSAGE_CHARACTERS = 4096
 SILENT_SECONDS = 60.0
@@ -127,11 +127,12 @@ def _suspended(view: View) -> Fact:
     if is_released(view.observed):
         return Fact(TRUE, Reason.IDLE, released_words(view.observed))
     stopped = f"{view.stopped}; " if view.stopped else ""
-    return Fact(TRUE, Reason.SUSPENDED, f"{stopped}no pods; spec.suspend: false starts them again from the last checkpoint")
+    return Fact(TRUE, Reason.SUSPENDED, f"{stopped}no pods; to go on from the last checkpoint: {resume_command(view.observed)}")
 
 
 def _pods_left(view: View) -> str:
-    left = f"{len(view.observed.pods)} pods are still there"
+    count = len(view.observed.pods)
+    left = f"{number_of(count, 'pod')} {'is' if count == 1 else 'are'} still there"
     return f"ranks save and stop; {left}" if any(map(is_running, view.observed.pods)) else left
 
 
@@ -229,13 +230,21 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
     if restarting.status is TRUE:
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
     if ready.status is not TRUE and ready.reason != Reason.READY:
-        return Fact(TRUE, Reason.STARTING, ready.message) if ready.reason in _ON_ITS_WAY else Fact(FALSE, ready.reason, ready.message)
+        return _without_all_ranks(view, ready)
     if view.report is not None and is_ready(view.report):
         return Fact(TRUE, Reason.READY, ready_words(view.observed, view.report))
     if view.report is None:
         return Fact(TRUE, Reason.RUNNING, "all ranks run")
     saves = "; saves fail: condition SavesFailing says why" if view.report.failed_saves is not None else ""
     return Fact(TRUE, Reason.RUNNING, running_words(view.report) + saves)
+
+
+def _without_all_ranks(view: View, ready: Fact) -> Fact:
+    """Ranks that have ended, or are being stopped, are past the start."""
+    if ready.reason not in _ON_ITS_WAY:
+        return Fact(FALSE, ready.reason, ready.message)
+    began = ready.reason == Reason.WAITING_FOR_RANKS and view.report is not None and view.report.state is State.RUNNING
+    return Fact(TRUE, Reason.RUNNING if began else Reason.STARTING, ready.message)
 
 
 def is_silent(view: View) -> bool:

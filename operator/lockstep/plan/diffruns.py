@@ -109,7 +109,7 @@ def page(found: Object) -> Iterator[str]:
     names = tuple(found["runs"])
     told = [(row["field"], *map(_shown, row["values"]), "") for row in found["configuration"]]
     if not told:
-        yield "told the same: " + " and ".join(names)
+        yield "the same configuration: " + " and ".join(names)
     results = [(row["name"], *map(_shown, row["values"]), _change(*row["values"])) for row in found["results"]]
     curves = [
         (f"{name} at step {row['step']}", *map(_shown, row["values"]), _change(*row["values"]))

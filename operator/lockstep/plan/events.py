@@ -14,7 +14,7 @@ from lockstep.plan.observed import Object
 from lockstep.plan.reasons import Reason
 from lockstep.plan.stopping import stop_event
 from lockstep.plan.times import age
-from lockstep_gang.contract import printable_line
+from lockstep_gang.contract import number_of, printable_line
 
 NORMAL, WARNING = "Normal", "Warning"
 MESSAGE_BYTES = 1024
@@ -133,7 +133,8 @@ def _attempts(before: Object, after: Object) -> Iterator[Note]:
     for entry in after.get("restartHistory", []):
         if entry["attempt"] <= told or (final and entry["attempt"] == after.get("attempts")):
             continue
-        lost = f"; {entry['lostSteps']} steps are done again" if entry.get("lostSteps") else ""
+        count = entry.get("lostSteps")
+        lost = f"; {number_of(count, 'step')} {'is' if count == 1 else 'are'} done again" if count else ""
         yield Note(
             WARNING,
             _CAUSES.get(entry["cause"], "Restarting"),
@@ -142,7 +143,7 @@ def _attempts(before: Object, after: Object) -> Iterator[Note]:
     attempt = after.get("attempts") or 0
     if attempt > (before.get("attempts") or 0):
         desired = (after.get("ranks") or {}).get("desired")
-        yield Note(NORMAL, "AttemptStarted", f"attempt {attempt} starts" + (f" with {desired} ranks" if desired else ""))
+        yield Note(NORMAL, "AttemptStarted", f"attempt {attempt} starts" + (f" with {number_of(desired, 'rank')}" if desired else ""))
 
 
 def _preflight(before: Object, after: Object) -> Iterator[Note]:
@@ -151,7 +152,7 @@ def _preflight(before: Object, after: Object) -> Iterator[Note]:
         return
     findings = found.get("findings", [])
     if found["ok"] and not findings:
-        yield Note(NORMAL, "PreflightPassed", f"{found['checks']} checks on {found['nodes']} nodes found nothing")
+        yield Note(NORMAL, "PreflightPassed", f"{number_of(found['checks'], 'check')} on {number_of(found['nodes'], 'node')} found nothing")
         return
     texts = [f"{f['check']}: {f['message']}" + (f" on {f['nodeName']}" if f.get("nodeName") else "") + f"; {f['fix']}" for f in findings]
     yield Note(WARNING, "PreflightWarned" if found["ok"] else "PreflightFailed", " | ".join(texts[:5]) or "no finding was given")

@@ -52,7 +52,7 @@ def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
     if possible >= needed:
         return ""
     why = "; ".join(line.said for line in _obstacles(never))
-    return f"{needed} nodes are asked for, and even when idle only {possible} of the cluster's {len(nodes)} could take a pod{why and f' ({why})'}"
+    return f"{needed} nodes are asked for, and even when idle {_only(possible)} of the cluster's {len(nodes)} could take a pod{why and f' ({why})'}"
 
 
 def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Line]:
@@ -77,7 +77,7 @@ def _too_few(
     there = f" ({', '.join(sorted(fitting))})" if fitting else ""
     said = f"{len(fitting)} of the {needed} nodes that the job needs fit now{there}"
     if len(possible) < needed:
-        idle = f"even when idle only {len(possible)} could take a pod"
+        idle = f"even when idle {_only(len(possible))} could take a pod"
         return Line(
             SECTION,
             Outcome.WAITS,
@@ -90,6 +90,10 @@ def _too_few(
         wanting[resource].append(node)
     who = [who_holds(others, frozenset(nodes), resource, request(pod, resource)) for resource, nodes in wanting.items()]
     return Line(SECTION, Outcome.WAITS, said, "; ".join(filter(None, who)), f"room on {_more(missing)}")
+
+
+def _only(count: int) -> str:
+    return f"only {count}" if count else "none"
 
 
 def _more(count: int) -> str:

@@ -45,7 +45,8 @@ def node_of_rank(ranks: Object, nodes: int, rank: int) -> int:
     if not desired or not nodes:
         raise ConfigError("the job has not started yet, so nobody knows where its ranks are: lockstep why says what it waits for")
     if rank >= desired:
-        raise ConfigError(f"there is no rank {rank}: the job has {desired} ranks, 0 to {desired - 1}")
+        ranks_there = f"{desired} ranks, 0 to {desired - 1}" if desired > 1 else "rank 0 only"
+        raise ConfigError(f"there is no rank {rank}: the job has {ranks_there}")
     position = rank // max(1, desired // nodes)
     order = ranks.get("order") or []
     return int(order[position]) if position < len(order) else position

@@ -93,7 +93,7 @@ def _nobody_matches(pod: Object) -> str:
     selector = ", ".join(f"{key}={value}" for key, value in (pod["spec"].get("nodeSelector") or {}).items())
     hosts = sorted({v for t in _terms(pod) for r in t.get("matchExpressions", []) if r["operator"] == "In" for v in r.get("values", [])})
     said = [f"the node selector {selector}" if selector else "", f"the cluster's nodes.gpuNodes ({', '.join(hosts)})" if hosts else ""]
-    return f"no node of the cluster matches {' and '.join(filter(None, said)) or 'what the job and its profile ask of nodes'}"
+    return f"no node of the cluster matches {' and '.join(filter(None, said)) or 'what the job and its cluster file ask of nodes'}"
 
 
 def _obstacle(pod: Object, node: Object) -> Obstacle | None:

@@ -19,15 +19,16 @@ from lockstep.plan.quota import quota_lines
 from lockstep.plan.references import reference_lines
 from lockstep.plan.resolve import MADE_BY_OPERATOR, UNNAMED_IMAGE, Refused, Resolved, refuse_missing_gpus, trainer_image
 from lockstep.plan.storage import pod_claims
+from lockstep_gang.contract import number_of
 
 SHOWN = 60
 """Characters of a value that a change shows."""
 
 
 def job_line(resolved: Resolved) -> Line:
-    ranks = f"{resolved.gpus_per_node} GPUs" if resolved.gpus_per_node else f"{resolved.ranks_per_node} CPU ranks"
+    ranks = number_of(resolved.gpus_per_node, "GPU") if resolved.gpus_per_node else number_of(resolved.ranks_per_node, "CPU rank")
     where = f"namespace {resolved.namespace}, by cluster {resolved.profile.metadata.name}"
-    said = f"{resolved.name} in {where}: {resolved.nodes} nodes with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
+    said = f"{resolved.name} in {where}: {number_of(resolved.nodes, 'node')} with {ranks} each, {resolved.transport} between them, storage {resolved.storage_mode.value}"
     return Line("job", Outcome.NOTE, said)
 
 
@@ -138,7 +139,7 @@ def _profile(resolved: Resolved, around: Around) -> Iterator[Line]:
         said = f"TrainingCluster {name} differs from its file in {', '.join(around.profile_differs)}: the cluster's counts, this plan goes by the file"
         yield Line("cluster", Outcome.NOTE, said, f"lockstep deploy {name}")
     if around.own_pods:
-        said = f"the job has {len(around.own_pods)} pods now: what they use is counted as free"
+        said = f"the job has {number_of(len(around.own_pods), 'pod')} now: what they use is counted as free"
         yield Line("cluster", Outcome.NOTE, said)
 
 

@@ -52,7 +52,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     # Accepted
     Reason.INVALID_SPEC: (Remedy(_EDIT, _CORRECT),),
     Reason.CLUSTER_NOT_FOUND: (
-        Remedy("lockstep deploy {0}", "sends that TrainingCluster from its cluster file; another one takes a new job, as spec.cluster stays", r"spec\.cluster is (\S+), but"),
+        Remedy("lockstep deploy {0}", "sends that TrainingCluster from its cluster file; spec.cluster can't be changed, so another cluster needs a new job", r"spec\.cluster is (\S+), but"),
         Remedy("lockstep clusters", "the cluster files; lockstep deploy NAME sends one"),
     ),
     Reason.NO_DEFAULT_CLUSTER: (

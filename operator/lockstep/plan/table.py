@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.plan.readstatus import condition, is_true
 from lockstep.plan.times import seconds_of
-from lockstep_gang.contract import printable_line
+from lockstep_gang.contract import number_of, printable_line
 
 Object = dict[str, Any]
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
@@ -106,14 +106,14 @@ def _where(spec: Object, status: Object) -> Iterator[str]:
 def _training(status: Object, now: float) -> Iterator[str]:
     trainer, commit = status.get("trainer", {}), status.get("checkpoint", {})
     if trainer:
-        doing = "" if is_true(status, "Complete") else f" ({_doing(trainer)})"
+        doing = "" if is_true(status, "Complete") else _doing(trainer)
         yield f"Step        {of_total(trainer.get('step'), trainer.get('totalSteps'))}{doing}"
         metrics = ", ".join(f"{found['name']} {found['value']}" for found in trainer.get("metrics", []))
         yield f"Metrics     {metrics or 'none yet'}"
     if "goodput" in status:
         share = status["goodput"].get("percentage")
         yield "Goodput     " + (
-            "unknown: no step was told" if share is None else f"{share}% of the time that its pods were there was training"
+            "unknown: no step was reported" if share is None else f"{share}% of the time that its pods were there was training"
         )
     if commit:
         path = f", {commit['path']}" if "path" in commit else ""
@@ -124,7 +124,8 @@ def _training(status: Object, now: float) -> Iterator[str]:
 
 def _doing(trainer: Object) -> str:
     left = trainer.get("estimatedRemainingSeconds")
-    return str(trainer.get("activity", "unknown activity")) + ("" if left is None else f", {duration(left)} left")
+    parts = (trainer.get("activity"), None if left is None else f"{duration(left)} left")
+    return f" ({', '.join(filter(None, parts))})" if any(parts) else ""
 
 
 def _failure(status: Object) -> Iterator[str]:
@@ -140,10 +141,11 @@ def _restarts(status: Object) -> Iterator[str]:
     history = status.get("restartHistory", [])
     if not history:
         return
-    yield f"Restarts    {status.get('restarts', 0)}, of which {status.get('restartsCountTowardsMax', 0)} count since the last new checkpoint"
+    count = status.get("restartsCountTowardsMax", 0)
+    yield f"Restarts    {status.get('restarts', 0)}, {count} of them since the last new checkpoint, which restart.maxRestarts counts"
     for entry in history:
         down = entry.get("downtimeSeconds")
-        cost = f"{entry['lostSteps']} steps lost, " + ("not training again yet" if down is None else f"{duration(down)} down")
+        cost = f"{number_of(entry['lostSteps'], 'step')} lost, " + ("not training again yet" if down is None else f"{duration(down)} down")
         yield f"            attempt {entry['attempt']}, {entry['cause']}: {entry['message']} ({cost})"
 
 

@@ -84,7 +84,7 @@ def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
         when = found["checkpoint"].get("lastCommitTime")
         yield f"checkpoint  step {found['checkpoint']['lastCommittedStep']}" + (f", {age(when, now)} ago" if when else "")
     goodput = (
-        f"{found['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in found else "unknown: no step was told"
+        f"{found['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in found else "unknown: no step was reported"
     )
     yield f"goodput     {goodput}; attempt {found.get('attempts', '-')}, {found['restarts']} restart{'' if found['restarts'] == 1 else 's'}"
     if found["nodes"]:

@@ -16,7 +16,7 @@ from lockstep.plan.readstatus import is_true
 from lockstep.plan.reasons import Reason
 from lockstep.plan.remedies import Step
 from lockstep.plan.whynext import next_steps
-from lockstep_gang.contract import printable_line
+from lockstep_gang.contract import number_of, printable_line
 
 LABEL_COLUMNS = 13
 SHOWN_LINES = 10
@@ -152,7 +152,7 @@ def _failing_saves(status: Object, conditions: dict[str, Object]) -> str:
     if not _holds(conditions, "SavesFailing"):
         return ""
     step, commit = (status.get("trainer") or {}).get("step"), (status.get("checkpoint") or {}).get("lastCommittedStep", 0)
-    steps = f" ({step - commit} steps by now)" if step is not None and step > commit else ""
+    steps = f" ({number_of(step - commit, 'step')} by now)" if step is not None and step > commit else ""
     return _message(conditions, "SavesFailing") + steps
 
 
@@ -221,10 +221,10 @@ def cost(status: Object) -> str:
     if not history:
         return ""
     overcome = [entry for entry in history if "downtimeSeconds" in entry]  # an attempt after it has come to a step
-    steps = [f"{sum(entry.get('lostSteps', 0) for entry in overcome)} steps done again"] if overcome else []
+    steps = [f"{number_of(sum(entry.get('lostSteps', 0) for entry in overcome), 'step')} done again"] if overcome else []
     if len(overcome) < len(history):
         undone = sum(entry.get("lostSteps", 0) for entry in history if entry not in overcome)
-        steps.append(f"{undone} steps {'lost' if is_true(status, 'Failed') else 'to be done again'}")
+        steps.append(f"{number_of(undone, 'step')} {'lost' if is_true(status, 'Failed') else 'to be done again'}")
     down = sum(entry.get("downtimeSeconds", 0) for entry in history)
     causes = ", ".join(f"{count} {cause}" for cause, count in Counter(entry["cause"] for entry in history).most_common())
     gpus = sum(loss.get("gpuSeconds", 0) for loss in (status.get("goodput") or {}).get("losses", []))

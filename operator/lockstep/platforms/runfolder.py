@@ -59,8 +59,15 @@ def newest_job(files: list[Path]) -> str:
 
 
 def _chosen(files: list[Path], uid: str, attempt: int, since: str) -> Iterator[tuple[str, int, str]]:
-    """(time, attempt, line). What an attempt's beginning says is its own, though the ranks of the one before it were the last to be numbered."""
+    """(time, attempt, line), as asked for."""
+    return (found for found in _numbered(files, uid) if attempt in (-1, found[1]) and found[0] >= since)
+
+
+def _numbered(files: list[Path], uid: str) -> Iterator[tuple[str, int, str]]:
+    """(time, attempt, line) of a job. What an attempt's beginning says is its own, though the ranks of the one before it were the last to be
+    numbered; so is the preflight before it, whose attempt is known by the next line."""
     of, begun = uid, 0
+    looked: list[tuple[str, int, str]] = []
     for path in files:
         with path.open(encoding="utf-8", errors="replace") as file:
             for raw in file:
@@ -70,9 +77,14 @@ def _chosen(files: list[Path], uid: str, attempt: int, since: str) -> Iterator[t
                 elif of == uid and number.isdecimal():
                     if (start := _STARTS.match(line)) is not None:
                         begun = int(start[1])
-                    its = max(int(number), begun) + line.startswith(PREFLIGHT)  # which comes before the attempt that it is for
-                    if attempt in (-1, its) and stamp >= since:
-                        yield stamp, its, line
+                        looked = [(when, begun, words) for when, _, words in looked]
+                    its = max(int(number), begun)
+                    if line.startswith(PREFLIGHT):
+                        looked.append((stamp, its + 1, line))
+                        continue
+                    yield from (*looked, (stamp, its, line))
+                    looked = []
+    yield from looked
 
 
 class Records:

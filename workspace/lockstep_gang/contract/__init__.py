@@ -56,7 +56,7 @@ from lockstep_gang.contract.run import (
 )
 from lockstep_gang.contract.stop import Save, StopReport
 from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
-from lockstep_gang.contract.text import cleaned, json_escaped, printable, printable_line
+from lockstep_gang.contract.text import cleaned, json_escaped, number_of, printable, printable_line
 from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
@@ -127,6 +127,7 @@ __all__ = [
     "is_report_signature",
     "job_header",
     "json_escaped",
+    "number_of",
     "parse_key",
     "parse_reply",
     "parse_report",

@@ -11,6 +11,7 @@ from lockstep_gang.contract.messages import RankExit, StopMode
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.text import number_of
 from lockstep_gang.coordinator.telling_runs import runs, start_line
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.placement import racks_line
@@ -116,7 +117,7 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         yield start_line(after, run)
     elif after.attempt > before.attempt:
         again = f", restart {after.restarts} of at most {run.restart.max_restarts}" if after.restarts else ""
-        yield f"attempt {after.attempt} starts: {run.world_size} ranks on {run.nodes} nodes{again}"
+        yield f"attempt {after.attempt} starts: {number_of(run.world_size, 'rank')} on {number_of(run.nodes, 'node')}{again}"
         yield from banner(after, run)
         line = racks_line(after.placement)
         if line is not None:
@@ -125,7 +126,7 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         yield after.stopped.message
     if after.phase is before.phase:
         if state_of(before) is State.STARTING and state_of(after) is State.RUNNING:
-            yield f"all {run.world_size} ranks run"
+            yield f"all {run.world_size} ranks run" if run.world_size > 1 else "its rank runs"
         return
     if after.phase is Phase.STOPPING:
         how = "saving and stopping" if after.stopping is StopMode.SAVE else "stopping all ranks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.idle import line
 from lockstep_gang.lifecycle.session import older_scripts
@@ -36,4 +37,4 @@ def start_line(gang: Gang, run: Run) -> str:
     """Instead of a Batch job's banner: an environment starts many attempts."""
     asked = gang.session.request
     what = asked.asked.text if asked is not None else "nothing"
-    return f"attempt {gang.attempt} starts: {what}: {run.world_size} ranks on {run.nodes} nodes"
+    return f"attempt {gang.attempt} starts: {what}: {number_of(run.world_size, 'rank')} on {number_of(run.nodes, 'node')}"

@@ -203,9 +203,9 @@ def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
         else "\n".join(fresh)
     )
     advice = remedy(raised)
+    message = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory)}{said}"[: 1000 - len(advice)]
     return Failure(
-        message=f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory)}{said}"[: 1000 - len(advice)]
-        + advice,
+        message=(message.removesuffix(".") + advice) if advice else message,
         rank=index,
         node=run.node_of(index),
         exit_code=exit_code,

@@ -24,6 +24,7 @@ from lockstep_gang.contract.preflight import (
 )
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.judge import cause_of, checks_of, judge_all, silent
 from lockstep_gang.lifecycle.judgments.all_reduce import busbw, judge_pairs, why_not_measured
@@ -142,7 +143,7 @@ def failure_of(preflight: Preflight) -> Failure | None:
     errors = [finding for finding in result.findings if finding.severity is Severity.ERROR] if result is not None else []
     if not errors:
         return None
-    first, more = errors[0], f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    first, more = errors[0], f" (and {number_of(len(errors) - 1, 'more finding')})" if len(errors) > 1 else ""
     return Failure(message=f"preflight: {first.message}: {first.fix}{more}"[:1000], node=first.node, cause=cause_of(first))
 
 

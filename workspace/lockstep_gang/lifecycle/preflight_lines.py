@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockstep_gang.contract.preflight import Bandwidth, PreflightReport, Severity
+from lockstep_gang.contract.text import number_of
 
 
 def preflight_lines(result: PreflightReport) -> Iterator[str]:
@@ -12,9 +13,9 @@ def preflight_lines(result: PreflightReport) -> Iterator[str]:
     for finding in result.findings:
         yield f"preflight {finding.severity.value.lower()}: {finding.message}: {finding.fix}"
     if result.omitted:
-        yield f"preflight: {result.omitted} more findings are left out"
-    made = f"{len(result.checks)} checks on {result.nodes} node{'s' if result.nodes > 1 else ''}"
-    ended = f"found {errors} errors" if errors else "passed"
+        yield f"preflight: {number_of(result.omitted, 'more finding')} left out"
+    made = f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')}"
+    ended = f"found {number_of(errors, 'error')}" if errors else "passed"
     yield f"preflight: {made} {ended} in {result.milliseconds / 1000:.1f} s{_measured(result.all_reduce)}"
 
 

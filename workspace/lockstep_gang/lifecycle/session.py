@@ -13,6 +13,7 @@ from lockstep_gang.contract.exits import CONFIGURATION, FAILED, SAVED
 from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idleness, Interrupted, InUse
 from lockstep_gang.contract.messages import StopMode, Wish
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.failures import first_failure
@@ -142,7 +143,7 @@ def _looked(gang: Gang, run: Run, now: float) -> tuple[Gang, bool]:
         return gang, False
     problems += [f"node {silent[0]} did not say within {LOOK_SECONDS:.0f} s whether it has {request.asked.command[0]}"] if silent else []
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        more = f"; nor can {number_of(len(problems) - 1, 'more node')} run it" if len(problems) > 1 else ""
         return ended(gang, CONFIGURATION, problems[0] + more, now), False
     return gang, True
 

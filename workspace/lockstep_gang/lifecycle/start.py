@@ -8,6 +8,7 @@ from dataclasses import replace
 from lockstep_gang.contract.reply import FactType
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import seen
 from lockstep_gang.lifecycle.progress import Wait
@@ -117,10 +118,11 @@ def pod_name(run: Run, node: int) -> str:
 
 def banner(gang: Gang, run: Run) -> Iterator[str]:
     """What an attempt starts with, after the line that says that it does."""
-    devices = f"{run.gpus_per_node} GPUs" if run.gpus_per_node else "CPU"
+    ranks = number_of(run.ranks_per_node, "rank")
+    each = f"{ranks} and {number_of(run.gpus_per_node, 'GPU')} each" if run.gpus_per_node else f"{ranks} each, on CPUs"
     nodes = ", ".join(filter(None, (pod_name(run, node) for node in range(min(run.nodes, SHOWN)))))
     more = f" and {run.nodes - SHOWN} more" if nodes and run.nodes > SHOWN else ""
-    yield f"  nodes: {nodes + more or run.nodes}, {run.ranks_per_node} ranks and {devices} each"
+    yield f"  nodes: {nodes + more or run.nodes}, {each}"
     yield f"  fabric: {_fabric(run)}"
     yield f"  run: {run.run_dir}, works in {run.working_directory}, log of what happens in {run.run_dir}/logs"
     yield f"  from: {_from(gang, run)}"

@@ -72,7 +72,8 @@ def _message(gang: Gang, run: Run) -> str:
     if gang.phase is Phase.WAITING:
         return _waiting_for(gang, run)
     if state_of(gang) is not State.STARTING:
-        return f"attempt {gang.attempt} runs"
+        ended = f"; {len(gang.ranks.ended)} of {run.world_size} ranks have ended" if gang.ranks.ended else ""
+        return f"attempt {gang.attempt} runs{ended}"
     missing = listed_ranks(run, tuple(missing_ranks(gang)))
     return f"{_all_ready(gang)} of {run.world_size} ranks have reported; waiting for {missing}"
 
@@ -81,7 +82,7 @@ def message_facts(gang: Gang) -> tuple[object, ...]:
     """What `message_of` is made of. While it is the same, so is the message, which takes a look at every rank."""
     where = gang.phase, gang.attempt, gang.stopping, gang.stop_reason, gang.ending, gang.trouble, gang.failure
     checks = gang.preflight.stage, gang.preflight.round, gang.preflight.result, gang.session.request, gang.facts.told
-    return *where, *checks, gang.silences, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready
+    return *where, *checks, gang.silences, gang.nodes.counts, gang.ranks.counts.missing, gang.ranks.counts.ready, len(gang.ranks.ended)
 
 
 def _waiting_for(gang: Gang, run: Run) -> str:

@@ -94,8 +94,8 @@ def _raise_if_hopeless(status: Object, namespace: str) -> None:
         raise InstallError(f"{DEV_ENVIRONMENT} has failed: {message}: once that is mended, {again}")
 
 
-_COUNTED = re.compile(r"^\d+ of \d+ pods run(: )?")
-"""The operator's own count, a moment older than the one that was made here."""
+_COUNTED = re.compile(r"^\d+ of \d+ pods (?:run|created)(?:: |$)")
+"""The operator's own count, a moment older than the one that was made here; what follows it is the cause."""
 
 
 def how_far(running: int, wanted: int, status: Object) -> str:

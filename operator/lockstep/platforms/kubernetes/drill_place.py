@@ -81,7 +81,9 @@ class Place:
             if found:
                 return found
             time.sleep(POLL_SECONDS)
-        raise Failed(f"{what} did not happen within {self.timeout_seconds:.0f} s (--timeout): lockstep why {self.name} -n {self.namespace}")
+        raise Failed(
+            f"waited {self.timeout_seconds:.0f} s (--timeout) for {what}, which did not come: lockstep why {self.name} -n {self.namespace}"
+        )
 
 
 def command_of(verb: str, arguments: Object) -> list[str]:

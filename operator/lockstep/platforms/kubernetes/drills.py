@@ -71,7 +71,8 @@ def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
         return status if done(status) else None
 
     place.until(
-        "its name in status", lambda: look(lambda status: cost_of(status, attempt) is not None or has_recovered(status, attempt, False))
+        "the failure in the job's status",
+        lambda: look(lambda status: cost_of(status, attempt) is not None or has_recovered(status, attempt, False)),
     )
     named = watch.since_the_fault()
     status = place.until("the recovery", lambda: look(lambda status: has_recovered(status, attempt, place.tells_steps)))
@@ -84,7 +85,7 @@ def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
         named=f"{cost['cause']}: {cost['message']}" if cost else "",
         downtime_seconds=cost.get("downtimeSeconds"),
         lost_steps=cost.get("lostSteps"),
-        notes=[*watch.notes, f"all ranks ran again after {well:.1f} s, as status told"],
+        notes=[*watch.notes, f"all ranks ran again after {well:.1f} s, according to its status"],
     )
 
 

@@ -40,7 +40,7 @@ from lockstep.platforms.kubernetes.reader import beside
 from lockstep.platforms.kubernetes.surroundings import nodes_of
 from lockstep.platforms.kubernetes.survey import with_image
 from lockstep.platforms.output import put
-from lockstep_gang.contract import State, parse_run
+from lockstep_gang.contract import State, number_of, parse_run
 from lockstep_gang.contract.exits import SAVED
 
 COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
@@ -137,7 +137,7 @@ async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, 
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
             await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
-            say(f"{OWN} removed what {run.name} consisted of; claims stay")
+            say(f"{OWN} {run.name} is removed; its claims stay")
     if not done:
         raise Failed(f"{run.name} has no result after {patience.seconds:.0f} s (--timeout);{waited or ' it said nothing'}")
     if parts[0] in done and parts[0].exception() is not None:
@@ -251,7 +251,7 @@ async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = Non
             await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
         raise
     end = "leaves it running" if over is None else "removes it"
-    say(f"{OWN} {run.name} on {run.frozen.nodes} nodes in namespace {run.namespace}; Ctrl-C {end}")
+    say(f"{OWN} {run.name} on {number_of(run.frozen.nodes, 'node')} in namespace {run.namespace}; Ctrl-C {end}")
 
 
 async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:

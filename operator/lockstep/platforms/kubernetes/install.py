@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 import yaml
@@ -38,6 +38,7 @@ HASH_LABEL = "pod-template-hash"
 ANNOTATION_REVISION = "lockstep.dev/revision"
 PULL_FAILED = ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
 """Said right after an attempt. ImagePullBackOff is said between two, also when the next one will find what was pushed meanwhile."""
+BACKED_OFF = "ImagePullBackOff"
 MONITORING_GROUP = "monitoring.coreos.com"
 
 
@@ -252,7 +253,9 @@ async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = l
         counts = {status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")}
         if seen and counts == {found.get("spec", {}).get("replicas", 0)}:
             return
-        await _raise_if_image_fails(cluster, namespace, found)
+        unpulled = await unpulled_image(cluster, namespace, found)
+        if unpulled:
+            raise InstallError(unpulled)
         before, trouble = trouble, await stuck(cluster, namespace, found) if seen else ""
         since = loop.time() if trouble != before else since
         if trouble and loop.time() - since >= STUCK_SECONDS:
@@ -261,17 +264,18 @@ async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = l
     raise InstallError(f"the operator is not ready after {seconds:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
 
 
-async def _raise_if_image_fails(cluster: Cluster, namespace: str, deployment: Object) -> None:
-    """Raises InstallError: a node has just tried to pull the image that is wanted now, and can't."""
+async def unpulled_image(cluster: Cluster, namespace: str, deployment: Object, reasons: Collection[str] = PULL_FAILED) -> str:
+    """That a container of the image that is wanted now waits for one of these `reasons`, and what to type; '' while none does."""
     wanted = [container["image"] for container in deployment.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])]
     for pod in await _pods(cluster, namespace):
         states = [container.get("state", {}).get("waiting", {}) for container in pod.get("status", {}).get("containerStatuses", [])]
-        failed = next((state for state in states if state.get("reason") in PULL_FAILED), None)
+        failed = next((state for state in states if state.get("reason") in reasons), None)
         if failed is not None and [container["image"] for container in pod["spec"]["containers"]] == wanted:
-            raise InstallError(
+            return (
                 f"the operator's image {', '.join(wanted)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
                 "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy CLUSTER --image)"
             )
+    return ""
 
 
 async def stuck(cluster: Cluster, namespace: str, deployment: Object) -> str:

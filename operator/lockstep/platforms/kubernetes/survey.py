@@ -15,7 +15,7 @@ from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
 from lockstep.plan.resolve import trainer_image
 from lockstep.plan.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, image_of, scope_of, why_unserved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.install import stuck
+from lockstep.platforms.kubernetes.install import BACKED_OFF, PULL_FAILED, stuck, unpulled_image
 from lockstep.platforms.kubernetes.kinds import path_of
 
 
@@ -36,9 +36,7 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
         crds=None if crds is None else {item["metadata"]["name"]: item for item in crds},
         deployment=deployment,
         may_see_operator=may_see,
-        operator_stuck=""
-        if deployment is None
-        else await stuck(cluster, str(deployment["metadata"].get("namespace", OPERATOR_NAMESPACE)), deployment),
+        operator_stuck="" if deployment is None else await _what_stops(cluster, deployment),
         unserved="" if deployment is None else await unserved(cluster, namespace),
         serves=await _serves(cluster),
         profile=answers["TrainingCluster"][0],
@@ -49,6 +47,12 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
         hidden=frozenset(kind for kind, (_, may_see) in answers.items() if not may_see),
         dns=await _ready_dns(cluster),
     )
+
+
+async def _what_stops(cluster: Cluster, deployment: Object) -> str:
+    """Why pods of the operator don't start; '' while nothing is seen."""
+    home = str(deployment["metadata"].get("namespace", OPERATOR_NAMESPACE))
+    return await unpulled_image(cluster, home, deployment, (*PULL_FAILED, BACKED_OFF)) or await stuck(cluster, home, deployment)
 
 
 async def survey_rails(cluster: Cluster, spec: TrainingClusterSpec, namespace: str) -> Seen:
