@@ -192,7 +192,7 @@ def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterF
     try:
         found = load_cluster(name, Path() if is_path else checkout() / "clusters")
     except ConfigError as error:
-        if cluster is None and str(error).startswith("there is no cluster"):
+        if name == stated and str(error).startswith("there is no cluster"):
             raise ConfigError(f"{file}: spec.cluster: {error}") from error
         raise
     aim_at(found.cluster.name, found.cluster.api)
