@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -220,3 +222,49 @@ def test_each_agent_gets_the_devices_of_its_node(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(agents.subprocess, "Popen", Ended)
     assert agents.run_agents(tmp_path / "run.json", 2, tmp_path / "logs", devices=("0,1", "2,3")) == 0
     assert given == {"0": "0,1", "1": "2,3"}
+
+
+class Played:
+    """An agent that ends as it is written down for its node: its codes, one a start; None: when it is told to."""
+
+    codes: ClassVar[dict[str, list[int | None]]] = {}
+
+    def __init__(self, command: list[str], **how: Any) -> None:
+        self._told = threading.Event()
+        self._code = self.codes[command[command.index("--node") + 1]].pop(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._code is None and not self._told.wait(timeout):
+            raise subprocess.TimeoutExpired("agent", timeout or 0.0)
+        return 75 if self._code is None else self._code
+
+    def poll(self) -> int | None:
+        return None if self._code is None and not self._told.is_set() else self.wait(0)
+
+    def send_signal(self, number: int) -> None:
+        self._told.set()
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ({"0": [-9, 0], "1": [None]}, 0, "the agent of node 0 was ended by SIGKILL: it is started again"),
+        ({"0": [-9, -9], "1": [None]}, 1, "the agent of node 0 was ended by SIGKILL: it is started again"),
+        ({"0": [70], "1": [None]}, 1, ""),
+        ({"0": [None], "1": [-9]}, 1, "the agent of node 1 was ended by SIGKILL, its log is"),
+        ({"0": [None], "1": [75]}, 1, "the agent of node 1 was told to go, and the job goes on without it: stopping the job"),
+    ],
+)
+def test_an_agent_that_is_ended_from_outside(
+    codes: dict[str, list[int | None]],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(agents, "END_SECONDS", 0.2)
+    monkeypatch.setattr(agents.subprocess, "Popen", Played)
+    Played.codes = codes
+    assert agents.run_agents(tmp_path / "run.json", 2, tmp_path / "logs") == code
+    assert said in capsys.readouterr().err

@@ -34,23 +34,36 @@ class Agents:
         """`devices`: CUDA_VISIBLE_DEVICES of each node; none: as this process has it."""
         self._logs = logs
         self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        own = [{"CUDA_VISIBLE_DEVICES": names} for names in devices] or [{}] * nodes
-        self._processes = [
-            self._start(run_path, node, None if shown and node == 0 else logs, {**os.environ, **own[node]}) for node in range(nodes)
-        ]
-        for node, process in enumerate(self._processes):
-            threading.Thread(target=lambda n=node, p=process: self._ended.put((n, p.wait())), daemon=True).start()
+        self._run_path, self._shown = run_path, shown
+        self._own = [{"CUDA_VISIBLE_DEVICES": names} for names in devices] or [{}] * nodes
+        self._processes = [self._started(node) for node in range(nodes)]
 
     def wait(self) -> int:
-        """Until node 0's agent has ended; 0 when the job is complete. Raises Interrupted."""
+        """Until node 0's agent has ended; 0 when the job is complete. Raises Interrupted.
+
+        An agent that is killed has nobody here to replace it. That of node 0 is started again once, since it keeps the job's record: it
+        goes on as restart allows, or writes down how the job ended.
+        """
+        gone: int | None = None
+        killed = False
         while True:
-            node, code = self._ended.get()
-            if node == 0:
+            try:
+                node, code = self._ended.get(timeout=None if gone is None else END_SECONDS)
+            except queue.Empty:
+                tell(f"lockstep: the agent of node {gone} was told to go, and the job goes on without it: stopping the job")
+                return FAILED
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            if node == 0 and code < 0 and not killed:
+                killed = True
+                tell(f"lockstep: the agent of node 0 {how}: it is started again")
+                self._processes[0] = self._started(node)
+            elif node == 0:
                 return 0 if code == 0 else FAILED
-            if code not in ENDINGS:  # killed from outside, or it could not start; no platform is here to replace it
-                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            elif code not in ENDINGS:  # killed from outside, or it could not start
                 tell(f"lockstep: the agent of node {node} {how}, its log is {self._logs}/node-{node}.log: stopping the job")
                 return FAILED
+            else:
+                gone = node
 
     def tell(self, number: signal.Signals) -> None:
         """SIGTERM means save and stop; a second one, stop at once."""
@@ -74,6 +87,12 @@ class Agents:
                 return
             self.tell(number)
             self.wait_all(END_SECONDS)
+
+    def _started(self, node: int) -> subprocess.Popen[bytes]:
+        logs = None if self._shown and node == 0 else self._logs
+        process = self._start(self._run_path, node, logs, {**os.environ, **self._own[node]})
+        threading.Thread(target=lambda: self._ended.put((node, process.wait())), daemon=True).start()
+        return process
 
     @staticmethod
     def _start(run_path: Path, node: int, logs: Path | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
