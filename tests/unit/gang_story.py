@@ -20,7 +20,7 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.lifecycle.decide import Decision, decide
-from lockstep_gang.lifecycle.gang import Gang, new_gang
+from lockstep_gang.lifecycle.gang import Gang, Phase, new_gang
 from lockstep_gang.lifecycle.observe import closed, observe
 from lockstep_gang.lifecycle.summary import summarise
 from unit.gang_cases import make_run
@@ -64,6 +64,8 @@ class Story:
 
     def exits(self, rank: int, code: int | None = 0, **changes: Any) -> Story:
         exit_ = replace(RankExit(rank, code, None, ordered=False), **changes)
+        if exit_.ordered and self.gang.phase is Phase.ACTIVE and self.gang.seeks_until > self.now:  # nobody ends a rank before that is over
+            self.waits(self.gang.seeks_until - self.now)
         return self.hears(self.run.node_of(rank), Exited(self.gang.attempt, exit_))
 
     def loses(self, node: int) -> Story:
@@ -95,6 +97,7 @@ def started(attempt: int = 1, **changes: Any) -> Story:
 
 def all_stopped(story: Story) -> Story:
     """Every node says that nothing of the attempt runs any more."""
+    story.waits(max(0.0, story.gang.seeks_until - story.now))
     for node in range(story.run.nodes):
         story.hears(node, Stopped(story.gang.attempt))
     return story

@@ -13,6 +13,7 @@ from lockstep.plan.why import text, why
 from lockstep_gang.contract import Cause, CheckpointReport, FailedSaves, TrainerReport
 from lockstep_gang.contract.messages import Checkpoint, SaveFailed, Step
 from lockstep_gang.lifecycle.causes import rank_cause
+from lockstep_gang.lifecycle.tracebacks import Raised
 from unit.gang_story import Story, started
 from unit.test_reconcile import CONTEXT, NOW, after, condition, report, settled
 
@@ -75,4 +76,4 @@ def test_an_operator_that_has_just_begun_to_lead_says_what_the_one_before_heard(
 @pytest.mark.parametrize("words", ["No space left on device", "Permission denied", "Read-only file system", "Disk quota exceeded"])
 def test_a_last_save_that_fails_is_a_fault_of_the_storage(words: str) -> None:
     said = f"step 60 could not be saved: rank 0 on node 0: /workspace/runs/x can't be written: {words}"
-    assert rank_cause(True, 1, None, "TrainerError", said, said) is Cause.STORAGE
+    assert rank_cause(True, 1, None, Raised("TrainerError", said), said) is Cause.STORAGE

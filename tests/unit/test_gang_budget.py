@@ -10,6 +10,7 @@ from lockstep_gang.contract import Cause, CheckpointReport, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, RankState, Start, Started, Step, Stopped
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, resumed
+from lockstep_gang.lifecycle.tracebacks import Raised
 from unit.gang_cases import make_run
 from unit.gang_story import Story, all_stopped, hello, started
 
@@ -66,7 +67,8 @@ CASES = [
 def test_the_cause_of_a_rank_s_end(
     trainer: bool, code: int | None, signal: str | None, exception: str | None, text: str, cause: Cause
 ) -> None:
-    assert rank_cause(trainer, code, signal, exception, text, text) is cause
+    raised = Raised(exception, text) if exception is not None else None
+    assert rank_cause(trainer, code, signal, raised, text) is cause
 
 
 def started_again(story: Story) -> Story:

@@ -14,12 +14,15 @@ from lockstep_gang.agent.outbox import bounded
 from lockstep_gang.agent.relay import Relay
 from lockstep_gang.contract import Cause, CheckpointReport, Failure, RestartPolicy
 from lockstep_gang.contract.messages import OutOfMemory, RankExit, RankState
+from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.gang import Budget
 from lockstep_gang.lifecycle.history import AttemptRecord, resumed
+from lockstep_gang.lifecycle.tracebacks import Raised
 from unit.gang_cases import make_run
 from unit.gang_story import Story, all_stopped, hello, started
 
 GIB = 2**30
+NCCL = "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled error, NCCL version 2.29.3\n"
 CHILD = ("Traceback (most recent call last):", '  File "worker.py", line 3, in work', "ValueError: a shard is empty")
 
 
@@ -185,3 +188,137 @@ def test_steps_that_only_the_ranks_of_a_dead_coordinator_knew_count_as_lost() ->
     assert story.gang.failure == replace(story.gang.history[0].failure)
     story.hears(1, hello(1, attempt=1, ranks=(RankState(1, True, step=46),)))
     assert story.gang.history[0].lost_steps == 8
+
+
+RAISED = [
+    # The system's error number, and what it is said of.
+    ("OSError", "[Errno 28] No space left on device: '/workspace/x'", Cause.STORAGE),
+    ("OSError", "[Errno 117] Structure needs cleaning: '/workspace/x'", Cause.STORAGE),
+    ("OSError", "[Errno 37] No locks available", Cause.STORAGE),
+    ("BrokenPipeError", "[Errno 108] Cannot send after transport endpoint shutdown: '/lustre/x'", Cause.STORAGE),
+    ("TimeoutError", "[Errno 110] Connection timed out: '/datasets/shard-3.arrow'", Cause.STORAGE),
+    ("TimeoutError", "[Errno 110] Connection timed out", Cause.FABRIC),
+    ("SafetensorError", "Error while serializing: I/O error: No space left on device (os error 28)", Cause.STORAGE),
+    ("PermissionError", "[Errno 13] Permission denied: '/workspace/runs/x'", Cause.STORAGE),
+    ("PermissionError", "[Errno 13] Permission denied: '/.triton'", Cause.SETUP),
+    ("OSError", "[Errno 12] Cannot allocate memory", Cause.OUT_OF_MEMORY),
+    ("OSError", "[Errno 28] No space left on device: '/dev/shm/psm_4711'", Cause.OUT_OF_MEMORY),
+    ("RuntimeError", "unable to write to file </torch_4711_22_0>: No space left on device (28)", Cause.OUT_OF_MEMORY),
+    ("OSError", "[Errno 101] Network is unreachable", Cause.FABRIC),
+    # NCCL's errors have one class for everything.
+    ("DistBackendError", f"{NCCL}ncclRemoteError: A call failed possibly due to a network error", Cause.FABRIC),
+    ("DistBackendError", f"{NCCL}ncclInvalidUsage: This usually reflects invalid usage of NCCL library.", Cause.USER_CODE),
+    ("DistBackendError", f"{NCCL}Last error:\nCuda failure 2 'out of memory'", Cause.OUT_OF_MEMORY),
+    ("DistBackendError", f"{NCCL}Last error:\nCuda failure 214 'uncorrectable ECC error encountered'", Cause.HARDWARE),
+    ("DistBackendError", f"{NCCL}Error while creating shared memory segment /dev/shm/nccl-a (size 9637888)", Cause.OUT_OF_MEMORY),
+    ("DistBackendError", f"{NCCL}Call to ibv_create_qp failed with error Cannot allocate memory errno 12", Cause.SETUP),
+    ("DistBackendError", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", Cause.HANG),
+    ("RuntimeError", "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", Cause.HANG),
+    # Services outside the job are not its peers.
+    ("ConnectionError", "HTTPConnectionPool(host='mlflow', port=5000): Max retries exceeded: Connection refused", Cause.SETUP),
+    ("ConnectError", "[Errno 111] Connection refused", Cause.SETUP),
+    ("URLError", "<urlopen error [Errno 111] Connection refused>", Cause.SETUP),
+    ("ConnectionRefusedError", "[Errno 111] Connection refused", Cause.FABRIC),
+    ("OSError", "We couldn't connect to 'https://huggingface.co' to load the files", Cause.SETUP),
+    # What is one thing by its class, whatever words it quotes.
+    ("KeyError", "'CUDA out of memory'", Cause.USER_CODE),
+    ("KeyError", "'nan'", Cause.USER_CODE),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: '/datasets/connection closed by peer.jsonl'", Cause.USER_CODE),
+    ("_ArrayMemoryError", "Unable to allocate 2.00 EiB for an array", Cause.OUT_OF_MEMORY),
+    ("bad_alloc", "std::bad_alloc", Cause.OUT_OF_MEMORY),
+    ("PackageNotFoundError", "No package metadata was found for bitsandbytes", Cause.SETUP),
+    ("ImportError", "cannot import name 'x' from 'transformers' (/opt/lib/python3.12/site-packages/transformers/__init__.py)", Cause.SETUP),
+    ("ImportError", "cannot import name 'collate' from 'batches' (/workspace/batches.py)", Cause.USER_CODE),
+    # Devices.
+    ("AcceleratorError", "CUDA error: device-side assert triggered", Cause.USER_CODE),
+    ("AcceleratorError", "CUDA error: all CUDA-capable devices are busy or unavailable", Cause.SETUP),
+    ("AcceleratorError", "CUDA error: out of memory", Cause.OUT_OF_MEMORY),
+    ("OutOfResources", "out of resource: shared memory, Required: 131072, Hardware limit: 101376", Cause.USER_CODE),
+    # What is no number.
+    ("RuntimeError", "Function 'MulBackward0' returned nan values in its 0th output.", Cause.NON_FINITE),
+    ("RuntimeError", "The total norm of order 2.0 for gradients from `parameters` is non-finite", Cause.NON_FINITE),
+    ("ValueError", "cannot convert float NaN to integer", Cause.NON_FINITE),
+    ("ValueError", "not enough information about inf_loop in config", Cause.USER_CODE),
+    # A child's end.
+    ("CalledProcessError", "Command 'x' died with <Signals.SIGKILL: 9>.", Cause.KILLED),
+    ("CalledProcessError", "Command 'x' returned non-zero exit status 127.", Cause.SETUP),
+    ("CalledProcessError", "Command 'x' returned non-zero exit status 4.", Cause.USER_CODE),
+    ("ProcessExitedException", "process 0 terminated with signal SIGKILL", Cause.KILLED),
+]
+
+
+@pytest.mark.parametrize(("exception", "message", "cause"), RAISED)
+def test_an_exception_is_judged_by_what_it_is_before_its_words(exception: str, message: str, cause: Cause) -> None:
+    assert rank_cause(False, 1, None, Raised(exception, message), "") is cause
+
+
+NO_ROOM = Raised("OSError", "[Errno 28] No space left on device: '/w/x'")
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"),
+    [
+        (Raised("RuntimeError", "no batch", (NO_ROOM,)), Cause.STORAGE),
+        (Raised("ExceptionGroup", "shards", (NO_ROOM, NO_ROOM)), Cause.STORAGE),
+        (Raised("RuntimeError", "no batch", (replace(NO_ROOM, explicit=False),)), Cause.STORAGE),
+        (Raised("KeyError", "'x'", (replace(NO_ROOM, explicit=False),)), Cause.USER_CODE),
+        (Raised("ModuleNotFoundError", "No module named 'x'", (NO_ROOM,)), Cause.SETUP),
+    ],
+)
+def test_what_says_nothing_itself_is_judged_by_what_led_to_it(raised: Raised, cause: Cause) -> None:
+    assert rank_cause(False, 1, None, raised, "") is cause
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "signal", "cause"),
+    [
+        (137, None, Cause.KILLED),
+        (247, None, Cause.KILLED),
+        (143, None, Cause.KILLED),
+        (130, None, Cause.KILLED),
+        (139, None, Cause.USER_CODE),
+        (135, None, Cause.OUT_OF_MEMORY),
+        (127, None, Cause.SETUP),
+        (126, None, Cause.SETUP),
+        (213, None, Cause.USER_CODE),
+        (255, None, Cause.USER_CODE),
+        (None, "SIGXCPU", Cause.SETUP),
+        (None, "SIGXFSZ", Cause.STORAGE),
+        (None, "SIGSYS", Cause.SETUP),
+        (None, "SIGILL", Cause.USER_CODE),
+    ],
+)
+def test_a_script_that_says_nothing_is_judged_by_how_it_ended(exit_code: int | None, signal: str | None, cause: Cause) -> None:
+    assert rank_cause(False, exit_code, signal, None, "") is cause
+    if exit_code is not None:
+        assert rank_cause(True, exit_code, signal, None, "") is Cause.INTERNAL
+
+
+def test_a_child_s_signal_is_named_with_the_exit_code_that_stands_for_it() -> None:
+    found = failure_of(RankExit(1, 137, None, ordered=False))
+    assert found.message.startswith("rank 1 on node 1 exited with 137, as a script does whose program was ended by SIGKILL (by the kernel")
+
+
+def test_what_led_to_an_exception_is_told_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = "The above exception was the direct cause of the following exception:"
+    lines = (*CHILD[:2], NO_ROOM.words, link, *CHILD[:2], "RuntimeError: no batch")
+    found = failure_of(written(Clock(monkeypatch), (0, lines)))
+    assert (found.exception, found.cause) == ("RuntimeError", Cause.STORAGE)
+    assert found.message == f"rank 1 on node 1 exited with 1: RuntimeError: no batch; from {NO_ROOM.words}"
+
+
+def test_an_exception_that_was_handled_and_written_is_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled = (*CHILD[:2], "OutOfMemoryError: CUDA out of memory, taking a smaller batch")
+    assert failure_of(written(Clock(monkeypatch), (0, (*handled, *CHILD)))).cause is Cause.USER_CODE
+
+
+def test_whom_somebody_kills_has_not_ended_by_what_it_wrote_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    exit_ = replace(written(Clock(monkeypatch), (0, CHILD)), exit_code=None, signal="SIGKILL")
+    found = failure_of(exit_)
+    assert (found.cause, found.exception) == (Cause.KILLED, None)
+
+
+def test_a_trainer_that_saves_and_stops_without_an_order_was_told_to_by_somebody_else() -> None:
+    found = failure_of(RankExit(1, 75, None, ordered=False), training={})
+    assert found.cause is Cause.KILLED
+    assert found.message == "rank 1 on node 1 exited with 75 (saved and stopped, for somebody else's SIGTERM)"

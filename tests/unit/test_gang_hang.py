@@ -173,8 +173,37 @@ def test_a_hang_that_the_trainer_noticed_by_itself_is_named_in_the_same_way() ->
 
 def test_a_rank_that_others_lost_because_it_was_stopped_is_the_failure() -> None:
     story = trained().reports(1, Error(1, "DistBackendError", "Timed out waiting 600000ms for recv operation")).exits(1, 1)
-    assert story.gang.stopping is StopMode.KILL
+    assert story.gang.stopping is StopMode.DUMP
     found = failure(dumped(story, 0, state="T"))
+    assert (found.cause, found.rank) == (Cause.HANG, 0)
+
+
+def test_a_rank_that_was_done_too_early_is_named_and_not_the_one_that_waits_for_it() -> None:
+    story = dumped(scripted().exits(1).waits(60), 0, at="step (train.py:7)", waits_for_others=True)
+    found = failure(story)
+    assert (found.cause, found.rank, found.exit_code) == (Cause.USER_CODE, 1, 0)
+    assert found.message == (
+        "rank 1 on node 1 exited with 0 while others still needed it: rank 0 on node 0 waits: Step after step 3 has not ended"
+    )
+
+
+GAVE_UP = ("RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 4000ms for recv operation to complete",)
+
+
+@pytest.mark.parametrize(("waits", "rank"), [(True, None), (False, 0)])
+def test_the_one_rank_that_has_not_given_up_is_named_unless_it_waits_like_the_others(waits: bool, rank: int | None) -> None:
+    story = dumped(scripted().exits(1, 1, last_lines=GAVE_UP), 0, at="step (train.py:7)", waits_for_others=waits)
+    found = failure(story)
+    assert (found.cause, found.rank) == (Cause.HANG, rank)
+
+
+def test_who_gave_up_waiting_for_a_rank_that_was_done_is_not_named() -> None:
+    story = scripted().exits(1).exits(0, 1, last_lines=GAVE_UP)
+    assert (failure(story).rank, story.gang.failure.cause) == (1, Cause.USER_CODE)
+
+
+def test_a_rank_that_hangs_by_itself_is_named_though_others_are_done() -> None:
+    found = failure(dumped(scripted().exits(1).waits(60), 0, at="read (data.py:7)"))
     assert (found.cause, found.rank) == (Cause.HANG, 0)
 
 

@@ -29,11 +29,12 @@ from lockstep_gang.contract.messages import (
     Stopped,
 )
 from lockstep_gang.lifecycle.decide import backoff_seconds
-from lockstep_gang.lifecycle.failures import exception_of
+from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Budget, Phase
 from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resumed
+from lockstep_gang.lifecycle.tracebacks import raised_in
 from unit.gang_cases import make_run
-from unit.gang_story import Story, hello, started
+from unit.gang_story import Story, all_stopped, hello, started
 
 
 def killed(rank: int) -> dict[str, Any]:
@@ -122,6 +123,53 @@ def test_the_rank_that_failed_is_named_and_not_the_one_that_lost_its_peer(first:
     assert (story.report.failure.rank, story.report.failure.exception) == (0, "KeyError")
 
 
+CONSEQUENCES = {
+    "gloo": LOST_PEER,
+    "a store": ("torch.distributed.DistNetworkError: failed to recv, got 0 bytes",),
+    "a pipe": ("ConnectionResetError: [Errno 104] Connection reset by peer",),
+    "another process": ("EOFError",),
+    "NCCL": ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error",),
+}
+
+
+@pytest.mark.parametrize("consequence", CONSEQUENCES)
+def test_who_fails_for_want_of_its_peer_is_heard_first_and_not_named(consequence: str) -> None:
+    story = started().exits(0, 1, last_lines=CONSEQUENCES[consequence])
+    assert (story.gang.phase, story.wake_at) == (Phase.ACTIVE, story.now + SEEK_SECONDS)
+    story.waits(SEEK_SECONDS / 2).exits(1, 3)
+    assert story.gang.phase is Phase.STOPPING
+    failure = all_stopped(story).gang.failure
+    assert (failure.rank, failure.exit_code, failure.cause) == (1, 3, Cause.USER_CODE)
+
+
+def test_a_peer_that_does_not_end_is_not_waited_for_any_longer() -> None:
+    story = started().exits(0, 1, last_lines=LOST_PEER).waits(SEEK_SECONDS)
+    assert story.gang.phase is Phase.STOPPING
+    failure = all_stopped(story.exits(**killed(1))).gang.failure
+    assert (failure.rank, failure.cause) == (0, Cause.FABRIC)
+
+
+def test_nobody_is_waited_for_who_is_known_to_be_gone() -> None:
+    story = started().loses(1).exits(0, 1, last_lines=LOST_PEER)
+    assert story.gang.phase is Phase.STOPPING
+    assert started().exits(0, 1, last_lines=LOST_PEER).exits(1, 1, last_lines=LOST_PEER).gang.phase is Phase.STOPPING
+
+
+def test_a_cause_among_many_consequences_ends_the_wait_at_once() -> None:
+    story = started(nodes=4)
+    for rank in (0, 2):
+        story.exits(rank, 1, last_lines=LOST_PEER)
+    assert (story.gang.phase, story.gang.examined) == (Phase.ACTIVE, 2)
+    assert story.exits(3, 1, last_lines=("ValueError: boom",)).gang.phase is Phase.STOPPING
+
+
+def test_words_of_a_lost_peer_beside_a_rank_s_own_exception_make_it_no_consequence() -> None:
+    noise = "[W1122 TCPStore.cpp:125] recvValue failed: Connection reset by peer"
+    story = started().exits(1, 1, last_lines=("ValueError: boom", noise))
+    assert story.gang.phase is Phase.STOPPING
+    assert all_stopped(story).gang.failure.cause is Cause.USER_CODE
+
+
 def test_the_first_of_two_failures_is_named() -> None:
     story = started().exits(1, 3).exits(0, 4).hears(0, Stopped(1)).hears(1, Stopped(1))
     assert (story.report.failure.rank, story.report.failure.exit_code) == (1, 3)
@@ -144,13 +192,13 @@ def test_a_rank_that_said_what_is_wrong_is_named_though_it_was_killed_before_its
     ],
 )
 def test_an_exception_is_found_in_the_last_lines(lines: tuple[str, ...], named: tuple[str, str]) -> None:
-    error = exception_of(lines)
-    assert error is not None
-    assert (error.exception, error.message) == named
+    raised = raised_in(lines)
+    assert raised is not None
+    assert (raised.exception, raised.message) == named
 
 
 def test_lines_without_an_exception_name_none() -> None:
-    assert exception_of(("Segmentation fault", "an Error: in the middle", "")) is None
+    assert raised_in(("Segmentation fault", "an Error: in the middle", "")) is None
 
 
 def test_a_rank_ended_by_a_signal_is_named_with_it() -> None:

@@ -208,6 +208,9 @@ def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
         ("node 1 ran out of host memory: the kernel killed its container at its limit of 4Gi (OOMKilled)", None, "resources.limits.memory"),
         ("rank 1 on node 1 exited with 1: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "RuntimeError", "resources.limits.memory"),
         ("rank 1 on node 1 exited with 1: MemoryError", "MemoryError", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: _ArrayMemoryError: Unable to allocate 2.00 EiB", "_ArrayMemoryError", "resources.limits.memory"),
+        ("rank 1 on node 1 was ended by SIGABRT: bad_alloc: std::bad_alloc", "bad_alloc", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: OSError: '/w/x'; a larger shm_size of the cluster, or fewer workers", "OSError", "fewer data loader workers"),
         ("rank 1 on node 1 exited with 77: OutOfMemoryError: CUDA out of memory.", "OutOfMemoryError", "microBatchSize"),
     ],
 )  # fmt: skip

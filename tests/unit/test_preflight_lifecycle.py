@@ -13,7 +13,7 @@ from lockstep_gang.contract.preflight import Check, Checked, Looked, Measured, M
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.preflight import PATIENCE_SECONDS, neighbours
 from unit.gang_cases import make_run
-from unit.gang_story import Story, hello
+from unit.gang_story import Story, all_stopped, hello
 
 LOOKED = Looked(port=4000, versions={"python": "3", "torch": "2"})
 FAST = AllReduce(10**9)
@@ -136,9 +136,7 @@ def failed(cause: str, code: int = 1, **changes: Any) -> Story:
         story.hears(node, Started(1))
     line = {"UserCode": "ValueError: no", "Fabric": "ncclSystemError: gone"}[cause]
     story.hears(1, Exited(1, RankExit(1, code, None, ordered=False, last_lines=(line,))))
-    for node in range(3):
-        story.hears(node, Stopped(1))
-    return looked_and_met(story.waits(1.0))
+    return looked_and_met(all_stopped(story).waits(1.0))
 
 
 @pytest.mark.parametrize(("cause", "stages"), [("UserCode", set()), ("Fabric", {Stage.ALL_REDUCE})])

@@ -20,7 +20,7 @@ HELP_BY_CAUSE = {
     "OutOfMemory": "less at once: a smaller microBatchSize (the global batch stays), a shorter maxLength, or more nodes",
     HOST_MEMORY: "the node's own memory, not the GPU's: raise resources.limits.memory of the TrainingCluster, or take fewer ranks a node, fewer data loader workers or a smaller offload",
     "Fabric": "ranks lost each other: look at the fabric and at the node that is named",
-    "Storage": "the volume is full or failed: make room on it first",
+    "Storage": "the volume is full, failed, or may not be written: make room on it, or mend what the message names, first",
     "NodeLost": "a node went away: another one must be there",
     "Preempted": "the pods had to make room: they start again when there is some",
     "Hang": "the stacks of all ranks: lockstep cp {job}:runs/{job}/logs stacks {place}, or the bundle below",
@@ -37,6 +37,7 @@ _HOST_WORDS = (
     "DefaultCPUAllocator",
     "Cannot allocate memory",
     "DataLoader worker",
+    "shm_size",
     "/dev/shm",  # noqa: S108 (a word in a message)
     "SIGBUS",
 )
@@ -128,4 +129,6 @@ def advice(failure: Object, job: str, place: str) -> str:
 def is_of_the_host(failure: Object) -> bool:
     """Whether the memory that was short is the node's: no GPU's library says so otherwise."""
     words = " ".join((str(failure.get("message", "")), *map(str, failure.get("lastLines") or [])))
-    return failure.get("exception") == "MemoryError" or any(word in words for word in _HOST_WORDS)
+    exception = str(failure.get("exception", ""))
+    of_the_host = exception == "bad_alloc" or (exception.endswith("MemoryError") and exception != "OutOfMemoryError")
+    return of_the_host or any(word in words for word in _HOST_WORDS)

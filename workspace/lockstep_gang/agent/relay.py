@@ -9,11 +9,14 @@ from collections import deque
 from collections.abc import Callable
 
 from lockstep_gang.contract.text import printable as printable_text
-from lockstep_gang.lifecycle.causes import EXCEPTION_LINE, NOISE, TIMED_OUT
+from lockstep_gang.lifecycle.causes import TIMED_OUT
+from lockstep_gang.lifecycle.tracebacks import EXCEPTION_LINE, LEFT_OUT, NOISE, ExceptionLines
 
 LINE_BYTES_MAX = 8192
 LAST_LINES = 20
 LAST_LINE_CHARACTERS = 1000
+RAISED_LINES = 5
+"""Of the last lines, so many at most are kept for an exception that came before them."""
 CAPTURED_LINES = 20_000  # stacks of 100 threads, 100 frames each, and what else is written meanwhile
 _READ_BYTES = 65536
 _READS = 16  # more than a pipe holds; a rank that floods its output must not keep its agent from all else
@@ -46,6 +49,9 @@ class Relay:
         self._updated_at: float | None = None
         self._last: deque[tuple[float, str]] = deque(maxlen=LAST_LINES)
         """When it came (time.monotonic), and the line."""
+        self._exception_lines = ExceptionLines()
+        self._raised: list[tuple[float, str]] = []
+        """Of the last exception and what led to it, the entries that name them."""
         self._timed_out: str | None = None
         self._crashed = False
         self._went_on_at = 0.0
@@ -55,7 +61,7 @@ class Relay:
     @property
     def last_lines(self) -> list[str]:
         """After a crash also the line that told of a collective's timeout: faulthandler's stacks come after it, and are longer."""
-        lines = [line for _, line in self._last]
+        lines = [line for _, line in self._entries()]
         if self._crashed and self._timed_out is not None and self._timed_out not in lines:
             return [self._timed_out, *lines[1:]]
         return lines
@@ -65,7 +71,7 @@ class Relay:
         """The first of `last_lines` that may say why the rank ends now."""
         now, first = time.monotonic(), 0
         raised: float | None = None
-        for index, (at, line) in enumerate(self._last):
+        for index, (at, line) in enumerate(self._entries()):
             if now - at > OLD_SECONDS or at + WENT_ON_SECONDS < self._went_on_at:
                 first, raised = index + 1, None
             elif raised is not None and at - raised > WENT_ON_SECONDS and not NOISE.match(line):
@@ -73,6 +79,13 @@ class Relay:
             if EXCEPTION_LINE.match(line.strip()):
                 raised = at
         return first
+
+    def _entries(self) -> list[tuple[float, str]]:
+        """The last lines, with those that name the last exception before them where more was written just after it, as hooks of an exit do."""
+        before = [entry for entry in self._raised if all(entry is not last for last in self._last)]
+        if not before or self._last[-1][0] - before[-1][0] > WENT_ON_SECONDS:
+            return [*self._last]
+        return [*before, (before[-1][0], LEFT_OUT), *list(self._last)[len(before) + 1 :]]
 
     def went_on(self) -> None:
         """The rank made a step: what it wrote before doesn't end it."""
@@ -98,7 +111,11 @@ class Relay:
         self._write(self._prefix + text)
 
     def _remember(self, text: str) -> None:
-        self._last.append((time.monotonic(), text[:LAST_LINE_CHARACTERS]))
+        entry = (time.monotonic(), text[:LAST_LINE_CHARACTERS])
+        self._last.append(entry)
+        begins = self._exception_lines.has_new(text)
+        if begins is not None:
+            self._raised = [*([] if begins else self._raised), entry][-RAISED_LINES:]
         if TIMED_OUT.search(text):
             self._timed_out = text[:LAST_LINE_CHARACTERS]
         self._crashed |= text.startswith(_CRASH)

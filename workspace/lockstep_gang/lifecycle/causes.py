@@ -1,15 +1,23 @@
 """What kind of failure it was, by what the rank said and how it ended (pure).
 
 The kinds are few, because each has its own answer to "will it help to start again, and who must act?".
+
+An exception is judged by what it is: the system's error number, what means one thing whoever says it, its class, then its words. One that
+says no more than that something failed is judged by the exception that led to it. Only a rank that raised nothing is judged by what it
+printed last.
 """
 
 from __future__ import annotations
 
+import errno
 import re
+import signal as signals
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep_gang.contract.exits import CONFIGURATION, HANG, NON_FINITE, OUT_OF_MEMORY
+from lockstep_gang.contract.exits import CONFIGURATION, HANG, NON_FINITE, OUT_OF_MEMORY, SAVED
 from lockstep_gang.contract.report import Cause
+from lockstep_gang.lifecycle.tracebacks import Raised
 
 
 class TrainerEnd(NamedTuple):
@@ -29,96 +37,187 @@ TRAINER_ENDS = (
 """The report and the exit come in any order, and one of them may never come: a rank that has reported may be killed before it exits."""
 _BY_EXIT_CODE: dict[int | None, Cause] = {end.exit_code: end.cause for end in TRAINER_ENDS}
 _BY_TRAINER_EXCEPTION: dict[str | None, Cause] = {end.exception: end.cause for end in TRAINER_ENDS}
-# By the exception's name first: a message may quote anything.
 _EXCEPTIONS = {
-    "OutOfMemoryError": Cause.OUT_OF_MEMORY,
-    "MemoryError": Cause.OUT_OF_MEMORY,
     "DistBackendError": Cause.FABRIC,
     "DistNetworkError": Cause.FABRIC,
     "DistStoreError": Cause.FABRIC,
     "ConnectionResetError": Cause.FABRIC,
     "ConnectionRefusedError": Cause.FABRIC,
+    "ConnectionAbortedError": Cause.FABRIC,
     "BrokenPipeError": Cause.FABRIC,
     "ModuleNotFoundError": Cause.SETUP,
     "ImportError": Cause.SETUP,
+    "PackageNotFoundError": Cause.SETUP,
+    "CUDAMismatchException": Cause.SETUP,
+    "MissingCUDAException": Cause.SETUP,
+    **dict.fromkeys(
+        (
+            "ConnectError", "ConnectTimeout", "ReadTimeout", "ProxyError", "SSLError", "SSLCertVerificationError", "MaxRetryError",
+            "NewConnectionError", "NameResolutionError", "EndpointConnectionError", "ClientConnectorError", "NoCredentialsError",
+        ),
+        Cause.SETUP,  # of HTTP's libraries: a service outside the job
+    ),
     "FloatingPointError": Cause.NON_FINITE,
-}
-# torch puts "[rank1]: " before every line of a traceback once a process group exists.
-EXCEPTION_LINE = re.compile(
-    r"^(?:\[rank\d+\]: )?(?:[A-Za-z_][\w]*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)|[a-z]+error)(?:: (.*))?$"
-)
-"""The last line of a Python traceback, whose beginning may be out of sight."""
-FRAME_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:Traceback \(most recent call last\):|  File \".*\", line \d+)")
-INSIDE_TRACEBACK = re.compile(r"^(?:\[rank\d+\]: )?\s")
-ANY_EXCEPTION_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
-"""The line after a traceback's last frame: an exception may have any name."""
-NOISE = re.compile(
-    r"\s*$|(?:\[rank\d+\]:? ?)?\[?[IWEF]\d{4} |Exception ignored in|.*\bresource_tracker\b|terminate called|Aborted|Fatal Python error"
-)
-"""What is written while a process ends, after the exception that ended it."""
+    "bad_alloc": Cause.OUT_OF_MEMORY,
+    **dict.fromkeys(
+        (
+            "KeyError", "IndexError", "AttributeError", "TypeError", "NameError", "UnboundLocalError", "ZeroDivisionError", "SyntaxError",
+            "IndentationError", "RecursionError", "NotImplementedError", "StopIteration", "UnicodeDecodeError", "JSONDecodeError",
+        ),
+        Cause.USER_CODE,
+    ),
+}  # fmt: skip
+"""Those that are one thing by their class. A KeyError's message is a key, which may be any word."""
+_OF_A_CONNECTION = frozenset(name for name, cause in _EXCEPTIONS.items() if cause is Cause.FABRIC)
+"""A path beside these says that a volume's server is at the other end."""
+_MEMORY_ERROR = re.compile(r"MemoryError$")
+"""numpy's, pyarrow's and torch's have names of their own before it."""
 TIMED_OUT = re.compile(
-    r"collective operation (timeout|timed out)|watchdog detected operation timeout|NCCL operation timed out", re.IGNORECASE
+    r"collective operation (timeout|timed out)|watchdog detected operation timeout|NCCL operation timed out"
+    r"|Timed out waiting \d+ ?ms for (recv|send) operation|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms, keys:"
+    r"|client socket has timed out after \d+ ?ms while trying to connect",
+    re.IGNORECASE,
 )
-"""torch's words, of either NCCL backend, for a collective that some rank didn't join in time; then it aborts the process."""
+"""torch's words, of gloo, its store and either NCCL backend, for what some rank didn't join in time; then it may abort the process."""
 _NO_COMPILER = re.compile(
     r"Unable to JIT load the \w+ op due to ninja|Error building extension '(deepspeed_\w+|(fused|cpu)_(adam|adagrad|lamb|lion))'"
 )
 """DeepSpeed's words (ops/op_builder/builder.py) and torch's for an operator that can't be compiled when it is first used."""
+_SHARED_MEMORY = re.compile(
+    r"(?=.*(/dev/shm/|</torch_|shared memory))"
+    r"(?=.*(No space left|Cannot allocate|unable to (allocate|write|resize)|insufficient|failed to extend|while creating))",
+    re.IGNORECASE | re.DOTALL,
+)
 _PLAIN_WORDS = (
-    (Cause.HARDWARE, re.compile(r"uncorrectable (ECC|NVLink)|GPU (is|has been) lost|fallen off the bus|hardware stack error|Row Remap", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device|forward compatibility was attempted|CUDA-capable device\(s\) is/are busy|system not yet initialized", re.IGNORECASE)),
-    (Cause.OUT_OF_MEMORY, re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus error)|insufficient shared memory", re.IGNORECASE)),
+    (Cause.HARDWARE, re.compile(r"(uncorrectable|(un)?contained|double.bit) (ECC|NVLink)|GPU (is|has been) lost|fallen off the bus|\bhardware (stack )?error\b|Row Remap", re.IGNORECASE)),
+    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No module named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup failed|requires at least one CUDA device|only supported with GPUs|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
+    (Cause.SETUP, re.compile(r"HTTPS?ConnectionPool|urlopen error|couldn't connect to 'https?:|Hugging ?Face Hub|on the Hub\b|HF_HUB_OFFLINE|\b40[13] Client Error|gated repo|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|No API key|Unable to locate credentials|Could not connect to the endpoint URL", re.IGNORECASE)),
+    (Cause.OUT_OF_MEMORY, re.compile(r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of memory'|CU\w+_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus error)|bad_alloc|DefaultCPUAllocator", re.IGNORECASE)),
+    (Cause.OUT_OF_MEMORY, _SHARED_MEMORY),
 )  # fmt: skip
 """Words that mean one thing, whatever the exception is called."""
+_MISUSE = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|\bDuplicate GPU detected")
+"""NCCL's words for a call that could never work: of the script, not of the fabric."""
+_OWN_IMPORT = re.compile(
+    r"partially initialized module|cannot import name .* from .* \((?!.*(site-packages|dist-packages|/lib/python)).*\)$", re.DOTALL
+)
+"""A name that a module of the script's own doesn't have."""
+_NOT_A_NUMBER = r"(`|\b)(nan|inf|infinity|non-?finite)\b"
 _WORDS = (
     (Cause.OUT_OF_MEMORY, re.compile(r"out of memory\b|can't allocate memory|cannot allocate memory", re.IGNORECASE)),
-    (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota exceeded|\bcould not be saved\b|Transport endpoint is not connected", re.IGNORECASE)),
-    (Cause.NON_FINITE, re.compile(r"\bloss\b.*\b(is|was|became|=+) ?(nan|inf)\b|\b(nan|inf|non-finite) (loss|gradient|grad)|loss scale already at minimum", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|version `GLIBC|undefined symbol|: command not found|Too many open files|can't start new thread|Resource temporarily unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required", re.IGNORECASE)),
+    (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota exceeded|\bcould not be saved\b|Transport endpoint is not connected|disk is full|No usable temporary directory|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos|free disk space", re.IGNORECASE)),
+    (Cause.NON_FINITE, re.compile(rf"\b(loss|grad\w*|norm|logits?|weights?|outputs?|activations?|values?)\b.*(\b(is|was|are|became|has|contains?|invalid values:)\b|[=:])\W*((?:[a-z]+\W+){{0,2}}){_NOT_A_NUMBER}|{_NOT_A_NUMBER} (loss|grad\w*|values?|norm)|(is|are) (not finite|non-?finite)|probability tensor contains|cannot convert float (NaN|infinity)|loss scale already at minimum", re.IGNORECASE | re.DOTALL)),
+    (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|version `GLIBC|undefined symbol|: command not found|^sh: \d+: .*: not found$|Too many open files|can't start new thread|Resource temporarily unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required", re.IGNORECASE | re.MULTILINE)),
     (Cause.SETUP, _NO_COMPILER),
 )  # fmt: skip
 _NATIVE_WORDS = (
     (Cause.HANG, TIMED_OUT),
-    (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN|Last Error)|watchdog detected operation error|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connection|timeout|closed)|Timed out waiting .* (recv|send) operation|No route to host|Network is unreachable", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"_execute_child.*(No such file or directory|Permission denied|Exec format error)", re.DOTALL)),
+    (Cause.FABRIC, re.compile(r"\bNCCL (error|WARN|Last Error)|watchdog detected operation error|ncclSystemError|ncclRemoteError|ncclUnhandled|\bgloo\b.*(connect|timeout|closed)|Timed out waiting .* (recv|send) operation|No route to host|Network is unreachable", re.IGNORECASE)),
 )  # fmt: skip
-"""Words that libraries log beside whatever exception ends the rank."""
+"""Words of the libraries that ranks talk by."""
+_NO_PROGRAM = re.compile(r"_execute_child.*(No such file or directory|Permission denied|Exec format error)", re.DOTALL)
+"""A program that Python's subprocess could not start, by the traceback's frames."""
+_OF_THE_SYSTEM = frozenset({"FileNotFoundError", "PermissionError", "OSError"})
+
+
+def _numbers(*names: str) -> frozenset[int]:
+    """Of the system's errors with these names; not every system has all."""
+    return frozenset(getattr(errno, name) for name in names if hasattr(errno, name))
+
+
+_BY_ERRNO = (
+    (Cause.OUT_OF_MEMORY, _numbers("ENOMEM")),
+    (Cause.STORAGE, _numbers("ENOSPC", "EDQUOT", "EROFS", "EIO", "ESTALE", "EREMOTEIO", "EUCLEAN", "ENOLCK", "EBADMSG", "EFBIG", "EMLINK")),
+    (Cause.SETUP, _numbers("EMFILE", "ENFILE", "EAGAIN", "ENOEXEC", "EADDRINUSE")),
+)
+_BY_ERRNO_OF_A_FILE = (
+    (Cause.STORAGE, _numbers("EACCES", "EPERM", "ENOTCONN", "ESHUTDOWN", "ETIMEDOUT", "EHOSTDOWN", "ENODATA", "ENXIO", "ENODEV", "ECONNRESET")),
+)  # fmt: skip
+"""What a volume's server or its rights say, where the error names a path; without one it is said of a connection."""
+_BY_ERRNO_OF_A_CONNECTION = (
+    (Cause.FABRIC, _numbers("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "ENOTCONN", "ESHUTDOWN")),
+)  # fmt: skip
+_ERRNO = re.compile(r"\[Errno (?P<python>\d+)\](?P<path> [^:]*: (b?['\"]))?|\(os error (?P<rust>\d+)\)")
+_NO_HOME = re.compile(r"Permission denied: '(/|/root/|/home/[^/']+/)\.\w")
 _REMEDIES = (
     (
         _NO_COMPILER,
         "DeepSpeed compiles this operator when it is first used, and the image has no compiler: put `deepspeed.ops.__compatible_ops__ = {}` after the "
         'script\'s `import deepspeed`, and `"torch_adam": true` into optimizer.params of its configuration',
     ),
-    (re.compile(r"insufficient shared memory|DataLoader worker .*Bus error"), "a larger shm_size of the cluster, or fewer workers"),
     (
         re.compile(r"DataLoader worker .* killed by signal: Killed"),
         "more host memory (resources.limits.memory of the cluster), or less at once",
     ),
-)
+    (_SHARED_MEMORY, "a larger shm_size of the cluster, or fewer workers"),
+    (re.compile(r"DataLoader worker .*Bus error"), "a larger shm_size of the cluster, or fewer workers"),
+    (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "RDMA needs locked memory: security.ipc_lock, or memlock: unlimited, of the cluster file"),
+    (_NO_HOME, "the pod's user has no home to write to: set HOME (or HF_HOME and the like) to a folder of the volume in spec.env"),
+    (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "), "look at the owner and the rights of that folder: this process may not write or read there"),
+    (re.compile(r"CUDA error: invalid device ordinal"), "a rank's GPU is the one of LOCAL_RANK, not of RANK"),
+)  # fmt: skip
 _NOT_JOINED = re.compile(rf"Timed out waiting|{TIMED_OUT.pattern}", re.IGNORECASE)
 """What Lockstep's trainer exits with HANG for, whatever the exception is called."""
 _BY_SIGNAL = {
     "SIGBUS": Cause.OUT_OF_MEMORY,  # a write to shared memory that has no room left
     **dict.fromkeys(("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"), Cause.KILLED),
+    **dict.fromkeys(("SIGXCPU", "SIGSYS"), Cause.SETUP),  # a limit of CPU time; a system call that the container's profile forbids
+    "SIGXFSZ": Cause.STORAGE,  # a limit of a file's size
 }
 """Of signals that a program's own fault doesn't raise."""
+_BY_CODE_OF_A_SHELL = {126: Cause.SETUP, 127: Cause.SETUP}
+"""A program that may not be executed, or that isn't there."""
+_TOLD_ON = ("SIGHUP", "SIGINT", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGXCPU", "SIGXFSZ", "SIGSYS")
+_SIGNAL_OF_CODE: dict[int | None, str] = {
+    **{256 - getattr(signals, name): name for name in ("SIGABRT", "SIGBUS", "SIGKILL", "SIGSEGV", "SIGTERM")},
+    **{128 + getattr(signals, name): name for name in _TOLD_ON},
+}
+"""What a shell makes of a child's signal, and a Python script that exits with its child's (negative) return code."""
+_CHILD = re.compile(
+    r"<Signals\.(?P<python>SIG\w+)|terminated with signal (?P<spawn>SIG\w+)|Signal \d+ \((?P<elastic>SIG\w+)\) received"
+    r"|non-zero exit status (?P<status>\d+)|terminated with exit code (?P<code>\d+)|killed by signal: (?P<words>Killed|Terminated)"
+)
+"""How Python's, torch's and a data loader's exceptions say that a child ended."""
 
 
-def rank_cause(trainer: bool, exit_code: int | None, signal: str | None, exception: str | None, raised: str, text: str) -> Cause:
-    """`trainer`: Lockstep's own, whose exit codes mean something; `raised`: the words of the exceptions that ended it, else `text`: all its last lines."""
-    by_itself = trainer_cause(exit_code, exception) if trainer else None
+def rank_cause(trainer: bool, exit_code: int | None, signal: str | None, raised: Raised | None, text: str) -> Cause:
+    """`trainer`: Lockstep's own, whose exit codes mean something; `raised`: what ended it; `text`: all its last lines, for what raised nothing."""
+    by_itself = trainer_cause(exit_code, raised.exception if raised is not None else None) if trainer else None
     if by_itself is not None:
         return by_itself
-    if trainer and exit_code is None and signal is None and _NOT_JOINED.search(text):
+    if trainer and exit_code == SAVED:
+        return Cause.KILLED
+    if trainer and exit_code is None and signal is None and _NOT_JOINED.search(raised.words if raised is not None else text):
         return Cause.HANG
-    return (
-        _by_words(_PLAIN_WORDS, raised)
-        or _EXCEPTIONS.get(exception or "")
-        or _by_words(_WORDS, raised)
-        or _by_words(_NATIVE_WORDS, text)
-        or _BY_SIGNAL.get(signal or "")
-        or (Cause.INTERNAL if trainer else Cause.USER_CODE)
-    )
+    if raised is not None:
+        cause = next((cause for each in blamable(raised) if (cause := _own_cause(each, text))), None)
+    else:
+        cause = next((cause for words in (_PLAIN_WORDS, _WORDS, _NATIVE_WORDS) if (cause := _by_words(words, text))), None)
+    ended_by = signal or (signal_of(exit_code) if not trainer else None)
+    if cause is Cause.USER_CODE and trainer:
+        return Cause.INTERNAL
+    return cause or _BY_SIGNAL.get(ended_by or "") or _of_a_shell(trainer, exit_code) or (Cause.INTERNAL if trainer else Cause.USER_CODE)
+
+
+def blamable(raised: Raised) -> Iterator[Raised]:
+    """It and what led to it. What it was only raised beside, while that was handled, counts only where it says nothing itself: a KeyError is one."""
+    yield raised
+    later = raised
+    for before in raised.led_by:
+        if not before.explicit and _EXCEPTIONS.get(later.exception) is Cause.USER_CODE:
+            return
+        yield before
+        later = before
+
+
+def signal_of(exit_code: int | None) -> str | None:
+    """The signal that ended a script's child, by the code that the script exits with."""
+    return _SIGNAL_OF_CODE.get(exit_code)
+
+
+def is_killed(signal: str | None) -> bool:
+    """Whether somebody else sent it, whatever the rank had written before."""
+    return _BY_SIGNAL.get(signal or "") is Cause.KILLED
 
 
 def remedy(text: str) -> str:
@@ -126,10 +225,54 @@ def remedy(text: str) -> str:
     return next((f"; {what}" for words, what in _REMEDIES if words.search(text)), "")
 
 
-def _by_words(table: tuple[tuple[Cause, re.Pattern[str]], ...], text: str) -> Cause | None:
-    return next((cause for cause, words in table if words.search(text)), None)
-
-
 def trainer_cause(exit_code: int | None, exception: str | None) -> Cause | None:
     """What Lockstep's own trainer decided; None: it met what it doesn't know, or was ended."""
     return _BY_EXIT_CODE.get(exit_code) or _BY_TRAINER_EXCEPTION.get(exception)
+
+
+def _own_cause(raised: Raised, text: str) -> Cause | None:
+    """Of this one exception; None: it says no more than that something failed."""
+    words = raised.words
+    if _MISUSE.search(words) or (_EXCEPTIONS.get(raised.exception) is Cause.SETUP and _OWN_IMPORT.search(raised.message)):
+        return Cause.USER_CODE
+    if _EXCEPTIONS.get(raised.exception) is Cause.USER_CODE:
+        return Cause.USER_CODE
+    if _NO_HOME.search(words) or (raised.exception in _OF_THE_SYSTEM and _NO_PROGRAM.search(text)):
+        return Cause.SETUP
+    return (
+        _by_words(_PLAIN_WORDS, words)
+        or (_EXCEPTIONS.get(raised.exception) if raised.exception not in _OF_A_CONNECTION else None)
+        or _by_errno(raised.message)
+        or (Cause.HANG if TIMED_OUT.search(words) else None)
+        or (Cause.OUT_OF_MEMORY if _MEMORY_ERROR.search(raised.exception) else None)
+        or _EXCEPTIONS.get(raised.exception)
+        or _by_words(_WORDS, words)
+        or _by_words(_NATIVE_WORDS, words)
+        or _of_a_child(words)
+    )
+
+
+def _by_errno(message: str) -> Cause | None:
+    match = _ERRNO.search(message)
+    if match is None:
+        return None
+    number = int(match["python"] or match["rust"])
+    by_place = _BY_ERRNO_OF_A_FILE if match["path"] or match["rust"] else _BY_ERRNO_OF_A_CONNECTION
+    return next((cause for cause, numbers in (*_BY_ERRNO, *by_place) if number in numbers), None)
+
+
+def _of_a_child(words: str) -> Cause | None:
+    match = _CHILD.search(words)
+    if match is None:
+        return None
+    code = int(match["status"] or match["code"] or 0)
+    signal = match["python"] or match["spawn"] or match["elastic"] or signal_of(code)
+    return Cause.KILLED if match["words"] else _BY_SIGNAL.get(signal or "") or _BY_CODE_OF_A_SHELL.get(code)
+
+
+def _of_a_shell(trainer: bool, exit_code: int | None) -> Cause | None:
+    return None if trainer else _BY_CODE_OF_A_SHELL.get(exit_code or 0)
+
+
+def _by_words(table: tuple[tuple[Cause, re.Pattern[str]], ...], text: str) -> Cause | None:
+    return next((cause for cause, words in table if words.search(text)), None)

@@ -17,7 +17,7 @@ from lockstep_gang.lifecycle import preflight, session, unended
 from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
 from lockstep_gang.lifecycle.fabric import begun, refusal, settled
 from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
-from lockstep_gang.lifecycle.failures import first_failure, is_final
+from lockstep_gang.lifecycle.failures import first_failure, is_final, seeking
 from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
 from lockstep_gang.lifecycle.hang import hang_failure, noticed
@@ -123,6 +123,8 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
             dumps=(),
             lost=(),
             silences=lasting(fresh),
+            seeks_until=0.0,
+            examined=0,
             paused_seconds=0.0,
             worked_at=0.0,
             unproven={},
@@ -149,8 +151,8 @@ def _active(gang: Gang, run: Run, now: float) -> Decision:
     away = [(index, gang.nodes[index]) for index in sorted(gang.nodes.away)]
     overdue = [LostNode(node.closed_sign, index) for index, node in away if _overdue(node, run, now)]
     if overdue or gang.lost or has_failed(gang, run):
-        gang = replace(gang, lost=(*gang.lost, *overdue))
-        return _stop_failed(gang, run, now)
+        gang = seeking(replace(gang, lost=(*gang.lost, *overdue)), run, now)
+        return Decision(gang) if now < gang.seeks_until else _stop_failed(gang, run, now)
     refused = refusal(gang.fabric, run)
     if refused is not None:
         return _stop(gang, StopMode.KILL, refused.message, now)
@@ -291,6 +293,7 @@ def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     times = [closed_at + reconnect_seconds(run.nodes) for closed_at in away if closed_at is not None]
     waits = (gang.in_time_until if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run), unended.stop_deadline(gang, run))
     times += [deadline for deadline in waits if deadline is not None and deadline < math.inf]
+    times += [gang.seeks_until] if gang.phase is Phase.ACTIVE and gang.seeks_until > now else []
     if gang.phase is Phase.WAITING:
         times += [at for at in (gang.not_before - preflight.BEFORE_SECONDS, gang.not_before) if at > now]
     doubted = doubted_until(gang, run) if gang.phase is Phase.WAITING and is_spent(gang.budget, run) else None

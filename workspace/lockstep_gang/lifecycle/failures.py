@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
-from lockstep_gang.contract.exits import MEANINGS, SILENCE_SECONDS
+from lockstep_gang.contract.exits import MEANINGS, SAVED, SILENCE_SECONDS
 from lockstep_gang.contract.fabric import FaultKind
-from lockstep_gang.contract.messages import Error, OutOfMemory, RankExit
+from lockstep_gang.contract.messages import OutOfMemory, RankExit
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.causes import (
-    ANY_EXCEPTION_LINE,
-    EXCEPTION_LINE,
-    FRAME_LINE,
-    INSIDE_TRACEBACK,
-    rank_cause,
-    remedy,
-    trainer_cause,
-)
+from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, remedy, signal_of, trainer_cause
 from lockstep_gang.lifecycle.fabric import explained, explained_hang, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
-from lockstep_gang.lifecycle.hang import hang_failure, stopped_rank
+from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang
-from lockstep_gang.lifecycle.silences import instead, named, of_node
+from lockstep_gang.lifecycle.silences import instead, lasting, named, of_node
 from lockstep_gang.lifecycle.silences import lost as lost_in_silence
 from lockstep_gang.lifecycle.start import late_ranks_failure
+from lockstep_gang.lifecycle.tracebacks import Raised, raised_in
 
+SEEK_SECONDS = 3.0
+"""How long a rank is waited for whose peers have failed for want of it."""
 # What gloo, NCCL and TCPStore say in a rank that lost its peer.
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process (exited|has terminated)|remote end closed"
-    r"|unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes|peer .*(closed|gone)",
+    r"|unhandled system error|ncclRemoteError|ncclSystemError|failed to recv, got 0 bytes|peer .*(closed|gone)|: EOFError: $",
     re.IGNORECASE,
 )
+_LOST_A_PEER_BY_WORDS = frozenset({Cause.USER_CODE, Cause.INTERNAL, Cause.HANG})
+"""Causes of failures that may be nothing but the loss of a peer; all others are causes of their own."""
+_UNTELLING = frozenset({None, "RuntimeError", "Exception"})
+"""Ranks that ended with this have their last lines to tell why."""
 _BY_A_STOPPED_RANK = frozenset({Cause.FABRIC, Cause.INTERNAL, Cause.HANG})
 """What the other ranks fail with when one doesn't answer any more."""
 
@@ -44,7 +42,8 @@ def first_failure(gang: Gang, run: Run) -> Failure:
         return late_ranks_failure(gang, run)
     if gang.hang is not None:
         since = gang.ranks[gang.hang.rank].progress.since
-        hung = instead(gang, run, since) or explained_hang(hang_failure(gang, run, gang.hang), gang.fabric, run)
+        hung = explained_hang(hang_failure(gang, run, gang.hang), gang.fabric, run)
+        hung = instead(gang, run, since) or _left_alone(gang, run, gang.hang) or hung
         return replace(hung, step=gang.trainer.step if gang.trainer is not None else None)
     step = gang.trainer.step if gang.trainer is not None else None
     refused = refusal(gang.fabric, run)
@@ -69,11 +68,35 @@ def _ended_too_early(gang: Gang, run: Run, lost_it: Failure) -> Failure | None:
     ]
     if not done:
         return None
-    index = min(done)[1]
-    text = f"rank {index} on node {run.node_of(index)} exited with 0 while others still needed it: {lost_it.message}"
-    return Failure(
-        message=text[:1000], rank=index, node=run.node_of(index), exit_code=0, cause=Cause.USER_CODE, last_lines=lost_it.last_lines
-    )
+    return _done_too_early(run, min(done)[1], lost_it.message, lost_it.last_lines)
+
+
+def _done_too_early(run: Run, index: int, why: str, last_lines: tuple[str, ...]) -> Failure:
+    node = run.node_of(index)
+    text = f"rank {index} on node {node} exited with 0 while others still needed it: {why}"
+    return Failure(message=text[:1000], rank=index, node=node, exit_code=0, cause=Cause.USER_CODE, last_lines=last_lines)
+
+
+def _left_alone(gang: Gang, run: Run, hang: Hang) -> Failure | None:
+    """The rank that was done first, where all others wait for each other or have given up: NCCL waits for ever for whom gloo finds gone."""
+    done = [index for index in gang.ranks.ended if _is_done(gang.ranks[index])]
+    waiting = gang.ranks[hang.rank]
+    if not done or not (gang.dumps or waiting.exit) or not all(dump.waits_for_others and dump.state not in STOPPED for dump in gang.dumps):
+        return None
+    text = f"rank {hang.rank} on node {run.node_of(hang.rank)} waits: {waiting.progress.doing} has not ended"
+    return _done_too_early(run, done[0], text, waiting.exit.last_lines if waiting.exit is not None else ())
+
+
+def seeking(gang: Gang, run: Run, now: float) -> Gang:
+    """The gang with how long it waits for a cause. A rank that fails for want of its peer may be quicker than the peer, which still writes what
+    it died of, and would be killed before it has."""
+    new = gang.ranks.ended[gang.examined :]
+    gang = replace(gang, examined=len(gang.ranks.ended), seeks_until=gang.seeks_until or now + SEEK_SECONDS)
+    failed = [index for index in new if not _is_done(gang.ranks[index]) or silent_success(gang, run, index)]
+    over = gang.lost or gang.nodes.away or lasting(gang) or len(gang.ranks.ended) == len(gang.ranks)
+    if over or any(not _blame(_rank_failure(run, index, gang.ranks[index], silent_success(gang, run, index)), gang) for index in failed):
+        return replace(gang, seeks_until=min(gang.seeks_until, now))
+    return gang
 
 
 def _is_done(rank: Rank) -> bool:
@@ -88,24 +111,6 @@ def is_final(gang: Gang, run: Run) -> bool:
     if run.training is None:
         return False
     return any(_decided(gang.ranks[rank]) is Cause.CONFIGURATION for rank in _ranks_with_signs(gang, run))
-
-
-def exception_of(lines: tuple[str, ...]) -> Error | None:
-    """The exception of the last Python traceback, where a rank said nothing else."""
-    return next(reversed([*exceptions_of(lines)]), None)
-
-
-def exceptions_of(lines: tuple[str, ...]) -> Iterator[Error]:
-    """Those of all tracebacks, in their order: an exception's cause comes before it."""
-    inside = False
-    for line in lines:
-        if FRAME_LINE.match(line):
-            inside = True
-        elif not (inside and INSIDE_TRACEBACK.match(line)):
-            match = (ANY_EXCEPTION_LINE if inside else EXCEPTION_LINE).match(line.strip())
-            inside = False
-            if match:
-                yield Error(rank=0, exception=match[1], message=match[2] or "")
 
 
 def _most_telling(gang: Gang, run: Run) -> tuple[int, Failure | None]:
@@ -137,7 +142,7 @@ def _raised_before_it_was_stopped(gang: Gang, run: Run) -> Failure | None:
     """Of the rank that had written its own exception when it was stopped: it takes longer to end than its peers take to notice."""
     for index in sorted(gang.ranks.ended):
         rank = gang.ranks[index]
-        if rank.exit is not None and rank.exit.ordered and exception_of(rank.exit.fresh_lines) is not None:
+        if rank.exit is not None and rank.exit.ordered and raised_in(rank.exit.fresh_lines) is not None:
             failure = _rank_failure(run, index, rank, silent=False)
             if not _blame(failure, gang):
                 return failure
@@ -178,44 +183,63 @@ def _node_failure(gang: Gang, run: Run, lost: LostNode) -> Failure:
 
 
 def _blame(failure: Failure, gang: Gang) -> int:
-    """0: it has a cause of its own; 1: its way to a peer broke; 2: it lost a peer. By NCCL's log, else by the words of its output."""
+    """0: it has a cause of its own; 1: its way to a peer broke; 2: it lost a peer. By NCCL's log, else by what it raised, else by its last words."""
     kind = fault_kind(failure, gang.fabric)
     if kind is not None:
         return list(FaultKind).index(kind)
-    exit_ = gang.ranks[failure.rank].exit if failure.rank is not None else None
-    if exit_ is not None and exit_.out_of_memory is not None:
+    if failure.cause is Cause.FABRIC:
+        return 2
+    if failure.cause not in _LOST_A_PEER_BY_WORDS:
         return 0
-    lines = exit_.fresh_lines[-5:] if exit_ is not None else ()
+    exit_ = gang.ranks[failure.rank].exit if failure.rank is not None else None
+    lines = exit_.fresh_lines[-5:] if exit_ is not None and failure.exception in _UNTELLING else ()
     return 2 * any(_LOST_PEER.search(line) for line in (failure.message, *lines))
 
 
 def _rank_failure(run: Run, index: int, rank: Rank, silent: bool) -> Failure:
     exit_ = rank.exit if rank.exit is not None and not rank.exit.ordered else None
     lines, fresh = (rank.exit.last_lines, rank.exit.fresh_lines) if rank.exit is not None else ((), ())
-    error = rank.error or (exit_.error if exit_ is not None else None) or exception_of(fresh)
-    memory = exit_.out_of_memory if exit_ is not None else None
-    said = f": {error.exception}: {error.message}" if error is not None else ""
     exit_code, signal = (exit_.exit_code, exit_.signal) if exit_ is not None else (None, None)
-    exception = error.exception if error is not None else None
-    raised = (
-        "\n".join((said, *(f"{cause.exception}: {cause.message}" for cause in exceptions_of(fresh))))
-        if error is not None
-        else "\n".join(fresh)
-    )
-    advice = remedy(raised)
-    message = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory)}{said}"[: 1000 - len(advice)]
+    raised = _raised(rank, fresh)
+    memory = exit_.out_of_memory if exit_ is not None else None
+    cause = rank_cause(run.training is not None, exit_code, signal, raised, "\n".join(fresh))
+    advice = remedy("\n".join(each.words for each in blamable(raised)) if raised is not None else "\n".join(fresh))
+    text = f"rank {index} on node {run.node_of(index)} {_how(exit_, run, silent)}{_for_memory(memory)}{_said(raised)}"
     return Failure(
-        message=(message.removesuffix(".") + advice) if advice else message,
+        message=text[: 1000 - len(advice)].removesuffix("." if advice else "") + advice,
         rank=index,
         node=run.node_of(index),
         exit_code=exit_code,
         signal=signal,
-        exception=exception,
-        cause=Cause.OUT_OF_MEMORY
-        if memory
-        else rank_cause(run.training is not None, exit_code, signal, exception, raised, "\n".join((said, *fresh))),
+        exception=raised.exception if raised is not None else None,
+        cause=Cause.OUT_OF_MEMORY if memory else cause,
         last_lines=lines,
     )
+
+
+def _raised(rank: Rank, fresh: tuple[str, ...]) -> Raised | None:
+    """By the rank's own report, with what its output says of how it came to that. Whom somebody killed has not ended by what it wrote before."""
+    exit_ = rank.exit
+    error = rank.error or (exit_.error if exit_ is not None and not exit_.ordered else None)
+    written = raised_in(fresh)
+    if error is not None:
+        led_by = written.led_by if written is not None and written.exception == error.exception else ()
+        return Raised(error.exception, error.message, led_by)
+    return None if exit_ is not None and not exit_.ordered and is_killed(exit_.signal) and not _interrupted(written) else written
+
+
+def _interrupted(written: Raised | None) -> bool:
+    """By SIGINT, whose exception is Python's own."""
+    return written is not None and written.exception == "KeyboardInterrupt"
+
+
+def _said(raised: Raised | None) -> str:
+    """Its words, and those of what it is judged by where that is another: `: RuntimeError: no batch; from OSError: [Errno 5] …`."""
+    if raised is None:
+        return ""
+    others = [each for each in blamable(raised) if each is not raised and each.words != raised.words and each.message not in raised.message]
+    by = [f"; {'from' if each.explicit else 'while handling'} {each.exception}: {each.first_line[:300]}" for each in others[:2]]
+    return f": {raised.exception}: {raised.first_line}{''.join(by)}"
 
 
 def _for_memory(memory: OutOfMemory | None) -> str:
@@ -235,16 +259,26 @@ def _gib(size: int) -> str:
 _SIGNAL_HINTS = {
     "SIGKILL": " (by the kernel when memory runs out, or by hand)",
     "SIGBUS": " (shared memory, /dev/shm, is full most often: a larger shm_size of the cluster, or fewer workers)",
+    "SIGILL": " (an instruction that this CPU doesn't have: a library is built for another one)",
+    "SIGXCPU": " (a limit of CPU time: ulimit -t)",
+    "SIGXFSZ": " (a limit of a file's size: ulimit -f)",
+    "SIGSYS": " (a system call that the container's seccomp profile forbids)",
 }
 
 
 def _how(exit_: RankExit | None, run: Run, silent: bool) -> str:
     if exit_ is None:
         return "failed"
+    hints = _SIGNAL_HINTS if exit_.out_of_memory is None else {}
     if exit_.signal is not None:
-        hint = _SIGNAL_HINTS.get(exit_.signal, "") if exit_.out_of_memory is None else ""
-        return f"was ended by {exit_.signal}{hint}"
+        return f"was ended by {exit_.signal}{hints.get(exit_.signal, '')}"
     if silent and exit_.exit_code == 0:
         return "exited with 0 without having reported the end of the training"
-    meaning = MEANINGS.get(exit_.exit_code or 0) if run.training is not None else None
-    return f"exited with {exit_.exit_code}" + (f" ({meaning})" if meaning else "")
+    how = f"exited with {exit_.exit_code}"
+    if run.training is not None:
+        meaning = MEANINGS.get(exit_.exit_code or 0)
+        if exit_.exit_code == SAVED:
+            meaning = "saved and stopped, for somebody else's SIGTERM"
+        return f"{how} ({meaning})" if meaning else how
+    signal = signal_of(exit_.exit_code)
+    return f"{how}, as a script does whose program was ended by {signal}{hints.get(signal, '')}" if signal else how

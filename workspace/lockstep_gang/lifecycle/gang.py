@@ -216,6 +216,10 @@ class Gang:
     """In this attempt, each once."""
     silences: tuple[Silence, ...] = ()
     """Of nodes, in this attempt: the newest of each."""
+    seeks_until: float = 0.0
+    """Ranks have failed, and only for want of their peers: until then the attempt is not stopped, so that the one that ended first is heard. 0: none has."""
+    examined: int = 0
+    """So many of the ranks that have ended were looked at for it."""
     paused_seconds: float = 0.0
     """The longest time in this attempt in which the coordinator itself did not run."""
     signs: int = 0

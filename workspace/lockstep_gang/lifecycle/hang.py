@@ -146,7 +146,8 @@ def hang_failure(gang: Gang, run: Run, hang: Hang) -> Failure:
 def _blamed(hang: Hang, dumps: Mapping[int, Dumped]) -> tuple[int, ...]:
     """A stopped process, else those furthest back, else the ones not in a collective operation while others are."""
     stopped = tuple(rank for rank, dump in dumps.items() if dump.state in STOPPED)
-    if stopped or hang.suspects:
+    alone = tuple(dumps) == hang.suspects and len(dumps) == 1 and dumps[hang.suspects[0]].waits_for_others  # as those that gave up did
+    if stopped or (hang.suspects and not alone):
         return stopped or hang.suspects
     seen = {rank: dump for rank, dump in dumps.items() if dump.at}
     apart = tuple(rank for rank, dump in seen.items() if not dump.waits_for_others)
