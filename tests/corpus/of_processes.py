@@ -139,4 +139,86 @@ dist.recv(torch.ones(1), src=1 - RANK)
     RankFault("shape", "a wrong shape", _of("UserCode", "mat1 and mat2", CORRECT), _raises("RuntimeError('mat1 and mat2 shapes cannot be multiplied (4x8 and 16x8)')")),
     RankFault("no-data", "data are missing", _of("UserCode", "No such file or directory: '/datasets/x.jsonl'", CORRECT), "if RANK == 1: open('/datasets/x.jsonl')\nwait()"),
     RankFault("address-resolution", "a name can't be resolved (DNS)", _of("Setup", "name resolution", "environment"), _raises("socket.gaierror(-3, 'Temporary failure in name resolution')")),
+    RankFault("raised-from", "a full volume, told by an exception that was raised from it", _of("Storage", "from OSError: .*No space left", "room"), """\
+if RANK == 1:
+    try: raise OSError(28, "No space left on device", "/workspace/out")
+    except OSError as error: raise RuntimeError("the batch was not written") from error
+wait()
+"""),
+    RankFault("group", "a full volume, in a group of exceptions", _of("Storage", "ExceptionGroup: .*No space left", "room"), _raises("ExceptionGroup('shards', [OSError(28, 'No space left on device', '/workspace/a'), ValueError('b')])")),
+    RankFault("handled-before", "a GPU's memory ran out, which was handled and written; then a bug", _of("UserCode", "ValueError: bad label", CORRECT), """\
+import logging
+if RANK == 1:
+    try: raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    except RuntimeError: logging.exception("again with a smaller batch")
+    raise ValueError("bad label")
+wait()
+"""),
+    RankFault("handled-then-killed", "an exception was handled and written; then SIGKILL by hand", _of("Killed", "SIGKILL", "who sent it"), """\
+import traceback
+if RANK == 1:
+    try: 1 / 0
+    except ZeroDivisionError: traceback.print_exc()
+    os.kill(os.getpid(), signal.SIGKILL)
+wait()
+"""),
+    RankFault("long-hooks", "exit hooks write more than is kept, after the exception", _of("UserCode", "ValueError: bad label", CORRECT), """\
+import atexit
+if RANK == 1:
+    atexit.register(lambda: [print("uploading", number, flush=True) for number in range(60)])
+    raise ValueError("bad label")
+wait()
+"""),
+    RankFault("consequence-first", "a rank fails for want of its peer, which dies of a bug 0.1 s later", _of("UserCode", "ValueError: bad label", CORRECT), """\
+class DistBackendError(RuntimeError): pass
+if RANK == 0: time.sleep(0.2); raise DistBackendError("store->get('0') got error: Connection was likely closed. Did the remote server shutdown or crash?")
+time.sleep(0.3); raise ValueError("bad label")
+"""),
+    RankFault("silent-cause", "likewise, and the peer ends without a word", _of("UserCode", "exited with 3", CORRECT), """\
+if RANK == 0: time.sleep(0.2); raise ConnectionResetError(104, "Connection reset by peer")
+time.sleep(0.7); os._exit(3)
+"""),
+    RankFault("shell-code", "a script's program is killed, and the script exits with its code", _of("Killed", "137, .*SIGKILL", "who sent it"), "if RANK == 1: sys.exit(subprocess.run(['bash', '-c', 'sleep 9 & kill -9 $!; wait $!']).returncode)\nwait()"),
+    RankFault("child-killed", "a script's program is killed, and the script raises", _of("Killed", "SIGKILL", "who sent it"), "if RANK == 1: subprocess.run(['bash', '-c', 'kill -9 $$'], check=True)\nwait()"),
+    RankFault("no-command", "a shell finds no such program", _of("Setup", "127", "image or the environment lacks"), "if RANK == 1: sys.exit(subprocess.run(['sh', '-c', 'accelerate-9 launch']).returncode)\nwait()"),
+    RankFault("native-memory", "C++ gets no memory", _of("OutOfMemory", "bad_alloc", "limits.memory"), """\
+if RANK == 1:
+    sys.stderr.write("terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\\n"); sys.stderr.flush()
+    os.abort()
+wait()
+"""),
+    RankFault("array-memory", "numpy gets no memory", _of("OutOfMemory", "Unable to allocate", "limits.memory"), "if RANK == 1:\n    import numpy\n    numpy.ones(1 << 58)\nwait()"),
+    RankFault("full-shm", "a file of shared memory has no room", _of("OutOfMemory", "psm_4711", "shm"), _raises("OSError(28, 'No space left on device', '/dev/shm/psm_4711')")),
+    RankFault("cpu-limit", "a limit of CPU time (ulimit -t)", _of("Setup", "SIGXCPU .*ulimit -t", "image or the environment lacks"), """\
+import resource
+if RANK == 1:
+    resource.setrlimit(resource.RLIMIT_CPU, (1, 9))
+    while True: pass
+wait()
+"""),
+    RankFault("not-allowed", "a folder may not be written", _of("Storage", "Permission denied", "rights of that folder"), _raises("PermissionError(13, 'Permission denied', '/workspace/runs/x')")),
+    RankFault("no-home", "the pod's user has no home", _of("Setup", "Permission denied", "set HOME"), _raises("PermissionError(13, 'Permission denied', '/.triton')")),
+    RankFault("server-away", "a volume's server doesn't answer", _of("Storage", "timed out", "volume"), _raises("TimeoutError(110, 'Connection timed out', '/datasets/shard-3.arrow')")),
+    RankFault("evicted-client", "a Lustre server has evicted the node", _of("Storage", "transport endpoint shutdown", "volume"), _raises("BrokenPipeError(108, 'Cannot send after transport endpoint shutdown', '/lustre/x')")),
+    RankFault("service-away", "a service outside the job refuses the connection", _of("Setup", "Connection refused", "image or the environment lacks"), "import urllib.request\nif RANK == 1: urllib.request.urlopen('http://127.0.0.1:9/')\nwait()"),
+    RankFault("nccl-misuse", "NCCL is asked for what can't be", _of("UserCode", "invalid usage", CORRECT), """\
+class DistBackendError(RuntimeError): pass
+""" + _raises("DistBackendError('NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage, NCCL version 2.29.3\\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\\nLast error:\\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000')")),
+    RankFault("nccl-memory", "NCCL gets no memory of a GPU", _of("OutOfMemory", "out of memory|unhandled cuda error", "microBatchSize"), """\
+class DistBackendError(RuntimeError): pass
+""" + _raises("DistBackendError(\"NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.29.3\\nncclUnhandledCudaError: Call to CUDA function failed.\\nLast error:\\nCuda failure 2 'out of memory'\")")),
+    RankFault("own-import", "a module of the script's own lacks a name", _of("UserCode", "cannot import name", CORRECT), "open('batches.py', 'w').close()\nsys.path.insert(0, '.')\nif RANK == 1: from batches import collate\nwait()"),
+    RankFault("anomaly", "autograd meets NaN", _of("NonFinite", "nan values", "learningRate"), _raises("RuntimeError(\"Function 'MulBackward0' returned nan values in its 0th output.\")")),
+    RankFault("done-too-early", "a rank is done, and the others wait for it for ever", _of("UserCode", "exited with 0 while others still needed it", CORRECT), """\
+import datetime
+torch, dist = ranks_talk()
+if RANK == 1: os._exit(0)
+dist.distributed_c10d._store_based_barrier(0, dist.distributed_c10d._get_default_store(), "step", 2, datetime.timedelta(seconds=600))
+""", LIMIT),
+    RankFault("does-not-join", "a rank doesn't come to where the others have waited for it long enough", _of("Hang", "rank 1 .*hangs", "stacks"), """\
+import datetime, torch, torch.distributed as dist
+if RANK == 1: wait()
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+"""),
+    RankFault("agent-0-killed", "the agent with the coordinator is killed", _of("NodeLost", "node 0's agent was killed", "node", rank=None, node=0), "if RANK == 0: os.kill(os.getppid(), signal.SIGKILL)\nwait()"),
 )  # fmt: skip
