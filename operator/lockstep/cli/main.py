@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from inspect import signature
 from types import TracebackType
@@ -17,11 +17,12 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import Abort, TyperException
 
 from lockstep.cli.consoles import is_plain
-from lockstep.cli.failures import told
+from lockstep.cli.failures import EXIT_FAILED, EXIT_USAGE, told
 from lockstep.cli.signals import ending_like_ctrl_c
-from lockstep.platforms.output import put, put_text
+from lockstep.platforms.output import put, put_text, tell
 
 VERBS = {
     "Start": {
@@ -113,7 +114,31 @@ HINTS = {
 
 
 class Verbs(TyperGroup):
-    """Verbs that know the words of other tools, and show no type beside what is only there or not."""
+    """Verbs that know the words of other tools, tell mistakes in one line, and show no type beside what is only there or not."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except Abort:
+            tell("Aborted.")
+            sys.exit(EXIT_FAILED)
+        except TyperException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                put_text(f"{error}\n", error=True)
+            else:
+                tell(f"lockstep: {mistake(error)}")
+            sys.exit(EXIT_USAGE)
+        sys.exit(code if isinstance(code, int) else 0)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         words = [*ctx.command_path.split()[1:], *args[:1]]
@@ -130,6 +155,15 @@ class Verbs(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         return _without_types_of_flags(super().get_params(ctx))
+
+
+def mistake(error: Any) -> str:
+    """What can't be understood of a command line, and where its words are explained."""
+    said = error.format_message().replace(": Value error, ", ": ").rstrip(".")
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "lockstep"
+    answers = said.endswith("?") or (said.startswith("No such command ") and ": " in said)
+    return said if answers else f"{said}; {where} --help shows what it takes"
 
 
 def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
