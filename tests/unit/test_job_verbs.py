@@ -170,3 +170,29 @@ def test_the_number_of_nodes_is_said_once_with_or_without_its_option(tmp_path: P
         assert stub.patched == [("a", {"nodes": 1})]
     for words in ([], ["1", "--nodes", "1"]):
         assert "say how many nodes the job should have, once" in str(typed(Jobs(), tmp_path, monkeypatch, "scale", "a", *words).exception)
+
+
+def test_of_a_job_without_pods_there_are_no_stacks_and_it_is_said_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a").exception) == "no rank of a runs now: lockstep why a -n team"
+    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a", "--rank", "3").exception).startswith("no rank 3 of a runs now: ")
+
+
+class NoPrograms(Jobs):
+    """Both pods of job b run, and the person may not run programs in them."""
+
+    def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+        if path.endswith("/exec"):
+            return 403, {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": "pods/exec is forbidden", "code": 403}
+        if path.endswith("/pods"):
+            status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+            return 200, {
+                "metadata": {},
+                "items": [{"metadata": {"name": f"b-{node}", "namespace": "team"}, "status": status} for node in (0, 1)],
+            }
+        return super().answer(method, path, body)
+
+
+def test_who_may_not_run_programs_in_pods_is_told_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = typed(NoPrograms(), tmp_path, monkeypatch, "stacks", "b")
+    assert str(result.exception).startswith("you may not run programs in pods of namespace team (pods/exec): an administrator gives you")
+    assert result.output == ""

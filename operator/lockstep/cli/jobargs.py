@@ -154,7 +154,7 @@ def no_such_job(target: Target, name: str) -> str:
 def no_operator(name: str, namespace: str, run: str) -> str:
     """What to say of a job of `lockstep run --in-namespace`, which is no TrainingJob."""
     return (
-        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, sync and cp know it; "
+        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
         f"kubectl delete configmap {run} -n {namespace} removes it"
     )
 

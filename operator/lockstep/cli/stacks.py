@@ -50,6 +50,7 @@ def stacks(
 
 def _on_cluster(name: str, rank: int | None, cluster: str, namespace: str | None, context: str | None) -> list[RankAnswer]:
     from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.logs import is_run
     from lockstep.platforms.kubernetes.stacks import ask_ranks
 
     found = find_job_or_run(name, cluster, namespace, context)
@@ -58,7 +59,7 @@ def _on_cluster(name: str, rank: int | None, cluster: str, namespace: str | None
         async with await Cluster.connect(context) as connection:
             return await ask_ranks(connection, found.job, rank)
 
-    return _checked(name, asyncio.run(ask()), rank, f"lockstep why {name} -n {found.namespace}")
+    return _checked(name, asyncio.run(ask()), rank, f"lockstep {'logs' if is_run(found.job) else 'why'} {name} -n {found.namespace}")
 
 
 def _on_this_machine(name: str, workspace: Path, rank: int | None) -> list[RankAnswer]:
