@@ -13,7 +13,7 @@ from typing import Any
 from kubernetes import client
 
 from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, until
-from corpus.of_processes import RANKS
+from corpus.of_processes import BOTH_WAIT, RANKS, TORCH
 from corpus.verdicts import Expected, Fault
 from lockstep.api.names import COORDINATOR_PORT, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.devcluster import processes
@@ -233,11 +233,6 @@ def _daemon(name: str, number: signal.Signals) -> Act:
     return send
 
 
-def _in_pod(node: int, *command: str) -> Act:
-    """With the pod's network and its files, and root's rights."""
-    return lambda place: subprocess.run(["nsenter", "-t", str(place.agent(node)), "-n", "-m", *command], check=True, capture_output=True)
-
-
 def _no_large_packets(place: Place) -> None:
     """As behind a tunnel whose MTU is smaller than both ends believe: small packets pass, full ones don't."""
     rule = ["iptables", "-A", "OUTPUT", "-d", f"{place.address(0)}/32", "-m", "length", "--length", "1000:65535", "-j", "DROP"]
@@ -246,8 +241,8 @@ def _no_large_packets(place: Place) -> None:
 
 def _only_agents_talk(place: Place) -> None:
     """All ports but the coordinator's are closed between the pods."""
+    until("both nodes have agents", lambda: _has_agent(place, 0) and _has_agent(place, 1), 90)
     rule = ["iptables", "-A", "OUTPUT", "-d", f"{place.address(0)}/32", "-p", "tcp", "!", "--dport", str(COORDINATOR_PORT), "-j", "DROP"]
-    until("node 1 has an agent", lambda: _has_agent(place, 1), 90)
     subprocess.run(["nsenter", "-t", str(place.agent(1)), "-n", *rule], check=True, capture_output=True)
 
 
@@ -295,18 +290,6 @@ def _no_finalizer(place: Place) -> None:
         place.jobs.patch("Pod", f"{place.name}-1", {"metadata": {"finalizers": None}})
 
 
-def _cluster_is_gone(place: Place) -> None:
-    _no_such_cluster(place)
-
-
-def _restricted(place: Place) -> None:
-    place.core.patch_namespace(place.namespace, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
-
-
-def _not_restricted(place: Place) -> None:
-    place.core.patch_namespace(place.namespace, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": None}}})
-
-
 def _webhook_of_nobody(place: Place) -> None:
     service = {"name": "none-such", "namespace": place.namespace, "path": "/"}
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
@@ -339,7 +322,8 @@ HANGS = RANKS + "if RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\nfor step in
 EATS = RANKS + "if RANK == 1:\n    held = bytearray(os.urandom(1 << 20)) * 600\nwait()\n"
 NO_IMAGE = "localhost/lockstep/none:1"
 TALKS = (
-    RANKS
+    TORCH
+    + RANKS
     + """\
 torch, dist = ranks_talk()
 large = torch.ones(1 << 20)
@@ -380,28 +364,26 @@ CLUSTER_FAULTS = (
     ClusterFault("pod-deleted", "a pod is deleted", _of("NodeLost", "was deleted", "logs", node=1, state="Running"), act=_delete("Pod", "{}-1"), seconds=120.0),
     ClusterFault("pod-force-deleted", "a pod is deleted by force", _of("NodeLost", "was deleted", "logs", node=1, state="Running"), ONCE, act=_delete_pod_now, seconds=120.0),
     ClusterFault("evicted", "a pod is evicted, as a drain does it", _of("NodeLost", "was evicted", "logs", node=1, state="Running"), act=_evict, seconds=120.0),
-    ClusterFault("scaled", "somebody scales the StatefulSet", _of("", "scaled|replicas", "spec.nodes|lockstep scale", state="Running"), ONCE, act=_scaled_by_hand, seconds=120.0),
+    ClusterFault("scaled", "somebody scales the StatefulSet", _of("NodeLost", "was scaled to 1", "lockstep scale", node=1, state="Running"), ONCE, act=_scaled_by_hand, seconds=120.0),
     ClusterFault("set-deleted", "somebody deletes the StatefulSet", _of("", "StatefulSet", "", state="Running"), ONCE, act=_delete("StatefulSet", "{}", "apps/v1"), seconds=120.0),
     ClusterFault("service-deleted", "somebody deletes the Service", _of("", "Service .*made again", "logs", state="Running"), act=_delete("Service", "{}-headless")),
     ClusterFault("key-deleted", "somebody deletes the Secret with the agents' key", _of("", "", "", state="Running"), act=_key_is_gone, seconds=20.0),
     ClusterFault("no-operator", "the operator is away", _of("", "operator", "lockstep doctor", state="Running"), act=_no_operator, after=_operator_again, seconds=120.0),
-    ClusterFault("small-mtu", "large packets get lost between two pods", _of("Hang", "network between", "network|stacks"), PATIENT, TALKS, act=_no_large_packets, seconds=90.0),
+    ClusterFault("small-mtu", "large packets get lost between two pods", _of("Hang", BOTH_WAIT, "stacks"), PATIENT, TALKS, act=_no_large_packets, seconds=90.0),
     ClusterFault("closed-ports", "a firewall lets only the coordinator's port through", _of("Hang", "network between|connect", "network|stacks"), {"hangTimeouts": {"startSeconds": 30}}, TALKS, meanwhile=_only_agents_talk, seconds=150.0),
     ClusterFault("no-config-map", "a ConfigMap of podTemplate.volumes is missing", _waits("VolumeNotMounted", "none-such", "kubectl create configmap none-such"), {"podTemplate": {"volumes": [{"name": "script", "mountPath": "/scripts", "configMap": {"name": "none-such"}}]}}, seconds=90.0),
-    ClusterFault("no-pull-secret", "a Secret of imagePullSecrets is missing", _waits("ImagePullFailed", "none-such", "kubectl create secret docker-registry none-such"), {"image": NO_IMAGE, "imagePullSecrets": ["none-such"]}, seconds=90.0),
+    ClusterFault("no-pull-secret", "a Secret of imagePullSecrets is missing", _waits("ImagePullFailed", "none-such", "kubectl create secret docker-registry none-such"), {"image": NO_IMAGE, "imagePullSecrets": [{"name": "none-such"}]}, seconds=90.0),
     ClusterFault("limit-range", "a LimitRange allows less memory than a pod asks for", _waits("PodsRefused", "LimitRange|maximum memory", "limitrange|LimitRange|resources"), before=_both(_cluster_like_local(_much_memory), _made({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}})), after=_both(_delete("LimitRange", "small"), _no_such_cluster)),
-    ClusterFault("pod-security", "the namespace enforces Pod Security `restricted`, and a volume of the job is a host's path", _waits("PodsRefused", "restricted", "restricted|hostPath"), {"podTemplate": {"volumes": [{"name": "host", "mountPath": "/host", "hostPath": {"path": "/srv"}}]}}, before=_restricted, after=_not_restricted),
     ClusterFault("webhook", "an admission webhook doesn't answer", _waits("PodsRefused", "pods.example.com", "webhook"), before=_webhook_of_nobody, after=_no_webhook),
     ClusterFault("cordoned", "all Nodes are cordoned", _waits("Unschedulable", "cordon", "uncordon"), before=_nodes({"unschedulable": True}), after=_nodes({"unschedulable": None})),
     ClusterFault("many-nodes", "the job wants more nodes than there are", _waits("Unschedulable", "one node a pod", "lockstep scale"), {"nodes": 3}),
     ClusterFault("scheduler", "the scheduler is away", _waits("Scheduling", "scheduler", "scheduler"), before=_daemon("kube-scheduler", signal.SIGSTOP), after=_daemon("kube-scheduler", signal.SIGCONT), seconds=90.0),
-    ClusterFault("controllers", "the controllers of Kubernetes are away", _waits("PodsNotCreated", "controller", "controller|describe statefulset"), before=_daemon("kube-controller-manager", signal.SIGSTOP), after=_daemon("kube-controller-manager", signal.SIGCONT), seconds=90.0),
-    ClusterFault("drain-taint", "a Node gets a NoExecute taint", _of("Preempted", "node 1", "logs|taint", node=1, state="Waiting"), act=_drain_taint, after=_untaint, seconds=90.0),
-    ClusterFault("labels", "somebody takes a pod's labels away", _of("NodeLost", "node 1", "", node=1, state="Running"), ONCE, act=_labels_gone, seconds=120.0),
+    ClusterFault("controllers", "the controllers of Kubernetes are away", _waits("PodsNotCreated", "kube-controller-manager", "kube-system"), before=_daemon("kube-controller-manager", signal.SIGSTOP), after=_daemon("kube-controller-manager", signal.SIGCONT), seconds=90.0),
+    ClusterFault("drain-taint", "a Node gets a NoExecute taint", _of("NodeLost", "was evicted: Taint manager", "podTemplate.tolerations", node=1, state="Restarting"), act=_drain_taint, after=_untaint, seconds=90.0),
+    ClusterFault("labels", "somebody takes a pod's labels away", _waits("PodsNotCreated", "labels-1", "--show-labels"), ONCE, act=_labels_gone, seconds=120.0),
     ClusterFault("template", "somebody changes the StatefulSet's template", _of("", "", "", state="Running"), ONCE, act=_template_changed, seconds=30.0),
     ClusterFault("other-selector", "somebody changes the Service's selector", _of("", "", "", state="Running"), ONCE, act=_other_selector, seconds=30.0),
-    ClusterFault("finalizer", "a finalizer keeps a deleted pod", _of("NodeLost", "example.com/keeps", "finalizer", node=1, state="Waiting"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
-    ClusterFault("cluster-deleted", "the job's TrainingCluster is deleted while it runs", _of("", "TrainingCluster", "", state="Running"), act=_cluster_is_gone, before=_cluster_like_local(lambda _: None), seconds=60.0),
+    ClusterFault("finalizer", "a finalizer keeps a deleted pod", _waits("PodNotEnded", "example.com/keeps", "finalizers"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
+    ClusterFault("cluster-deleted", "the job's TrainingCluster is deleted while it runs", _of("ClusterNotFound", "TrainingCluster|spec.cluster", "lockstep deploy", state="Running"), act=_no_such_cluster, before=_cluster_like_local(lambda _: None), seconds=60.0),
     ClusterFault("rank-killed", "somebody kills a rank", _of("Killed", "SIGKILL", "who sent it", rank=1, node=1), act=_kill_rank),
-    ClusterFault("unreadable", "the script may not be read", _of("Configuration", "/scripts/script.py|ermission", "", node=0), {"podTemplate": {"volumes": [{"name": "script", "mountPath": "/scripts", "configMap": {"name": "script-unreadable", "defaultMode": 0}}]}}, seconds=90.0),
 )  # fmt: skip

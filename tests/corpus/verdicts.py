@@ -73,7 +73,7 @@ def answer(said: dict[str, Any], reason: str = "") -> Answer:
         node=_number(first, "node"),
         words="\n".join(
             [
-                *(said.get(key, "") for key in ("summary", "first_cause", "restarted", "stale", "changed")),
+                *(said.get(key, "") for key in ("summary", "first_cause", "refused", "restarted", "stale", "changed")),
                 *said.get("last_lines", []),
             ]
         ),

@@ -52,7 +52,7 @@ def test_what_is_typed_is_a_command_that_there_is(choice: Remedy) -> None:
     if program == "lockstep":
         assert verb in VERBS
     elif program == "kubectl":
-        assert verb in {"annotate", "create", "delete", "describe", "edit", "exec", "get", "logs", "patch", "scale"}
+        assert verb in {"annotate", "create", "delete", "describe", "edit", "exec", "get", "logs", "patch", "scale", "uncordon"}
     else:
         assert program == "{0}"  # one that the message names
 
@@ -103,6 +103,24 @@ def waits_for_claim(**claims: Object) -> Observed:
     return replace(running(), pods=pods, claims=made)
 
 
+def cordoned() -> Observed:
+    unplaced = [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes are available: 1 node(s) were unschedulable.",
+        }
+    ]
+    pods = tuple(pod(index, spec={"containers": []}, status={"phase": "Pending", "conditions": unplaced}) for index in (0, 1))
+    node: Object = {
+        "metadata": {"name": "a", "labels": {}},
+        "spec": {"unschedulable": True},
+        "status": {"allocatable": {}, "conditions": []},
+    }
+    return replace(running(), pods=pods, nodes=(node,))
+
+
 PENDING: Object = {"metadata": {"name": "w", "uid": "w"}, "spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
 Q = {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}}
 UNMARKED = {**PROFILE, "metadata": {"name": "p"}}
@@ -134,7 +152,9 @@ OPENSHIFT = "image-registry.openshift-image-registry.svc:5000/ml/i:1"
         (mount("Unable to attach or mount volumes: timed out"), "kubectl describe pod x-0 -n ns"),
         (refused_pods("create Pod x-0 in StatefulSet x failed error: pods \"x-0\" is forbidden: exceeded quota: gpus, requested: a=1, used: a=8, limited: a=8"), "kubectl describe quota gpus -n ns"),
         (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: error looking up service account ns/s: serviceaccount "s" not found'), "kubectl create serviceaccount s -n ns"),
+        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: [maximum memory usage per Container is 64Mi, but limit is 4Gi]'), "kubectl describe limitrange -n ns"),
         (refused_pods('create Pod x-0 in StatefulSet x failed error: no PriorityClass with name high was found'), "kubectl get priorityclass"),
+        (cordoned(), "kubectl uncordon a"),
         (waits_for_claim(), "kubectl get pvc -n ns"),
         (waits_for_claim(w=PENDING), "kubectl describe pvc w -n ns"),
     ],

@@ -68,6 +68,14 @@ def test_a_job_that_runs_again_says_why_it_was_started_again() -> None:
     assert not asked(failed()).restarted
 
 
+def test_a_job_that_runs_on_without_its_cluster_says_that_it_could_not_start_anew() -> None:
+    observed = replace(gets_on(), profiles=())
+    answer = why(after(observed, reconcile(observed, report(), CONTEXT, NOW)), (), NOW)
+    assert answer.state == "Running"
+    assert "refused      spec.cluster is not set and no TrainingCluster" in text(answer)
+    assert answer.next[0].command == "lockstep clusters"
+
+
 def test_where_nobody_keeps_the_status_up_to_date_doctor_comes_first() -> None:
     unheard = Unheard("2026-01-01T00:00:00Z", "no operator has led")
     assert why(gets_on(), (), NOW, unheard=unheard).next[0].command == "lockstep doctor -n ns"

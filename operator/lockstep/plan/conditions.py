@@ -13,6 +13,7 @@ from lockstep.plan.interactive import is_ready, is_released, ready_words, releas
 from lockstep.plan.layers import Notice
 from lockstep.plan.lostnode import Verdict
 from lockstep.plan.observed import Object, Observed, ReceivedReport, start_anew
+from lockstep.plan.overduepods import why_not_made, why_still_there
 from lockstep.plan.placing import Placing
 from lockstep.plan.pods import is_scheduled, why_cut_off, why_not_started
 from lockstep.plan.preflightstatus import preflight_stops
@@ -131,8 +132,8 @@ def _suspended(view: View) -> Fact:
 
 
 def _pods_left(view: View) -> str:
-    count = len(view.observed.pods)
-    left = f"{number_of(count, 'pod')} {'is' if count == 1 else 'are'} still there"
+    count, late = len(view.observed.pods), why_still_there(view.observed, view.now)
+    left = f"{number_of(count, 'pod')} {'is' if count == 1 else 'are'} still there" + (f": {late.message}" if late is not None else "")
     return f"ranks save and stop; {left}" if any(map(is_running, view.observed.pods)) else left
 
 
@@ -156,8 +157,9 @@ def pods_scheduled(view: View) -> Fact:
     if absent is not None:
         return absent
     if len(pods) < wanted:
-        why = why_not_created(view.observed)
-        reason = Reason.PODS_NOT_CREATED if why is None else Reason.PODS_REFUSED
+        refused = why_not_created(view.observed)
+        why = why_not_made(view.observed, view.now) if refused is None else refused
+        reason = Reason.PODS_NOT_CREATED if refused is None else Reason.PODS_REFUSED
         return Fact(FALSE, reason, f"{len(pods)} of {wanted} pods created" + (f": {why}" if why else "") + _holding(view))
     scheduled = sum(is_scheduled(pod) for pod in pods)
     if scheduled < len(pods):
@@ -177,7 +179,8 @@ def ranks_ready(view: View, scheduled: Fact) -> Fact:  # noqa: PLR0911 (a table 
     if view.held_until is not None:
         return Fact(FALSE, Reason.FINISHED, "the job has failed; condition Held says how long its pods stay")
     running = sum(is_running(pod) for pod in view.observed.pods)
-    trouble = why_not_started(view.observed) or (why_cut_off(view.observed, view.report) if view.hears else None)
+    cut_off = why_cut_off(view.observed, view.report) if view.hears else None
+    trouble = why_not_started(view.observed) or cut_off or why_still_there(view.observed, view.now)
     if trouble is not None:
         return Fact(FALSE, trouble.reason, f"{running} of {view.wanted_pods} pods run: {trouble.message}")
     if scheduled.status is not TRUE:

@@ -15,6 +15,8 @@ from lockstep_gang.contract import Fact, FactType
 FACT_CHARACTERS = 256
 SIGNALLED = 128
 """An exit code above it is a signal's number more."""
+SAME_SECONDS = 5.0
+"""What somebody did to the StatefulSet, and what its controller then did to a pod."""
 WAITING_MAX = 64
 """Pods that a reply says more of: the coordinator's line names five."""
 _PREEMPTIONS = frozenset({"PreemptionByScheduler", "Preempted", "Preempting"})
@@ -80,7 +82,10 @@ def deletion_of(pod: Object, job: Object | None, stateful_set: Object | None) ->
     index = node_index(pod["metadata"]["name"])
     if owner_uid(pod) != stateful_set["metadata"]["uid"] or not 0 <= index < stateful_set["spec"].get("replicas", 1):
         return None
-    return _fact(FactType.DELETED, pod, "Deleted", "it was deleted by hand, or by a program that is none of Lockstep's", _asked_for(pod))
+    asked_for, done = _asked_for(pod), (job.get("status") or {}).get("interference") or {}
+    by_the_set = asked_for is not None and abs(seconds_of(done.get("time", asked_for)) - seconds_of(asked_for)) <= SAME_SECONDS
+    why = str(done["message"]) if done and by_the_set else "it was deleted by hand, or by a program that is none of Lockstep's"
+    return _fact(FactType.DELETED, pod, "Deleted", why, asked_for)
 
 
 def _asked_for(pod: Object) -> str | None:

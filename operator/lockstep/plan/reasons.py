@@ -43,6 +43,7 @@ class Reason(StrEnum):
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     VOLUME_NOT_MOUNTED = "VolumeNotMounted"
     NETWORK_NOT_READY = "NetworkNotReady"
+    POD_NOT_ENDED = "PodNotEnded"
     DNS_UNAVAILABLE = "DNSUnavailable"
     NAME_NOT_FOUND = "NameNotFound"
     NETWORK_BLOCKED = "NetworkBlocked"

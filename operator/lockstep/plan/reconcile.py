@@ -22,6 +22,7 @@ from lockstep.plan.lostnode import lost_nodes
 from lockstep.plan.notify import due_message
 from lockstep.plan.objects import GangRun, RenderContext, differs_by_user
 from lockstep.plan.observed import Object, Observed, ReceivedReport, current_report, is_terminating, owner_uid
+from lockstep.plan.overduepods import until_overdue_pods
 from lockstep.plan.passing import is_passing
 from lockstep.plan.placing import Placing, placing
 from lockstep.plan.readstatus import is_true
@@ -119,6 +120,7 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
         _next_look(view),
         until_overdue(observed, life["active"], now),
         until_start_overdue(observed, now) if not end.finished else None,
+        None if end.finished else until_overdue_pods(observed, now),
         lost.again_seconds,
         place.again_seconds,
         until_forgotten,

@@ -102,13 +102,18 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     "WorkspaceClaimPerPod": (Remedy(_ANEW, "and create it without storage.workspaceClaimName, which nobody can change in a job that is there"),),
     "RunTooLarge": (Remedy(_EDIT, "shorter env, arguments, training settings or pod template; the job then starts by itself"),),
     # PodsScheduled
-    Reason.PODS_NOT_CREATED: (Remedy("kubectl describe statefulset {job} -n {namespace}", "what Kubernetes says of making its pods"),),
+    Reason.PODS_NOT_CREATED: (
+        Remedy("kubectl get pods -n kube-system", "whether kube-controller-manager runs; pods are made by themselves when it does", r"kube-controller-manager"),
+        Remedy("{0}", "whether one is there that has lost the job's labels: delete it, and it is made anew", r"\((kubectl get pod [^)]+)\)"),
+        Remedy("kubectl describe statefulset {job} -n {namespace}", "what Kubernetes says of making its pods"),
+    ),
     Reason.PODS_REFUSED: (
         Remedy("kubectl describe quota {0} -n {namespace}", "what is used of it: free some, or have it raised", r"exceeded quota: ([^,:\s]+)"),
         Remedy("{0}", "and pods are made by themselves", r"(kubectl create serviceaccount \S+ -n \S+)"),
         Remedy("kubectl get priorityclass", "which there are, for podTemplate.priorityClassName", r"priorityClassName"),
         Remedy("kubectl get runtimeclass", "which there are, for pod.runtime_class of the cluster file", r"runtime_class"),
         Remedy("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations", "which service should answer", r"admission webhook \S+ doesn't answer"),
+        Remedy("kubectl describe limitrange -n {namespace}", "what a container may have: have it raised, or ask for less in resources of the TrainingCluster", r"(?:maximum|minimum) \S+ (?:usage|limit) per|limit to request ratio"),
         Remedy("{0}", "what helps where an administrator agrees", _NAMED),
         Remedy("kubectl describe statefulset {job} -n {namespace}", "why its pods are refused"),
     ),
@@ -121,6 +126,7 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     Reason.UNSCHEDULABLE: (
         Remedy("lockstep scale {job} -n {namespace} --nodes N", "a job wants one node a pod: ask for as many as there are", r"wants one node a pod"),
         Remedy(_EDIT, "correct podTemplate.nodeSelector, or let an administrator label Nodes so: kubectl label node NODE KEY=VALUE; pods start by themselves", r"no node of the cluster matches"),
+        Remedy("kubectl uncordon {0}", "lets pods start there again, if whoever cordoned it is done with it", r"nodes? ([^\s,]+)[^;]* (?:is|are) cordoned"),
         # Never the command that frees what others hold: that is for whoever asks to decide, and the message has it.
         Remedy(_EVENTS, "what the scheduler says; the job starts by itself when enough nodes have room"),
     ),
@@ -156,6 +162,11 @@ REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
         Remedy(_DESCRIBE_POD, "what the kubelet says of its volumes"),
     ),
     Reason.NETWORK_NOT_READY: (Remedy(_DESCRIBE_POD, "what its node's network plugin says"),),
+    Reason.POD_NOT_ENDED: (
+        Remedy("""kubectl patch pod {0} -n {namespace} --type merge -p '{{"metadata":{{"finalizers":null}}}}'""", "lets it go, if the finalizer's owner is no more; the job then goes on by itself", r"(?:^|[:;] )([^\s,]+)[^:;]* should have ended at .* finalizer"),
+        Remedy("kubectl describe node {0}", "how its kubelet is; once the machine is off, kubectl delete pod --force gives the pod up", r"kubelet of Node (\S+)"),
+        Remedy(_DESCRIBE_POD, "what keeps it"),
+    ),
     Reason.POD_FAILED: (Remedy(_DESCRIBE_POD, "why the kubelet gave it up"),),
     Reason.PREFLIGHT_FAILED: (Remedy("lockstep describe {job} -n {namespace}", "every finding and what mends it; it looks again by itself"),),
     Reason.DNS_UNAVAILABLE: (Remedy("kubectl get pods -n kube-system -l k8s-app=kube-dns", "whether the cluster's DNS runs; the job starts by itself when it answers"),),

@@ -70,6 +70,8 @@ class Answer:
     """What pods of which no report comes say in their logs of the way to the operator."""
     stale: str = ""
     """Since when nobody has kept the status up to date, and why."""
+    refused: str = ""
+    """Of a job whose pods run: why it could not start as it is now."""
     restarted: str = ""
     """Of a job that runs: why it was started again last."""
 
@@ -106,6 +108,7 @@ def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str
         nodes=_message(conditions, "NodesHealthy") if conditions.get("NodesHealthy", {}).get("status") == "False" else "",
         next=next_steps(observed, state, held=_holds(conditions, "Held"), message=summary, stale=stale),
         stale=unheard.text(now) if unheard is not None and stale else "",
+        refused=_message(conditions, "Accepted") if observed.pods and _is_refused(conditions) and state not in ENDED_OR_UNSEEN else "",
         restarted=_last_restart(observed.status) if state in (Where.RUNNING, Where.STARTING, Where.WAITING) else "",
         not_seen=(*not_seen, f"what became of it since: {unserved}") if unserved and state not in ENDED_OR_UNSEEN else not_seen,
     )
@@ -128,7 +131,7 @@ def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: 
             return state
     if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD):
         return Where(progress["reason"])
-    if conditions.get("Accepted", {}).get("status") == "False" and not observed.pods:
+    if _is_refused(conditions) and not observed.pods:
         return Where.REFUSED
     if progress["status"] == "Unknown":
         return Where.SILENT
@@ -137,6 +140,10 @@ def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: 
     if progress["reason"] in (Reason.RUNNING, Reason.READY):
         return Where(progress["reason"])
     return Where.STARTING if progress["status"] == "True" else Where.WAITING
+
+
+def _is_refused(conditions: dict[str, Object]) -> bool:
+    return bool(conditions.get("Accepted", {}).get("status") == "False")
 
 
 def _holds(conditions: dict[str, Object], name: str) -> bool:
@@ -246,7 +253,7 @@ def text(answer: Answer) -> str:
     """For a person: what it is about before every part, the next commands last."""
     parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
     labelled = (
-        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
         ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
     )  # fmt: skip
     for line in answer.says:

@@ -32,8 +32,8 @@ PACKED_BYTES_MAX = 32 << 10
 SMALL_CHARACTERS = 2048
 """A field that is kept of an object that is too large."""
 MESSAGE_CHARACTERS = 4096
-LABELS_MAX, OWNERS_MAX = 64, 8
-_METADATA = ("name", "namespace", "uid", "generation", "deletionTimestamp", "creationTimestamp")
+LABELS_MAX, OWNERS_MAX, FINALIZERS_MAX = 64, 8, 4
+_METADATA = ("name", "namespace", "uid", "generation", "deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp")
 _OWN_PREFIXES = (f"{GROUP}/", "app.kubernetes.io/", "kueue.x-k8s.io/", "apps.kubernetes.io/", "kubernetes.io/")
 
 
@@ -74,7 +74,7 @@ def slim(kind: str, item: Object) -> Object:
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Object:
-    """Without what nobody decides by, which may be large: managedFields, finalizers, annotations of others."""
+    """Without what nobody decides by, which may be large: managedFields, annotations of others, and finalizers of what nobody deletes."""
     kept: Object = {key: metadata[key] for key in _METADATA if key in metadata}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels:
@@ -83,6 +83,8 @@ def _metadata(metadata: Mapping[str, Any]) -> Object:
     own = {key: value for key, value in annotations.items() if key.startswith(f"{GROUP}/") and len(value) <= SMALL_CHARACTERS}
     if own:
         kept["annotations"] = own
+    if metadata.get("deletionTimestamp") and metadata.get("finalizers"):
+        kept["finalizers"] = metadata["finalizers"][:FINALIZERS_MAX]
     if metadata.get("ownerReferences"):
         kept["ownerReferences"] = sorted(metadata["ownerReferences"], key=lambda owner: not owner.get("controller"))[:OWNERS_MAX]
     return kept
