@@ -198,6 +198,9 @@ RAISED = [
     ("BrokenPipeError", "[Errno 108] Cannot send after transport endpoint shutdown: '/lustre/x'", Cause.STORAGE),
     ("TimeoutError", "[Errno 110] Connection timed out: '/datasets/shard-3.arrow'", Cause.STORAGE),
     ("TimeoutError", "[Errno 110] Connection timed out", Cause.FABRIC),
+    ("OSError", "[Errno 70] Communication error on send: '/mnt/beegfs/x'", Cause.STORAGE),
+    ("OSError", "[Errno 36] File name too long: '/workspace/x'", Cause.USER_CODE),
+    ("BlockingIOError", "[Errno 11] Unable to open file (unable to lock file, errno = 11)", Cause.STORAGE),
     ("SafetensorError", "Error while serializing: I/O error: No space left on device (os error 28)", Cause.STORAGE),
     ("PermissionError", "[Errno 13] Permission denied: '/workspace/runs/x'", Cause.STORAGE),
     ("PermissionError", "[Errno 13] Permission denied: '/.triton'", Cause.SETUP),
@@ -217,6 +220,8 @@ RAISED = [
     # Services outside the job are not its peers.
     ("ConnectionError", "HTTPConnectionPool(host='mlflow', port=5000): Max retries exceeded: Connection refused", Cause.SETUP),
     ("ConnectError", "[Errno 111] Connection refused", Cause.SETUP),
+    ("HTTPError", "503 Server Error: Service Unavailable for url: http://mlflow:5000/api", Cause.SETUP),
+    ("ConnectionError", "Error 111 connecting to redis:6379. Connection refused.", Cause.SETUP),
     ("URLError", "<urlopen error [Errno 111] Connection refused>", Cause.SETUP),
     ("ConnectionRefusedError", "[Errno 111] Connection refused", Cause.FABRIC),
     ("OSError", "We couldn't connect to 'https://huggingface.co' to load the files", Cause.SETUP),
@@ -238,6 +243,7 @@ RAISED = [
     ("RuntimeError", "Function 'MulBackward0' returned nan values in its 0th output.", Cause.NON_FINITE),
     ("RuntimeError", "The total norm of order 2.0 for gradients from `parameters` is non-finite", Cause.NON_FINITE),
     ("ValueError", "cannot convert float NaN to integer", Cause.NON_FINITE),
+    ("RuntimeError", "NaN detected in loss at iteration 512", Cause.NON_FINITE),
     ("ValueError", "not enough information about inf_loop in config", Cause.USER_CODE),
     # A child's end.
     ("CalledProcessError", "Command 'x' died with <Signals.SIGKILL: 9>.", Cause.KILLED),
@@ -322,3 +328,18 @@ def test_a_trainer_that_saves_and_stops_without_an_order_was_told_to_by_somebody
     found = failure_of(RankExit(1, 75, None, ordered=False), training={})
     assert found.cause is Cause.KILLED
     assert found.message == "rank 1 on node 1 exited with 75 (saved and stopped, for somebody else's SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("memory allocation of 17179869184 bytes failed", Cause.OUT_OF_MEMORY),
+        ("OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 8: Resource temporarily unavailable", Cause.SETUP),
+        ("mkdir: cannot create directory '/workspace/x': Permission denied", Cause.STORAGE),
+        ("bash: line 1: echo: write error: No space left on device", Cause.STORAGE),
+        ("sh: 1: accelerate-9: not found", Cause.SETUP),
+        ("cat: /nowhere: No such file or directory", Cause.USER_CODE),
+    ],
+)
+def test_a_program_that_raises_nothing_is_judged_by_its_last_words(words: str, cause: Cause) -> None:
+    assert rank_cause(False, 1, None, None, words) is cause

@@ -38,6 +38,8 @@ _HOST_WORDS = (
     "Cannot allocate memory",
     "DataLoader worker",
     "shm_size",
+    "emory allocation",
+    "runtime: out of memory",
     "/dev/shm",  # noqa: S108 (a word in a message)
     "SIGBUS",
 )

@@ -53,7 +53,8 @@ _EXCEPTIONS = {
     **dict.fromkeys(
         (
             "ConnectError", "ConnectTimeout", "ReadTimeout", "ProxyError", "SSLError", "SSLCertVerificationError", "MaxRetryError",
-            "NewConnectionError", "NameResolutionError", "EndpointConnectionError", "ClientConnectorError", "NoCredentialsError",
+            "NewConnectionError", "NameResolutionError", "EndpointConnectionError", "ClientConnectorError", "NoCredentialsError", "CommError",
+            "AuthenticationError", "_InactiveRpcError", "AioRpcError",
         ),
         Cause.SETUP,  # of HTTP's libraries: a service outside the job
     ),
@@ -90,10 +91,11 @@ _SHARED_MEMORY = re.compile(
 )
 _PLAIN_WORDS = (
     (Cause.HARDWARE, re.compile(r"(uncorrectable|(un)?contained|double.bit) (ECC|NVLink)|GPU (is|has been) lost|fallen off the bus|\bhardware (stack )?error\b|Row Remap", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No module named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup failed|requires at least one CUDA device|only supported with GPUs|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
-    (Cause.SETUP, re.compile(r"HTTPS?ConnectionPool|urlopen error|couldn't connect to 'https?:|Hugging ?Face Hub|on the Hub\b|HF_HUB_OFFLINE|\b40[13] Client Error|gated repo|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|No API key|Unable to locate credentials|Could not connect to the endpoint URL", re.IGNORECASE)),
-    (Cause.OUT_OF_MEMORY, re.compile(r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of memory'|CU\w+_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus error)|bad_alloc|DefaultCPUAllocator", re.IGNORECASE)),
+    (Cause.SETUP, re.compile(r"EADDRINUSE|Address already in use|no kernel image is available|CUDA driver version is insufficient|Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available|not compiled with CUDA|forward compatibility was attempted|unsupported display driver|CUDA-capable device(\(s\) is/are|s are) busy|system not yet initialized|CUDA unknown error|Driver/library version mismatch|compiled with an unsupported toolchain|CUDNN_STATUS_\w*VERSION_MISMATCH|Failed to find C compiler|No module named|binary incompatibility|torch\.cuda\.is_available\(\) is False|doesn't have \w+ built in|CUDA Setup failed|requires at least one CUDA device|only supported with GPUs|only supports \w+ GPUs|compute capability \d[\d.]* or|Unable to load any of|Unable to find address for|ibv_\w+ failed with error Cannot allocate memory", re.IGNORECASE)),
+    (Cause.SETUP, re.compile(r"HTTPS?ConnectionPool|urlopen error|couldn't connect to 'https?:|Hugging ?Face Hub|on the Hub\b|HF_HUB_OFFLINE|\b(40[137] Client|5\d\d Server) Error|\(40[13]\)|StatusCode\.UNAVAILABLE|connecting to [\w.-]+:\d+|AccessDenied|gated repo|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|No API key|Unable to locate credentials|Could not connect to the endpoint URL", re.IGNORECASE)),
+    (Cause.OUT_OF_MEMORY, re.compile(r"(CUDA|HIP) out of memory|CUDA error: out of memory|Cuda failure \d* ?'out of memory'|CU\w+_ALLOC_FAILED|DataLoader worker .* killed by signal: (Killed|Bus error)|bad_alloc|DefaultCPUAllocator|memory allocation of \d+ bytes failed|Memory allocation still failed", re.IGNORECASE)),
     (Cause.OUT_OF_MEMORY, _SHARED_MEMORY),
+    (Cause.STORAGE, re.compile(r"unable to lock file")),
 )  # fmt: skip
 """Words that mean one thing, whatever the exception is called."""
 _MISUSE = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|\bDuplicate GPU detected")
@@ -105,8 +107,8 @@ _OWN_IMPORT = re.compile(
 _NOT_A_NUMBER = r"(`|\b)(nan|inf|infinity|non-?finite)\b"
 _WORDS = (
     (Cause.OUT_OF_MEMORY, re.compile(r"out of memory\b|can't allocate memory|cannot allocate memory", re.IGNORECASE)),
-    (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota exceeded|\bcould not be saved\b|Transport endpoint is not connected|disk is full|No usable temporary directory|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos|free disk space", re.IGNORECASE)),
-    (Cause.NON_FINITE, re.compile(rf"\b(loss|grad\w*|norm|logits?|weights?|outputs?|activations?|values?)\b.*(\b(is|was|are|became|has|contains?|invalid values:)\b|[=:])\W*((?:[a-z]+\W+){{0,2}}){_NOT_A_NUMBER}|{_NOT_A_NUMBER} (loss|grad\w*|values?|norm)|(is|are) (not finite|non-?finite)|probability tensor contains|cannot convert float (NaN|infinity)|loss scale already at minimum", re.IGNORECASE | re.DOTALL)),
+    (Cause.STORAGE, re.compile(r"No space left on device|Input/output error|Read-only file system|Stale file handle|Disk quota exceeded|\bcould not be saved\b|Transport endpoint is not connected|disk is full|No usable temporary directory|PytorchStreamWriter failed|file write failed|inline_container.*unexpected pos|free disk space|cannot (create|open|touch|move|remove) .*: Permission denied", re.IGNORECASE)),
+    (Cause.NON_FINITE, re.compile(rf"\b(loss|grad\w*|norm|logits?|weights?|outputs?|activations?|values?)\b.*(\b(is|was|are|became|has|contains?|invalid values:)\b|[=:])\W*((?:[a-z]+\W+){{0,2}}){_NOT_A_NUMBER}|{_NOT_A_NUMBER} (loss|grad\w*|values?|norm)|(is|are) (not finite|non-?finite)|\bNaNs?( values?)? (was |were )?(detected|found|encountered|in)\b|(detected|found|encountered|got) (a )?NaN|probability tensor contains|cannot convert float (NaN|infinity)|loss scale already at minimum", re.IGNORECASE | re.DOTALL)),
     (Cause.SETUP, re.compile(r"can't open file|No such file or directory: '[^']*\.py'|cannot open shared object file|version `GLIBC|undefined symbol|: command not found|^sh: \d+: .*: not found$|Too many open files|can't start new thread|Resource temporarily unavailable|name resolution|Name or service not known|Unable to JIT load|CUDA_HOME|Ninja is required", re.IGNORECASE | re.MULTILINE)),
     (Cause.SETUP, _NO_COMPILER),
 )  # fmt: skip
@@ -130,10 +132,10 @@ _BY_ERRNO = (
     (Cause.STORAGE, _numbers("ENOSPC", "EDQUOT", "EROFS", "EIO", "ESTALE", "EREMOTEIO", "EUCLEAN", "ENOLCK", "EBADMSG", "EFBIG", "EMLINK")),
     (Cause.SETUP, _numbers("EMFILE", "ENFILE", "EAGAIN", "ENOEXEC", "EADDRINUSE")),
 )
-_BY_ERRNO_OF_A_FILE = (
-    (Cause.STORAGE, _numbers("EACCES", "EPERM", "ENOTCONN", "ESHUTDOWN", "ETIMEDOUT", "EHOSTDOWN", "ENODATA", "ENXIO", "ENODEV", "ECONNRESET")),
+_OF_A_PATH = _numbers(
+    "ENOENT", "EEXIST", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP", "ENOTEMPTY", "EINVAL", "EBADF", "EXDEV", "ESPIPE", "ETXTBSY", "E2BIG",
 )  # fmt: skip
-"""What a volume's server or its rights say, where the error names a path; without one it is said of a connection."""
+"""What a script has wrong in a path or in its use. All other errors that name a path are the volume's, its server's or its rights'."""
 _BY_ERRNO_OF_A_CONNECTION = (
     (Cause.FABRIC, _numbers("ECONNRESET", "ECONNREFUSED", "ECONNABORTED", "EPIPE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "ENETDOWN", "ENOTCONN", "ESHUTDOWN")),
 )  # fmt: skip
@@ -257,8 +259,10 @@ def _by_errno(message: str) -> Cause | None:
     if match is None:
         return None
     number = int(match["python"] or match["rust"])
-    by_place = _BY_ERRNO_OF_A_FILE if match["path"] or match["rust"] else _BY_ERRNO_OF_A_CONNECTION
-    return next((cause for cause, numbers in (*_BY_ERRNO, *by_place) if number in numbers), None)
+    cause = next((cause for cause, numbers in _BY_ERRNO if number in numbers), None)
+    if cause is None and (match["path"] or match["rust"]):
+        return None if number in _OF_A_PATH else Cause.STORAGE
+    return cause or next((cause for cause, numbers in _BY_ERRNO_OF_A_CONNECTION if number in numbers), None)
 
 
 def _of_a_child(words: str) -> Cause | None:
