@@ -66,7 +66,7 @@ def test_the_page_of_a_running_job_says_what_it_does_and_what_restarts_cost() ->
 
 def test_restarts_say_how_many_of_them_count() -> None:
     page = "\n".join(describe(job(restarts=3, restartsCountTowardsMax=1, restartHistory=RUNNING["status"]["restartHistory"]), [], NOW))
-    assert "Restarts    3, 1 of them since the last new checkpoint, which restart.maxRestarts counts" in page
+    assert "Restarts    3; since the last new checkpoint 1 failure, of those that restart.maxRestarts counts" in page
 
 
 def test_what_a_script_is_at_is_left_out_where_it_does_not_say() -> None:
@@ -92,7 +92,9 @@ def test_the_page_says_what_the_fabric_is_what_the_time_went_into_and_where_rank
     page = list(describe(job(conditions=[verified], **status), [], NOW))
     assert "Fabric      RDMA, verified: IB on every rank" in page
     assert "Order       ranks follow the racks: nodes 0, 2, 1" in page
-    assert "Goodput     93% of the time that its pods were there was training" in page
+    assert "Goodput     93% of the time that its pods were there, up to its newest step, was training" in page
+    ended = [{"type": "Failed", "status": "True", "reason": "RanksFailed", "message": ""}]
+    assert "Goodput     93% of the time that its pods were there was training" in list(describe(job(conditions=ended, **status), [], NOW))
 
 
 def test_the_page_of_a_failed_job_has_its_first_failure_and_its_last_lines() -> None:

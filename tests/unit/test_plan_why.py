@@ -153,6 +153,12 @@ def test_every_place_a_job_can_be_in_has_its_answer(observed: Observed, state: s
     assert json.loads(json.dumps(answer.as_json()))["state"] == state
 
 
+def test_a_running_job_says_that_some_of_its_ranks_have_ended() -> None:
+    observed = running()
+    some = after(observed, reconcile(observed, report(ready=1), CONTEXT, NOW))
+    assert (asked(some).state, asked(some).summary) == ("Running", "1 of 2 ranks ready: all ranks run")
+
+
 def test_of_ranks_that_tell_no_step_it_is_said_how_to_ask_them() -> None:
     observed = settled(report(trainer=TrainerReport("Load")))
     silent_script = after(observed, reconcile(observed, report(trainer=TrainerReport("Load")), CONTEXT, NOW))

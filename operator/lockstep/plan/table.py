@@ -112,8 +112,9 @@ def _training(status: Object, now: float) -> Iterator[str]:
         yield f"Metrics     {metrics or 'none yet'}"
     if "goodput" in status:
         share = status["goodput"].get("percentage")
+        until = "" if status.get("stop") or any(is_true(status, end) for end in ("Complete", "Failed")) else ", up to its newest step,"
         yield "Goodput     " + (
-            "unknown: no step was reported" if share is None else f"{share}% of the time that its pods were there was training"
+            "unknown: no step was reported" if share is None else f"{share}% of the time that its pods were there{until} was training"
         )
     if commit:
         path = f", {commit['path']}" if "path" in commit else ""
@@ -141,8 +142,8 @@ def _restarts(status: Object) -> Iterator[str]:
     history = status.get("restartHistory", [])
     if not history:
         return
-    count = status.get("restartsCountTowardsMax", 0)
-    yield f"Restarts    {status.get('restarts', 0)}, {count} of them since the last new checkpoint, which restart.maxRestarts counts"
+    counted = number_of(status.get("restartsCountTowardsMax", 0), "failure")
+    yield f"Restarts    {status.get('restarts', 0)}; since the last new checkpoint {counted}, of those that restart.maxRestarts counts"
     for entry in history:
         down = entry.get("downtimeSeconds")
         cost = f"{number_of(entry['lostSteps'], 'step')} lost, " + ("not training again yet" if down is None else f"{duration(down)} down")

@@ -172,7 +172,11 @@ def _summary(state: Where, observed: Observed, conditions: dict[str, Object], no
         holding = holding_words(observed.status.get("placement") or {}, now)
         return "; ".join(filter(None, (waits_for(observed, now) or _message(conditions, "Progressing"), holding)))
     if state is Where.RUNNING:
-        return _progress(observed.status)
+        ready = conditions.get("RanksReady", {})
+        if ready.get("reason") != Reason.WAITING_FOR_RANKS:
+            return _progress(observed.status)
+        steps = _progress(observed.status) if "step" in observed.status.get("trainer", {}) else ""
+        return "; ".join(filter(None, (steps, ready["message"])))
     return _message(conditions, {Where.COMPLETE: "Complete", Where.FAILED: "Failed"}.get(state, "Progressing"))
 
 
