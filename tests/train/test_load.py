@@ -106,7 +106,7 @@ def test_what_a_cpu_unpacks_of_nf4_is_what_was_packed(ranks: ForkServer) -> None
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("limit", "node 1 has 1.0 MB of host memory, of which its 1 ranks hold "),
+        ("limit", "node 1 has 1.0 MB of host memory, of which its rank holds "),
         ("pages", "MB of host memory for the copy that saves are written from: CUDA can't pin it (error 2); raise "),
     ],
 )

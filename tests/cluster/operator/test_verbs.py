@@ -68,7 +68,7 @@ def test_a_job_is_stopped_and_goes_on(jobs: Jobs, running: str) -> None:
 def test_a_new_number_of_nodes_reaches_the_spec(jobs: Jobs, running: str) -> None:
     assert "has 2 nodes already" in lockstep(jobs, "scale", running, "--nodes", "2").stdout
     told = lockstep(jobs, "scale", running, "--nodes", "1")
-    assert "2 → 1 nodes" in told.stdout, told.stderr
+    assert "2 → 1 node;" in told.stdout, told.stderr
     assert jobs.job(running)["spec"]["nodes"] == 1
 
 

@@ -49,8 +49,9 @@ def shortage(needs: Sequence[Need]) -> str | None:
         limits = [need.limit_bytes for need in mine if need.limit_bytes is not None]
         held, copies = sum(need.held_bytes for need in mine), sum(need.copy_bytes for need in mine)
         if limits and held + copies > min(limits):
+            whose = f"{len(mine)} ranks hold" if len(mine) > 1 else "rank holds"
             return (
-                f"node {node} has {gigabytes(min(limits))} of host memory, of which its {len(mine)} ranks hold {gigabytes(held)}, and the copies that "
+                f"node {node} has {gigabytes(min(limits))} of host memory, of which its {whose} {gigabytes(held)}, and the copies that "
                 f"saves are written from need {gigabytes(copies)} more; {REMEDY}"
             )
     return None
