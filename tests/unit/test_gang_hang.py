@@ -9,6 +9,7 @@ import pytest
 
 from lockstep_gang.contract import Cause, RestartPolicy, State, Timeouts
 from lockstep_gang.contract.messages import Activity, Beat, Checkpoint, Dumped, Error, RankReport, RankState, Start, Step, Stop, StopMode
+from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import excused
 from unit.gang_story import Story, all_stopped, hello, started
@@ -192,9 +193,15 @@ GAVE_UP = ("RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:84] Timed out wa
 
 @pytest.mark.parametrize(("waits", "rank"), [(True, None), (False, 0)])
 def test_the_one_rank_that_has_not_given_up_is_named_unless_it_waits_like_the_others(waits: bool, rank: int | None) -> None:
-    story = dumped(scripted().exits(1, 1, last_lines=GAVE_UP), 0, at="step (train.py:7)", waits_for_others=waits)
+    story = scripted().exits(1, 1, last_lines=GAVE_UP).waits(SEEK_SECONDS)
+    story = dumped(story, 0, at="step (train.py:7)", waits_for_others=waits)
     found = failure(story)
     assert (found.cause, found.rank) == (Cause.HANG, rank)
+
+
+def test_who_gave_up_waiting_for_a_rank_that_then_fails_is_not_named() -> None:
+    story = scripted().exits(1, 1, last_lines=GAVE_UP).waits(SEEK_SECONDS / 2).exits(0, 1, last_lines=("ValueError: boom",))
+    assert (failure(story).rank, story.gang.failure.cause) == (0, Cause.USER_CODE)
 
 
 def test_who_gave_up_waiting_for_a_rank_that_was_done_is_not_named() -> None:

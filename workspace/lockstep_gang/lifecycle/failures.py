@@ -94,9 +94,13 @@ def seeking(gang: Gang, run: Run, now: float) -> Gang:
     gang = replace(gang, examined=len(gang.ranks.ended), seeks_until=gang.seeks_until or now + SEEK_SECONDS)
     failed = [index for index in new if not _is_done(gang.ranks[index]) or silent_success(gang, run, index)]
     over = gang.lost or gang.nodes.away or lasting(gang) or len(gang.ranks.ended) == len(gang.ranks)
-    if over or any(not _blame(_rank_failure(run, index, gang.ranks[index], silent_success(gang, run, index)), gang) for index in failed):
+    if over or any(_has_own_cause(gang, run, index) for index in failed):
         return replace(gang, seeks_until=min(gang.seeks_until, now))
     return gang
+
+
+def _has_own_cause(gang: Gang, run: Run, index: int) -> bool:
+    return not _blame(_rank_failure(run, index, gang.ranks[index], silent_success(gang, run, index)), gang, run)
 
 
 def _is_done(rank: Rank) -> bool:
@@ -126,7 +130,7 @@ def _most_telling(gang: Gang, run: Run) -> tuple[int, Failure | None]:
             if isinstance(who, LostNode)
             else _rank_failure(run, who, gang.ranks[who], silent_success(gang, run, who))
         )
-        blame = 0 if isinstance(who, LostNode) else _blame(failure, gang)
+        blame = 0 if isinstance(who, LostNode) else _blame(failure, gang, run)
         if blame < best[0]:
             best = blame, failure
         if blame == 0:
@@ -144,7 +148,7 @@ def _raised_before_it_was_stopped(gang: Gang, run: Run) -> Failure | None:
         rank = gang.ranks[index]
         if rank.exit is not None and rank.exit.ordered and raised_in(rank.exit.fresh_lines) is not None:
             failure = _rank_failure(run, index, rank, silent=False)
-            if not _blame(failure, gang):
+            if not _blame(failure, gang, run):
                 return failure
     return None
 
@@ -182,11 +186,16 @@ def _node_failure(gang: Gang, run: Run, lost: LostNode) -> Failure:
     return Failure(message=text, node=lost.node, cause=Cause.NODE_LOST)
 
 
-def _blame(failure: Failure, gang: Gang) -> int:
-    """0: it has a cause of its own; 1: its way to a peer broke; 2: it lost a peer. By NCCL's log, else by what it raised, else by its last words."""
+def _blame(failure: Failure, gang: Gang, run: Run) -> int:
+    """0: it has a cause of its own; 1: its way to a peer broke, or a script gave up waiting for one; 2: it lost a peer.
+
+    By NCCL's log, else by what it raised, else by its last words. The trainer's ranks have looked for themselves who keeps them waiting.
+    """
     kind = fault_kind(failure, gang.fabric)
     if kind is not None:
         return list(FaultKind).index(kind)
+    if failure.cause is Cause.HANG and run.training is None:
+        return 1
     if failure.cause is Cause.FABRIC:
         return 2
     if failure.cause not in _LOST_A_PEER_BY_WORDS:
