@@ -54,7 +54,6 @@ PYTHON = {
 }
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are Python 3.11")
 @pytest.mark.parametrize("case", PYTHON)
 def test_what_python_writes_of_an_exception_is_read(case: str) -> None:
     code, raised = PYTHON[case]
