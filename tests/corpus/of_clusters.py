@@ -370,7 +370,7 @@ CLUSTER_FAULTS = (
     ClusterFault("key-deleted", "somebody deletes the Secret with the agents' key", _of("", "", "", state="Running"), act=_key_is_gone, seconds=20.0),
     ClusterFault("no-operator", "the operator is away", _of("", "operator", "lockstep doctor", state="Running"), act=_no_operator, after=_operator_again, seconds=120.0),
     ClusterFault("small-mtu", "large packets get lost between two pods", _of("Hang", BOTH_WAIT, "stacks"), PATIENT, TALKS, act=_no_large_packets, seconds=90.0),
-    ClusterFault("closed-ports", "a firewall lets only the coordinator's port through", _of("Hang", "network between|connect", "network|stacks"), {"hangTimeouts": {"startSeconds": 30}}, TALKS, meanwhile=_only_agents_talk, seconds=150.0),
+    ClusterFault("closed-ports", "a firewall lets only the coordinator's port through", _of("Fabric", "can't reach node", "firewalls", node=0), {}, TALKS, meanwhile=_only_agents_talk, seconds=150.0),
     ClusterFault("no-config-map", "a ConfigMap of podTemplate.volumes is missing", _waits("VolumeNotMounted", "none-such", "kubectl create configmap none-such"), {"podTemplate": {"volumes": [{"name": "script", "mountPath": "/scripts", "configMap": {"name": "none-such"}}]}}, seconds=90.0),
     ClusterFault("no-pull-secret", "a Secret of imagePullSecrets is missing", _waits("ImagePullFailed", "none-such", "kubectl create secret docker-registry none-such"), {"image": NO_IMAGE, "imagePullSecrets": [{"name": "none-such"}]}, seconds=90.0),
     ClusterFault("limit-range", "a LimitRange allows less memory than a pod asks for", _waits("PodsRefused", "LimitRange|maximum memory", "limitrange|LimitRange|resources"), before=_both(_cluster_like_local(_much_memory), _made({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}})), after=_both(_delete("LimitRange", "small"), _no_such_cluster)),
@@ -383,7 +383,7 @@ CLUSTER_FAULTS = (
     ClusterFault("labels", "somebody takes a pod's labels away", _waits("PodsNotCreated", "labels-1", "--show-labels"), ONCE, act=_labels_gone, seconds=120.0),
     ClusterFault("template", "somebody changes the StatefulSet's template", _of("", "", "", state="Running"), ONCE, act=_template_changed, seconds=30.0),
     ClusterFault("other-selector", "somebody changes the Service's selector", _of("", "", "", state="Running"), ONCE, act=_other_selector, seconds=30.0),
-    ClusterFault("finalizer", "a finalizer keeps a deleted pod", _waits("PodNotEnded", "example.com/keeps", "finalizers"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
+    ClusterFault("finalizer", "a finalizer keeps a deleted pod", _of("NodeLost", "example.com/keeps", "finalizers", node=1, state="Restarting"), ONCE, act=_finalizer, after=_no_finalizer, seconds=120.0),
     ClusterFault("cluster-deleted", "the job's TrainingCluster is deleted while it runs", _of("ClusterNotFound", "TrainingCluster|spec.cluster", "lockstep deploy", state="Running"), act=_no_such_cluster, before=_cluster_like_local(lambda _: None), seconds=60.0),
     ClusterFault("rank-killed", "somebody kills a rank", _of("Killed", "SIGKILL", "who sent it", rank=1, node=1), act=_kill_rank),
 )  # fmt: skip

@@ -76,6 +76,18 @@ def test_a_job_that_runs_on_without_its_cluster_says_that_it_could_not_start_ane
     assert answer.next[0].command == "lockstep clusters"
 
 
+def test_what_keeps_a_restart_from_its_pods_is_said_and_not_only_that_it_restarts() -> None:
+    missing = [
+        {"name": "trainer", "image": "i:1", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown: not found"}}}
+    ]
+    observed = settled(report())
+    observed = replace(observed, pods=(pod(0), pod(1, status={"phase": "Pending", "containerStatuses": missing})))
+    answer = asked(after(observed, reconcile(observed, report(State.BACKING_OFF, ready=0, failure=FAILURE), CONTEXT, NOW)))
+    assert (answer.state, "image i:1 of container trainer" in answer.summary) == ("Restarting", True)
+    assert answer.next[0].command.startswith("kubectl patch tj x -n ns")
+    assert "ValueError" in answer.first_cause
+
+
 def test_where_nobody_keeps_the_status_up_to_date_doctor_comes_first() -> None:
     unheard = Unheard("2026-01-01T00:00:00Z", "no operator has led")
     assert why(gets_on(), (), NOW, unheard=unheard).next[0].command == "lockstep doctor -n ns"

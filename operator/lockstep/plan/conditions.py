@@ -230,7 +230,7 @@ def progressing(view: View, scheduled: Fact, ready: Fact, restarting: Fact) -> F
         return Fact(UNKNOWN, Reason.NO_REPORT, f"node 0 has not reported for more than {SILENT_SECONDS:.0f} s; its pod runs{why}")
     if view.report is not None and view.report.unheard:
         return Fact(UNKNOWN, Reason.NODE_NOT_HEARD, view.report.unheard)
-    if restarting.status is TRUE:
+    if restarting.status is TRUE and ready.reason in (Reason.ALL_RANKS_READY, Reason.READY, *_ON_ITS_WAY):
         return Fact(TRUE, Reason.RESTARTING, restarting.message)
     if ready.status is not TRUE and ready.reason != Reason.READY:
         return _without_all_ranks(view, ready)

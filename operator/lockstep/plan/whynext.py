@@ -60,7 +60,7 @@ def _remedies(observed: Observed, state: str, message: str) -> Iterator[Step]:
     """What its conditions ask for: of the one that keeps it from running first."""
     accepted, progressing = condition(observed.status, "Accepted"), condition(observed.status, "Progressing")
     healthy = condition(observed.status, "NodesHealthy")
-    if state in ("Waiting", "NodeNotHeard"):
+    if state in ("Waiting", "NodeNotHeard") or (state == "Restarting" and progressing.get("status") == "False"):
         yield from _remedy(observed, progressing, message)
     if accepted.get("status") == "False" or accepted.get("reason") == Reason.CHANGE_PENDING:
         yield from _remedy(observed, accepted, message if state == "Refused" else "")
