@@ -107,6 +107,10 @@ def test_an_admin_of_a_namespace_needs_no_other_right_to_run_an_operator_and_job
         try:
             said = mine("deploy", str(own_file), "--namespace-only")
             assert f"operator     ready, in namespace {namespace}" in said and "ml-dev-env   ready: " in said
+            elsewhere = tmp_path / "elsewhere"
+            elsewhere.write_text(person.read_text().replace(default_layout().gateway, "127.0.0.1"))
+            refused = lockstep("delete", "ml-dev-env", "--yes", *here, kubeconfig=elsewhere)
+            assert refused[0] != 0 and f"cluster mine was deployed to {default_layout().server} from this checkout" in refused[2]
             mine("deploy", str(own_file), "--diff")
             assert "ml-dev-env-0: " in mine("sync", "ml-dev-env", *here)
             assert "[rank 0] Step 16/16" in mine("run", "--job", "ml-dev-env", *here, "train_multi_node.py", "--epochs", "1")

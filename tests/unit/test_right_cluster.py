@@ -74,6 +74,22 @@ def test_a_verb_asks_nothing_of_another_cluster_than_the_one_it_was_told(
     assert f"your kubeconfig talks to {wrong.url}, but cluster other is at {OTHER_HOST} (cluster.api in its file)" in told.out + told.err
 
 
+@pytest.mark.parametrize("name", TOLD)
+def test_a_cluster_whose_file_does_not_say_where_it_is_stays_where_it_was_deployed(
+    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with write_cluster_file(tmp_path, "other").open("a") as file:
+        file.write("image: trainer:1\n")
+    deployed.remember_server("other", f"https://{OTHER_HOST}:6443")
+    words = ["other.yaml" if word in ("local", "gpus.yaml") else word for word in arguments(name, tmp_path)]
+    words += [] if "other.yaml" in words else ["other.yaml"]
+    code = run(monkeypatch, words)
+    told = capsys.readouterr()
+    assert wrong.asked == []
+    assert code != 0
+    assert f"your kubeconfig talks to {wrong.url}, but cluster other was deployed to https://{OTHER_HOST}:6443" in told.out + told.err
+
+
 @pytest.mark.parametrize("name", BY_DEFAULT)
 def test_the_cluster_deployed_last_is_meant_whatever_the_kubeconfig_says_since(
     name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 FOLDER = "deploy"
 FORCED = "forced"
+PLACES = "servers"
+"""Where a cluster whose file states no cluster.api was deployed to."""
 LAST = "cluster"
 """Which cluster is meant where none is named, here and in the Makefile: the one that was deployed last."""
 
@@ -129,6 +131,25 @@ def was_forced(cluster: str, server: str) -> bool:
         return False
 
 
+def remember_server(cluster: str, server: str) -> None:
+    """Where a cluster is whose file doesn't say so: its verbs are kept to this API server until it is deployed to another."""
+    from lockstep.cli.paths import state_folder
+
+    path = state_folder() / PLACES / cluster
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{server}\n", encoding="utf-8")
+
+
+def server_of(cluster: str) -> str | None:
+    """Where this checkout has deployed a cluster whose file doesn't say where it is."""
+    from lockstep.cli.paths import state_folder
+
+    try:
+        return (state_folder() / PLACES / cluster).read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError, ConfigError):
+        return None
+
+
 def deployed_last() -> str | None:
     """The cluster that was deployed last, as long as clusters/ has its file. None: none was, or this is no checkout."""
     from lockstep.cli.paths import checkout, state_folder
@@ -145,6 +166,7 @@ def forget(cluster: str) -> None:
     """A cluster that is gone is nobody's default."""
     from lockstep.cli.paths import state_folder
 
-    (state_folder() / FORCED / cluster).unlink(missing_ok=True)
+    for folder in (FORCED, PLACES):
+        (state_folder() / folder / cluster).unlink(missing_ok=True)
     if deployed_last() == cluster:
         (state_folder() / LAST).unlink(missing_ok=True)

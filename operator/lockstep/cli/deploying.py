@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
-from lockstep.cli.deployed import tell_end, tell_left
+from lockstep.cli.deployed import remember_server, tell_end, tell_left
 from lockstep.cli.progress import Progress
+from lockstep.cli.target import EMBEDDED
 
 if TYPE_CHECKING:
     from lockstep.cli.deploy import Deployment
@@ -39,6 +40,8 @@ async def carry_out(plan: Deployment, context: str | None, dev: bool, seconds: f
             up = up and (not dev or await _start_dev_environment(connection, plan, progress, seconds))
     tell_left(plan, sent)
     complete = up and sent.is_complete and narrow
+    if complete and not plan.cluster.cluster.api and plan.cluster.cluster.name != EMBEDDED:
+        remember_server(plan.cluster.cluster.name, connection.server)
     tell_end(plan, dev=dev, complete=complete)
     return complete
 

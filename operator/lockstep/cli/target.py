@@ -96,7 +96,7 @@ class ClusterAim:
 
     def check(self, server: str, context: str | None) -> None:
         """Raises OtherCluster."""
-        from lockstep.cli.deployed import was_forced
+        from lockstep.cli.deployed import server_of, was_forced
         from lockstep.devcluster.layout import default_layout
 
         if not self.promised:
@@ -111,6 +111,10 @@ class ClusterAim:
             return
         if self.name == EMBEDDED and context is None and embedded.kubeconfig.exists():
             place = f"your kubeconfig talks to {server}, but cluster local is the embedded one at {embedded.server} (unset KUBECONFIG)"
+            raise OtherCluster(_refusal(place, self.name, server, context))
+        known = server_of(self.name)
+        if known is not None and known != server:
+            place = f"your kubeconfig talks to {server}, but cluster {self.name} was deployed to {known} from this checkout, and its file states no cluster.api"
             raise OtherCluster(_refusal(place, self.name, server, context))
         if cluster_at(server, self.name):
             place = f"your kubeconfig talks to {server}, but you named cluster {self.name}"
