@@ -273,7 +273,7 @@ def _node_for(pod: dict[str, Any]) -> str:
     return free[int(pod["metadata"]["name"].rpartition("-")[2]) % len(free)]
 
 
-_COUNTED = re.compile(r"\d+ pods are still there")
+_COUNTED = re.compile(r"\d+ pods? (is|are) still there")
 """As many as there are at the moment when it is told."""
 
 
