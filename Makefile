@@ -125,7 +125,7 @@ test-train: setup ## real ranks over gloo, no root
 test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) -n 2 tests/faults
 
-test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take a quarter of an hour; root
+test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take half an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/test_corpus.py
 
 soak: cluster-programs ## hundreds of hostile objects on a real API server, and what else takes minutes; by hand
@@ -135,8 +135,8 @@ test-operator-faults: cluster-programs ## the operator killed before and after e
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: cluster-programs ## a real API server and real pods; root
-	@$(PYTEST) -n auto -m "not alone and not corpus" tests/cluster
-	@$(PYTEST) -m alone tests/cluster
+	@$(PYTEST) -n auto -m "not alone and not corpus and not soak" tests/cluster
+	@$(PYTEST) -m "alone and not corpus and not soak" tests/cluster
 
 drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
 	@$(PYTEST) tests/cluster/operator/test_drills.py tests/cluster/operator/test_lost_node.py tests/faults/test_operator_faults.py
