@@ -125,7 +125,7 @@ test-train: setup ## real ranks over gloo, no root
 test-faults: cluster-programs ## power cut at every step of a save, on a disk in a file; the operator killed at every write; root
 	@$(PYTEST) -n 2 tests/faults
 
-test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take half an hour; root
+test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/test_corpus.py
 
 soak: cluster-programs ## hundreds of hostile objects on a real API server, and what else takes minutes; by hand
