@@ -16,7 +16,8 @@ NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def ending_like_ctrl_c() -> Iterator[list[int]]:
-    """The signals that came meanwhile: none, or the one that ended the verb. One that this process was started to ignore (`nohup`) stays ignored."""
+    """The signals that came meanwhile: none, or the one that ended the verb, after which no other changes how the process ends. One that this
+    process was started to ignore (`nohup`) stays ignored."""
     received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -40,7 +41,7 @@ def ending_like_ctrl_c() -> Iterator[list[int]]:
         yield received
     finally:
         for number in changed:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN if received else signal.SIG_DFL)
 
 
 def _leave_terminal() -> None:
