@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lockstep_gang.agent import processes
 from lockstep_gang.contract import JobIdentity, RestartPolicy, WhenDone, run_text
 from unit.gang_cases import Gang, gang, gone, now
 
@@ -80,6 +82,18 @@ def test_a_failed_rank_is_named_and_every_rank_is_dead_within_two_seconds(agents
     assert (failure["rank"], failure["node"], failure["exitCode"], failure["exception"]) == (1, 1, 1, "ValueError")
     assert failure["lastLines"][-1] == "ValueError: boom"
     assert "rank 1 | ValueError: boom" in agents.log(0)  # said in node 0's log though rank 1 is elsewhere
+
+
+def test_a_descendant_that_is_just_starting_another_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of exec a process has no environment, and a moment later its marker."""
+    monkeypatch.setattr(processes, "LOOKS", 5000)
+    begins = ["sh", "-c", "sleep 0.2; LOCKSTEP_TEST_STRAY=here exec sleep 60"]
+    with subprocess.Popen(begins, env={}, start_new_session=True) as stray:
+        try:
+            processes.kill_strays("LOCKSTEP_TEST_STRAY=here")
+            assert stray.wait(5) == -signal.SIGKILL
+        finally:
+            stray.kill()
 
 
 def test_grandchildren_of_ranks_die_with_the_attempt_even_in_a_session_of_their_own(agents: Gang) -> None:

@@ -9,10 +9,13 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+LOOKS, LOOK_SECONDS = 10, 0.01
+"""At processes that are about to have an environment; some have none for ever."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -117,9 +120,23 @@ def send(pid: int, number: signal.Signals) -> None:
 
 def kill_strays(variable: str) -> None:
     """SIGKILL every process with `variable` (NAME=value) in its environment: descendants of ranks that left their session."""
-    marker = variable.encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        if int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if marker in (folder / "environ").read_bytes().split(b"\0"):
-                    send(int(folder.name), signal.SIGKILL)
+    unknown = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if int(folder.name) != os.getpid()]
+    for _ in range(LOOKS):
+        unknown = [pid for pid in unknown if not _has_been_seen(pid, variable.encode())]
+        if not unknown:
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def _has_been_seen(pid: int, marker: bytes) -> bool:
+    """False: it is between two programs (exec), when its environment is empty. Killed if it has the marker."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        if not environment:
+            Path(f"/proc/{pid}/exe").readlink()  # raises for a zombie and for the kernel's own
+            return False
+    except OSError:
+        return True
+    if marker in environment.split(b"\0"):
+        send(pid, signal.SIGKILL)
+    return True
