@@ -114,38 +114,37 @@ def remember(cluster: str) -> None:
 
 def remember_forced(cluster: str, server: str) -> None:
     """Take this API server for the cluster's from now on, though its file names another: a deployment was forced there."""
-    from lockstep.cli.paths import state_folder
-
-    path = state_folder() / FORCED / cluster
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{server}\n", encoding="utf-8")
+    _write_server(FORCED, cluster, server)
 
 
 def was_forced(cluster: str, server: str) -> bool:
     """Whether a deployment of this cluster was forced to this API server from this checkout."""
-    from lockstep.cli.paths import state_folder
-
-    try:
-        return (state_folder() / FORCED / cluster).read_text(encoding="utf-8").strip() == server
-    except (OSError, ValueError, ConfigError):
-        return False
+    return _read_server(FORCED, cluster) == server
 
 
 def remember_server(cluster: str, server: str) -> None:
     """Where a cluster is whose file doesn't say so: its verbs are kept to this API server until it is deployed to another."""
-    from lockstep.cli.paths import state_folder
-
-    path = state_folder() / PLACES / cluster
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{server}\n", encoding="utf-8")
+    _write_server(PLACES, cluster, server)
 
 
 def server_of(cluster: str) -> str | None:
     """Where this checkout has deployed a cluster whose file doesn't say where it is."""
+    return _read_server(PLACES, cluster)
+
+
+def _write_server(folder: str, cluster: str, server: str) -> None:
+    from lockstep.cli.paths import state_folder
+
+    path = state_folder() / folder / cluster
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{server}\n", encoding="utf-8")
+
+
+def _read_server(folder: str, cluster: str) -> str | None:
     from lockstep.cli.paths import state_folder
 
     try:
-        return (state_folder() / PLACES / cluster).read_text(encoding="utf-8").strip() or None
+        return (state_folder() / folder / cluster).read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError, ConfigError):
         return None
 
