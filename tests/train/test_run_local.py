@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ if os.environ.get("FAIL") == os.environ["RANK"]:
     raise ValueError("boom")
 dist.barrier()
 dist.destroy_process_group()
+"""
+FAILS_TWICE = """
+import os, time
+if os.environ["RANK"] == "0":
+    print("begins at", time.time(), flush=True)
+    raise SystemExit(os.environ["LOCKSTEP_ATTEMPT"] < "3")
 """
 PATIENT = """
 import os, signal, sys
@@ -133,6 +140,17 @@ def test_a_script_of_torch_runs_on_two_nodes_as_it_would_under_torchrun(folder: 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "[rank 0] sum 3.0 of 2" in ended.stdout
     assert folder.end()["state"] == "Complete"
+
+
+def test_the_first_restart_follows_at_once_and_the_second_after_the_backoff(folder: Folder) -> None:
+    backoff = 8
+    folder.job(FAILS_TWICE, restart={"maxRestarts": 2, "backoffSeconds": backoff})
+    ended = folder.run()
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    begun = [float(line.split()[-1]) for line in ended.stdout.splitlines() if "[rank 0] begins at " in line]
+    first, second = (again - before for before, again in pairwise(begun))
+    assert first < backoff / 2
+    assert second >= backoff
 
 
 def test_the_failing_rank_of_a_collective_is_named_and_not_its_peer(folder: Folder) -> None:

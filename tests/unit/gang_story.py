@@ -20,7 +20,7 @@ from lockstep_gang.contract.messages import (
     rank_report_to_json,
 )
 from lockstep_gang.lifecycle.decide import Decision, decide
-from lockstep_gang.lifecycle.gang import Gang, Phase, new_gang
+from lockstep_gang.lifecycle.gang import Budget, Gang, Phase, new_gang
 from lockstep_gang.lifecycle.observe import closed, observe
 from lockstep_gang.lifecycle.summary import summarise
 from unit.gang_cases import make_run
@@ -92,6 +92,13 @@ def started(attempt: int = 1, **changes: Any) -> Story:
         story.hears(node, hello(node, known=attempt - 1))
     for node in range(story.run.nodes):
         story.hears(node, Started(attempt))
+    return story
+
+
+def failed_before(story: Story) -> Story:
+    """Since the newest commit, so that the next failure is followed by a backoff."""
+    committed = story.gang.checkpoint.step if story.gang.checkpoint is not None else 0
+    story.gang = replace(story.gang, budget=Budget(failures=1, counted=1, committed_step=committed))
     return story
 
 

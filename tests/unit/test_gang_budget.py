@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from lockstep_gang.contract import Cause, CheckpointReport, RestartPolicy, State
+from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, RankState, Start, Started, Step, Stopped
+from lockstep_gang.lifecycle.budget import may_start_at, stamp
 from lockstep_gang.lifecycle.causes import rank_cause
+from lockstep_gang.lifecycle.gang import Budget, Phase, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, resumed
 from lockstep_gang.lifecycle.tracebacks import Raised
 from unit.gang_cases import make_run
-from unit.gang_story import Story, all_stopped, hello, started
+from unit.gang_story import Story, all_stopped, failed_before, hello, started
 
 CASES = [
     (True, 76, None, None, "", Cause.HANG),
@@ -83,7 +87,7 @@ def failing(story: Story, said: str = "ValueError: no", rank: int = 1) -> Story:
 
 
 def test_a_failure_says_its_cause_the_step_before_it_and_what_it_costs() -> None:
-    story = started(restart=RestartPolicy(3, 10)).reports(0, Step(0, 40), Checkpoint(0, 40, "/c"), Step(0, 47))
+    story = failed_before(started(restart=RestartPolicy(3, 10)).reports(0, Step(0, 40), Checkpoint(0, 40, "/c"), Step(0, 47)))
     failing(story)
     assert (story.report.failure.cause, story.report.failure.step, story.report.failure.rank) == (Cause.USER_CODE, 47, 1)
     (cost,) = story.report.history
@@ -96,16 +100,49 @@ def test_the_first_step_after_a_restart_ends_the_downtime() -> None:
     assert [cost.downtime_seconds for cost in story.report.history] == [13]
 
 
-def test_a_new_commit_fills_the_budget_and_ends_the_backoff_s_growth() -> None:
+def test_a_new_commit_fills_the_budget_and_ends_the_backoff() -> None:
     story = started(restart=RestartPolicy(1, 10))
     for step in (10, 20, 30):
-        story.reports(0, Step(0, step), Checkpoint(0, step, "/c"))
+        story.reports(0, Step(0, step), Checkpoint(0, step, "/c")).waits(10)
         failing(story)
-        assert (story.report.state, story.report.restarts_counted) == (State.BACKING_OFF, 1)
-        started_again(story.waits(10))
+        assert (story.report.state, story.report.restarts_counted) == (State.STARTING, 1)
+        started_again(story)
     assert (story.report.restarts, story.report.state) == (3, State.RUNNING)
     failing(story, "ValueError: another")
     assert (story.report.state, story.report.restarts_counted) == (State.FAILED, 2)
+
+
+def test_a_job_that_fails_right_after_each_of_its_commits_starts_again_once_in_a_backoff() -> None:
+    story = started(restart=RestartPolicy(1, 10))
+    begun = [story.gang.began_at]
+    for step in range(1, 6):
+        story.waits(1).reports(0, Step(0, step), Checkpoint(0, step, "/c")).waits(1)
+        failing(story)
+        while story.gang.attempt == step:
+            story.waits(0.5)
+        begun.append(story.gang.began_at)
+        started_again(story)
+    assert [later - earlier for earlier, later in pairwise(begun)] == [2, 10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(("ran", "failures", "wait"), [(0, 2, 10), (4, 2, 6), (10, 2, 0), (3600, 2, 0), (-3600, 2, 10), (0, 1, 0)])
+def test_a_failure_after_a_commit_waits_for_what_its_attempt_left_of_a_backoff(ran: int, failures: int, wait: int) -> None:
+    """The clock of the machine where it began may be ahead of this one's: nobody waits longer for that."""
+    now, budget = 10_000.0, Budget(failures=failures, counted=1, committed_step=5)
+    history = (Restart(1, stamp(now), Failure("no"), 0),) * failures
+    run = make_run(restart=RestartPolicy(3, 10))
+    assert may_start_at(replace(new_gang(run), began_at=now - ran, budget=budget, history=history), run, now) == now + wait
+
+
+def test_another_coordinator_backs_off_after_the_second_failure_too() -> None:
+    story = started(restart=RestartPolicy(3, 10))
+    records = begun_records([], story.gang, story.run, "2026-01-01T00:00:00Z")
+    records = closed_records(records, "Failed", failing(story).gang)
+    records = begun_records(records, story.gang, story.run, "2026-01-01T00:00:00Z")
+    records = closed_records(records, "Failed", failing(started_again(story), "ValueError: other").gang)
+    again = Story(story.run, resumed(story.run, records, None, story.now)).hears(0, hello(0)).hears(1, hello(1))
+    assert (again.gang.phase, again.waits(9.9).orders) == (Phase.WAITING, [])
+    assert [order.attempt for _, order in again.waits(0.1).orders if isinstance(order, Start)] == [3, 3]
 
 
 def test_the_same_error_of_the_user_s_code_at_the_same_step_is_final() -> None:
@@ -154,7 +191,7 @@ def test_budget_and_history_outlive_the_coordinator() -> None:
         story.report.checkpoint,
         Cause.USER_CODE,
     )
-    again.hears(0, hello(0)).hears(1, hello(1)).waits(10)
+    again.hears(0, hello(0)).hears(1, hello(1))
     assert [order.attempt for _, order in again.orders if isinstance(order, Start)] == [2, 2]
     assert failing(started_again(again), "ValueError: other").report.state is State.FAILED
 

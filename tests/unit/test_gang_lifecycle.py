@@ -28,13 +28,13 @@ from lockstep_gang.contract.messages import (
     StopMode,
     Stopped,
 )
-from lockstep_gang.lifecycle.decide import backoff_seconds
+from lockstep_gang.lifecycle.budget import backoff_seconds
 from lockstep_gang.lifecycle.failures import SEEK_SECONDS
 from lockstep_gang.lifecycle.gang import Budget, Phase
 from lockstep_gang.lifecycle.history import AttemptRecord, end_record, resumed
 from lockstep_gang.lifecycle.tracebacks import raised_in
 from unit.gang_cases import make_run
-from unit.gang_story import Story, all_stopped, hello, started
+from unit.gang_story import Story, all_stopped, failed_before, hello, started
 
 
 def killed(rank: int) -> dict[str, Any]:
@@ -206,17 +206,23 @@ def test_a_rank_ended_by_a_signal_is_named_with_it() -> None:
     assert (story.report.failure.signal, story.report.message) == ("SIGSEGV", "rank 0 on node 0 was ended by SIGSEGV")
 
 
-def test_a_failure_is_followed_by_another_attempt_after_the_backoff() -> None:
+def test_the_first_failure_is_followed_by_another_attempt_at_once() -> None:
     story = started(restart=RestartPolicy(1, 10)).exits(1, 1).hears(0, Stopped(1)).hears(1, Stopped(1))
-    assert (story.report.state, story.report.restarts, story.wake_at) == (State.BACKING_OFF, 0, 1005.0)
-    assert story.waits(9).orders == []
-    story.waits(1)
     assert story.orders == [(node, Start(2, 1, "127.0.0.1", 29501)) for node in (0, 1)]
     assert (story.report.restarts, story.report.failure, story.records) == (1, None, ["begin", "Failed", "begin"])
 
 
+def test_a_second_failure_without_a_commit_is_followed_by_another_attempt_after_the_backoff() -> None:
+    story = failed_before(started(restart=RestartPolicy(2, 10))).exits(1, 1).hears(0, Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.state, story.report.restarts, story.wake_at) == (State.BACKING_OFF, 0, 1005.0)
+    assert story.waits(9).orders == []
+    story.waits(1)
+    assert story.orders == [(node, Start(2, 2, "127.0.0.1", 29501)) for node in (0, 1)]
+    assert (story.report.restarts, story.report.failure, story.records) == (2, None, ["begin", "Failed", "begin"])
+
+
 def test_the_backoff_counts_from_the_failure_and_not_from_the_end_of_the_last_rank() -> None:
-    story = started(restart=RestartPolicy(1, 10)).exits(1, 1).waits(4).hears(0, Stopped(1)).hears(1, Stopped(1))
+    story = failed_before(started(restart=RestartPolicy(2, 10))).exits(1, 1).waits(4).hears(0, Stopped(1)).hears(1, Stopped(1))
     assert story.waits(5.9).orders == []
     assert [type(order) for _, order in story.waits(0.1).orders] == [Start, Start]
 
@@ -246,16 +252,16 @@ def test_a_wrong_configuration_is_not_tried_again() -> None:
 
 
 def test_the_same_code_of_a_user_s_script_means_nothing_in_particular() -> None:
-    story = started(restart=RestartPolicy(5, 10)).exits(0, 78).hears(0, Stopped(1)).hears(1, Stopped(1))
+    story = failed_before(started(restart=RestartPolicy(5, 10))).exits(0, 78).hears(0, Stopped(1)).hears(1, Stopped(1))
     assert story.report.state is State.BACKING_OFF
 
 
-@pytest.mark.parametrize(("failures", "seconds"), [(1, 10), (2, 20), (3, 40), (6, 300), (1000, 300)])
-def test_the_backoff_doubles_up_to_five_minutes(failures: int, seconds: int) -> None:
+@pytest.mark.parametrize(("failures", "seconds"), [(0, 0), (1, 0), (2, 10), (3, 20), (4, 40), (7, 300), (1000, 300)])
+def test_the_backoff_begins_with_the_second_failure_and_doubles_up_to_five_minutes(failures: int, seconds: int) -> None:
     assert backoff_seconds(make_run(restart=RestartPolicy(1000, 10)), failures) == seconds
 
 
-@pytest.mark.parametrize("failures", [1, 2, 1000])
+@pytest.mark.parametrize("failures", [2, 3, 1000])
 def test_who_asks_for_a_longer_backoff_than_that_gets_it(failures: int) -> None:
     assert backoff_seconds(make_run(restart=RestartPolicy(1000, 900)), failures) == 900
 
@@ -302,12 +308,13 @@ def stopped_itself(code: int | None = None) -> RankState:
 
 
 def test_a_node_that_heard_nothing_and_stopped_its_ranks_is_lost_though_it_is_back_in_time() -> None:
-    story = started(restart=RestartPolicy(3, 10)).loses(1).waits(3).hears(1, hello(1, known=1, ranks=(stopped_itself(),)))
+    story = failed_before(started(restart=RestartPolicy(3, 10)))
+    story.loses(1).waits(3).hears(1, hello(1, known=1, ranks=(stopped_itself(),)))
     assert (story.gang.phase, story.gang.stop_reason) == (Phase.STOPPING, UNHEARD)
     story.exits(**killed(0)).hears(0, Stopped(1))
     failure = story.report.failure
     assert (story.report.state, failure.message, failure.cause, failure.node) == (State.BACKING_OFF, UNHEARD, Cause.NODE_LOST, 1)
-    assert (story.report.restarts_counted, story.report.history[0].counts) == (1, True)
+    assert (story.report.restarts_counted, story.report.history[0].counts) == (2, True)
     assert {order.attempt for _, order in story.waits(10).orders if isinstance(order, Start)} == {2}
 
 
@@ -321,16 +328,16 @@ def test_ranks_that_are_stopped_without_an_order_are_a_loss_whenever_that_is_hea
 
 
 def test_a_node_that_stopped_its_ranks_unheard_is_named_and_not_the_ranks_that_lost_them() -> None:
-    story = started(restart=RestartPolicy(3, 10)).loses(1).exits(0, 1, last_lines=LOST_PEER)
+    story = failed_before(started(restart=RestartPolicy(3, 10))).loses(1).exits(0, 1, last_lines=LOST_PEER)
     story.hears(1, hello(1, known=1, ranks=(stopped_itself(),))).hears(0, Stopped(1))
     assert (story.report.failure.message, story.report.failure.rank) == (UNHEARD, None)
 
 
 def test_every_node_that_was_frozen_and_stopped_its_ranks_is_one_failure() -> None:
-    story = started(restart=RestartPolicy(3, 10))
+    story = failed_before(started(restart=RestartPolicy(3, 10)))
     for node in (0, 1):
         story.exits(**killed(node)).hears(node, Stopped(1))
-    assert (story.report.state, story.report.restarts_counted) == (State.BACKING_OFF, 1)
+    assert (story.report.state, story.report.restarts_counted) == (State.BACKING_OFF, 2)
 
 
 def test_a_node_that_was_told_to_go_while_it_was_away_saves_and_is_not_lost() -> None:

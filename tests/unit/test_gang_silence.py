@@ -160,6 +160,5 @@ def test_the_next_attempt_begins_without_what_was_not_heard_in_the_last() -> Non
     story = given_up(silent(training(limit=600).waits(8)).waits(23)).waits(6)
     ended(story, 0)
     story.hears(1, hello(1, known=1))
-    story.waits(10)
     assert any(isinstance(order, Start) for _, order in story.orders)
     assert not story.gang.silences or all(silence.until for silence in story.gang.silences)

@@ -15,7 +15,7 @@ from lockstep_gang.coordinator import coordinator
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.telling import telling
 from unit.gang_cases import KEY
-from unit.gang_story import Story, all_stopped, hello, started
+from unit.gang_story import Story, all_stopped, failed_before, hello, started
 
 TRAINING: dict[str, Any] = {"training": {}}
 
@@ -130,7 +130,7 @@ def test_a_script_that_reports_its_commits_is_judged_by_them() -> None:
 
 
 def test_a_stop_between_two_attempts_costs_nothing_more_and_is_told_once() -> None:
-    story = training(step=43, commit=40, restart=replace(started().run.restart, max_restarts=3, backoff_seconds=60))
+    story = failed_before(training(step=43, commit=40, restart=replace(started().run.restart, max_restarts=3, backoff_seconds=60)))
     story.exits(1, 1)
     all_stopped(story)
     assert (story.report.state, story.report.stop) == (State.BACKING_OFF, None)

@@ -16,7 +16,7 @@ from lockstep_gang.contract.messages import Dumped, Exited, Leaving, RankExit, R
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.hang import excused
 from unit.gang_cases import gang
-from unit.gang_story import Story, hello, started
+from unit.gang_story import Story, failed_before, hello, started
 
 NOTE = (
     "node 1 could not end rank 1; its process can't be interrupted (state D, in the kernel's nfs_wait): a device or a volume"
@@ -28,7 +28,7 @@ STATE = Dumped(1, 1, state="D", kernel_function="nfs_wait")
 def stopping(**changes: Any) -> Story:
     """Rank 0 has failed, and rank 1 doesn't end."""
     values: dict[str, Any] = {"restart": RestartPolicy(3, 10), "timeouts": Timeouts(start_seconds=600)}
-    story = started(**values | changes).exits(0, 1, last_lines=("ValueError: no",)).hears(0, Stopped(1))
+    story = failed_before(started(**values | changes)).exits(0, 1, last_lines=("ValueError: no",)).hears(0, Stopped(1))
     return story.waits(5).hears(1, STATE)
 
 

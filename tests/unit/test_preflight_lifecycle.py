@@ -13,7 +13,7 @@ from lockstep_gang.contract.preflight import Check, Checked, Looked, Measured, M
 from lockstep_gang.lifecycle.gang import Phase
 from lockstep_gang.lifecycle.preflight import PATIENCE_SECONDS, neighbours
 from unit.gang_cases import make_run
-from unit.gang_story import Story, all_stopped, hello
+from unit.gang_story import Story, all_stopped, failed_before, hello
 
 LOOKED = Looked(port=4000, versions={"python": "3", "torch": "2"})
 FAST = AllReduce(10**9)
@@ -209,7 +209,7 @@ def test_of_many_nodes_each_meets_a_few_and_is_met_by_as_many() -> None:
 
 def test_after_a_failure_it_is_made_within_the_backoff_and_not_at_its_beginning() -> None:
     """So that it adds nothing to the time without training, and tells how nodes are by then."""
-    story = looked_and_met(begun(restart=RestartPolicy(1, 60)))
+    story = failed_before(looked_and_met(begun(restart=RestartPolicy(2, 60))))
     story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
     assert (story.report.message.startswith("attempt 2 starts soon"), asked(story.waits(54))) == (True, {})
     assert told_stages(story.waits(1)) == {Stage.LOOK}
@@ -218,8 +218,15 @@ def test_after_a_failure_it_is_made_within_the_backoff_and_not_at_its_beginning(
     assert [type(order) for _, order in story.waits(5).orders] == [Start, Start]
 
 
-def test_one_that_fails_within_the_backoff_delays_the_start() -> None:
+def test_a_restart_that_does_not_wait_begins_with_it() -> None:
     story = looked_and_met(begun(restart=RestartPolicy(1, 60)))
+    story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.message.startswith("attempt 2 starts soon"), told_stages(story)) == (True, {Stage.LOOK})
+    assert [type(order) for _, order in looked_and_met(story).orders] == [Start, Start]
+
+
+def test_one_that_fails_within_the_backoff_delays_the_start() -> None:
+    story = failed_before(looked_and_met(begun(restart=RestartPolicy(2, 60))))
     story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
     answers(answers(story.waits(55), looked=LOOKED), met=Met({"1": "refused"}))
     assert story.report.message.startswith("preflight failed, it is made again soon")

@@ -75,7 +75,7 @@ class Restart(Model):
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts without a new checkpoint between them until the job fails; 0: the first failure is final. The same error of a script at the same step, twice, is final too."""
     backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = 10
-    """Wait before the first restart; doubled for each further one without a new checkpoint, up to 300, or to this where it is more."""
+    """Wait before the second restart without a new checkpoint between them; doubled for each further one, up to 300, or to this where it is more. The first one doesn't wait; in a job that had failed before, its attempt begins at least this long after the one before began."""
     hold_on_failure_seconds: Annotated[int, Field(ge=0, le=604800)] = 0
     """How long the pods, and their GPUs, stay after the final failure, for `kubectl exec`; 0: they go at once. Condition Held says until when. May be changed at any time. Has no effect without the operator."""
     lost_node_seconds: Annotated[int | None, Field(ge=0, le=86400)] = None

@@ -98,9 +98,23 @@ def is_spent(budget: Budget, run: Run) -> bool:
 
 
 def backoff_seconds(run: Run, failures: int) -> float:
-    """The wait after so many failures since the last new commit: doubled each time up to a bound, which never makes it less than what was asked for."""
-    doubled: int = run.restart.backoff_seconds * 2 ** min(max(0, failures - 1), 16)
+    """The wait after so many failures since the last new commit: none after the first, then doubled each time up to a bound, which never makes it
+    less than what was asked for."""
+    if failures <= 1:
+        return 0.0
+    doubled: int = run.restart.backoff_seconds * 2 ** min(failures - 2, 16)
     return float(min(doubled, max(BACKOFF_MAX_SECONDS, run.restart.backoff_seconds)))
+
+
+def may_start_at(gang: Gang, run: Run, failed_at: float) -> float:
+    """When the attempt after a failure that is charged already may begin.
+
+    Commits end the wait, and a job may fail after each of them: unless its failure is the job's first, an attempt is followed by another one
+    `backoffSeconds` after its own beginning at the earliest. That may be of another machine's clock, so it adds no more than that.
+    """
+    is_first = len(gang.history) <= 1
+    spaced = 0.0 if is_first else min(gang.began_at, failed_at) + run.restart.backoff_seconds
+    return max(failed_at + backoff_seconds(run, gang.budget.counted), spaced)
 
 
 def training_again(gang: Gang, now: float) -> Gang:

@@ -14,7 +14,7 @@ from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle import preflight, session, unended
-from lockstep_gang.lifecycle.budget import asked_to_go, backoff_seconds, charged, is_repeated, is_spent
+from lockstep_gang.lifecycle.budget import asked_to_go, charged, is_repeated, is_spent, may_start_at
 from lockstep_gang.lifecycle.fabric import begun, refusal, settled
 from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
 from lockstep_gang.lifecycle.failures import first_failure, is_final, seeking
@@ -111,7 +111,7 @@ def _start(gang: Gang, run: Run, now: float) -> Decision:
     attempt = max(gang.attempt, gang.known_attempt) + 1
     ranks = Ranks((Rank(),) * run.world_size)
     fresh = replace(gang, phase=Phase.ACTIVE, attempt=attempt, known_attempt=attempt, restarts=gang.budget.failures, ranks=ranks)
-    fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now), in_time_until=math.inf)
+    fresh = replace(fresh, preflight=preflight.used(gang.preflight), fabric=begun(run, now), began_at=now, in_time_until=math.inf)
     fresh = session.begun(fresh)
     return Decision(
         replace(
@@ -232,7 +232,7 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
     failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
     if final or (is_spent(failed.budget, run) and not is_doubted(failed, run, now)):
         return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
-    return Decision(replace(failed, not_before=gang.stop_began + backoff_seconds(run, failed.budget.counted)), close="Failed")
+    return Decision(replace(failed, not_before=may_start_at(failed, run, gang.stop_began)), close="Failed")
 
 
 def _ended(gang: Gang, state: State, message: str) -> Decision:

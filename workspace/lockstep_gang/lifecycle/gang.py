@@ -175,7 +175,7 @@ class Budget:
     failures: int = 0
     """All, since the job began."""
     counted: int = 0
-    """Since the last new commit: these count toward maxRestarts, and the backoff grows with them."""
+    """Since the last new commit: these count toward maxRestarts, and the backoff begins and grows with them."""
     committed_step: int = 0
     """The newest commit at the last failure."""
 
@@ -189,6 +189,8 @@ class Gang:
     phase: Phase = Phase.WAITING
     attempt: int = 0
     """The newest attempt of this job; the next is one more than any that was ever heard of."""
+    began_at: float = 0.0
+    """When the newest attempt began, Unix time; 0: none has, or nobody knows."""
     known_attempt: int = 0
     budget: Budget = field(default_factory=Budget)
     restarts: int = 0

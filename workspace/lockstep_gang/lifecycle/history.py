@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.budget import TOLD_TO_END, backoff_seconds, charged, stamp
+from lockstep_gang.lifecycle.budget import TOLD_TO_END, charged, may_start_at, stamp
 from lockstep_gang.lifecycle.gang import Budget, Ending, Gang, Phase, new_gang
 
 END_FORMAT = "lockstep-end/1"
@@ -128,6 +129,7 @@ def resumed(
         gang = replace(
             gang,
             attempt=own[-1].attempt,
+            began_at=_time(own[-1].started),
             restarts=own[-1].restarts,
             budget=own[-1].budget,
             checkpoint=_newest_commit(own, commit),
@@ -142,10 +144,18 @@ def resumed(
     if not own or own[-1].outcome == "Stopped":
         return replace(gang, facts=replace(gang.facts, left=tuple(_node_0_left(last, now, alive_at) for last in own[-1:])))
     if own[-1].outcome is not None and own[-1].restart is not None:  # its end was recorded in full
-        return replace(gang, failure=own[-1].restart.failure, not_before=now + backoff_seconds(run, gang.budget.counted))
+        return replace(gang, failure=own[-1].restart.failure, not_before=may_start_at(gang, run, now))
     text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
     gang = charged(replace(gang, worked_at=alive_at), Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
-    return replace(gang, not_before=now + backoff_seconds(run, gang.budget.counted))
+    return replace(gang, not_before=may_start_at(gang, run, now))
+
+
+def _time(stamped: str) -> float:
+    """0: it is none."""
+    try:
+        return datetime.fromisoformat(stamped.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _node_0_left(last: AttemptRecord, now: float, alive_at: float) -> Restart:

@@ -40,7 +40,8 @@ RETRY_SECONDS = (2.0, 30.0)
 PATIENCE_SECONDS = 120.0
 """How long it is made again."""
 BEFORE_SECONDS = 5.0
-"""So long before the end of a backoff it begins, in order not to add to it; later than at its beginning, so that it tells how nodes are now."""
+"""So long before the end of a backoff it begins, in order not to add to it; later than at its beginning, so that it tells how nodes are now. A restart
+that doesn't wait begins with it."""
 FINDINGS_MAX = 20
 _FULL_MESH = 16
 _NETWORK_CAUSES = ("Fabric", "NodeLost", "Preempted", "Hang")
