@@ -14,6 +14,8 @@ import yaml
 
 from lockstep_gang.contract import printable
 
+FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""A safe one, and ten times as fast where PyYAML was built with it."""
 NUMBER = re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][-+]?\d+)?$|^0[xob][0-9a-fA-F_]+$")
 """Plain scalars that YAML 1.1 or YAML 1.2 parsers read as numbers."""
 
@@ -41,6 +43,16 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(y|Y|n|N)$"), list("yYnN"))
 _Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def load_yaml(text: str) -> Any:
+    """What the one document says. Raises yaml.YAMLError. For files of ours, and where mistakes are explained by others (`yamlnodes`)."""
+    return yaml.load(text, FastLoader)  # noqa: S506 (a safe loader)
+
+
+def load_all_yaml(text: str) -> list[Any]:
+    """What each document says. Raises yaml.YAMLError."""
+    return list(yaml.load_all(text, FastLoader))
 
 
 def dump_yaml(document: Any) -> str:

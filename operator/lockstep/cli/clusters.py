@@ -63,10 +63,12 @@ def peek(name_or_path: str, folder: Path) -> tuple[str, str, str | None] | None:
     """
     import yaml
 
+    from lockstep.api.yamltext import load_yaml
+
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
     path = Path(name_or_path) if is_path else folder / f"{name_or_path}.yaml"
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))["cluster"]
+        found = load_yaml(path.read_text(encoding="utf-8"))["cluster"]
         name, namespace, api = found["name"], found["namespace"], found.get("api")
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return None

@@ -80,7 +80,7 @@ def _of_files(files: list[Path], cluster: str | None, namespace: str | None, con
     for inputs in read_all(files, cluster, namespace, unnamed=lambda: unnamed_cluster(context)):
         inputs.aim()
         use_embedded_cluster(inputs.cluster.cluster.name, context)
-        target, name = Target(connect(context), inputs.namespace, inputs.cluster), inputs.job.metadata.name
+        target, name = Target(connect(context), inputs.namespace, inputs.cluster.cluster.name), inputs.job.metadata.name
         job = get_job(target.client, inputs.namespace, name)
         if job is None:
             raise ConfigError(f"{inputs.source}: {no_such_job(target, name)}")

@@ -80,7 +80,7 @@ async def _examine(found: ClusterFile, namespace: str, context: str | None) -> l
 
 
 def _definitions(folder: Path) -> dict[str, dict[str, object]]:
-    import yaml
+    from lockstep.api.yamltext import load_yaml
 
-    found = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
+    found = [load_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
     return {crd["metadata"]["name"]: crd for crd in found}

@@ -48,4 +48,9 @@ def _no_pod(found: Found, pod: str) -> str:
 
 def _nodes(found: Found) -> int:
     """0: not known yet."""
-    return int(found.job["spec"].get("nodes") or found.target.cluster.profile.spec.gpus.default_nodes)
+    stated = found.job["spec"].get("nodes")
+    if stated:
+        return int(stated)
+    from lockstep.cli.target import load
+
+    return load(found.target.cluster).profile.spec.gpus.default_nodes

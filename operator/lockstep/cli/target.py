@@ -25,11 +25,12 @@ class OtherCluster(ConfigError):
 
 @dataclass(frozen=True)
 class Target:
-    """A connection, the namespace, and the cluster file that says so."""
+    """A connection, and the namespace of the cluster file."""
 
     client: Client
     namespace: str
-    cluster: ClusterFile
+    cluster: str
+    """As it was named: a cluster of clusters/, or the path of a file."""
 
 
 def load(cluster: str) -> ClusterFile:
@@ -188,16 +189,15 @@ def _is_embedded(kubeconfig: str) -> bool:
 
 
 def target_of(cluster: str, namespace: str | None, context: str | None) -> Target:
-    """The cluster file `cluster` and a connection to the cluster of the kubeconfig."""
+    """A connection to the cluster of the kubeconfig, and the namespace that is meant there."""
     from lockstep.platforms.kubernetes.client import connect
 
-    found = load(cluster)
-    chosen = _namespace(found.cluster.name, found.cluster.namespace, namespace, context)
-    return Target(connect(context), chosen, found)
+    chosen = namespace_of(cluster, namespace, context)
+    return Target(connect(context), chosen, cluster)
 
 
 def namespace_of(cluster: str, namespace: str | None, context: str | None) -> str:
-    """Which namespace is meant, for a verb that connects by itself (`Cluster.connect`)."""
+    """Which namespace is meant on a cluster. Its models are imported only where its file needs explaining."""
     from lockstep.cli.clusters import peek
     from lockstep.cli.paths import checkout
 

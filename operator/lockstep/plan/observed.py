@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.api import names
-from lockstep.plan.layers import Notice
-from lockstep_gang.contract import Report
+
+if TYPE_CHECKING:  # (of the models, whose import takes as long as a small verb does)
+    from lockstep.plan.layers import Notice
+    from lockstep_gang.contract import Report
 
 Object = dict[str, Any]
 DEPTH_MAX = 64

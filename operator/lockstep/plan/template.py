@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from functools import cache, lru_cache
 from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from lockstep.api.yamltext import load_yaml
 
 MARK = "\ue000value "
 """A character of private use: no template has it."""
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
 _values: ContextVar[list[object]] = ContextVar("values")
 
 
@@ -35,7 +35,7 @@ def _environment() -> Environment:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+    return load_yaml(text)
 
 
 def fill(template: str, **values: object) -> dict[str, Any]:

@@ -1,63 +1,75 @@
 """What the control plane, the coordinator, agents and ranks say to each other. The only part of the gang that `lockstep` imports."""
 
-from lockstep_gang.contract.codec import ContractError, from_json, to_json
-from lockstep_gang.contract.fabric import DegradedPolicy, DifferingRanks, FabricAsked, FabricReason, FabricReport, Verified, are_whole_names
-from lockstep_gang.contract.goodput import Goodput, Loss, Spent
-from lockstep_gang.contract.interactive import Idleness, Interactive, InteractiveReport
-from lockstep_gang.contract.preflight import (
-    PREFLIGHT_RESULT,
-    AllReduce,
-    Bandwidth,
-    Expected,
-    ExpectedPath,
-    ExpectedRdma,
-    Finding,
-    Kind,
-    PreflightReport,
-    Severity,
-)
-from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
-from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
-from lockstep_gang.contract.report import (
-    CLAIM_BYTES_MAX,
-    JOB_HEADER,
-    REPORT_BYTES_MAX,
-    REPORT_FORMAT,
-    SIGNATURE_HEADER,
-    Cause,
-    CheckpointReport,
-    FailedSaves,
-    Failure,
-    Metric,
-    NodeReport,
-    RankCount,
-    Report,
-    Restart,
-    State,
-    Straggler,
-    TrainerReport,
-    claimed_job,
-    job_header,
-    parse_report,
-    report_body,
-    report_bytes_max,
-)
-from lockstep_gang.contract.run import (
-    POD_IPS,
-    RUN_FORMAT,
-    JobIdentity,
-    ReportTarget,
-    RestartPolicy,
-    Run,
-    Storage,
-    WhenDone,
-    parse_run,
-    run_text,
-)
-from lockstep_gang.contract.stop import Save, StopReport
-from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
-from lockstep_gang.contract.text import cleaned, json_escaped, number_of, printable, printable_line
-from lockstep_gang.contract.timeouts import Timeouts
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # each part is imported when something of it is asked for: most verbs need nothing but `printable_line`
+    from lockstep_gang.contract.codec import ContractError, from_json, to_json
+    from lockstep_gang.contract.fabric import (
+        DegradedPolicy,
+        DifferingRanks,
+        FabricAsked,
+        FabricReason,
+        FabricReport,
+        Verified,
+        are_whole_names,
+    )
+    from lockstep_gang.contract.goodput import Goodput, Loss, Spent
+    from lockstep_gang.contract.interactive import Idleness, Interactive, InteractiveReport
+    from lockstep_gang.contract.preflight import (
+        PREFLIGHT_RESULT,
+        AllReduce,
+        Bandwidth,
+        Expected,
+        ExpectedPath,
+        ExpectedRdma,
+        Finding,
+        Kind,
+        PreflightReport,
+        Severity,
+    )
+    from lockstep_gang.contract.proof import ProofError, is_report_signature, parse_key, report_signature
+    from lockstep_gang.contract.reply import Fact, FactType, Reply, parse_reply, reply_json
+    from lockstep_gang.contract.report import (
+        CLAIM_BYTES_MAX,
+        JOB_HEADER,
+        REPORT_BYTES_MAX,
+        REPORT_FORMAT,
+        SIGNATURE_HEADER,
+        Cause,
+        CheckpointReport,
+        FailedSaves,
+        Failure,
+        Metric,
+        NodeReport,
+        RankCount,
+        Report,
+        Restart,
+        State,
+        Straggler,
+        TrainerReport,
+        claimed_job,
+        job_header,
+        parse_report,
+        report_body,
+        report_bytes_max,
+    )
+    from lockstep_gang.contract.run import (
+        POD_IPS,
+        RUN_FORMAT,
+        JobIdentity,
+        ReportTarget,
+        RestartPolicy,
+        Run,
+        Storage,
+        WhenDone,
+        parse_run,
+        run_text,
+    )
+    from lockstep_gang.contract.stop import Save, StopReport
+    from lockstep_gang.contract.sweep import PROBE, PROBED, SWEEP, SWEEP_DONE, SWEEP_POINT
+    from lockstep_gang.contract.text import cleaned, json_escaped, number_of, printable, printable_line
+    from lockstep_gang.contract.timeouts import Timeouts
 
 __all__ = [
     "CLAIM_BYTES_MAX",
@@ -141,3 +153,15 @@ __all__ = [
     "run_text",
     "to_json",
 ]
+
+_PARTS = ("text", "sweep", "codec", "timeouts", "stop", "goodput", "fabric", "interactive", "preflight", "proof", "reply", "run", "report")
+"""In which names are looked for, those that import no other part first."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for part in _PARTS:
+            found = vars(import_module(f"{__name__}.{part}"))
+            if name in found:
+                return globals().setdefault(name, found[name])
+    raise AttributeError(f"module {__name__} has no attribute {name}")

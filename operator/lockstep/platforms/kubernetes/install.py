@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
-import yaml
-
 from lockstep.api.cluster import ClusterVolume, Platform, TrainingCluster
 from lockstep.api.errors import Failed
 from lockstep.api.names import (
@@ -18,6 +16,7 @@ from lockstep.api.names import (
     LABEL_NAME,
     OPERATOR_NAMESPACE,
 )
+from lockstep.api.yamltext import load_all_yaml, load_yaml
 from lockstep.plan.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
 from lockstep.plan.fabric import Transport
 from lockstep.plan.openshift_images import operator_reference, puller
@@ -48,7 +47,7 @@ class InstallError(Failed):
 
 def kustomized(folder: Path) -> list[Object]:
     """The objects of a kustomization that only lists resources, in its order."""
-    listed = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    listed = load_yaml((folder / "kustomization.yaml").read_text(encoding="utf-8"))
     found: list[Object] = []
     for name in listed["resources"]:
         path = folder / name
@@ -57,7 +56,7 @@ def kustomized(folder: Path) -> list[Object]:
 
 
 def _read(path: Path) -> list[Object]:
-    return [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
+    return [item for item in load_all_yaml(path.read_text(encoding="utf-8")) if item]
 
 
 def operator_objects(

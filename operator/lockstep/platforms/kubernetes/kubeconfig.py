@@ -24,6 +24,7 @@ from urllib.parse import quote, urlsplit
 import yaml
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.yamltext import FastLoader
 from lockstep.plan.proxy import proxy_of
 from lockstep.platforms.kubernetes.loginprogram import LoginProgram
 
@@ -34,7 +35,6 @@ PROXIES = ("http", "https")
 """Schemes of proxies that aiohttp can speak to."""
 _HEADER_NAME = "!#$%&'*+-.^_`|~"
 """What a header's name may hold besides letters and digits (RFC 9110, token)."""
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FILE_BYTES_MAX = 8 << 20
 DEPTH_MAX = 64
 VALUES_MAX = 200_000
@@ -250,7 +250,7 @@ def _loaded(path: Path) -> Any:
         raise ConfigError(f"{path} is no kubeconfig: it has more than {FILE_BYTES_MAX >> 20} MiB")
     text = data.decode("utf-8")
     _check_size(text, path)
-    return yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
+    return yaml.load(text, FastLoader)  # noqa: S506 (a safe loader)
 
 
 def _check_size(text: str, path: Path) -> None:
@@ -258,7 +258,7 @@ def _check_size(text: str, path: Path) -> None:
     sizes: dict[str, int] = {}
     open_ones: list[tuple[str | None, int]] = []
     size = 0
-    for event in yaml.parse(text, _Loader):
+    for event in yaml.parse(text, FastLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             open_ones.append((event.anchor, size))
         elif isinstance(event, yaml.CollectionEndEvent):
