@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-corpus soak test-cluster drills lint format manifests lock sbom audit
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-corpus soak test-cluster drills bench-peers lint format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -140,6 +140,9 @@ test-cluster: cluster-programs ## a real API server and real pods; root
 
 drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
 	@$(PYTEST) tests/cluster/operator/test_drills.py tests/cluster/operator/test_lost_node.py tests/faults/test_operator_faults.py
+
+bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, more than half an hour (ARGS=--quick: minutes); root
+	@$(BIN)/python tests/bench/peers.py $(ARGS)
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo && $(BIN)/python scripts/generate.py all --check

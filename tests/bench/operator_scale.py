@@ -41,6 +41,7 @@ import aiohttp
 from control_plane import control_plane
 from counting_proxy import CountingProxy
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_AUDIENCE
+from lockstep.devcluster.processes import TIED
 from lockstep.platforms.kubernetes.cluster import MERGE, ApiError, Cluster
 from lockstep.platforms.kubernetes.kinds import KINDS, path_of
 from lockstep_gang.contract import (
@@ -100,7 +101,7 @@ class OperatorUnderTest:
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "lockstep.platforms.kubernetes.replica"]
+        command = [*TIED, sys.executable, "-m", "lockstep.platforms.kubernetes.replica"]
         return subprocess.Popen(command, env=self._environment, stdout=self._log, stderr=self._log)
 
     async def revive(self) -> None:

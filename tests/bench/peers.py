@@ -1,0 +1,91 @@
+""".venv/bin/python tests/bench/peers.py --json (make bench-peers): Lockstep, JobSet and Kubeflow Trainer side by side, as they ship, on this machine. Root.
+
+Both peers are built from their Go modules, once; webhooks are on. Two tables, and Lockstep's goals with what was measured for them:
+
+Without nodes (peers_controlplane.py): real etcd, API server and controller manager. One job after the other, the systems in turns, all controllers running:
+apply → first pod, → all pods   from before the POST of a job until a watch sees its pods
+writes          by the API server's audit log, to the job's namespace, until nothing more is written; own: by the system's controllers, else by the controller manager
+own CPU, API server's           of the processes in that time, a job
+A burst of jobs of two nodes from eight clients, each system by itself:
+PSS             of the system's controllers with so many jobs whose pods exist; of Trainer, JobSet's with it
+jobs/s          until all pods of the burst exist; CPU until nothing more is written
+
+`--quick` takes a few minutes and says roughly the same; `--only sizes` measures a part.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path[0] = __file__.rsplit("/", 2)[0]  # tests/ has what it stands on
+
+import argparse
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from bench.operator_scale import say
+from bench.peers_controlplane import measure_bursts, measure_sizes
+from bench.peers_figures import Object, goals, tables
+from bench.peers_install import PEERS, build
+from lockstep.devcluster.layout import cache_root
+
+PARTS = ("sizes", "burst")
+
+
+def sizes(text: str) -> list[tuple[int, int]]:
+    """2:40,16:30 as [(2, 40), (16, 30)]."""
+    return [(int(nodes), int(runs)) for nodes, _, runs in (item.partition(":") for item in text.split(",") if item)]
+
+
+def numbers(text: str) -> list[int]:
+    return sorted(map(int, filter(None, text.split(","))))
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=sizes, help="nodes:runs of each system, separated by commas (2:40,16:30,64:30)")
+    parser.add_argument("--burst", type=numbers, help="how many jobs there are after each burst, separated by commas (200,1000)")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="measure only these parts")
+    parser.add_argument("--faults", action=argparse.BooleanOptionalAction, default=True, help="real pods on an embedded cluster, too")
+    parser.add_argument("--quick", action="store_true", help="few runs: minutes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    given.sizes = given.sizes if given.sizes is not None else sizes("2:8,16:5,64:4" if given.quick else "2:40,16:30,64:30")
+    given.burst = given.burst if given.burst is not None else numbers("200" if given.quick else "200,1000")
+    return given
+
+
+def measure(given: argparse.Namespace) -> Object:
+    built = build(cache_root(), say)
+    result: Object = {
+        "began": time.strftime("%F %T"),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "versions": {peer.name: peer.version for peer in PEERS},
+    }
+    if "sizes" in given.only and given.sizes:
+        result["sizes"] = measure_sizes(built, given.sizes)
+    if "burst" in given.only and given.burst:
+        result["burst"] = measure_bursts(built, given.burst)
+    return result
+
+
+def main() -> None:
+    given = options()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # everything that was started is ended then, too
+    result = measure(given)
+    result["goals"] = [vars(goal) for goal in goals(result)]
+    if given.json:
+        print(json.dumps(result, indent=1))
+        return
+    print(tables(result))
+    print("\n" + "\n".join(map(str, goals(result))))
+
+
+if __name__ == "__main__":
+    main()
