@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
@@ -18,6 +18,7 @@ class FakeCluster:
     def __init__(self, *objects: Object, on_create: Callable[[Object], None] = lambda item: None) -> None:
         self.objects = {(item["kind"], item["metadata"]["name"]): item for item in objects}
         self.on_create = on_create
+        self.on_watch: Callable[[], Awaitable[Object]] | None = None
         self.refused: dict[str, ApiError] = {}
         """kind → what reading it is refused with."""
 
@@ -49,6 +50,11 @@ class FakeCluster:
 
     async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
         self.objects.pop((kind, name), None)
+
+    async def watch(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> AsyncIterator[Object]:
+        """Ends at once, as where it is refused, unless `on_watch` says what happens then."""
+        if self.on_watch is not None:
+            yield await self.on_watch()
 
     async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         for line in ():

@@ -146,6 +146,19 @@ def test_a_refused_reader_is_told_with_what_helps(message: str, said: str) -> No
         shown(cluster)
 
 
+def test_a_reader_is_used_as_soon_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 3600.0)
+    cluster = FakeCluster(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"))
+
+    async def begins() -> Object:
+        (pod,) = [item for (kind, _), item in cluster.objects.items() if kind == "Pod"]
+        starts(pod)
+        return pod
+
+    cluster.on_watch = begins
+    assert "reader" in shown(cluster).pod
+
+
 def test_who_may_not_look_at_claims_may_still_have_a_reader() -> None:
     cluster = FakeCluster(stateful_set("PerPod"), on_create=starts)
     cluster.refused["PersistentVolumeClaim"] = ApiError(403, "Forbidden", "no")

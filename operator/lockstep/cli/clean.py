@@ -14,10 +14,10 @@ from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, as_deployed, planned
 from lockstep.cli.deployed import forget
 from lockstep.cli.progress import Progress
-from lockstep.plan.scope import Scope, scope_of
 from lockstep.platforms.output import put
 
 if TYPE_CHECKING:
+    from lockstep.plan.scope import Scope
     from lockstep.platforms.kubernetes.cluster import Cluster
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
@@ -261,6 +261,7 @@ async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, An
 
 async def _rollback(context: str | None, home: str, yes: bool) -> None:
     from lockstep.plan.deploy import called
+    from lockstep.plan.scope import Scope, scope_of
     from lockstep.platforms.kubernetes.cluster import Cluster
     from lockstep.platforms.kubernetes.install import until_ready
     from lockstep.platforms.kubernetes.record import read_record, write_record

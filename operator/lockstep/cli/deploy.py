@@ -13,13 +13,14 @@ import typer
 
 from lockstep.api.errors import ConfigError
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAMESPACE
-from lockstep.plan.scope import Scope
+from lockstep.cli.progress import waiting
 from lockstep.platforms.output import put, put_text, tell
 
 if TYPE_CHECKING:
     from lockstep.api.cluster import TrainingCluster
     from lockstep.api.clusterfile import ClusterFile
     from lockstep.plan.lint.finding import Finding
+    from lockstep.plan.scope import Scope
 
 OPERATOR_IMAGE = "lockstep-operator:0.1.0"  # as images/operator/Containerfile is built; a cluster may know it under another name
 
@@ -145,10 +146,13 @@ def deploy(
     if dry_run:
         from lockstep.api.yamltext import dump_all_yaml
 
-        plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
+        with waiting("rendering every object"):
+            plan = planned(cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=chosen_scope(namespaces, namespace_only))
+            text = dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])])
         warn_of(plan)
-        return put_text(dump_all_yaml([*plan.objects, *([_dev_environment(plan)] if dev else [])]))
-    plan = _checked(cluster, mode, context, image, force, monitoring, chosen_scope(namespaces, namespace_only))
+        return put_text(text)
+    with waiting(f"looking at what is deployed on {cluster}"):
+        plan = _checked(cluster, mode, context, image, force, monitoring, chosen_scope(namespaces, namespace_only))
     warn_of(plan)
     if diff:
         from lockstep.cli.diff import diff_deployment
@@ -203,6 +207,8 @@ def chosen_scope(namespaces: str | None, namespace_only: bool | None) -> Chosen:
 
 def scope_in(chosen: Chosen, namespace: str) -> Scope:
     """`namespace`: the cluster file's. Raises ConfigError where jobs of that would have no operator."""
+    from lockstep.plan.scope import Scope
+
     if chosen == "own":
         if namespace == OPERATOR_NAMESPACE:
             raise ConfigError(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
+from lockstep.cli.progress import waiting
 from lockstep.platforms.output import put, tell
 
 if TYPE_CHECKING:
     from lockstep.cli.inputs import Inputs
+    from lockstep.plan.diff import Change
     from lockstep.plan.live import Comparison
 
 ContextOption = Annotated[str | None, typer.Option("--context", help="The kubeconfig's context. Default: the current one.")]
 EXIT_DIFFERENT = 1
+AT_ONCE = 8  # objects that the API server is asked about
 LONGEST_VALUE = 120  # characters of a value that are shown
 
 
@@ -32,8 +36,6 @@ def diff(
 
     Example: lockstep diff -f job.yaml
     """
-    import asyncio
-
     from lockstep.plan.live import compare
 
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
@@ -61,8 +63,6 @@ async def _observe(inputs: Inputs, context: str | None) -> list[dict[str, Any]]:
 
 def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
     """What a deployment would change, by the API server's own dry run; what one may only read is compared field by field."""
-    import asyncio
-
     differs, unseen = asyncio.run(_diff_deployment(objects, context))
     if differs:
         raise typer.Exit(EXIT_DIFFERENT)
@@ -82,11 +82,21 @@ async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -
 
     differs, unseen = False, 0
     async with await Cluster.connect(context) as connection:
-        for item in await with_one_default(connection, objects, lambda line: None):
+        at_once = asyncio.Semaphore(AT_ONCE)
+
+        async def changes(item: dict[str, Any]) -> list[Change] | ApiError | None:
             try:
-                found = await would_change(connection, item)
+                async with at_once:
+                    return await would_change(connection, item)
             except ApiError as error:
-                put(f"? {called(item)}: {error}")
+                return error
+
+        with waiting(f"asking the API server what would change in {len(objects)} objects"):
+            objects = await with_one_default(connection, objects, lambda line: None)
+            answers = await asyncio.gather(*map(changes, objects))
+        for item, found in zip(objects, answers, strict=True):
+            if isinstance(found, ApiError):
+                put(f"? {called(item)}: {found}")
                 unseen += 1
                 continue
             if found is None or found:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lockstep.cli.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.progress import waiting
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ def doctor(
 
     Example: lockstep doctor barcelona
     """
-    from lockstep.cli.target import load, use_embedded_cluster
-    from lockstep.plan.doctorseen import Verdict
+    with waiting(f"looking at cluster {cluster}"):
+        from lockstep.cli.target import load, use_embedded_cluster
+        from lockstep.plan.doctorseen import Verdict
 
-    found = load(cluster)
-    use_embedded_cluster(found.cluster.name, context)
-    findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
+        found = load(cluster)
+        use_embedded_cluster(found.cluster.name, context)
+        findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
     if output is Form.JSON:
         put_json([asdict(finding) for finding in findings])
     else:

@@ -12,6 +12,7 @@ import typer
 
 from lockstep.cli.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
 from lockstep.cli.jobargs import ContextOption
+from lockstep.cli.progress import waiting
 from lockstep.platforms.output import put, put_json
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def plan(
 
     asked = Asked(context, model_config, samples, data, tokens_per_second, train_log, offline=offline)
     jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
-    plans = [_plan(inputs.aim(), resolved, asked) for inputs, resolved in jobs]
+    with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
+        plans = [_plan(inputs.aim(), resolved, asked) for inputs, resolved in jobs]
     if output is Output.JSON:
         values = [_as_json(*one) for one in plans]
         put_json(values[0] if len(values) == 1 else values, indent=1)

@@ -58,20 +58,21 @@ class Progress:
         put(f"{what:<12} {text}", flush=True)
 
 
-AT_A_TERMINAL_SECONDS, ELSEWHERE_SECONDS = 1.0, 10.0
+AT_FIRST_SECONDS, AT_A_TERMINAL_SECONDS, ELSEWHERE_SECONDS = 0.2, 1.0, 10.0
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[], None]]:
     """Until the block ends, or what it yields is called: say on standard error that `what` goes on, and for how long.
 
-    At a terminal that is one line which counts the seconds and goes in the end; elsewhere a line every ten seconds.
+    At a terminal that is one line, there almost at once, which counts the seconds and goes in the end; elsewhere a line every ten seconds.
     """
     over, terminal, begun = threading.Event(), sys.stderr.isatty() and not is_plain(), time.monotonic()
 
     def show() -> None:
-        width = 0
-        while not over.wait(AT_A_TERMINAL_SECONDS if terminal else ELSEWHERE_SECONDS):
+        width, seconds = 0, AT_FIRST_SECONDS if terminal else ELSEWHERE_SECONDS
+        while not over.wait(seconds):
+            seconds = AT_A_TERMINAL_SECONDS if terminal else ELSEWHERE_SECONDS
             line = f"… {what}, {time.monotonic() - begun:.0f} s"
             if not terminal:
                 tell(line)

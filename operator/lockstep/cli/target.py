@@ -59,10 +59,13 @@ class Verb:
 @contextmanager
 def one_verb() -> Iterator[None]:
     """Forget, at the end of a verb, which cluster its connections were for: a process may run several."""
-    Verb.runs = True
+    from lockstep.platforms.kubernetes.client import Connections
+
+    Verb.runs, Connections.servers = True, {}
     try:
         yield
     finally:
+        Connections.servers = None
         _take_anywhere()
         Verb.runs, Verb.unnamed, Verb.forced = False, None, False
 

@@ -119,10 +119,14 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> Lo
         while True:
             now = time.monotonic()
             points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
-            answers = await nodes.ask(points)
+            answers, found, pods, silent = await asyncio.gather(
+                nodes.ask(points),
+                cluster.get("TrainingJob", namespace, name),
+                pods_of(cluster, namespace, name),
+                operator_unheard(cluster, namespace),
+            )
             if points and answers.get(0, {}).get("curve"):
                 curve, read = answers[0]["curve"], now
-            found = await cluster.get("TrainingJob", namespace, name)
             if found is None:
                 raise Failed(f"job {name} was deleted")
             status = found.get("status", {})
@@ -130,8 +134,7 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> Lo
             if over and not curve and "step" in status.get("trainer", {}):
                 curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, _say)
             answers.setdefault(0, {})["curve"] = curve
-            unheard = None if over else await operator_unheard(cluster, namespace)
-            seen = _with_age(snapshot(found, await pods_of(cluster, namespace, name), answers), unheard)
+            seen = _with_age(snapshot(found, pods, answers), None if over else silent)
             yield seen, _page(seen), over
             await asyncio.sleep(interval)
 

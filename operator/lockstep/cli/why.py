@@ -69,9 +69,10 @@ async def _look(found: Found, context: str | None, bundle: Path | None) -> Answe
 
     async with await Cluster.connect(context) as connection:
         look = Look(connection)
-        observed = await look.at(found.job)
-        unheard = await operator_unheard(connection, found.namespace)
-        answer = answer_of(observed, tuple(look.not_seen), time.time(), await unserved(connection, found.namespace), unheard)
+        observed, unheard, lacks = await asyncio.gather(
+            look.at(found.job), operator_unheard(connection, found.namespace), unserved(connection, found.namespace)
+        )
+        answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard)
         if is_awaited(observed) or answer.stale:
             answer = replace(answer, says=tuple(await unheard_lines(connection, found.namespace, observed.pods)))
         if bundle is not None:

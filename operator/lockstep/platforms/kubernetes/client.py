@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -13,6 +11,7 @@ from lockstep.api.errors import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.platforms.kubernetes.cluster import Cluster
+    from lockstep.platforms.kubernetes.kubeconfig import Server
 
 T = TypeVar("T")
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
@@ -43,6 +42,8 @@ class Connections:
     """What holds for every connection that this process opens."""
 
     aim: Aim = ANYWHERE
+    servers: dict[tuple[str, str | None], Server] | None = None
+    """While a verb runs: what kubeconfigs, by their paths and a context, have said. A program that logs in is run once, then."""
 
 
 def has_kubeconfig() -> bool:
@@ -97,10 +98,14 @@ class Client:
 
 def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """asyncio.run, for verbs that are in an event loop themselves, too: on a thread of its own then."""
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(make())
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(make())).result()
 

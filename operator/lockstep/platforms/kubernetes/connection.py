@@ -117,8 +117,11 @@ async def server_of(context: str | None) -> Server:
     """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError, also for a cluster that is not the one aimed at."""
     aim = Connections.aim
     aim.choose(context)
-    server = await _configured(context)
+    known, asked = Connections.servers, (kubeconfig_path(), context)
+    server = known[asked] if known and asked in known else await _configured(context)
     aim.check(server.url, context)
+    if known is not None:
+        known[asked] = server
     return server
 
 

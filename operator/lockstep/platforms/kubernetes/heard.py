@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.plan.heard import Unheard, unheard_of
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster, Object
@@ -9,9 +11,8 @@ from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster, 
 
 async def operator_unheard(cluster: Cluster, namespace: str) -> Unheard | None:
     """None: it is heard, there is none, or its Lease can't be seen. Raises ApiError and OSError."""
-    lease = await _lease(cluster, namespace)
-    if lease is None and namespace != OPERATOR_NAMESPACE:
-        lease = await _lease(cluster, OPERATOR_NAMESPACE)
+    found = await asyncio.gather(*(_lease(cluster, place) for place in dict.fromkeys((namespace, OPERATOR_NAMESPACE))))
+    lease = next((one for one in found if one is not None), None)
     return None if lease is None else unheard_of(lease, cluster.clock.now())
 
 

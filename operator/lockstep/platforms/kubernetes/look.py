@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from lockstep.api.names import LABEL_JOB
@@ -36,16 +37,23 @@ class Look:
         """Everything that says why the job is where it is."""
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         own = {"labelSelector": f"{LABEL_JOB}={name}"}
-        pods = await self.all("Pod", namespace, own)
-        objects = {(kind, str(item["metadata"]["name"])): item for kind in KINDS_OF_A_JOB for item in await self.all(kind, namespace, own)}
+        pods, claims, warnings, *objects = await asyncio.gather(
+            self.all("Pod", namespace, own),
+            self.all("PersistentVolumeClaim", namespace),
+            self.all("Event", namespace, {"fieldSelector": "type=Warning"}),
+            *(self.all(kind, namespace, own) for kind in KINDS_OF_A_JOB),
+        )
+        self.not_seen.sort()
         stuck = any(map(scheduler_message, pods))
         return Observed(
             job=job,
-            objects=objects,
+            objects={
+                (kind, str(item["metadata"]["name"])): item for kind, found in zip(KINDS_OF_A_JOB, objects, strict=True) for item in found
+            },
             pods=tuple(sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))),
             nodes=tuple(await self.all("Node", None)) if stuck else (),
-            claims={str(item["metadata"]["name"]): item for item in await self.all("PersistentVolumeClaim", namespace)},
-            warnings=tuple(await self.all("Event", namespace, {"fieldSelector": "type=Warning"})),
+            claims={str(item["metadata"]["name"]): item for item in claims},
+            warnings=tuple(warnings),
             others=await self._others(namespace, name) if stuck else (),
             unused=unused(await self.all("TrainingJob", namespace)) if stuck else frozenset(),
         )

@@ -123,8 +123,9 @@ async def reader(
     """A pod of its own, running, with the claims of node `node`; removed at the end whatever happens. Raises NoReader."""
     pod = reader_pod(stateful_set, node, secrets.token_hex(3), seconds, resources)
     place = Place(pod["metadata"]["namespace"], pod["metadata"]["name"], READER_CONTAINER)
-    await _check_claims(cluster, stateful_set, node, pod)
-    await _sweep(cluster, place.namespace, stateful_set["metadata"]["name"])
+    await asyncio.gather(
+        _check_claims(cluster, stateful_set, node, pod), _sweep(cluster, place.namespace, stateful_set["metadata"]["name"])
+    )
     metadata = pod["metadata"]
     image = pod["spec"]["containers"][0]["image"]
     async with expiring(cluster, place.namespace, place.pod, image, metadata["ownerReferences"]) as owner:
@@ -133,7 +134,8 @@ async def reader(
         try:
             await _create(cluster, pod)
             say(f"pod {place.pod} starts, to read the files of job {stateful_set['metadata']['name']}; it is removed afterwards")
-            await _until_running(cluster, place, say)
+            async with _changes(cluster, place) as changed:
+                await _until_running(cluster, place, say, changed)
             yield place
         finally:
             await _remove(cluster, place)
@@ -142,7 +144,10 @@ async def reader(
 async def _check_claims(cluster: Cluster, stateful_set: Object, node: int, pod: Object) -> None:
     namespace = pod["metadata"]["namespace"]
     try:
-        found = {name: await cluster.get("PersistentVolumeClaim", namespace, name) for name in claims_of(pod)}
+        names = claims_of(pod)
+        found = dict(
+            zip(names, await asyncio.gather(*(cluster.get("PersistentVolumeClaim", namespace, name) for name in names)), strict=True)
+        )
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
@@ -172,7 +177,25 @@ def _refused(message: str, namespace: str) -> str:
     return f"{what}: {message}; it needs the rights to create and delete pods and to create pods/exec, which the role `edit` has"
 
 
-async def _until_running(cluster: Cluster, place: Place, say: Say) -> None:
+@asynccontextmanager
+async def _changes(cluster: Cluster, place: Place) -> AsyncIterator[asyncio.Event]:
+    """What is set whenever the pod changes; never, where it may not be watched."""
+    changed = asyncio.Event()
+
+    async def hear() -> None:
+        with suppress(ApiError, OSError):
+            async for _ in cluster.watch("Pod", place.namespace, {"fieldSelector": f"metadata.name={place.pod}"}):
+                changed.set()
+
+    hearing = asyncio.create_task(hear())
+    try:
+        yield changed
+    finally:
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
+
+
+async def _until_running(cluster: Cluster, place: Place, say: Say, changed: asyncio.Event) -> None:
     begun, troubled, told = time.monotonic(), None, ""
     while True:
         pod = await cluster.get("Pod", place.namespace, place.pod)
@@ -189,7 +212,9 @@ async def _until_running(cluster: Cluster, place: Place, say: Say) -> None:
         if (quiet := now - begun > QUIET_SECONDS) and (line := f"waiting for pod {place.pod}: {why or 'it starts'}") != told:
             say(line)
             told = line
-        await asyncio.sleep(1.0 if quiet else POLL_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(changed.wait(), 1.0 if quiet else POLL_SECONDS)
+        changed.clear()
 
 
 async def _trouble(cluster: Cluster, pod: Object) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,31 +22,37 @@ from lockstep.platforms.kubernetes.kinds import path_of
 
 async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
     """Raises ApiError for anything but a lack of rights, and OSError when the cluster can't be reached."""
-    crds = await _listed(cluster, "CustomResourceDefinition")
-    deployment, may_see = await operator_deployment(cluster, namespace)
-    rails = await survey_rails(cluster, found.profile.spec, namespace)
     name, account = found.profile.metadata.name, found.profile.spec.security.service_account
-    asked = {
-        "TrainingCluster": profile_if_seen(cluster, name, namespace),
-        "ServiceAccount": _if_seen(cluster, "ServiceAccount", namespace, account),
-    }
-    answers = {kind: await answer for kind, answer in asked.items()}
+    places, objects, lists, rights = await asyncio.gather(
+        asyncio.gather(
+            survey_rails(cluster, found.profile.spec, namespace), operator_deployment(cluster, namespace), unserved(cluster, namespace)
+        ),
+        asyncio.gather(profile_if_seen(cluster, name, namespace), _if_seen(cluster, "ServiceAccount", namespace, account)),
+        asyncio.gather(_serves(cluster), _ready_dns(cluster), _all_listed(cluster, namespace)),
+        asyncio.gather(*(_may(cluster, namespace, *asked) for asked in RIGHTS.values())),
+    )
+    (rails, (deployment, may_see), no_operator), (profile, own_account), (serves, dns, (crds, nodes, classes, claims)) = (
+        places,
+        objects,
+        lists,
+    )
+    looked = {"TrainingCluster": profile, "ServiceAccount": own_account}
     return replace(
         rails,
-        rights={what: await _may(cluster, namespace, *asked) for what, asked in RIGHTS.items()},
+        rights=dict(zip(RIGHTS, rights, strict=True)),
         crds=None if crds is None else {item["metadata"]["name"]: item for item in crds},
         deployment=deployment,
         may_see_operator=may_see,
         operator_stuck="" if deployment is None else await _what_stops(cluster, deployment),
-        unserved="" if deployment is None else await unserved(cluster, namespace),
-        serves=await _serves(cluster),
-        profile=answers["TrainingCluster"][0],
-        nodes=await _listed(cluster, "Node"),
-        classes=await _listed(cluster, "StorageClass"),
-        claims=await _listed(cluster, "PersistentVolumeClaim", namespace),
-        account=answers["ServiceAccount"][0],
-        hidden=frozenset(kind for kind, (_, may_see) in answers.items() if not may_see),
-        dns=await _ready_dns(cluster),
+        unserved="" if deployment is None else no_operator,
+        serves=serves,
+        profile=profile[0],
+        nodes=nodes,
+        classes=classes,
+        claims=claims,
+        account=own_account[0],
+        hidden=frozenset(kind for kind, (_, may_see) in looked.items() if not may_see),
+        dns=dns,
     )
 
 
@@ -103,6 +110,12 @@ async def _listed(
         raise
 
 
+async def _all_listed(cluster: Cluster, namespace: str) -> tuple[tuple[Object, ...] | None, ...]:
+    """CustomResourceDefinitions, Nodes, StorageClasses and the namespace's claims, each as `_listed` has it."""
+    kinds = {"CustomResourceDefinition": None, "Node": None, "StorageClass": None, "PersistentVolumeClaim": namespace}
+    return tuple(await asyncio.gather(*(_listed(cluster, kind, place) for kind, place in kinds.items())))
+
+
 async def _serves(cluster: Cluster) -> bool | None:
     try:
         await cluster.request("GET", f"/apis/{API_VERSION}")
@@ -140,19 +153,10 @@ async def as_deployed(cluster: Cluster, profile: str, namespace: str) -> tuple[s
 
 async def operator_deployment(cluster: Cluster, namespace: str | None = None) -> tuple[Object | None, bool]:
     """The operator's Deployment, and whether this person may look. `namespace`: one of its own there comes first."""
-    places = [place for place in (namespace, OPERATOR_NAMESPACE) if place]
-    hidden = False
-    for place in dict.fromkeys(places):
-        try:
-            deployment = await cluster.get("Deployment", place, OPERATOR_NAME)
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            hidden = True
-            continue
-        if deployment is not None:
-            return deployment, True
-    return None, not hidden
+    places = dict.fromkeys(place for place in (namespace, OPERATOR_NAMESPACE) if place)
+    seen = await asyncio.gather(*(_if_seen(cluster, "Deployment", place, OPERATOR_NAME) for place in places))
+    deployment = next((one for one, _ in seen if one is not None), None)
+    return deployment, deployment is not None or all(may_see for _, may_see in seen)
 
 
 async def operator_image(cluster: Cluster, namespace: str) -> tuple[str | None, bool]:
@@ -172,17 +176,16 @@ async def with_image(cluster: Cluster, job: TrainingJob, profile: TrainingCluste
 
 async def unserved(cluster: Cluster, namespace: str) -> str:
     """Why no operator works in this namespace; "" where one does, as far as this person may see. Raises as `survey` does."""
-    deployment, may_see = await operator_deployment(cluster, namespace)
+    (deployment, may_see), (binding, may_see_binding), account = await asyncio.gather(
+        operator_deployment(cluster, namespace),
+        _if_seen(cluster, "RoleBinding", namespace, NAMED_BINDING),
+        _got(cluster, "ServiceAccount", namespace, OPERATOR_NAME),
+    )
     if not may_see:
         return ""
     is_elsewhere = deployment is not None and deployment["metadata"]["namespace"] != namespace
-    try:
-        is_bound = await cluster.get("RoleBinding", namespace, NAMED_BINDING) is not None
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        is_bound = None
-    is_left_alone = is_elsewhere and await _got(cluster, "ServiceAccount", namespace, OPERATOR_NAME) is not None
+    is_bound = binding is not None if may_see_binding else None
+    is_left_alone = is_elsewhere and account is not None
     return why_unserved(namespace, deployment, is_bound=is_bound, is_left_alone=is_left_alone)
 
 
