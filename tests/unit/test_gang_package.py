@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import compileall
 import os
+import py_compile
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
+from zipimport import zipimporter
 
-from lockstep_gang.package import write_zipapp
+import pytest
+
+import lockstep_gang
+from lockstep_gang.package import compiled_code, write_zipapp
 from unit.gang_cases import gang
 
 
@@ -31,6 +38,40 @@ def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
     write_zipapp(tmp_path / "one.pyz")
     write_zipapp(tmp_path / "two.pyz")
     assert (tmp_path / "one.pyz").read_bytes() == (tmp_path / "two.pyz").read_bytes()
+
+
+def test_code_that_is_compiled_already_goes_along_for_agents_of_the_same_python(tmp_path: Path) -> None:
+    compileall.compile_dir(Path(lockstep_gang.__file__).parent, quiet=1)
+    write_zipapp(tmp_path / "agent.pyz")
+    write_zipapp(tmp_path / "sources.pyz", compiled=False)
+    folder = "lockstep_gang/agent"
+    assert zipimporter(f"{tmp_path}/agent.pyz/{folder}").get_filename("main").endswith("main.pyc")
+    assert zipimporter(f"{tmp_path}/sources.pyz/{folder}").get_filename("main").endswith("main.py")
+    assert (tmp_path / "sources.pyz").stat().st_size < 1 << 20, "a ConfigMap holds no more"
+
+
+@pytest.mark.parametrize("mode", py_compile.PycInvalidationMode)
+def test_compiled_code_of_another_source_or_python_is_left_out(tmp_path: Path, mode: py_compile.PycInvalidationMode) -> None:
+    source = tmp_path / "module.py"
+    source.write_bytes(b"a = 1\n")
+    assert compiled_code(source, source.read_bytes()) == b""
+    cached = Path(py_compile.compile(str(source), invalidation_mode=mode) or "")
+    assert compiled_code(source, source.read_bytes())[16:] == cached.read_bytes()[16:]
+    source.write_bytes(b"a = 1234567\n")
+    assert compiled_code(source, source.read_bytes()) == b""
+    py_compile.compile(str(source), invalidation_mode=mode)
+    cached.write_bytes(b"\0\0\r\n" + cached.read_bytes()[4:])
+    assert compiled_code(source, source.read_bytes()) == b""
+
+
+def test_a_python_that_compiles_otherwise_runs_the_file_from_its_sources(tmp_path: Path) -> None:
+    compileall.compile_dir(Path(lockstep_gang.__file__).parent, quiet=1)
+    write_zipapp(tmp_path / "own.pyz")
+    with ZipFile(tmp_path / "own.pyz") as own, ZipFile(tmp_path / "agent.pyz", "w") as other:
+        for name in own.namelist():
+            other.writestr(name, b"\0\0\r\n" + own.read(name)[4:] if name.endswith("c") else own.read(name))
+    ended = run_agent(tmp_path, tmp_path / "nowhere")
+    assert ended.returncode == 78 and "No such file" in ended.stderr
 
 
 def test_the_file_alone_runs_a_job(tmp_path: Path) -> None:

@@ -180,3 +180,10 @@ def test_agents_that_nobody_answers_try_again_at_moments_of_their_own(monkeypatc
     assert most < max(waits) <= most + spread_seconds(1024)
     assert len(set(waits[-20:])) == 20
     assert max(naps(run_of(2), monkeypatch, answers=False, count=40)) <= most
+
+
+def test_an_agent_of_a_small_gang_tries_again_soon_for_some_seconds_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    least, most = link.RETRY_SECONDS
+    waits = naps(run_of(2), monkeypatch, answers=False, count=link.EAGER_TRIES + 20)
+    assert max(waits[: link.EAGER_TRIES]) <= least
+    assert least < max(waits) <= most

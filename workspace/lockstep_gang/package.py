@@ -1,12 +1,15 @@
 """`python3 -m lockstep_gang.package OUT`: the agent as one file that runs wherever Python 3.10 or newer is.
 
-Same sources, same bytes: sorted names, one fixed time, no compression that could differ between machines.
+Same sources, same bytes: sorted names, one fixed time, no compression that could differ between machines. `--sources`: nothing else, so that it fits
+into a ConfigMap. Otherwise with what this Python has compiled: an agent that runs with the same version need not do so at every start.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -19,15 +22,19 @@ raise SystemExit(main())
 # The kernel keeps SIGTERM from a container's first process until it has a handler: without one, a pod that is told to go while its
 # agent is still being imported would hold its node for the whole grace. Nothing was started by then, so there is nothing to save.
 _TIME = (1980, 1, 1, 0, 0, 0)  # the first one a zip file can hold
+_HEAD_BYTES = 16
+_UNCHECKED = (0b01).to_bytes(4, "little")
+"""In a compiled file's head: it goes by its source's hash, which nobody need compare."""
+Entry = tuple[str, bytes]
 
 
-def write_zipapp(out: Path) -> None:
-    """Write the executable file; never half of it under its name. Raises OSError."""
+def write_zipapp(out: Path, *, compiled: bool = True) -> None:
+    """Write the executable file, with compiled files where this Python has them; never half of it under its name. Raises OSError."""
     draft = out.with_name(f"{out.name}.draft")
     with draft.open("wb") as file:
         file.write(_SHEBANG)
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name, content in [("__main__.py", _MAIN), *_sources()]:
+            for name, content in [("__main__.py", _MAIN), *_entries(compiled=compiled)]:
                 entry = zipfile.ZipInfo(name, _TIME)
                 entry.external_attr = 0o644 << 16
                 archive.writestr(entry, content)
@@ -35,17 +42,40 @@ def write_zipapp(out: Path) -> None:
     draft.replace(out)
 
 
-def _sources() -> list[tuple[str, bytes]]:
+def _entries(*, compiled: bool) -> Iterator[Entry]:
     root = Path(__file__).parent
-    files = sorted(path for path in root.rglob("*.py") if path.name != Path(__file__).name)
-    return [(path.relative_to(root.parent).as_posix(), path.read_bytes()) for path in files]
+    for path in sorted(path for path in root.rglob("*.py") if path.name != Path(__file__).name):
+        name, source = path.relative_to(root.parent).as_posix(), path.read_bytes()
+        code = compiled_code(path, source) if compiled else b""
+        if code:
+            yield f"{name}c", code
+        yield name, source
+
+
+def compiled_code(path: Path, source: bytes) -> bytes:
+    """What this Python keeps compiled of a file, if it is of this very source, for a place where it isn't compared with it any more; empty: nothing.
+
+    Another version of Python passes over it, and compiles the source.
+    """
+    try:
+        kept = Path(importlib.util.cache_from_source(path)).read_bytes()
+    except (OSError, NotImplementedError):
+        return b""
+    digest, stat = importlib.util.source_hash(source), path.stat()
+    of_hash = bool(kept[4] & 1) if len(kept) > _HEAD_BYTES else False
+    stated = digest if of_hash else b"".join((value & 0xFFFFFFFF).to_bytes(4, "little") for value in (int(stat.st_mtime), stat.st_size))
+    is_of_it = kept[:4] == importlib.util.MAGIC_NUMBER and kept[8:_HEAD_BYTES] == stated
+    return importlib.util.MAGIC_NUMBER + _UNCHECKED + digest + kept[_HEAD_BYTES:] if is_of_it else b""
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python3 -m lockstep_gang.package OUT", file=sys.stderr)
+    arguments = sys.argv[1:]
+    compiled = "--sources" not in arguments
+    paths = [argument for argument in arguments if argument != "--sources"]
+    if len(paths) != 1:
+        print("usage: python3 -m lockstep_gang.package [--sources] OUT", file=sys.stderr)
         return 2
-    write_zipapp(Path(sys.argv[1]))
+    write_zipapp(Path(paths[0]), compiled=compiled)
     return 0
 
 

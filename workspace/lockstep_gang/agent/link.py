@@ -20,6 +20,8 @@ from lockstep_gang.coordinator.reaching import resolved, trouble_of
 SAY_SECONDS = 10.0
 BACKLOG_BYTES = 4 * 1024 * 1024
 RETRY_SECONDS = (0.1, 1.0)
+EAGER_TRIES = 60
+"""So often the agent of a gang that may connect at once tries again before it waits longer: pods of one job come within seconds of each other."""
 QUIET_SECONDS = 3 * PING_SECONDS
 """A connection of which nothing came for so long is made anew."""
 
@@ -95,7 +97,7 @@ class Link:
 
     async def _connected(self) -> Channel:
         wait, say_at = RETRY_SECONDS[0], time.monotonic() + SAY_SECONDS
-        longest = RETRY_SECONDS[1] + spread_seconds(self._run.nodes)
+        spread, tries = spread_seconds(self._run.nodes), 0
         while True:
             try:
                 if not self._was_connected:
@@ -111,7 +113,9 @@ class Link:
                     self._say(f"waiting for the coordinator on node 0, {self.address[0]}:{self.address[1]} ({_reason(error)})")
                     say_at = time.monotonic() + SAY_SECONDS
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 (no secret): nor do they try again at once
-            wait = min(wait * 2, longest)
+            tries += 1
+            if spread or tries > EAGER_TRIES:
+                wait = min(wait * 2, RETRY_SECONDS[1] + spread)
 
 
 def _reason(error: Exception) -> str:

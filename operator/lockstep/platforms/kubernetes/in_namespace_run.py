@@ -51,10 +51,10 @@ def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier:
 
 
 def build_agent() -> bytes:
-    """agent.pyz of this version."""
+    """agent.pyz of this version, for a ConfigMap."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "agent.pyz"
-        subprocess.run([sys.executable, "-m", "lockstep_gang.package", str(path)], check=True)
+        subprocess.run([sys.executable, "-m", "lockstep_gang.package", "--sources", str(path)], check=True)
         return path.read_bytes()
 
 
