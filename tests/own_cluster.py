@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -20,20 +20,20 @@ NUMBERS = range(8, 0, -1)
 
 
 @contextmanager
-def own_number() -> Iterator[None]:
-    """Make an embedded cluster's number this process's own for as long as the block lasts: $LOCKSTEP_DEVCLUSTER.
+def own_number(numbers: Sequence[int] = NUMBERS) -> Iterator[None]:
+    """Make one of these embedded clusters' numbers this process's own for as long as the block lasts: $LOCKSTEP_DEVCLUSTER.
 
     A cluster that an earlier run was killed beside is removed; one that tests haven't made is left alone, and so is its number.
     """
     before = os.environ.get(NUMBER)
     try:
-        for number in NUMBERS:
+        for number in numbers:
             os.environ[NUMBER] = str(number)
             with _claimed(number) as claimed:
                 if claimed:
                     yield
                     return
-        pytest.exit(f"embedded clusters {NUMBERS[-1]} to {NUMBERS[0]} are all in use: LOCKSTEP_DEVCLUSTER=N lockstep devcluster down", 2)
+        pytest.exit(f"embedded clusters {numbers[-1]} to {numbers[0]} are all in use: LOCKSTEP_DEVCLUSTER=N lockstep devcluster down", 2)
     finally:
         os.environ.pop(NUMBER) if before is None else os.environ.update({NUMBER: before})
 

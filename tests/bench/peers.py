@@ -10,6 +10,10 @@ A burst of jobs of two nodes from eight clients, each system by itself:
 PSS             of the system's controllers with so many jobs whose pods exist; of Trainer, JobSet's with it
 jobs/s          until all pods of the burst exist; CPU until nothing more is written
 
+With real pods (peers_faults.py): an embedded cluster of two nodes, of the number in $LOCKSTEP_DEVCLUSTER or one that is free, made for it and removed. By heartbeats of the processes:
+survivor stopped        from the fault of rank 1 until rank 0 has ended; all run again: until the last process has begun of those that run together again
+create → all processes  from before the POST until the last process has begun
+
 `--quick` takes a few minutes and says roughly the same; `--only sizes` measures a part.
 """
 
@@ -29,11 +33,12 @@ from collections.abc import Sequence
 
 from bench.operator_scale import say
 from bench.peers_controlplane import measure_bursts, measure_sizes
+from bench.peers_faults import measure_faults
 from bench.peers_figures import Object, goals, tables
 from bench.peers_install import PEERS, build
 from lockstep.devcluster.layout import cache_root
 
-PARTS = ("sizes", "burst")
+PARTS = ("sizes", "burst", "faults")
 
 
 def sizes(text: str) -> list[tuple[int, int]]:
@@ -51,11 +56,13 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--burst", type=numbers, help="how many jobs there are after each burst, separated by commas (200,1000)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="measure only these parts")
     parser.add_argument("--faults", action=argparse.BooleanOptionalAction, default=True, help="real pods on an embedded cluster, too")
+    parser.add_argument("--runs", type=int, help="of exit and deletion (5); hangs and images that are not there: 1, with --quick none")
     parser.add_argument("--quick", action="store_true", help="few runs: minutes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     given.sizes = given.sizes if given.sizes is not None else sizes("2:8,16:5,64:4" if given.quick else "2:40,16:30,64:30")
     given.burst = given.burst if given.burst is not None else numbers("200" if given.quick else "200,1000")
+    given.runs = given.runs or (1 if given.quick else 5)
     return given
 
 
@@ -71,6 +78,8 @@ def measure(given: argparse.Namespace) -> Object:
         result["sizes"] = measure_sizes(built, given.sizes)
     if "burst" in given.only and given.burst:
         result["burst"] = measure_bursts(built, given.burst)
+    if "faults" in given.only and given.faults:
+        result["faults"] = measure_faults(built, given.runs, 0 if given.quick else 1)
     return result
 
 

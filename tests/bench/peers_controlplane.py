@@ -21,10 +21,10 @@ import yaml
 
 from bench.operator_scale import OperatorUnderTest, job_of, megabytes, say
 from bench.peers_figures import JOBSET, LOCKSTEP, OWN, TRAINER, Object, count_writes, percentiles, writes_per_job
-from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, free_port, identity
+from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port, identity
 from control_plane import AUDIT_LOG, connected, control_plane
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.kinds import path_of
 
 OPERATOR = "lockstep"
@@ -171,25 +171,9 @@ class Plane:
                 async with asyncio.timeout(START_SECONDS):
                     await operator.until_synced(self.cluster)
                 continue
-            installed = self._installed[name]
-            await installed.send(self.cluster)
-            config = await identity(self.cluster, self._kubeconfig, installed.peer.account, self._folder / f"kubeconfig-{name}")
-            manager = self._running[name] = installed.start(self._folder / name, config)
-            await manager.until_ready(self.cluster)
+            self._running[name] = await self._installed[name].run(self.cluster, self._kubeconfig, self._folder)
         if TRAINER_MANAGER.name in controllers:
-            await self._create_runtime()
-
-    async def _create_runtime(self) -> None:
-        """Its webhook answers a moment after the server is ready."""
-        end = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                await self.cluster.request("POST", "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes", self._torch_runtime)
-                return
-            except ApiError:
-                if time.monotonic() > end:
-                    raise
-            await asyncio.sleep(0.5)
+            await created_at_last(self.cluster, "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes", self._torch_runtime)
 
     def users(self, system: System) -> frozenset[str]:
         """As the audit log calls its controllers."""

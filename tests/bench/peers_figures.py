@@ -12,7 +12,12 @@ from typing import Any
 Object = dict[str, Any]
 LOCKSTEP, JOBSET, TRAINER = SYSTEMS = ("Lockstep", "JobSet", "Trainer")
 OWN, OTHERS = "own", "kube-controller-manager"
+FAULTS = {"exit": "exit 1", "delete": "pod deleted by force", "hang": "hang"}
+WRONG_IMAGE = "an image that is not there"
+SAID_CHARACTERS = 300
 WRITING_VERBS = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+BEATING_SECONDS = 0.6
+"""A process that was heard of so recently runs."""
 REFUSED = 400
 """The lowest code of a request that was refused."""
 
@@ -53,6 +58,65 @@ def percentiles(seconds: Sequence[float]) -> Object:
 
 def spread(values: Sequence[float]) -> Object:
     return {"median": round(statistics.median(values), 2), "min": round(min(values), 2), "max": round(max(values), 2), "n": len(values)}
+
+
+@dataclass(frozen=True)
+class Life:
+    """One process of a job: its rank, when it began, when it last gave a sign of life, and when it did what it was told to (exit, hang)."""
+
+    rank: str
+    began: float
+    last: float
+    obeyed: float | None = None
+
+
+def life(name: str, text: str) -> Life | None:
+    """What a heartbeat file says: called RANK-BEGAN, one line a beat, "exit TIME" or "hang TIME" at the end. None before the first beat."""
+    rank, _, began = name.partition("-")
+    words = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    if not words:
+        return None
+    return Life(rank, float(began), float(words[-1][-1]), float(words[-1][1]) if len(words[-1]) > 1 else None)
+
+
+def running(lives: Iterable[Life], now: float, ranks: int) -> list[Life]:
+    """The processes that beat, when every rank has one; else nothing."""
+    beating = [one for one in lives if one.obeyed is None and now - one.last < BEATING_SECONDS]
+    return beating if len({one.rank for one in beating}) == ranks else []
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job after a fault, in seconds from there. `survivor_stopped` is None while it goes on, `all_run_again` until they do.
+
+    `victim_again`: the rank that had the fault runs anew, whatever the others do.
+    """
+
+    survivor_stopped: float | None
+    all_run_again: float | None
+    victim_again: float | None
+
+
+def outcome(lives: Sequence[Life], victim: str, fault: float, now: float) -> Outcome:
+    later = [one for one in lives if one.began > fault]
+    replaced = {one.rank for one in later}
+    survivors = [one for one in lives if one.rank != victim and one.began < fault]
+    ended = all(one.rank in replaced or now - one.last > BEATING_SECONDS for one in survivors)
+    beating = running(later, now, len({one.rank for one in lives}))
+    victims = [one.began - fault for one in later if one.rank == victim]
+    return Outcome(
+        max([0.0, *(one.last - fault for one in survivors)]) if ended else None,
+        max(one.began for one in beating) - fault if beating else None,
+        min(victims, default=None),
+    )
+
+
+def conditions(status: Object) -> list[str]:
+    """As one would read them to a person."""
+    return [
+        f"{one['type']}={one['status']} {one.get('reason', '')}: {one.get('message', '')}".rstrip(": ")
+        for one in status.get("conditions", ())
+    ]
 
 
 @dataclass(frozen=True)
@@ -125,7 +189,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 def tables(result: Object) -> str:
     """Both tables as Markdown, with what was measured of them."""
-    parts = [_sizes(result), _writes(result), _burst(result), _faults(result)]
+    parts = [_sizes(result), _writes(result), _burst(result), _faults(result), _said(result)]
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part)
 
 
@@ -191,4 +255,33 @@ def _burst(result: Object) -> Iterator[str]:
 
 
 def _faults(result: Object) -> Iterator[str]:
-    yield from ()
+    faults = at(result, "faults")
+    if not faults:
+        return
+    yield from _head("fault", "", "survivor stopped, s", "all run again, s", "n")
+    for fault in ("exit", "delete", "hang"):
+        for system, found in faults.get(fault, {}).items():
+            alone = f"never; the rank alone {_spread(found['victim_again'])}" if found["victim_again"] else "never"
+            again = _spread(found["all_run_again"]) if found["all_run_again"] else alone
+            yield _row(
+                FAULTS[fault], system, _spread(found["survivor_stopped"]) if found["survivor_stopped"] else "never", again, found["n"]
+            )
+    for system, found in faults.get("start", {}).items():
+        yield _row("create → all processes run", system, "", _spread(found["all_run"]), found["all_run"]["n"])
+    for system, found in faults.get("image", {}).items():
+        yield _row(f"{WRONG_IMAGE}: said by the status", system, "", _spread(found["after"]) if found["after"] else "never", found["n"])
+
+
+def _said(result: Object) -> Iterator[str]:
+    """What the first of every fault brought; the result has all of it."""
+    faults = at(result, "faults")
+    if not faults:
+        return
+    yield from _head("fault", "", "longest of the conditions that came with it")
+    for fault, title in (*FAULTS.items(), ("image", WRONG_IMAGE)):
+        for system, found in faults.get(fault, {}).items():
+            yield _row(title, system, max(found["said"], key=len, default="none").replace("|", "/")[:SAID_CHARACTERS])
+
+
+def _spread(figures: Object) -> str:
+    return f"{figures['median']:g} [{figures['min']:g}..{figures['max']:g}]"

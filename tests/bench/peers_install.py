@@ -171,8 +171,17 @@ class Installed:
             "webhook": {"port": self.webhook_port}, "health": {"healthProbeBindAddress": f":{self.health_port}"}, "metrics": {"bindAddress": "0"},
         }  # fmt: skip
 
-    def start(self, folder: Path, kubeconfig: Path) -> Manager:
-        return Manager(self, folder, kubeconfig)
+    async def run(self, cluster: Cluster, admin: Path, folder: Path) -> Manager:
+        """Install it and start its manager; its webhooks answer. `admin` is the administrator's kubeconfig."""
+        await self.send(cluster)
+        kubeconfig = await identity(cluster, admin, self.peer.account, folder / f"kubeconfig-{self.peer.name}")
+        manager = Manager(self, folder / self.peer.name, kubeconfig)
+        try:
+            await manager.until_ready(cluster)
+        except BaseException:
+            manager.end()
+            raise
+        return manager
 
 
 def free_port() -> int:
@@ -202,6 +211,19 @@ async def _until_served(cluster: Cluster, kind: Object) -> None:
                 return
         await asyncio.sleep(0.1)
     raise SystemExit(f"{path} has no {plural}")
+
+
+async def created_at_last(cluster: Cluster, path: str, item: Object) -> None:
+    """Create what a webhook looks at that answers only a moment after its server is ready."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            await cluster.request("POST", path, item)
+            return
+        except ApiError:
+            if time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.5)
 
 
 async def identity(cluster: Cluster, admin: Path, account: tuple[str, str], target: Path) -> Path:
