@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from pydantic import ValidationError
 
@@ -18,9 +19,13 @@ from lockstep.plan.observed import UNREADABLE, Object, Observed, is_terminating,
 from lockstep.plan.reasons import Reason
 from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, refuse_missing_gpus, resolve, trainer_image
 from lockstep.plan.storage import shared_claims
+from lockstep_gang.contract import ReportTarget
 
 HASH_CHARACTERS = 10
 LISTED_PROFILES = 8
+REMEMBERED_JOBS, REMEMBERED_CLUSTERS = 32, 8
+REMEMBERED_CHARACTERS = 16 << 10
+"""Of a job that is remembered; most have 1 KB. Larger ones are read each time, and are no reason to hold much memory."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Accepted:
     resolved: Resolved
     frozen: Frozen
 
-    @property
+    @cached_property
     def profile(self) -> Object:
         """For status.cluster."""
         profile = self.resolved.profile
@@ -43,19 +48,75 @@ def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
     """The job as it can start now, or why it can't."""
     if UNREADABLE in observed.job:
         return Notice(Reason.INVALID_SPEC, f"the job can't be used: {observed.job[UNREADABLE]}")
+    text = _stated(observed.job)
+    is_small = len(text) <= REMEMBERED_CHARACTERS
+    job = (_job if is_small else _job.__wrapped__)(text)
+    profile = job if isinstance(job, Notice) else _profile(observed, job.spec.cluster)
+    if isinstance(job, Notice) or isinstance(profile, Notice):
+        return profile
+    cluster, excluded, operators = _stated(profile), excluded_names(observed), _Operators.of(context)
+    return _remembered(text, cluster, excluded, operators) if is_small else _accepted(job, _cluster(cluster), excluded, operators)
+
+
+@dataclass(frozen=True)
+class _Operators:
+    """What of a RenderContext is part of a frozen run."""
+
+    agent_image: str
+    key_secret: str
+    report: ReportTarget | None
+
+    @classmethod
+    def of(cls, context: RenderContext) -> _Operators:
+        return cls(context.agent_image, context.key_secret, context.report)
+
+    @property
+    def context(self) -> RenderContext:
+        return RenderContext(self.agent_image, key_secret=self.key_secret, report=self.report)
+
+
+def _stated(item: Object) -> str:
+    """A job or a cluster as somebody wrote it, as JSON."""
+    metadata = {key: value for key, value in item["metadata"].items() if key != "resourceVersion"}
+    return json.dumps({key: value for key, value in item.items() if key not in ("status", "metadata")} | {"metadata": metadata})
+
+
+@lru_cache(REMEMBERED_JOBS)
+def _job(text: str) -> TrainingJob | Notice:
     try:
-        job = TrainingJob.model_validate(observed.job)
+        return TrainingJob.model_validate(json.loads(text))
     except ValidationError as error:
         return Notice(Reason.INVALID_SPEC, _first_problem(error, "the job"))
-    profile = _profile(observed, job.spec.cluster)
+
+
+@lru_cache(REMEMBERED_CLUSTERS)
+def _cluster(text: str) -> TrainingCluster | Notice:
+    cluster = json.loads(text)
+    try:
+        return TrainingCluster.model_validate(cluster)
+    except ValidationError as error:
+        problem = _first_problem(error, f"TrainingCluster {cluster['metadata']['name']}")
+        return Notice(Reason.INVALID_CLUSTER, f"{problem}; correct the cluster, the job starts by itself then")
+
+
+@lru_cache(REMEMBERED_JOBS)
+def _remembered(job_text: str, cluster_text: str, excluded: tuple[str, ...], operators: _Operators) -> Accepted | Notice:
+    """Each event of each pod of a job is a look at it, and all of them find the same."""
+    return _accepted(_job(job_text), _cluster(cluster_text), excluded, operators)
+
+
+def _accepted(
+    job: TrainingJob | Notice, profile: TrainingCluster | Notice, excluded: tuple[str, ...], operators: _Operators
+) -> Accepted | Notice:
+    if isinstance(job, Notice):
+        return job
     if isinstance(profile, Notice):
         return profile
     try:
-        resolved = resolve(
-            job, profile, PlatformDefaults(excluded_nodes=excluded_names(observed), image=trainer_image(context.agent_image))
-        )
+        image = trainer_image(operators.agent_image)
+        resolved = resolve(job, profile, PlatformDefaults(excluded_nodes=excluded, image=image))
         refuse_missing_gpus(resolved)
-        return Accepted(resolved, freeze(resolved, context))
+        return Accepted(resolved, freeze(resolved, operators.context))
     except Refused as refused:
         return Notice(refused.refusals[0].reason, str(refused))
 
@@ -102,17 +163,11 @@ def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
     )
 
 
-def _profile(observed: Observed, name: str | None) -> TrainingCluster | Notice:
+def _profile(observed: Observed, name: str | None) -> Object | Notice:
     found = _named(observed, name) if name else _default(observed)
-    if isinstance(found, Notice):
-        return found
-    if UNREADABLE in found:
+    if not isinstance(found, Notice) and UNREADABLE in found:
         return Notice(Reason.INVALID_CLUSTER, f"TrainingCluster {found['metadata']['name']} can't be used: {found[UNREADABLE]}")
-    try:
-        return TrainingCluster.model_validate(found)
-    except ValidationError as error:
-        problem = _first_problem(error, f"TrainingCluster {found['metadata']['name']}")
-        return Notice(Reason.INVALID_CLUSTER, f"{problem}; correct the cluster, the job starts by itself then")
+    return found
 
 
 def _named(observed: Observed, name: str) -> Object | Notice:

@@ -1,62 +1,60 @@
 """YAML templates to plain objects. Templates hold structure only: every value goes in through `tojson`.
 
-YAML never sees a value: `tojson` puts a mark where it goes, and it replaces the mark after parsing. So no text can become structure, what YAML
-can't hold (DEL, lone surrogates) passes unchanged, and the parsed structure is the same for all jobs and kept: parsing took most of a reconcile.
+Neither Jinja nor YAML ever sees a value: a template is rendered and parsed once, with a mark where each value goes, and `fill` replaces the marks.
+So no text can become structure, what YAML can't hold (DEL, lone surrogates) passes unchanged, and a job costs no rendering and no parsing.
 """
 
 from __future__ import annotations
 
 import json
-from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.meta import find_undeclared_variables
 
 from lockstep.api.yamltext import load_yaml
 
 MARK = "\ue000value "
 """A character of private use: no template has it."""
-_values: ContextVar[list[object]] = ContextVar("values")
-
-
-def _marked(value: object) -> str:
-    values = _values.get()
-    values.append(value)
-    return f'"{MARK}{len(values) - 1}"'
 
 
 @cache
 def _environment() -> Environment:
     environment = Environment(loader=PackageLoader("lockstep.plan"), undefined=StrictUndefined, autoescape=False)  # noqa: S701 (not HTML)
-    environment.filters["tojson"] = _marked
+    environment.filters["tojson"] = lambda name: f'"{MARK}{name}"'
     return environment
 
 
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> Any:
-    return load_yaml(text)
+@cache
+def _structure(template: str) -> Any:
+    """What `templates/<template>.yaml.j2` says, with `MARK` and a name where the value of that name goes."""
+    name = f"{template}.yaml.j2"
+    environment = _environment()
+    assert environment.loader is not None  # noqa: S101 (set above)
+    source, _, _ = environment.loader.get_source(environment, name)
+    names = find_undeclared_variables(environment.parse(source))
+    return load_yaml(environment.get_template(name).render({name: name for name in names}))
 
 
 def fill(template: str, **values: object) -> dict[str, Any]:
-    """The object that `templates/<template>.yaml.j2` makes of `values`; fields that are empty or None are left out."""
-    token = _values.set([])
-    try:
-        text = _environment().get_template(f"{template}.yaml.j2").render(values)
-        result: dict[str, Any] = _without_empty(_with_values(_parsed(text), _values.get()))
-    finally:
-        _values.reset(token)
+    """The object that `templates/<template>.yaml.j2` makes of `values`; fields that are empty or None are left out.
+
+    Raises KeyError for a value that the template needs and that isn't given.
+    """
+    plain = {name: _plain(value) for name, value in values.items()}
+    result: dict[str, Any] = _without_empty(_with_values(_structure(template), plain))
     return result
 
 
-def _with_values(structure: Any, values: list[object]) -> Any:
-    """A copy with every mark replaced, also where it is a key."""
+def _with_values(structure: Any, values: dict[str, Any]) -> Any:
+    """A copy with every mark replaced."""
     if isinstance(structure, dict):
-        return {_with_values(key, values): _with_values(item, values) for key, item in structure.items()}
+        return {key: _with_values(item, values) for key, item in structure.items()}
     if isinstance(structure, list):
         return [_with_values(item, values) for item in structure]
     if isinstance(structure, str) and structure.startswith(MARK):
-        return _plain(values[int(structure.removeprefix(MARK))])
+        return values[structure.removeprefix(MARK)]
     return structure
 
 

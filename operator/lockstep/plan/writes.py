@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lockstep.api.names import job_labels, log_name, run_name
 from lockstep.plan.accept import Accepted
@@ -23,6 +24,8 @@ from lockstep.plan.times import remaining, seconds_of, timestamp
 LOG_KEY = "node-0.log"
 INTERFERENCE_SECONDS = 600.0
 MESSAGE_CHARACTERS = 1024
+REMEMBERED_JOBS, REMEMBERED_CHARACTERS = 32, 64 << 10
+"""Of how many jobs the objects are remembered that are compared at each look at them, and how large their run may be: most have 10 KB."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     proof = run_proof(running, context.run_key) if context.run_key and decision.proven else ""
     wanted = [
         _marked(item, start_mark(observed)) if item["kind"] == "StatefulSet" else item
-        for item in children(running, owner_uid=observed.uid, key=context.key, replicas=decision.replicas, proof=proof)
+        for item in _children(running, observed.uid, context.key, decision.replicas, proof)
     ]
     if decision.replicas == 0:
         wanted = [item for item in wanted if item["kind"] == "StatefulSet"]
@@ -73,6 +76,17 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     old = _old_runs(observed, running) if decision.starts else []
     scaled = () if decision.proven else _scaled(observed, decision)
     return (*sorted(create, key=_is_made_last), *foreign), (*apply, *scaled), (*renewed, *(seen for _, seen in forged), *old)
+
+
+def _children(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> tuple[Object, ...]:
+    made = _made if len(running.run) + len(running.template) <= REMEMBERED_CHARACTERS else _made.__wrapped__
+    return made(running, owner_uid, key, replicas, proof)
+
+
+@lru_cache(REMEMBERED_JOBS)
+def _made(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> tuple[Object, ...]:
+    """Nobody changes them: what is sent is a copy."""
+    return tuple(children(running, owner_uid=owner_uid, key=key, replicas=replicas, proof=proof))
 
 
 def _marked(item: Object, mark: dict[str, str]) -> Object:

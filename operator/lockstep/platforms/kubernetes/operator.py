@@ -58,6 +58,8 @@ SETTLING_SECONDS = 40.0
 (node-monitor-grace-period): when the API server is back, it takes all Nodes for silent that could not reach it either, for some seconds."""
 CLOCK_SECONDS = 60.0
 """Between two looks at a job while this machine's clock differs from the API server's."""
+AT_ONCE = frozenset({"TrainingJob", "TrainingCluster", "Node"})
+"""Kinds whose events are looked at without waiting for more: what people write, and what concerns all jobs anyway."""
 GONE_MAX = 64
 """Deleted jobs of which something is still in memory."""
 log = logging.getLogger("lockstep.operator")
@@ -169,7 +171,7 @@ class Operator:
         for key in keys:
             if deleted:
                 self._refused.forget(key)  # it may have been in the way
-            self.queue.mark(key)
+            self.queue.mark(key) if kind in AT_ONCE else self.queue.mark_soon(key)
 
     def _see_pod(self, key: Key, pod: dict[str, Any], *, deleted: bool) -> None:
         losses, now = self.server.losses, self.cluster.clock.now()
@@ -181,7 +183,7 @@ class Operator:
     def written(self, kind: str, item: dict[str, Any]) -> None:
         """What this operator wrote is known before the watch tells it: nothing is decided, or sent again, on what was there before."""
         for key in self.inventory.observe_write(kind, item):
-            self.queue.mark(key)
+            self.queue.mark_soon(key)
 
     async def work(self, key: Key) -> float | None:
         """Reconcile one job; seconds until it should be looked at again."""

@@ -19,6 +19,9 @@ PATIENT_FAILURES = 3
 """After so many in a row a mark waits, too: what changed meanwhile has not helped."""
 OBSTACLE_SECONDS = (3.0, 120.0)
 """Before what the API server refused is written again: first, and at most; doubled in between. A thousand jobs may meet one quota."""
+SOON_SECONDS = 0.05
+"""In which what changes about a job collapses into one look at it: a start of 64 nodes is some 150 events."""
+WORKERS = 16
 JITTER = 0.25
 """Of every wait, at random, up or down: a thousand jobs that one quota refuses don't come back together."""
 log = logging.getLogger(__name__)
@@ -32,7 +35,7 @@ Work = Callable[[Key], Awaitable[float | None]]
 class WorkQueue:
     """Marks are cheap and never lost: a key marked while it is worked on is worked on again. Marks of one key collapse."""
 
-    def __init__(self, work: Work, workers: int = 8) -> None:
+    def __init__(self, work: Work, workers: int = WORKERS) -> None:
         self._work = work
         self._workers = workers
         self._most = max(1, workers // 2)
@@ -64,6 +67,11 @@ class WorkQueue:
             self._waiting.add(key)
             self._ready.setdefault(key[0], deque()).append(key)
             self._news.set()
+
+    def mark_soon(self, key: Key) -> None:
+        """As `mark`, together with what else happens in the next moment: for events of which many come at once."""
+        if key not in self._waiting:
+            self.mark_later(key, max(SOON_SECONDS, self._not_before.get(key, 0.0) - time.monotonic()))
 
     def hold(self, key: Key, seconds: float) -> None:
         """Marks wait for so long: the API server asked to be left alone, or the work has failed often."""
