@@ -51,8 +51,10 @@ def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
     text = _stated(observed.job)
     is_small = len(text) <= REMEMBERED_CHARACTERS
     job = (_job if is_small else _job.__wrapped__)(text)
-    profile = job if isinstance(job, Notice) else _profile(observed, job.spec.cluster)
-    if isinstance(job, Notice) or isinstance(profile, Notice):
+    if isinstance(job, Notice):
+        return job
+    profile = _profile(observed, job.spec.cluster)
+    if isinstance(profile, Notice):
         return profile
     cluster, excluded, operators = _stated(profile), excluded_names(observed), _Operators.of(context)
     return _remembered(text, cluster, excluded, operators) if is_small else _accepted(job, _cluster(cluster), excluded, operators)

@@ -31,7 +31,7 @@ from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
 from lockstep.plan.starting import has_begun, start_overdue, until_start_overdue
 from lockstep.plan.status import due, job_status
 from lockstep.plan.stopping import commit, last_word, stop_status, stopping
-from lockstep.plan.writes import Decision, absent_claims, interference, object_writes, repairs, with_log
+from lockstep.plan.writes import Decision, absent_claims, any_foreign, interference, is_told, object_writes, own_stateful_set, repairs, with_log
 from lockstep_gang.contract import Report, State
 
 
@@ -57,6 +57,10 @@ class Plan:
     """Objects seen to be absent: POST. An object that is there after all is looked at, never merged into."""
     claims: tuple[Object, ...] = ()
     """As create, but one that is there is fine, whoever made it."""
+    at_once: bool = False
+    """Of a start where nothing is known to be in the way: the StatefulSet is created beside what its pods need, and deleted again where that can't be."""
+    half_made: tuple[Object, ...] = ()
+    """The StatefulSet of a start in the middle of which an operator ended: deleted, too, where something that its pods need can't be created."""
     apply: tuple[Object, ...] = ()
     """Objects of this job that differ, with the uid and resourceVersion that were seen."""
     delete: tuple[Object, ...] = ()
@@ -109,7 +113,8 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     view = replace(
         view, lost=lost, place=place, listening_since=context.listening_since, made_anew=anew, pending=_is_pending(decision, end)
     )
-    mended = repairs(observed, decision, create, delete)
+    is_half_made = not begun and not decision.starts and not is_told(observed, decision.running)
+    mended = () if is_half_made else repairs(observed, decision, create, delete)
     life["interference"], until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
     if life["interference"] is not None:
         view = replace(view, interference=life["interference"]["message"])
@@ -129,6 +134,8 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     return Plan(
         create=create,
         claims=absent_claims(observed, decision),
+        at_once=decision.starts and observed.obstacle is None and not any_foreign(observed, create),
+        half_made=own_stateful_set(observed) if is_half_made else (),
         apply=apply,
         delete=delete,
         force_delete=() if context.clock_off else lost.replace,

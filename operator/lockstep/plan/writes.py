@@ -78,6 +78,22 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     return (*sorted(create, key=_is_made_last), *foreign), (*apply, *scaled), (*renewed, *(seen for _, seen in forged), *old)
 
 
+def any_foreign(observed: Observed, create: tuple[Object, ...]) -> bool:
+    """Whether somebody else is seen to have a name among these."""
+    return any(_key(item) in observed.objects for item in create)
+
+
+def own_stateful_set(observed: Observed) -> tuple[Object, ...]:
+    """The job's StatefulSet, if it is there and nobody else's."""
+    seen = observed.stateful_set
+    return () if seen is None or owner_uid(seen) != observed.uid or is_terminating(seen) else (seen,)
+
+
+def is_told(observed: Observed, running: Frozen | None) -> bool:
+    """Whether status says that this run has been started: an operator that ended in the middle of it has left objects out, and nobody has deleted them."""
+    return running is not None and (observed.status.get("run") or {}).get("name") == running.name
+
+
 def _children(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> tuple[Object, ...]:
     made = _made if len(running.run) + len(running.template) <= REMEMBERED_CHARACTERS else _made.__wrapped__
     return made(running, owner_uid, key, replicas, proof)

@@ -74,18 +74,29 @@ class Executor:
         log.warning("%s: an admission policy changes %s back; it is sent again in %.0f s", where, overruled[0].path, left)
 
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
-        """What pods need all at once, since each takes a round trip; then what makes pods."""
-        needed = [self._create(observed, item) for item in plan.create if item["kind"] != "StatefulSet"]
-        done = await asyncio.gather(*(self._create_claim(observed, claim) for claim in plan.claims), *needed, return_exceptions=True)
-        for result in done:
-            if isinstance(result, BaseException) and not (isinstance(result, ApiError) and result.is_refusal):
+        """At once, since each takes a round trip, and what makes pods last unless the plan says otherwise. Then it is taken back where something is in the way."""
+        beside = plan.at_once and not plan.claims
+        first = [item for item in plan.create if beside or not _makes_pods(item)]
+        creating = [*(self._create_claim(observed, claim) for claim in plan.claims), *(self._create(observed, item) for item in first)]
+        done: list[Object | Notice | None] = []
+        for result in await asyncio.gather(*creating, return_exceptions=True):
+            if isinstance(result, ApiError) and result.is_refusal:
+                done.append(_refused(result))
+            elif isinstance(result, BaseException):
                 raise result
-        notices = [_refused(result) if isinstance(result, ApiError) else result for result in done]
-        obstacle = next((notice for notice in notices if isinstance(notice, Notice)), None)
+            else:
+                done.append(result)
+        obstacle = next((result for result in done if isinstance(result, Notice)), None)
+        made = [result for result in done if isinstance(result, dict) and _makes_pods(result)]
+        if obstacle is not None:
+            for item in made or plan.half_made:
+                await self._cluster.delete("StatefulSet", observed.namespace, item["metadata"]["name"], item["metadata"]["uid"])
+                _record(observed, "took back", item)
+            return obstacle
         for item in plan.create:
-            if item["kind"] == "StatefulSet" and obstacle is None:
-                obstacle = await self._create(observed, item)
-        return obstacle
+            if item not in first and isinstance(found := await self._create(observed, item), Notice):
+                return found
+        return None
 
     async def _create_claim(self, observed: Observed, claim: Object) -> None:
         try:
@@ -96,7 +107,8 @@ class Executor:
             return
         _record(observed, "created", claim)
 
-    async def _create(self, observed: Observed, item: Object) -> Notice | None:
+    async def _create(self, observed: Observed, item: Object) -> Object | Notice:
+        """As it is there now, or why it can't be."""
         try:
             found = await self._cluster.create(item)
         except ApiError as error:
@@ -104,7 +116,7 @@ class Executor:
                 raise
             if item["kind"] == "Secret":
                 self._written("Secret", _unread(item))
-                return None
+                return item
             there = await self._cluster.get(item["kind"], observed.namespace, item["metadata"]["name"])
             if there is None:
                 raise  # gone meanwhile, or a conflict over something else, such as a quota's count: the same write is due again
@@ -116,7 +128,7 @@ class Executor:
         else:
             _record(observed, "created", item)
         self._written(item["kind"], found)
-        return None
+        return found
 
     async def _restored(self, item: Object, there: Object) -> Object:
         """This job's own that was not seen: written a moment ago, or its labels were taken away."""
@@ -161,9 +173,13 @@ class Executor:
                 log.warning("%s/%s: event %s: %s", observed.namespace, observed.name, note.reason, error)
 
 
+def _makes_pods(item: Object) -> bool:
+    return bool(item["kind"] == "StatefulSet")
+
+
 def _record(observed: Observed, act: str, item: Object) -> None:
     """One line for each thing done with the operator's rights, so that its log can be held against the API server's audit log."""
-    replicas = f", {item['spec']['replicas']} replicas" if item["kind"] == "StatefulSet" and act != "deleted" else ""
+    replicas = f", {item['spec']['replicas']} replicas" if item["kind"] == "StatefulSet" and act in ("created", "changed") else ""
     name = item["metadata"]["name"]
     log.info("%s/%s (uid %s): %s %s %s%s", observed.namespace, observed.name, observed.uid, act, item["kind"], name, replicas)
 

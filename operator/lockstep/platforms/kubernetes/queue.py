@@ -42,6 +42,8 @@ class WorkQueue:
         self._ready: dict[str, deque[Key]] = {}
         """By namespace, in the order of their turns."""
         self._news = asyncio.Event()
+        self._soon: set[Key] = set()
+        self._soon_news = asyncio.Event()
         self._waiting: set[Key] = set()
         self._running: dict[Key, float] = {}
         self._busy: dict[str, int] = defaultdict(int)
@@ -70,8 +72,17 @@ class WorkQueue:
 
     def mark_soon(self, key: Key) -> None:
         """As `mark`, together with what else happens in the next moment: for events of which many come at once."""
-        if key not in self._waiting:
-            self.mark_later(key, max(SOON_SECONDS, self._not_before.get(key, 0.0) - time.monotonic()))
+        self._soon.add(key)
+        self._soon_news.set()
+
+    async def _mark_collected(self) -> None:
+        while True:
+            await self._soon_news.wait()
+            await asyncio.sleep(SOON_SECONDS)
+            self._soon_news.clear()
+            soon, self._soon = self._soon, set()
+            for key in soon:
+                self.mark(key)
 
     def hold(self, key: Key, seconds: float) -> None:
         """Marks wait for so long: the API server asked to be left alone, or the work has failed often."""
@@ -117,6 +128,7 @@ class WorkQueue:
         self.last_end = time.monotonic()
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._mark_collected())
                 for _ in range(self._workers):
                     group.create_task(self._serve())
         finally:

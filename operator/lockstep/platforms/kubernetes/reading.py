@@ -10,9 +10,10 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -139,15 +140,18 @@ class BoundedSession:
         free_form: frozenset[str],
         seen: Callable[[str], None] = lambda plural: None,
         slim: Callable[[str, Any], Any] = lambda plural, item: item,
+        taken: Mapping[str, Callable[[str | None, Any], None]] = MappingProxyType({}),
     ) -> None:
         """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every sign of life.
-        `slim` makes of an object, by its plural, what is kept of it.
+        `slim` makes of an object, by its plural, what is kept of it. `taken`, by plural: who takes the objects of that kind (the event's type, None of a
+        list's) in kopf's place, which gets their revisions only: with a task and four dicts an object it takes more time than everything else.
         """
         self._session = session
         self._metadata_only = metadata_only
         self._free_form = free_form
         self._seen = seen
         self._slim = slim
+        self._taken = taken
         self._sizes: dict[str, PageSize] = {}
         self._page = asyncio.Lock()
 
@@ -185,7 +189,9 @@ class BoundedSession:
             return _Gone("a watch is forbidden")
         if response.status >= 400:
             return response
-        return _Watched(response, plural in self._free_form, lambda: self._seen(plural), lambda item: self._slim(plural, item))
+        return _Watched(
+            response, plural in self._free_form, lambda: self._seen(plural), lambda item: self._slim(plural, item), self._taken.get(plural)
+        )
 
     async def _listed(self, method: str, url: str, plural: str, sent: dict[str, Any]) -> Any:
         async with self._page:  # two pages at once would take twice the memory
@@ -198,9 +204,14 @@ class BoundedSession:
                 content = await content_within(response, size.bytes_max)
                 size.was(None if content is None else len(content))
                 if content is not None:
-                    return _Listed(self._slimmed(plural, with_items(loads(content)), len(content)))
+                    return _Listed(self._passed_on(plural, with_items(loads(content)), len(content)))
 
-    def _slimmed(self, plural: str, page: Any, size_bytes: int) -> Any:
+    def _passed_on(self, plural: str, page: Any, size_bytes: int) -> Any:
+        """What kopf gets of a page."""
+        if plural in self._taken:
+            for item in page["items"]:
+                self._taken[plural](None, item)
+            return {**page, "items": []}
         if size_bytes > SLIM_BYTES * max(1, len(page["items"])):
             page["items"] = [self._slim(plural, item) for item in page["items"]]
         return page
@@ -273,8 +284,16 @@ class _Gone(_Reply):
 class _Watched(_Reply):
     """A watch's stream, line by line."""
 
-    def __init__(self, response: Any, is_free_form: bool, seen: Callable[[], None], slim: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        response: Any,
+        is_free_form: bool,
+        seen: Callable[[], None],
+        slim: Callable[[Any], Any],
+        take: Callable[[str, Any], None] | None = None,
+    ) -> None:
         self._response = response
+        self._take = take
         self._seen = seen
         self._slim = slim
         self._is_free_form = is_free_form
@@ -289,7 +308,21 @@ class _Watched(_Reply):
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         async for line in _lines(self._response.content, size):
             self._seen()
-            yield await self._checked(line) + b"\n"
+            yield await (self._checked(line) if self._take is None else self._taken(line, self._take)) + b"\n"
+
+    async def _taken(self, line: bytes, take: Callable[[str, Any], None]) -> bytes:
+        """A bookmark in the event's place."""
+        if b'"type":"ERROR"' in line[:100]:
+            return await self._failed(line)
+        try:
+            event = loads(line)
+        except ValueError as error:
+            log.warning("a watch sent what is no JSON: %s", error)
+            return json.dumps(_RELIST).encode()
+        version = event["object"]["metadata"]["resourceVersion"]
+        if event["type"] != "BOOKMARK":
+            take(event["type"], event["object"])
+        return json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}).encode()
 
     async def _checked(self, line: bytes) -> bytes:
         """Nothing in it too deep or too large. Every kind has a field of any depth: whoever may write an object may write its metadata.managedFields."""

@@ -77,26 +77,35 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
     `seen` is told the plural whose watch shows that it goes on. `listed` hears of each object of a list. A watch has begun anew then: what is deleted before that list it never tells of.
     """
     found = kopf.OperatorRegistry()
+    watched = list(kinds)
+
+    def taker(kind: str) -> Callable[[str | None, Object], None]:
+        def take(type: str | None, item: Object) -> None:
+            if type is None:
+                listed()
+            observe(kind, item, type == "DELETED")
+
+        return take
+
+    taken = {KINDS[one.kind].plural: taker(one.kind) for one in watched if one.kind not in FREE_FORM}
 
     @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
         made = await connection()
-        return replace(made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed))
+        return replace(made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed, taken))
 
-    for watched in kinds:
-        _watch(found, watched.kind, observe, listed)
+    for one in watched:
+        _watch(found, one.kind, taker(one.kind))
     return found
 
 
-def _watch(found: kopf.OperatorRegistry, kind: str, observe: Observe, listed: Listed) -> None:
+def _watch(found: kopf.OperatorRegistry, kind: str, take: Callable[[str | None, Object], None]) -> None:
     known = KINDS[kind]
     group, _, version = known.api_version.rpartition("/")
 
     @kopf.on.event(group, version, known.plural, registry=found, id=known.plural)  # type: ignore[untyped-decorator]
-    async def take_in(type: str | None, body: kopf.Body, **_: Any) -> None:
-        if type is None:
-            listed()
-        observe(kind, dict(body), type == "DELETED")
+    async def handle(type: str | None, body: kopf.Body, **_: Any) -> None:
+        take(type, dict(body))
 
 
 def kopf_settings() -> kopf.OperatorSettings:
