@@ -83,6 +83,25 @@ def test_marks_of_a_key_collapse_and_one_while_it_runs_runs_it_again() -> None:
     assert len(seen) == 2
 
 
+def test_many_events_at_once_are_one_look_and_never_before_the_server_s_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Key] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        seen.append(key)
+        done.set()
+
+    held = ("ns", "held")
+    queue = WorkQueue(work)
+    queue.hold(held, 60.0)
+    monkeypatch.setattr(queue, "mark_later", lambda key, seconds: seen.append((key[1], "later")))
+    for _ in range(64):
+        queue.mark_soon(KEY)
+        queue.mark_soon(held)
+    run_queue(queue, done)
+    assert sorted(seen) == [("held", "later"), KEY]
+
+
 def test_a_key_is_never_worked_on_by_two_workers() -> None:
     running, most, turns = 0, 0, 0
     done = asyncio.Event()
@@ -628,6 +647,62 @@ def test_a_refused_object_keeps_a_gang_from_starting_and_never_from_ending(repli
     notice = asyncio.run(Executor(cluster, lambda kind, found: None).write_objects(observed, plan))
     assert notice is not None and "exceeded quota" in notice.message and len(notice.message) < 2000
     assert cluster.applied == applied
+
+
+class Names(Empty):
+    """An API server where somebody has the Service's name."""
+
+    def __init__(self, taken: str) -> None:
+        super().__init__(None)
+        self.taken = taken
+        self.under_way = self.most_under_way = 0
+        self.did: list[str] = []
+
+    async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        if item["kind"] == self.taken:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        self.did.append(f"POST {item['kind']}")
+        return {**item, "metadata": {**item["metadata"], "uid": f"made-{item['kind']}"}}
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
+        return {"metadata": {"name": name, "uid": "theirs"}}
+
+    async def delete(self, kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
+        self.did.append(f"DELETE {kind} {uid}")
+
+
+def started(cluster: Names, *kinds: str, **plan: Any) -> Notice | None:
+    create = tuple({"kind": kind, "metadata": {"name": kind.lower()}, "spec": {"replicas": 2}} for kind in kinds)
+    observed = Observed({"metadata": item("x", 1)["metadata"], "spec": {}})
+    return asyncio.run(Executor(cluster, lambda kind, found: None).write_objects(observed, Plan(create=create, **plan)))
+
+
+def test_a_start_is_one_round_trip_and_taken_back_where_somebody_has_a_name() -> None:
+    free, taken = Names(""), Names("Service")
+    assert started(free, "Secret", "Service", "StatefulSet", at_once=True) is None
+    assert free.most_under_way == 3
+    notice = started(taken, "Secret", "Service", "StatefulSet", at_once=True)
+    assert notice is not None and notice.reason == "NameTaken"
+    assert taken.did == ["POST Secret", "POST StatefulSet", "DELETE StatefulSet made-StatefulSet"]
+
+
+def test_a_start_in_whose_way_something_was_makes_its_pods_last() -> None:
+    taken, free = Names("Service"), Names("")
+    assert started(taken, "Secret", "Service", "StatefulSet") is not None
+    assert taken.did == ["POST Secret"]
+    assert started(free, "Secret", "Service", "StatefulSet") is None
+    assert (free.did[-1], free.most_under_way) == ("POST StatefulSet", 2)
+
+
+def test_a_start_that_another_operator_left_half_made_is_taken_back_too() -> None:
+    there = {"kind": "StatefulSet", "metadata": {"name": "x", "uid": "half"}, "spec": {"replicas": 2}}
+    taken = Names("Service")
+    assert started(taken, "Secret", "Service", half_made=(there,)) is not None
+    assert taken.did == ["POST Secret", "DELETE StatefulSet half"]
 
 
 def test_an_event_that_another_operator_told_of_the_same_version_of_the_job_is_not_told_again() -> None:

@@ -201,6 +201,30 @@ def test_a_watch_of_any_kind_goes_on_after_metadata_that_is_too_deep(plural: str
     assert [event["object"]["metadata"]["name"] for event in lines] == ["deep", "b"]
 
 
+def test_kopf_gets_only_the_revisions_of_kinds_that_somebody_else_takes() -> None:
+    taken: list[tuple[str | None, str]] = []
+    server = Listing([text_of("a"), text_of("b")])
+    lines = [f'{{"type":"{kind}","object":{text_of(name, deepspeed=value)}}}' for kind, name, value in (
+        ("ADDED", "c", "{}"), ("MODIFIED", "c", deep(1500)), ("DELETED", "a", "{}"), ("BOOKMARK", "", "{}"),
+    )]  # fmt: skip
+    server.watch = "\n".join((*lines, '{"type":"ERROR","object":{"code":410,"message":"too old"}}', "")).encode()
+    takes = {"pods": lambda type, item: taken.append((type, item["metadata"]["name"]))}
+
+    async def read() -> tuple[Any, list[Any]]:
+        both = BoundedSession(server, frozenset(), frozenset(), taken=takes)
+        async with await both.request("get", "https://cluster/api/v1/pods?limit=100") as reply:
+            page = await reply.json()
+        async with await both.request("get", "https://cluster/api/v1/pods?watch=true&resourceVersion=7") as reply:
+            chunks = [chunk async for chunk in reply.content.iter_chunked(1000)]
+        return page, [json.loads(line) for line in b"".join(chunks).splitlines()]
+
+    page, events = asyncio.run(read())
+    assert (page["items"], page["metadata"]["resourceVersion"]) == ([], "7")
+    assert taken == [(None, "a"), (None, "b"), ("ADDED", "c"), ("MODIFIED", "c"), ("DELETED", "a")]
+    assert [event["type"] for event in events] == [*["BOOKMARK"] * 4, "ERROR"]
+    assert {event["object"]["metadata"]["resourceVersion"] for event in events[:-1]} == {"5"}
+
+
 DENSE = "[" + ",".join(["{}"] * 200_000) + "]"
 """600 kB of text, 14 MB as Python's objects."""
 

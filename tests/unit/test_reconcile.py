@@ -11,10 +11,13 @@ import jsonschema
 import pytest
 
 from lockstep.api.crd import training_job_crd
+from lockstep.plan.accept import REMEMBERED_CHARACTERS
+from lockstep.plan.layers import Notice
 from lockstep.plan.objects import RenderContext, children, freeze
 from lockstep.plan.observed import Object, Observed, ReceivedReport
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import Plan, reconcile
+from lockstep.plan.resolve import resolve
 from lockstep.plan.run import report_target
 from lockstep.plan.times import timestamp
 from lockstep_gang.contract import (
@@ -103,6 +106,53 @@ def test_a_new_job_gets_all_its_objects_in_the_order_pods_need_them() -> None:
     assert [item["kind"] for item in plan.create] == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "StatefulSet"]
     assert plan.create[-1]["spec"]["replicas"] == 2
     assert (plan.apply, plan.delete) == ((), ())
+
+
+def test_the_pods_of_a_start_are_asked_for_at_once_unless_something_is_in_the_way() -> None:
+    assert reconcile(fresh(), None, CONTEXT, NOW).at_once
+    met = replace(fresh(), obstacle=Notice("NameTaken", "somebody has it"))
+    assert not reconcile(met, None, CONTEXT, NOW).at_once
+    service = reconcile(fresh(), None, CONTEXT, NOW).create[3]
+    theirs = {**service, "metadata": {**service["metadata"], "ownerReferences": []}}
+    seen = replace(fresh(), objects={("Service", "x-headless"): theirs})
+    assert not reconcile(seen, None, CONTEXT, NOW).at_once
+
+
+def test_what_an_operator_left_half_made_is_completed_and_nobody_blamed() -> None:
+    plan = reconcile(fresh(), None, CONTEXT, NOW)
+    [stateful_set] = [stored(item) for item in plan.create if item["kind"] == "StatefulSet"]
+    half = replace(fresh(), objects={("StatefulSet", "x"): stateful_set})
+    mended = reconcile(half, None, CONTEXT, NOW)
+    assert [item["kind"] for item in mended.create] == ["Secret", "ConfigMap", "NetworkPolicy", "Service"]
+    assert mended.half_made == (stateful_set,)
+    assert "interference" not in (mended.status or {})
+    told = after(replace(half, pods=(pod(0), pod(1))), mended)
+    assert reconcile(told, report(), CONTEXT, NOW).half_made == ()
+
+
+def test_a_job_is_read_once_however_often_it_is_looked_at_and_again_when_it_or_its_cluster_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr("lockstep.plan.accept.resolve", lambda job, *more: calls.append(job.spec.script.path) or resolve(job, *more))
+    one = fresh(script={"path": "counted.py"})
+    for _ in range(3):
+        reconcile(one, None, CONTEXT, NOW)
+    assert calls == ["counted.py"]
+    for changed in (
+        fresh(script={"path": "other.py"}),
+        replace(one, profiles=({**PROFILE, "spec": {**PROFILE["spec"], "image": "python:2"}},)),
+        replace(
+            one,
+            job=job({"excludedNodes": [{"name": "bad", "time": "2026-01-01T00:00:00Z", "message": "m"}]}, script={"path": "counted.py"}),
+        ),
+    ):
+        calls.clear()
+        reconcile(changed, None, CONTEXT, NOW)
+        assert len(calls) == 1
+    large = fresh(script={"path": "large.py", "args": ["x" * 1000] * (REMEMBERED_CHARACTERS // 500)})
+    calls.clear()
+    for _ in range(2):
+        reconcile(large, None, CONTEXT, NOW)
+    assert calls == ["large.py"] * 2  # not kept in memory
 
 
 def test_every_condition_is_there_from_the_first_status_on() -> None:

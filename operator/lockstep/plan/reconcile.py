@@ -31,7 +31,17 @@ from lockstep.plan.retry import is_of_an_earlier_retry, is_retried
 from lockstep.plan.starting import has_begun, start_overdue, until_start_overdue
 from lockstep.plan.status import due, job_status
 from lockstep.plan.stopping import commit, last_word, stop_status, stopping
-from lockstep.plan.writes import Decision, absent_claims, any_foreign, interference, is_told, object_writes, own_stateful_set, repairs, with_log
+from lockstep.plan.writes import (
+    Decision,
+    absent_claims,
+    any_foreign,
+    interference,
+    is_told,
+    object_writes,
+    own_stateful_set,
+    repairs,
+    with_log,
+)
 from lockstep_gang.contract import Report, State
 
 
