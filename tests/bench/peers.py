@@ -29,7 +29,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bench.operator_scale import say
 from bench.peers_controlplane import measure_bursts, measure_sizes
@@ -66,34 +66,43 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return given
 
 
-def measure(given: argparse.Namespace) -> Object:
+def measure(given: argparse.Namespace, result: Object) -> None:
+    """Put what was measured into `result`, part by part."""
     built = build(cache_root(), say)
-    result: Object = {
+    result |= {
         "began": time.strftime("%F %T"),
         "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
         "versions": {peer.name: peer.version for peer in PEERS},
     }
-    if "sizes" in given.only and given.sizes:
-        result["sizes"] = measure_sizes(built, given.sizes)
-    if "burst" in given.only and given.burst:
-        result["burst"] = measure_bursts(built, given.burst)
-    if "faults" in given.only and given.faults:
-        result["faults"] = measure_faults(built, given.runs, 0 if given.quick else 1)
-    return result
+    parts: dict[str, Callable[[], Object]] = {
+        "sizes": lambda: measure_sizes(built, given.sizes),
+        "burst": lambda: measure_bursts(built, given.burst),
+        "faults": lambda: measure_faults(built, given.runs, 0 if given.quick else 1),
+    }
+    for name in PARTS:
+        if name in given.only and (name != "faults" or given.faults):
+            before = os.getloadavg()[0]
+            result[name] = parts[name]()
+            result.setdefault("load", {})[name] = [before, os.getloadavg()[0]]
+
+
+def show(result: Object, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**result, "goals": [vars(goal) for goal in goals(result)]}, indent=1))
+        return
+    print(tables(result))
+    print("\n" + "\n".join(map(str, goals(result))))
 
 
 def main() -> None:
     given = options()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # everything that was started is ended then, too
-    result = measure(given)
-    result["goals"] = [vars(goal) for goal in goals(result)]
-    if given.json:
-        print(json.dumps(result, indent=1))
-        return
-    print(tables(result))
-    print("\n" + "\n".join(map(str, goals(result))))
+    result: Object = {}
+    try:
+        measure(given, result)
+    finally:  # half an hour's figures aren't lost with a later part
+        show(result, given.json)
 
 
 if __name__ == "__main__":

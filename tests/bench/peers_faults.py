@@ -41,6 +41,8 @@ START_SECONDS = 120.0
 PATIENCE_SECONDS = 60.0
 UNNOTICED_SECONDS = 30.0
 """For a hang and an image: three times as long as Lockstep is told to wait for a step."""
+LASTING_SECONDS = 2.0
+"""Those that run again have to run on for so long; the status has followed by then."""
 ALONE_SECONDS = 5.0
 """The others that still run so long after the victim came back aren't going to be restarted."""
 HANG_SECONDS = 10
@@ -287,7 +289,8 @@ async def suffer(there: Stage, case: Case, name: str, fault: str) -> None:
             found = outcome(lives, VICTIM, struck, now)
             alone = found.victim_again is not None and found.survivor_stopped is None and now - struck - found.victim_again > ALONE_SECONDS
             said |= dict.fromkeys(line for line in conditions(await there.status(case, name)) if line not in before)
-            if found.all_run_again is not None or alone or now > end:
+            ran_since = struck + found.all_run_again if found.all_run_again is not None else now
+            if now - ran_since > LASTING_SECONDS or alone or now > end:
                 there.add(fault, case, **vars(found), said=list(said))
                 return
             await asyncio.sleep(0.1)
