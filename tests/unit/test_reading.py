@@ -201,13 +201,17 @@ def test_a_watch_of_any_kind_goes_on_after_metadata_that_is_too_deep(plural: str
     assert [event["object"]["metadata"]["name"] for event in lines] == ["deep", "b"]
 
 
-def test_kopf_gets_only_the_revisions_of_kinds_that_somebody_else_takes() -> None:
+@pytest.mark.parametrize(
+    "error",
+    ['{"type":"ERROR","object":{"code":410,"message":"too old"}}', '{"object": {"code": 410, "message": "too old"}, "type": "ERROR"}'],
+)
+def test_kopf_gets_only_the_revisions_of_kinds_that_somebody_else_takes(error: str) -> None:
     taken: list[tuple[str | None, str]] = []
     server = Listing([text_of("a"), text_of("b")])
     lines = [f'{{"type":"{kind}","object":{text_of(name, deepspeed=value)}}}' for kind, name, value in (
         ("ADDED", "c", "{}"), ("MODIFIED", "c", deep(1500)), ("DELETED", "a", "{}"), ("BOOKMARK", "", "{}"),
     )]  # fmt: skip
-    server.watch = "\n".join((*lines, '{"type":"ERROR","object":{"code":410,"message":"too old"}}', "")).encode()
+    server.watch = "\n".join((*lines, error, "")).encode()
     takes = {"pods": lambda type, item: taken.append((type, item["metadata"]["name"]))}
 
     async def read() -> tuple[Any, list[Any]]:

@@ -312,13 +312,13 @@ class _Watched(_Reply):
 
     async def _taken(self, line: bytes, take: Callable[[str, Any], None]) -> bytes:
         """A bookmark in the event's place."""
-        if b'"type":"ERROR"' in line[:100]:
-            return await self._failed(line)
         try:
             event = loads(line)
         except ValueError as error:
             log.warning("a watch sent what is no JSON: %s", error)
             return json.dumps(_RELIST).encode()
+        if event["type"] == "ERROR":
+            return await self._failed(line)
         version = event["object"]["metadata"]["resourceVersion"]
         if event["type"] != "BOOKMARK":
             take(event["type"], event["object"])
