@@ -32,12 +32,14 @@ class Take(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("", 8080), Take).serve_forever()
 """
-# Tells five steps as any script may, then fails once; the second attempt does the last two steps again.
+# Tells five steps as any script may, then fails, and again before it has told any; the third attempt, which waits for the backoff, does the last two again.
 STEPS = """
 import json, os, socket, sys, time
 rank, attempt = os.environ["RANK"], int(os.environ["LOCKSTEP_ATTEMPT"])
 report = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 report.connect(os.environ["LOCKSTEP_REPORT_SOCKET"])
+if attempt == 2 and rank == "1":
+    raise RuntimeError("another trouble")
 for step in range(1, 6) if attempt == 1 else range(4, 7):
     time.sleep(0.6)
     if rank == "0":
@@ -99,7 +101,7 @@ def listener(jobs: Jobs) -> str:
 
 @pytest.fixture(scope="module")
 def done(jobs: Jobs, listener: str, monitored: None) -> dict[str, Any]:
-    """A job that failed once, went on and completed; as it is then."""
+    """A job that failed twice, went on and completed; as it is then."""
     volume = {"name": "seen", "mountPath": "/scripts", "configMap": {"name": "seen"}}
     notify = {"webhookSecretRef": {"name": "lockstep-notify", "key": "url"}}
     restart = {"maxRestarts": 2, "backoffSeconds": 1}
@@ -127,9 +129,10 @@ def test_every_transition_is_an_event_once(jobs: Jobs, done: dict[str, Any]) -> 
     told = [event["reason"] for event in events]
     assert set(told) >= {"Accepted", "PodsScheduled", "RanksReady", "AttemptStarted", "Restarting", "Complete"}
     assert len({(event["reason"], event["message"]) for event in events}) == len(events)
-    restart = next(event for event in events if event["reason"] == "Restarting")
-    assert "attempt 1 failed (UserCode): rank 1 on node 1 exited with 1: RuntimeError: a passing trouble" in restart["message"]
-    assert restart["type"] == "Warning"
+    restarts = sorted((event["message"], event["type"]) for event in events if event["reason"] == "Restarting")
+    assert [kind for _, kind in restarts] == ["Warning"] * 2
+    assert "attempt 1 failed (UserCode): rank 1 on node 1 exited with 1: RuntimeError: a passing trouble" in restarts[0][0]
+    assert "attempt 2 failed (UserCode): rank 1 on node 1 exited with 1: RuntimeError: another trouble" in restarts[1][0]
 
 
 def test_status_says_where_the_time_went(done: dict[str, Any]) -> None:
@@ -169,7 +172,7 @@ def test_metrics_are_shown_to_the_reader_s_account_only(jobs: Jobs, done: dict[s
     assert found["lockstep_operator_leader", ""] == 1
     assert found["lockstep_jobs", "Complete"] == 1
     assert found["lockstep_jobs_finished_total", "Complete"] == 1
-    assert found["lockstep_restarts_total", "UserCode"] == 1
+    assert found["lockstep_restarts_total", "UserCode"] == 2
     assert found["lockstep_goodput_seconds_total", "train"] == done["status"]["goodput"]["trainSeconds"]
     assert found["lockstep_reconcile_seconds_count", ""] > 0
     assert not any(name == "seen" for _, name in found)
