@@ -50,7 +50,7 @@ def list_set() -> dict[str, Any]:
 class Model(BaseModel):
     """camelCase outside, snake_case inside; unknown fields are errors; values never change after parsing."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     RULES: ClassVar[tuple[Rule, ...]] = ()
 
     @model_validator(mode="after")
