@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lockstep.api.names import REPORT_AUDIENCE, key_secret_name
+from lockstep.api.names import KEY_VOLUME, REPORT_AUDIENCE, key_secret_name
 from lockstep.plan.objects import RenderContext
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import lacks_secret
 from lockstep.plan.reconcile import Plan, reconcile
 from lockstep.plan.run import report_target
-from lockstep.plan.storage import KEY_VOLUME
 from lockstep.platforms.kubernetes import report_server
 from lockstep.platforms.kubernetes.certificate import authority_made, make_certificates, service_names
 from lockstep.platforms.kubernetes.clock import ServerClock

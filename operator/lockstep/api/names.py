@@ -16,6 +16,16 @@ LABEL_HOSTNAME = "kubernetes.io/hostname"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # read by Kueue on the StatefulSet
 APP = "lockstep"
 
+# Volumes of a pod.
+WORKSPACE_VOLUME = "workspace"
+DATASETS_VOLUME = "datasets"
+AGENT_VOLUME = "lockstep-agent"
+RUN_VOLUME = "lockstep-run"
+KEY_VOLUME = "lockstep-key"
+TOKEN_VOLUME = "lockstep-token"  # noqa: S105 (a volume's name)
+SHM_VOLUME = "lockstep-shm"
+TMP_VOLUME = "lockstep-tmp"
+
 # Annotations.
 ANNOTATION_DEFAULT_CLUSTER = f"{GROUP}/is-default-cluster"
 ANNOTATION_NETWORKS = "k8s.v1.cni.cncf.io/networks"  # read by Multus

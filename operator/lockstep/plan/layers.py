@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from lockstep.api.model import Model
+if TYPE_CHECKING:
+    from lockstep.api.model import Model
 
 T = TypeVar("T")
 

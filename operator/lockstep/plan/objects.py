@@ -17,7 +17,7 @@ from lockstep.plan.metadata import app_labels
 from lockstep.plan.pod import pod_template
 from lockstep.plan.resolve import MADE_BY_OPERATOR, Refused, Resolved
 from lockstep.plan.run import build_run, pod_placement, report_target
-from lockstep.plan.storage import KEY_VOLUME, Claim, pod_claims, run_volume, shared_claims
+from lockstep.plan.storage import Claim, pod_claims, run_volume, shared_claims
 from lockstep.plan.template import fill
 from lockstep_gang.contract import ReportTarget, Run, parse_run, run_text
 
@@ -81,7 +81,7 @@ class Frozen:
     def key_secret(self) -> str:
         """Name of the Secret with the key of its agents."""
         volumes = json.loads(self.template)["pod"]["spec"]["volumes"]
-        return next(str(volume["secret"]["secretName"]) for volume in volumes if volume["name"] == KEY_VOLUME)
+        return next(str(volume["secret"]["secretName"]) for volume in volumes if volume["name"] == names.KEY_VOLUME)
 
     @cached_property
     def hash(self) -> str:
@@ -120,7 +120,7 @@ def _stated(frozen: Frozen) -> tuple[Object, Object]:
     for container in spec["initContainers"]:
         container.pop("image", None)
     for volume in spec["volumes"]:
-        if volume["name"] == KEY_VOLUME:
+        if volume["name"] == names.KEY_VOLUME:
             volume["secret"].pop("secretName", None)
     return run, template
 

@@ -7,10 +7,12 @@ pods of the jobs' namespace, too.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lockstep.api.cluster import Platform
 from lockstep.api.names import APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAMESPACE
+
+if TYPE_CHECKING:
+    from lockstep.api.cluster import Platform
 
 REGISTRY = "image-registry.openshift-image-registry.svc:5000"
 PULLER = "system:image-puller"
@@ -23,6 +25,8 @@ def in_registry(image: str, namespace: str) -> str:
 
 def operator_reference(image: str, platform: Platform, namespace: str = OPERATOR_NAMESPACE) -> str:
     """The operator's image as pods of every namespace name it: on OpenShift, one without a registry is an ImageStream's beside the operator."""
+    from lockstep.api.cluster import Platform
+
     return in_registry(image, namespace) if platform is Platform.OPENSHIFT and "/" not in image else image
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from lockstep.api import names
 from lockstep.plan.observed import Object
-from lockstep.plan.storage import AGENT_VOLUME, KEY_VOLUME, RUN_VOLUME, TOKEN_VOLUME
 
 CONTAINER = "reader"
 READER = f"{names.APP}-reader"
@@ -17,7 +16,7 @@ RESOURCES: Object = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {
 """Limits, too, where nothing else is asked: a quota on limits refuses a pod without."""
 # A program that is the first of its container hears no signal that it doesn't ask for.
 _WAIT = ["python3", "-c", "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); signal.pause()"]
-_OF_THE_AGENT = (AGENT_VOLUME, KEY_VOLUME, RUN_VOLUME, TOKEN_VOLUME)
+_OF_THE_AGENT = (names.AGENT_VOLUME, names.KEY_VOLUME, names.RUN_VOLUME, names.TOKEN_VOLUME)
 _FILES = ("persistentVolumeClaim", "emptyDir")
 
 

@@ -17,22 +17,14 @@ from lockstep.plan.layers import Notice
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
-WORKSPACE_VOLUME = "workspace"
-DATASETS_VOLUME = "datasets"
-AGENT_VOLUME = "lockstep-agent"
-RUN_VOLUME = "lockstep-run"
-KEY_VOLUME = "lockstep-key"
-TOKEN_VOLUME = "lockstep-token"  # noqa: S105 (a volume's name)
-SHM_VOLUME = "lockstep-shm"
-TMP_VOLUME = "lockstep-tmp"
 TOKEN_SECONDS = 3600
 KEY_MODE = 0o440  # the key is for root and the pod's group only
 
 _OWN = {
-    WORKSPACE_VOLUME: names.WORKSPACE, DATASETS_VOLUME: names.DATASETS, AGENT_VOLUME: names.AGENT_FOLDER, RUN_VOLUME: names.RUN_FOLDER,
-    KEY_VOLUME: names.KEY_FOLDER, TOKEN_VOLUME: names.TOKEN_FOLDER, SHM_VOLUME: "/dev/shm", TMP_VOLUME: "/tmp",  # noqa: S108
+    names.WORKSPACE_VOLUME: names.WORKSPACE, names.DATASETS_VOLUME: names.DATASETS, names.AGENT_VOLUME: names.AGENT_FOLDER, names.RUN_VOLUME: names.RUN_FOLDER,
+    names.KEY_VOLUME: names.KEY_FOLDER, names.TOKEN_VOLUME: names.TOKEN_FOLDER, names.SHM_VOLUME: "/dev/shm", names.TMP_VOLUME: "/tmp",  # noqa: S108
 }  # fmt: skip
-_READ_ONLY = (RUN_VOLUME, KEY_VOLUME, TOKEN_VOLUME)
+_READ_ONLY = (names.RUN_VOLUME, names.KEY_VOLUME, names.TOKEN_VOLUME)
 
 
 def volume_refusals(extra: list[ExtraVolume], shared: list[ClusterVolume]) -> list[Notice]:
@@ -77,17 +69,17 @@ def pod_volumes(resolved: Resolved, key_secret: str, *, reports: bool) -> list[d
     """Every volume of the pod but the frozen run's (`run_volume`), whose name is known only when all else is."""
     spec = resolved.profile.spec
     volumes: list[dict[str, Any]] = [
-        {"name": AGENT_VOLUME, "emptyDir": {}},
-        {"name": KEY_VOLUME, "secret": {"secretName": key_secret, "defaultMode": KEY_MODE}},
-        {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
-        {"name": TMP_VOLUME, "emptyDir": {}},
+        {"name": names.AGENT_VOLUME, "emptyDir": {}},
+        {"name": names.KEY_VOLUME, "secret": {"secretName": key_secret, "defaultMode": KEY_MODE}},
+        {"name": names.SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
+        {"name": names.TMP_VOLUME, "emptyDir": {}},
     ]
     if reports:
         token = {"audience": names.REPORT_AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": names.TOKEN_KEY}
-        volumes.append({"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}})
+        volumes.append({"name": names.TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}})
     if resolved.storage_mode is StorageMode.SHARED:
-        volumes.append(_claim_volume(WORKSPACE_VOLUME, resolved.workspace_claim))
-        volumes.append(_claim_volume(DATASETS_VOLUME, spec.storage.datasets_claim))
+        volumes.append(_claim_volume(names.WORKSPACE_VOLUME, resolved.workspace_claim))
+        volumes.append(_claim_volume(names.DATASETS_VOLUME, spec.storage.datasets_claim))
     volumes += [_claim_volume(volume.name, volume.claim, read_only=True) for volume in spec.pod.volumes]
     return volumes + [_extra_volume(volume) for volume in resolved.job.spec.pod_template.volumes]
 
@@ -110,14 +102,14 @@ def _extra_volume(volume: ExtraVolume) -> dict[str, Any]:
 
 def run_volume(run_name: str) -> dict[str, Any]:
     """The frozen run, of which pods see run.json only."""
-    return {"name": RUN_VOLUME, "configMap": {"name": run_name, "items": [{"key": names.RUN_KEY, "path": names.RUN_KEY}]}}
+    return {"name": names.RUN_VOLUME, "configMap": {"name": run_name, "items": [{"key": names.RUN_KEY, "path": names.RUN_KEY}]}}
 
 
 def mounts(resolved: Resolved, *, reports: bool) -> list[dict[str, Any]]:
     """Where the trainer's container finds every volume."""
     own: list[dict[str, Any]] = []
     for name, path in _OWN.items():
-        if name == TOKEN_VOLUME and not reports:
+        if name == names.TOKEN_VOLUME and not reports:
             continue
         own.append({"name": name, "mountPath": path} | ({"readOnly": True} if name in _READ_ONLY else {}))
     return own + _profile_mounts(resolved) + [_extra_mount(volume) for volume in resolved.job.spec.pod_template.volumes]
@@ -136,7 +128,7 @@ def _extra_mount(volume: ExtraVolume) -> dict[str, Any]:
 
 def agent_mounts(resolved: Resolved) -> list[dict[str, Any]]:
     """What the init container sees: the folder that it leaves the agent in, and what every pod has on this cluster."""
-    return [{"name": AGENT_VOLUME, "mountPath": names.AGENT_FOLDER}, *_profile_mounts(resolved)]
+    return [{"name": names.AGENT_VOLUME, "mountPath": names.AGENT_FOLDER}, *_profile_mounts(resolved)]
 
 
 @dataclass(frozen=True)
@@ -170,6 +162,6 @@ def pod_claims(resolved: Resolved) -> list[Claim]:
         return []
     storage = resolved.profile.spec.storage
     return [
-        Claim(WORKSPACE_VOLUME, "ReadWriteOnce", storage.workspace_size, storage.class_rwo),
-        Claim(DATASETS_VOLUME, "ReadWriteOnce", storage.datasets_size, storage.class_rwo),
+        Claim(names.WORKSPACE_VOLUME, "ReadWriteOnce", storage.workspace_size, storage.class_rwo),
+        Claim(names.DATASETS_VOLUME, "ReadWriteOnce", storage.datasets_size, storage.class_rwo),
     ]

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.names import LABEL_JOB, REPORT_AUDIENCE, pod_name
+from lockstep.api.names import KEY_VOLUME, LABEL_JOB, REPORT_AUDIENCE, pod_name
 from lockstep.plan.observed import Object, Observed, owner_uid
-from lockstep.plan.storage import KEY_VOLUME
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.kinds import path_of

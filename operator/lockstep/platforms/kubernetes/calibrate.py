@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.job import TrainingJob
+from lockstep.api.names import DATASETS_VOLUME, WORKSPACE_VOLUME
 from lockstep.plan.calibration import Point, is_done, point_in
-from lockstep.plan.storage import DATASETS_VOLUME, WORKSPACE_VOLUME
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.in_namespace import OWN, Patience, run_until
 from lockstep.platforms.kubernetes.in_namespace_run import Run, prepare

@@ -19,7 +19,6 @@ from lockstep.plan.objects import Frozen, RenderContext, children, freeze
 from lockstep.plan.observed import Object
 from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
 from lockstep.plan.retry import Earlier, retried
-from lockstep.plan.storage import AGENT_VOLUME
 from lockstep_gang.contract import WhenDone, parse_run, run_text
 
 
@@ -67,8 +66,8 @@ def _without_operator(frozen: Frozen) -> Frozen:
     template = json.loads(frozen.template)
     spec = template["pod"]["spec"]
     spec.pop("initContainers", None)
-    volume = {"name": AGENT_VOLUME, "configMap": {"name": agent_name(frozen.job)}}
-    spec["volumes"] = [volume if v["name"] == AGENT_VOLUME else v for v in spec["volumes"]]
+    volume = {"name": names.AGENT_VOLUME, "configMap": {"name": agent_name(frozen.job)}}
+    spec["volumes"] = [volume if v["name"] == names.AGENT_VOLUME else v for v in spec["volumes"]]
     run = replace(parse_run(frozen.run), when_done=WhenDone.EXIT)
     return replace(frozen, run=run_text(run), template=json.dumps(template, sort_keys=True))
 

@@ -6,18 +6,18 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
-from lockstep.api.clusterfile import ClusterFile
-from lockstep.api.job import TrainingJob
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE
 from lockstep.plan.doctorseen import DNS_SERVICES, RIGHTS, Seen
-from lockstep.plan.resolve import trainer_image
 from lockstep.plan.scope import NAMED_BINDING, PROFILE_CONFIG, PROFILE_KEY, Scope, image_of, scope_of, why_unserved
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.install import BACKED_OFF, PULL_FAILED, stuck, unpulled_image
 from lockstep.platforms.kubernetes.kinds import path_of
+
+if TYPE_CHECKING:
+    from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
+    from lockstep.api.clusterfile import ClusterFile
+    from lockstep.api.job import TrainingJob
 
 
 async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
@@ -58,6 +58,8 @@ async def survey(cluster: Cluster, found: ClusterFile, namespace: str) -> Seen:
 
 async def _what_stops(cluster: Cluster, deployment: Object) -> str:
     """Why pods of the operator don't start; '' while nothing is seen."""
+    from lockstep.platforms.kubernetes.install import BACKED_OFF, PULL_FAILED, stuck, unpulled_image
+
     home = str(deployment["metadata"].get("namespace", OPERATOR_NAMESPACE))
     return await unpulled_image(cluster, home, deployment, (*PULL_FAILED, BACKED_OFF)) or await stuck(cluster, home, deployment)
 
@@ -169,6 +171,8 @@ async def with_image(cluster: Cluster, job: TrainingJob, profile: TrainingCluste
     """The TrainingCluster with the image that the operator there would take, as far as it can be seen, where neither it nor the job names one."""
     if job.spec.image or profile.spec.image:
         return profile
+    from lockstep.plan.resolve import trainer_image
+
     image, _ = await operator_image(cluster, namespace)
     spec = profile.spec.model_copy(update={"image": None if image is None else trainer_image(image)})
     return profile.model_copy(update={"spec": spec})
