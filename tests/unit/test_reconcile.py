@@ -130,6 +130,17 @@ def test_what_an_operator_left_half_made_is_completed_and_nobody_blamed() -> Non
     assert reconcile(told, report(), CONTEXT, NOW).half_made == ()
 
 
+def test_a_start_that_was_taken_back_is_not_made_again_before_its_pods_are_gone() -> None:
+    plan = reconcile(fresh(), None, CONTEXT, NOW)
+    pending = pod(0, spec={"containers": []}, status={"phase": "Pending"})
+    pending["metadata"]["deletionTimestamp"] = timestamp(NOW)
+    leaving = replace(fresh(), pods=(pending,), obstacle=Notice("NameTaken", "somebody has it"))
+    waits = reconcile(leaving, None, replace(CONTEXT, remembered=plan.run), NOW)
+    assert (waits.taken_back, waits.create, waits.apply, waits.delete) == (True, (), (), ())
+    assert condition(waits, "Accepted")[:2] == ("False", "NameTaken")
+    assert reconcile(replace(leaving, pods=()), None, replace(CONTEXT, remembered=None), NOW).create
+
+
 def test_a_job_is_read_once_however_often_it_is_looked_at_and_again_when_it_or_its_cluster_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr("lockstep.plan.accept.resolve", lambda job, *more: calls.append(job.spec.script.path) or resolve(job, *more))

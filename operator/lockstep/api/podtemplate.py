@@ -37,7 +37,7 @@ class Toleration(Model):
     """The taint's value, when the operator is Equal."""
     effect: TaintEffect | None = None
     """The effect tolerated; left out: every effect."""
-    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """How long a NoExecute taint is tolerated; left out: for ever."""
 
     RULES = (  # what the API server would refuse in a pod

@@ -71,6 +71,8 @@ class Plan:
     """Of a start where nothing is known to be in the way: the StatefulSet is created beside what its pods need, and deleted again where that can't be."""
     half_made: tuple[Object, ...] = ()
     """The StatefulSet of a start in the middle of which an operator ended: deleted, too, where something that its pods need can't be created."""
+    taken_back: bool = False
+    """Pods of a start that was taken back are on their way out: nothing is sent, and what was in its way still is."""
     apply: tuple[Object, ...] = ()
     """Objects of this job that differ, with the uid and resourceVersion that were seen."""
     delete: tuple[Object, ...] = ()
@@ -123,6 +125,9 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     view = replace(
         view, lost=lost, place=place, listening_since=context.listening_since, made_anew=anew, pending=_is_pending(decision, end)
     )
+    taken_back = not begun and observed.obstacle is not None and observed.stateful_set is None and not observed.at_zero
+    if taken_back:
+        create, apply, delete = (), (), ()
     is_half_made = not begun and not decision.starts and not is_told(observed, decision.running)
     mended = () if is_half_made else repairs(observed, decision, create, delete)
     life["interference"], until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
@@ -143,7 +148,8 @@ def reconcile(observed: Observed, received: ReceivedReport | None, context: Rend
     )
     return Plan(
         create=create,
-        claims=absent_claims(observed, decision),
+        claims=() if taken_back else absent_claims(observed, decision),
+        taken_back=taken_back,
         at_once=decision.starts and observed.obstacle is None and not any_foreign(observed, create),
         half_made=own_stateful_set(observed) if is_half_made else (),
         apply=apply,

@@ -253,6 +253,8 @@ class Operator:
 
     async def _write(self, key: Key, observed: Observed, plan: Plan) -> tuple[Notice | None, float | None]:
         """What stands in the way, and in how many seconds it is tried again. What was refused is sent again only then, or when it is something else."""
+        if plan.taken_back:
+            return observed.obstacle, None
         wanted = (
             observed.generation,
             *((i["kind"], i["metadata"]["name"]) for i in (*plan.create, *plan.claims, *plan.apply, *plan.delete)),
