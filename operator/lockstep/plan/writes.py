@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,15 +95,16 @@ def is_told(observed: Observed, running: Frozen | None) -> bool:
     return running is not None and (observed.status.get("run") or {}).get("name") == running.name
 
 
-def _children(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> tuple[Object, ...]:
+def _children(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> list[Object]:
     made = _made if len(running.run) + len(running.template) <= REMEMBERED_CHARACTERS else _made.__wrapped__
-    return made(running, owner_uid, key, replicas, proof)
+    found: list[Object] = json.loads(made(running, owner_uid, key, replicas, proof))
+    return found
 
 
 @lru_cache(REMEMBERED_JOBS)
-def _made(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> tuple[Object, ...]:
-    """Nobody changes them: what is sent is a copy."""
-    return tuple(children(running, owner_uid=owner_uid, key=key, replicas=replicas, proof=proof))
+def _made(running: Frozen, owner_uid: str, key: str, replicas: int, proof: str) -> str:
+    """As JSON, so that nobody can change what is remembered."""
+    return json.dumps(children(running, owner_uid=owner_uid, key=key, replicas=replicas, proof=proof))
 
 
 def _marked(item: Object, mark: dict[str, str]) -> Object:
