@@ -105,6 +105,10 @@ def test_a_rank_that_computes_goes_on_where_it_was(agents: Gang) -> None:
     agents.wait(lambda: "on" if (agents.folder / "n").stat().st_mtime_ns > seen else None, 5, "progress")
 
 
+def test_a_rank_that_is_frozen_before_it_could_answer_is_named_so_too() -> None:
+    assert rankstacks._why_silent("T", "do_signal_stop").startswith("its process is stopped (state T)")
+
+
 def test_a_frozen_rank_is_named_and_left_as_it_is(agents: Gang) -> None:
     run = write(agents)
     pids = started(agents)

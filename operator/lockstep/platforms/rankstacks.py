@@ -97,7 +97,7 @@ class Asking:
         self.problem = ""
         state, kernel = state_of(process["pid"])
         if state in ("T", "t"):
-            self.problem = f"its process is stopped (state {state}): SIGCONT, or the debugger that holds it, lets it go on"
+            self.problem = _why_silent(state, kernel)
         elif process["asked"] is None:
             self.problem = "it runs no Python that can be asked: another program, one with -I, -E or -S, or a start by an older Lockstep"
         self.done = bool(self.problem) or not self._send()
@@ -135,6 +135,8 @@ class Asking:
 def _why_silent(letter: str, kernel: str) -> str:
     if letter in ("", "Z"):
         return "it has ended meanwhile"
+    if letter in ("T", "t"):
+        return f"its process is stopped (state {letter}): SIGCONT, or the debugger that holds it, lets it go on"
     where = f", in the kernel's {kernel}" if kernel else ""
     if letter == "D":
         return f"it can't be interrupted (state D{where}): it waits for a device or a volume that doesn't answer"
