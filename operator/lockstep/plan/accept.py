@@ -19,7 +19,6 @@ from lockstep.plan.observed import UNREADABLE, Object, Observed, is_terminating,
 from lockstep.plan.reasons import Reason
 from lockstep.plan.resolve import PlatformDefaults, Refused, Resolved, refuse_missing_gpus, resolve, trainer_image
 from lockstep.plan.storage import shared_claims
-from lockstep_gang.contract import ReportTarget
 
 HASH_CHARACTERS = 10
 LISTED_PROFILES = 8
@@ -56,25 +55,11 @@ def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
     profile = _profile(observed, job.spec.cluster)
     if isinstance(profile, Notice):
         return profile
-    cluster, excluded, operators = _stated(profile), excluded_names(observed), _Operators.of(context)
-    return _remembered(text, cluster, excluded, operators) if is_small else _accepted(job, _cluster(cluster), excluded, operators)
-
-
-@dataclass(frozen=True)
-class _Operators:
-    """What of a RenderContext is part of a frozen run."""
-
-    agent_image: str
-    key_secret: str
-    report: ReportTarget | None
-
-    @classmethod
-    def of(cls, context: RenderContext) -> _Operators:
-        return cls(context.agent_image, context.key_secret, context.report)
-
-    @property
-    def context(self) -> RenderContext:
-        return RenderContext(self.agent_image, key_secret=self.key_secret, report=self.report)
+    cluster, excluded = _stated(profile), excluded_names(observed)
+    frozen_by = RenderContext(
+        context.agent_image, key_secret=context.key_secret, report=context.report
+    )  # no more of it is part of a frozen run
+    return _remembered(text, cluster, excluded, frozen_by) if is_small else _accepted(job, _cluster(cluster), excluded, frozen_by)
 
 
 def _stated(item: Object) -> str:
@@ -102,23 +87,23 @@ def _cluster(text: str) -> TrainingCluster | Notice:
 
 
 @lru_cache(REMEMBERED_JOBS)
-def _remembered(job_text: str, cluster_text: str, excluded: tuple[str, ...], operators: _Operators) -> Accepted | Notice:
+def _remembered(job_text: str, cluster_text: str, excluded: tuple[str, ...], context: RenderContext) -> Accepted | Notice:
     """Each event of each pod of a job is a look at it, and all of them find the same."""
-    return _accepted(_job(job_text), _cluster(cluster_text), excluded, operators)
+    return _accepted(_job(job_text), _cluster(cluster_text), excluded, context)
 
 
 def _accepted(
-    job: TrainingJob | Notice, profile: TrainingCluster | Notice, excluded: tuple[str, ...], operators: _Operators
+    job: TrainingJob | Notice, profile: TrainingCluster | Notice, excluded: tuple[str, ...], context: RenderContext
 ) -> Accepted | Notice:
     if isinstance(job, Notice):
         return job
     if isinstance(profile, Notice):
         return profile
     try:
-        image = trainer_image(operators.agent_image)
+        image = trainer_image(context.agent_image)
         resolved = resolve(job, profile, PlatformDefaults(excluded_nodes=excluded, image=image))
         refuse_missing_gpus(resolved)
-        return Accepted(resolved, freeze(resolved, operators.context))
+        return Accepted(resolved, freeze(resolved, context))
     except Refused as refused:
         return Notice(refused.refusals[0].reason, str(refused))
 

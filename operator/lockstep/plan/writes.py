@@ -76,7 +76,7 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
     foreign = [item for item, seen in present if owner_uid(seen) != observed.uid]
     old = _old_runs(observed, running) if decision.starts else []
     scaled = () if decision.proven else _scaled(observed, decision)
-    return (*sorted(create, key=_is_made_last), *foreign), (*apply, *scaled), (*renewed, *(seen for _, seen in forged), *old)
+    return (*sorted(create, key=makes_pods), *foreign), (*apply, *scaled), (*renewed, *(seen for _, seen in forged), *old)
 
 
 def any_foreign(observed: Observed, create: tuple[Object, ...]) -> bool:
@@ -112,7 +112,8 @@ def _marked(item: Object, mark: dict[str, str]) -> Object:
     return {**item, "metadata": {**metadata, "annotations": {**metadata["annotations"], **mark}}}
 
 
-def _is_made_last(item: Object) -> bool:
+def makes_pods(item: Object) -> bool:
+    """What is created last, unless nothing is known to be in the way."""
     return bool(item["kind"] == "StatefulSet")
 
 

@@ -15,7 +15,7 @@ from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.reasons import Reason
 from lockstep.plan.reconcile import Plan
 from lockstep.plan.times import timestamp
-from lockstep.plan.writes import is_other_run
+from lockstep.plan.writes import is_other_run, makes_pods
 from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.queue import Refusals
 
@@ -76,7 +76,7 @@ class Executor:
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
         """At once, since each takes a round trip, and what makes pods last unless the plan says otherwise. Then it is taken back where something is in the way."""
         beside = plan.at_once and not plan.claims
-        first = [item for item in plan.create if beside or not _makes_pods(item)]
+        first = [item for item in plan.create if beside or not makes_pods(item)]
         creating = [*(self._create_claim(observed, claim) for claim in plan.claims), *(self._create(observed, item) for item in first)]
         done: list[Object | Notice | None] = []
         for result in await asyncio.gather(*creating, return_exceptions=True):
@@ -87,7 +87,7 @@ class Executor:
             else:
                 done.append(result)
         obstacle = next((result for result in done if isinstance(result, Notice)), None)
-        made = [result for result in done if isinstance(result, dict) and _makes_pods(result)]
+        made = [result for result in done if isinstance(result, dict) and makes_pods(result)]
         if obstacle is not None:
             for item in made or plan.half_made:
                 await self._cluster.delete("StatefulSet", observed.namespace, item["metadata"]["name"], item["metadata"]["uid"])
@@ -171,10 +171,6 @@ class Executor:
         except ApiError as error:
             if error.status != CONFLICT:
                 log.warning("%s/%s: event %s: %s", observed.namespace, observed.name, note.reason, error)
-
-
-def _makes_pods(item: Object) -> bool:
-    return bool(item["kind"] == "StatefulSet")
 
 
 def _record(observed: Observed, act: str, item: Object) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 import yaml
 
 from lockstep.api.errors import ConfigError
-from lockstep.api.yamltext import FastLoader
+from lockstep.api.yamltext import FastLoader, load_yaml
 from lockstep.plan.proxy import proxy_of
 from lockstep.platforms.kubernetes.loginprogram import LoginProgram
 
@@ -250,7 +250,7 @@ def _loaded(path: Path) -> Any:
         raise ConfigError(f"{path} is no kubeconfig: it has more than {FILE_BYTES_MAX >> 20} MiB")
     text = data.decode("utf-8")
     _check_size(text, path)
-    return yaml.load(text, FastLoader)  # noqa: S506 (a safe loader)
+    return load_yaml(text)
 
 
 def _check_size(text: str, path: Path) -> None:

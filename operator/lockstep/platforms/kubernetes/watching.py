@@ -72,7 +72,7 @@ def slimmed(plural: str, item: Object) -> Object:
 
 
 def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
-    """kopf's handlers: for every watched kind the same one.
+    """kopf's handlers: for every watched kind the same one. Those of jobs and clusters are called; of other kinds `BoundedSession` hands objects over itself.
 
     `seen` is told the plural whose watch shows that it goes on. `listed` hears of each object of a list. A watch has begun anew then: what is deleted before that list it never tells of.
     """
