@@ -30,6 +30,7 @@ QUIET_SECONDS = 0.4
 REFERENCE_SECONDS = 1.5
 EQUAL_SECONDS = 60.0
 """The operator may have to list again to know of what was deleted while there was none."""
+LOG_CHARACTERS = 8000
 
 
 @dataclass
@@ -208,7 +209,11 @@ def tell(rig: Rig, scenario: Scenario, faults: dict[int, Fault], reference: str 
         pods, claims = job.uids("Pod"), job.uids("PersistentVolumeClaim")
         rig.proxy.arm(job.jobs.namespace, faults)
         scenario.act(job)
-        job.until(scenario.name, lambda: scenario.is_done(job))
+        try:
+            job.until(scenario.name, lambda: scenario.is_done(job))
+        except AssertionError as error:
+            log = (rig.folder / "operator.log").read_text(errors="replace")
+            pytest.fail(f"{error}\n{written(rig)}\n{log[-LOG_CHARACTERS:]}")
         settled(rig, job, REFERENCE_SECONDS if reference is None else QUIET_SECONDS)
         end = time.monotonic() + EQUAL_SECONDS
         while (state := job.state_of_everything(events)) != reference and reference is not None and time.monotonic() < end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lockstep.plan.observed import Observed
 from lockstep.plan.reconcile import Plan
 from lockstep.plan.resolve import resolve
 from lockstep.platforms.kubernetes import operator, patience
-from lockstep.platforms.kubernetes.certificate import Certificates
+from lockstep.platforms.kubernetes.certificate import Certificates, make_certificates
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Unreachable
 from lockstep.platforms.kubernetes.execute import Executor
 from lockstep.platforms.kubernetes.files import files_pod
@@ -479,6 +480,42 @@ def test_what_was_deleted_before_a_watch_listed_is_noticed_by_another_list(monke
 
     asyncio.run(asyncio.wait_for(watches_list(), 5))
     assert led.inventory.pod("ns", "x-0") is None
+
+
+class Ahead(Empty):
+    """An API server whose job is newer than what any watch has told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.there = {**item("x", 9), "spec": {}}
+        self.has_status = asyncio.Event()
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
+        return self.there if kind == "TrainingJob" else None
+
+    async def create(self, item: dict[str, Any]) -> dict[str, Any]:
+        return item
+
+    async def apply(self, item: dict[str, Any], **_: Any) -> dict[str, Any]:
+        if item["metadata"]["resourceVersion"] != self.there["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        self.has_status.set()
+        return {**self.there, "metadata": {**self.there["metadata"], "resourceVersion": "10"}, "status": item["status"]}
+
+
+def test_a_job_that_is_newer_than_what_a_watch_has_told_is_read() -> None:
+    """Its event may never come: nothing else would be written of the job until everything is listed again."""
+    tls = make_certificates(("localhost",), datetime.now(UTC))
+    cluster = Ahead()
+    led = operator.Operator(cluster, operator.Settings("agent:1"), b"", tls)
+    led.observe("TrainingJob", {**item("x", 5), "spec": {}}, deleted=False)
+
+    async def works() -> None:
+        working = asyncio.create_task(led.queue.run())
+        await cluster.has_status.wait()
+        working.cancel()
+
+    asyncio.run(asyncio.wait_for(works(), 10))
 
 
 class Guarded(Empty):

@@ -229,6 +229,20 @@ def test_kopf_gets_only_the_revisions_of_kinds_that_somebody_else_takes(error: s
     assert {event["object"]["metadata"]["resourceVersion"] for event in events[:-1]} == {"5"}
 
 
+@pytest.mark.parametrize("plural", ["pods", "trainingjobs"])
+def test_whoever_compares_lists_is_told_of_an_empty_one_too(plural: str) -> None:
+    """What is gone from it may be the last of its kind."""
+    told: list[str] = []
+    takes = {"pods": lambda type, item: told.append("taken")}
+
+    async def read() -> None:
+        both = BoundedSession(Listing([]), frozenset(), frozenset(), taken=takes, listed=lambda: told.append("listed"))
+        await both.request("get", f"https://cluster/api/v1/{plural}?limit=100")
+
+    asyncio.run(read())
+    assert told == ["listed"]
+
+
 DENSE = "[" + ",".join(["{}"] * 200_000) + "]"
 """600 kB of text, 14 MB as Python's objects."""
 

@@ -141,8 +141,10 @@ class BoundedSession:
         seen: Callable[[str], None] = lambda plural: None,
         slim: Callable[[str, Any], Any] = lambda plural, item: item,
         taken: Mapping[str, Callable[[str | None, Any], None]] = MappingProxyType({}),
+        listed: Callable[[], None] = lambda: None,
     ) -> None:
-        """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every sign of life.
+        """The sets hold plurals: of which kinds only metadata is needed, and which may have fields of any depth. `seen` is told of every sign of life,
+        `listed` of every page of a list, empty ones too: the last object of a kind may be what was deleted while nobody watched.
         `slim` makes of an object, by its plural, what is kept of it. `taken`, by plural: who takes the objects of that kind (the event's type, None of a
         list's) in kopf's place, which gets their revisions only: with a task and four dicts an object it takes more time than everything else.
         """
@@ -152,6 +154,7 @@ class BoundedSession:
         self._seen = seen
         self._slim = slim
         self._taken = taken
+        self._tell_of_list = listed
         self._sizes: dict[str, PageSize] = {}
         self._page = asyncio.Lock()
 
@@ -208,6 +211,7 @@ class BoundedSession:
 
     def _passed_on(self, plural: str, page: Any, size_bytes: int) -> Any:
         """What kopf gets of a page."""
+        self._tell_of_list()
         if plural in self._taken:
             for item in page["items"]:
                 self._taken[plural](None, item)
@@ -261,7 +265,8 @@ class _Listed(_Reply):
         return self._page
 
 
-_RELIST = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "list again"}}
+_EXPIRED = 410
+_RELIST = {"type": "ERROR", "object": {"kind": "Status", "code": _EXPIRED, "reason": "Expired", "message": "list again"}}
 """After this event kopf lists again, instead of ending the process as after any other error."""
 
 
@@ -312,13 +317,9 @@ class _Watched(_Reply):
 
     async def _taken(self, line: bytes, take: Callable[[str, Any], None]) -> bytes:
         """A bookmark in the event's place."""
-        try:
-            event = loads(line)
-        except ValueError as error:
-            log.warning("a watch sent what is no JSON: %s", error)
-            return json.dumps(_RELIST).encode()
+        event = _event(line)
         if event["type"] == "ERROR":
-            return await self._failed(line)
+            return await self._failed(event)
         version = event["object"]["metadata"]["resourceVersion"]
         if event["type"] != "BOOKMARK":
             take(event["type"], event["object"])
@@ -327,26 +328,30 @@ class _Watched(_Reply):
     async def _checked(self, line: bytes) -> bytes:
         """Nothing in it too deep or too large. Every kind has a field of any depth: whoever may write an object may write its metadata.managedFields."""
         if b'"type":"ERROR"' in line[:100]:
-            return await self._failed(line)
+            return await self._failed(_event(line))
         is_large = len(line) > SLIM_BYTES
         if not is_large and line.count(b"{") + line.count(b"[") <= (DEPTH_MAX if self._is_free_form else PLAIN_LEVELS):
             return line
-        try:
-            event = loads(line)
-        except ValueError as error:
-            log.warning("a watch sent what is no JSON: %s", error)
-            return json.dumps(_RELIST).encode()
-        if is_large:
+        event = _event(line)
+        if is_large and event["type"] != "ERROR":
             event["object"] = self._slim(event["object"])
         return json.dumps(event).encode()
 
-    async def _failed(self, line: bytes) -> bytes:
+    async def _failed(self, event: Any) -> bytes:
         """Whatever the error is: a new list and a new watch know all that this one has lost."""
-        event = loads(line)
-        if event["object"].get("code") != _RELIST["object"]["code"]:  # type: ignore[index]
+        if event["object"].get("code") != _EXPIRED:
             log.warning("a watch failed: %s; everything of its kind is listed again", event["object"].get("message", ""))
             await asyncio.sleep(WATCH_ERROR_SECONDS)
         return json.dumps(_RELIST).encode()
+
+
+def _event(line: bytes) -> Any:
+    """What a line of a watch says; what is no JSON asks for a new list."""
+    try:
+        return loads(line)
+    except ValueError as error:
+        log.warning("a watch sent what is no JSON: %s", error)
+        return _RELIST
 
 
 async def _lines(content: Any, size: int) -> AsyncIterator[bytes]:

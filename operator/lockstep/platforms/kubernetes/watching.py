@@ -74,15 +74,13 @@ def slimmed(plural: str, item: Object) -> Object:
 def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kinds: Iterable[Watched] = WATCHED) -> kopf.OperatorRegistry:
     """kopf's handlers: for every watched kind the same one. Those of jobs and clusters are called; of other kinds `BoundedSession` hands objects over itself.
 
-    `seen` is told the plural whose watch shows that it goes on. `listed` hears of each object of a list. A watch has begun anew then: what is deleted before that list it never tells of.
+    `seen` is told the plural whose watch shows that it goes on. `listed` hears of every page of a list. A watch has begun anew then: what is deleted before that list it never tells of.
     """
     found = kopf.OperatorRegistry()
     watched = list(kinds)
 
     def taker(kind: str) -> Callable[[str | None, Object], None]:
         def take(type: str | None, item: Object) -> None:
-            if type is None:
-                listed()
             observe(kind, item, type == "DELETED")
 
         return take
@@ -92,7 +90,9 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
     @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
         made = await connection()
-        return replace(made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed, taken))
+        return replace(
+            made, aiohttp_session=BoundedSession(made.aiohttp_session, METADATA_ONLY, FREE_FORM_PLURALS, seen, slimmed, taken, listed)
+        )
 
     for one in watched:
         _watch(found, one.kind, taker(one.kind))
