@@ -62,8 +62,7 @@ class Executor:
         key = observed.uid, f"{kind} {metadata['name']}"
         if self._overruled.left(key, wanted) > 0:
             return
-        reply = await self._cluster.apply(item)
-        self._written(kind, reply)
+        reply = await self._applied(item)
         _record(observed, "changed", item)
         overruled = changes(wanted, reply)
         if not overruled:
@@ -72,6 +71,18 @@ class Executor:
         left = self._overruled.refused(key, wanted)
         where = f"{observed.namespace}/{observed.name}: {key[1]}"
         log.warning("%s: an admission policy changes %s back; it is sent again in %.0f s", where, overruled[0].path, left)
+
+    async def _applied(self, item: Object, subresource: str = "") -> Object:
+        """The object as it is then. Where it is newer than what was seen it is read, since its event may never come. Raises ApiError."""
+        kind, metadata = item["kind"], item["metadata"]
+        try:
+            reply = await self._cluster.apply(item, subresource=subresource)
+        except ApiError as error:
+            if error.status == CONFLICT and (there := await self._cluster.get(kind, metadata["namespace"], metadata["name"])) is not None:
+                self._written(kind, there)
+            raise
+        self._written(kind, reply)
+        return reply
 
     async def _create_all(self, observed: Observed, plan: Plan) -> Notice | None:
         """At once, since each takes a round trip, and what makes pods last unless the plan says otherwise. Then it is taken back where something is in the way."""
@@ -142,7 +153,7 @@ class Executor:
         seen = observed.job["metadata"]
         metadata = {"name": observed.name, "namespace": observed.namespace, "uid": observed.uid, "resourceVersion": seen["resourceVersion"]}
         body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "status": status}
-        self._written("TrainingJob", await self._cluster.apply(body, subresource="status"))
+        await self._applied(body, subresource="status")
 
     def forget(self, uids: set[str]) -> None:
         """Keep what was told of these jobs only."""

@@ -31,7 +31,7 @@ from lockstep.plan.run import report_target
 from lockstep.platforms.kubernetes.authenticate import Reviewed, token_reviewer
 from lockstep.platforms.kubernetes.certificate import Certificates, authority_made
 from lockstep.platforms.kubernetes.clock import OFF_SECONDS
-from lockstep.platforms.kubernetes.cluster import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.platforms.kubernetes.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
 from lockstep.platforms.kubernetes.execute import Executor, status_refused
 from lockstep.platforms.kubernetes.health import Signs, problem
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory, Watched
@@ -232,8 +232,6 @@ class Operator:
             except ApiError as error:
                 if error.status == NOT_FOUND:  # deleted meanwhile: its event comes
                     return plan.again_seconds
-                if error.status == CONFLICT:
-                    await self._read_again(key)
                 raise
         looks = [look for look in (refused_for, status_refused_for, self._again(plan.again_seconds)) if look is not None]
         return min(looks, default=None)
@@ -284,12 +282,6 @@ class Operator:
         self._refused_statuses.forget(key)
         self.metrics.count(observed, status)
         return None
-
-    async def _read_again(self, key: Key) -> None:
-        """Know the job as it is now, whether a watch has told of it or not."""
-        item = await self.cluster.get("TrainingJob", *key)
-        if item is not None:
-            self.inventory.observe("TrainingJob", item, deleted=False)
 
     def _again(self, seconds: float | None) -> float | None:
         """While clocks differ, what is due waits for them to agree, and nothing tells of that."""
