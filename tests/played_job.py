@@ -53,13 +53,21 @@ CHILDREN = (
     ("StatefulSet", "apps/v1"), ("Service", "v1"), ("NetworkPolicy", "networking.k8s.io/v1"), ("ConfigMap", "v1"), ("Secret", "v1"),
     ("PersistentVolumeClaim", "v1"), ("Pod", "v1"),
 )  # fmt: skip
-RUNS = {"phase": "Running", "containerStatuses": [
-    {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "ready": True, "restartCount": 0, "image": "i", "imageID": "i"}
-]}  # fmt: skip
 PULLS = {"phase": "Pending", "containerStatuses": [
     {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}, "ready": False, "restartCount": 0,
      "image": "i", "imageID": ""}
 ]}  # fmt: skip
+
+
+def runs_now() -> dict[str, Any]:
+    """The status of a pod whose container has just started: one that had run for an hour would be silent before its first report."""
+    state = {"running": {"startedAt": _now()}}
+    container = {"name": "trainer", "state": state, "ready": True, "restartCount": 0, "image": "i", "imageID": "i"}
+    return {"phase": "Running", "containerStatuses": [container]}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -106,8 +114,7 @@ class PlayedJob:
 
     def find_node_one_bad(self) -> None:
         finding = Finding("allReduce", Severity.ERROR, "1 GB/s where others have 20", "look at its NICs", node=1, excludes=True)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.preflight = PreflightReport(now, ok=False, checks=("allReduce",), nodes=self.nodes, milliseconds=5, findings=(finding,))
+        self.preflight = PreflightReport(_now(), ok=False, checks=("allReduce",), nodes=self.nodes, milliseconds=5, findings=(finding,))
 
     def tick(self) -> None:
         self.revive()
@@ -174,7 +181,7 @@ class PlayedJob:
             elif not pod["spec"].get("nodeName"):
                 core.create_namespaced_pod_binding(name, namespace, {"metadata": {"name": name}, "target": target}, _preload_content=False)
                 can_pull = self.image in ("", pod["spec"]["containers"][0]["image"])
-                core.patch_namespaced_pod_status(name, namespace, {"status": RUNS if can_pull else PULLS})
+                core.patch_namespaced_pod_status(name, namespace, {"status": runs_now() if can_pull else PULLS})
         except ApiException as error:
             if error.status not in (404, 409):  # gone, or bound already
                 raise
@@ -273,8 +280,8 @@ def _node_for(pod: dict[str, Any]) -> str:
     return free[int(pod["metadata"]["name"].rpartition("-")[2]) % len(free)]
 
 
-_COUNTED = re.compile(r"\d+ pods? (is|are) still there")
-"""As many as there are at the moment when it is told."""
+_COUNTED = re.compile(r"\d+ pods? (is|are) still there|\bpods? x-\d(, x-\d)*(?=: image)")
+"""As many as there are, or as can't pull their image, at the moment when it is told."""
 
 
 def _ends(pod: dict[str, Any]) -> bool:

@@ -144,6 +144,39 @@ def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatc
     assert len(set(delays)) == 4
 
 
+def test_work_that_achieves_something_before_it_fails_is_done_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many writes of one job may fail, each once: that is no reason to let it wait for a minute."""
+    monkeypatch.setattr("lockstep.platforms.kubernetes.queue.BACKOFF_FIRST_SECONDS", 0.01)
+    delays: list[float] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        queue.progressed(key)
+        if len(delays) == 8:
+            done.set()
+            return
+        raise OSError("the next write is refused")
+
+    queue = WorkQueue(work)
+    later = queue.mark_later
+    monkeypatch.setattr(queue, "mark_later", lambda key, seconds: (delays.append(seconds), later(key, seconds)))
+    queue.mark(KEY)
+    run_queue(queue, done)
+    assert max(delays) <= 0.0125
+
+
+def test_what_an_operator_has_written_is_progress_and_what_others_have_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = operator.Operator(Ahead(), operator.Settings("agent:1"), b"", make_certificates(("localhost",), datetime.now(UTC)))
+    led.observe("TrainingJob", {**item("x", 5), "spec": {}}, deleted=False)
+    progress: list[Key] = []
+    monkeypatch.setattr(led.queue, "progressed", progress.append)
+    with pytest.raises(ApiError, match="modified"):
+        asyncio.run(led.work(KEY))
+    assert progress == []
+    asyncio.run(led.work(KEY))
+    assert progress == [KEY]
+
+
 @pytest.mark.parametrize(
     ("error", "before"), [(ApiError(429, "TooManyRequests", "later", retry_after_seconds=60.0), 1), (OSError("away"), 4)]
 )

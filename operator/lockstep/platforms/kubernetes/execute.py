@@ -26,11 +26,14 @@ MESSAGE_CHARACTERS = 1024
 
 
 class Executor:
-    """Writes plans to one cluster. `written` gets what the API server answers, so that the next look at the job knows it."""
+    """Writes plans to one cluster. `written` gets what the API server answers, so that the next look at the job knows it; `read`, what was changed by others."""
 
-    def __init__(self, cluster: Cluster, written: Callable[[str, Object], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, written: Callable[[str, Object], None], read: Callable[[str, Object], None] = lambda kind, item: None
+    ) -> None:
         self._cluster = cluster
         self._written = written
+        self._read = read
         self._told: dict[str, Told] = {}
         self._overruled = Refusals()
         """By the job's uid and the object."""
@@ -79,7 +82,7 @@ class Executor:
             reply = await self._cluster.apply(item, subresource=subresource)
         except ApiError as error:
             if error.status == CONFLICT and (there := await self._cluster.get(kind, metadata["namespace"], metadata["name"])) is not None:
-                self._written(kind, there)
+                self._read(kind, there)
             raise
         self._written(kind, reply)
         return reply

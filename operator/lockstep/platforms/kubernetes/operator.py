@@ -144,7 +144,7 @@ class Operator:
         self._listed = 0.0
         self._leads_since: float | None = None
         self.queue = WorkQueue(self.work)
-        self.executor = Executor(self.cluster, self.written)
+        self.executor = Executor(self.cluster, self.written, lambda kind, item: self.observe(kind, item, deleted=False))
         self.settling = Settling()
         self.runs = RememberedRuns()
         self.notifier = Notifier(self.cluster, self.queue.mark, enabled=self.settings.webhooks, now=self.cluster.clock.now)
@@ -183,6 +183,7 @@ class Operator:
     def written(self, kind: str, item: dict[str, Any]) -> None:
         """What this operator wrote is known before the watch tells it: nothing is decided, or sent again, on what was there before."""
         for key in self.inventory.observe_write(kind, item):
+            self.queue.progressed(key)
             self.queue.mark_soon(key)
 
     async def work(self, key: Key) -> float | None:

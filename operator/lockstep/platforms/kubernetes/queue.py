@@ -88,6 +88,10 @@ class WorkQueue:
         """Marks wait for so long: the API server asked to be left alone, or the work has failed often."""
         self._not_before[key] = time.monotonic() + seconds
 
+    def progressed(self, key: Key) -> None:
+        """Work on it has achieved something: a failure after that is the first in a row."""
+        self._failures.pop(key, None)
+
     @property
     def depth(self) -> int:
         """Keys that wait for a worker."""
