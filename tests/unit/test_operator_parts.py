@@ -523,8 +523,8 @@ class Ahead(Empty):
         self.there = {**item("x", 9), "spec": {}}
         self.has_status = asyncio.Event()
 
-    async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
-        return self.there if kind == "TrainingJob" else None
+    async def list(self, kind: str, namespace: str | None = None, query: Mapping[str, str] | None = None, **_: Any) -> dict[str, Any]:
+        return {"items": [self.there] if (kind, query) == ("TrainingJob", {"fieldSelector": "metadata.name=x"}) else []}
 
     async def create(self, item: dict[str, Any]) -> dict[str, Any]:
         return item

@@ -36,13 +36,14 @@ NEITHER_NUMBER_NOR_TEXT = {
 PREFIX_RULE = {"rule": f"self.indexOf('/') <= {DNS_NAME_MAX}", "message": LABEL_KEY_PREFIX}
 
 
-def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of one model and everything in it, ready for openAPIV3Schema."""
+def structural_schema(model: type[BaseModel], *, described: bool = True) -> Schema:
+    """The schema of one model and everything in it, ready for openAPIV3Schema. `described`: fields have their texts, which takes most of the time."""
     raw = model.model_json_schema(by_alias=True)
     definitions = raw.pop("$defs", {}) | {model.__name__: raw}
     models = _models_in(model)
     for name, kind in models.items():
-        _describe(definitions[name], kind)
+        if described:
+            _describe(definitions[name], kind)
     rules = {name: kind.RULES if issubclass(kind, Model) else () for name, kind in models.items()}
     return _structural(raw, definitions, rules)
 

@@ -53,7 +53,7 @@ def stored_bytes(value: Any) -> int:
 
 @cache
 def _schema() -> Schema:
-    return structural_schema(TrainingJobStatus)
+    return structural_schema(TrainingJobStatus, described=False)
 
 
 def _fitted(value: Any, schema: Schema, *, is_whole: bool) -> Any:

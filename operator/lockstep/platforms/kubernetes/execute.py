@@ -81,8 +81,10 @@ class Executor:
         try:
             reply = await self._cluster.apply(item, subresource=subresource)
         except ApiError as error:
-            if error.status == CONFLICT and (there := await self._cluster.get(kind, metadata["namespace"], metadata["name"])) is not None:
-                self._read(kind, there)
+            if error.status == CONFLICT:
+                named = {"fieldSelector": f"metadata.name={metadata['name']}"}  # (single jobs may not be read, but listed)
+                for there in (await self._cluster.list(kind, metadata["namespace"], named))["items"]:
+                    self._read(kind, there)
             raise
         self._written(kind, reply)
         return reply
