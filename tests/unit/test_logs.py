@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fake_cluster import FakeCluster
 from lockstep.api.errors import Failed
+from lockstep.cli import logs as cli_logs
 from lockstep.cli.main import app
 from lockstep.plan.logs import nodes_of
 from lockstep.platforms.kubernetes import logs as module
@@ -25,6 +26,7 @@ from lockstep.platforms.kubernetes.reader import NoReader
 from lockstep.platforms.kubernetes.runs import frozen_run
 from lockstep_gang.contract import JobIdentity
 from unit.gang_cases import make_run
+from unit.test_reader import claim, starts, stateful_set
 from unit.test_runfolder import write
 
 Object = dict[str, Any]
@@ -315,3 +317,39 @@ def test_records_that_a_script_wrote_over_are_told_in_a_sentence(content: str, l
     (local / "workspace/runs/x/gang/end.json").unlink()
     told = CliRunner().invoke(app, ["logs", "x", "--local", "--workspace", str(local)])
     assert "no run x can be read" in str(told.exception)
+
+
+class Closing(FakeCluster):
+    """Remembers which pods are left when its connection is closed: from then on nobody can remove them."""
+
+    left: list[str] | None = None
+
+    async def __aenter__(self) -> Cluster:
+        return self.as_cluster
+
+    async def __aexit__(self, *_: object) -> None:
+        self.left = self.names("Pod")
+
+
+def test_a_reader_is_removed_when_nobody_reads_the_lines_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `lockstep logs demo | head`."""
+    cluster = Closing(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"), on_create=starts)
+    made: list[str] = []
+
+    async def connect(context: str | None) -> Closing:
+        return cluster
+
+    async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
+        made.append(place.pod)
+        for line in PRINTED:
+            yield line
+
+    def broken(line: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    monkeypatch.setattr(module, "log_lines", log_lines)
+    monkeypatch.setattr(cli_logs, "put", broken)
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(cli_logs._print(JOB, None, ALL, follow=False, errors=False, previous=False))
+    assert made and cluster.left == []

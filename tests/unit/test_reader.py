@@ -15,6 +15,7 @@ from lockstep.api.errors import ConfigError
 from lockstep.plan.objects import render
 from lockstep.plan.reader import claims_of, is_shared, reader_pod
 from lockstep.plan.resolve import PlatformDefaults, resolve
+from lockstep.platforms.kubernetes import expiry
 from lockstep.platforms.kubernetes import reader as module
 from lockstep.platforms.kubernetes.cluster import ApiError
 from lockstep.platforms.kubernetes.exec import Place
@@ -157,6 +158,55 @@ def test_a_reader_is_used_as_soon_as_it_runs(monkeypatch: pytest.MonkeyPatch) ->
 
     cluster.on_watch = begins
     assert "reader" in shown(cluster).pod
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_an_interrupt_that_comes_together_with_a_change_of_the_reader_is_not_lost(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 3600.0)
+    cluster = FakeCluster(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"))
+
+    async def interrupted() -> None:
+        reached, changes = asyncio.Event(), asyncio.Event()
+
+        async def change() -> Object:
+            reached.set()
+            await changes.wait()
+            return {}
+
+        cluster.on_watch = change
+        task = asyncio.create_task(beside(cluster.as_cluster, "ns", "x").__aenter__())
+        await reached.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        changes.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=2)
+        assert task.cancelled()
+
+    asyncio.run(interrupted())
+    assert cluster.names("Pod") == []
+
+
+def test_an_api_server_that_does_not_answer_holds_nobody_up_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (module, expiry):
+        monkeypatch.setattr(one, "REMOVAL_SECONDS", 0.05)
+    cluster = FakeCluster(stateful_set("PerPod"), claim("workspace-x-0"), claim("datasets-x-0"), on_create=starts)
+    asked = []
+
+    async def silent(kind: str, namespace: str | None, name: str, uid: str | None = None, grace_seconds: int | None = None) -> None:
+        asked.append(kind)
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(cluster, "delete", silent)
+
+    async def look() -> None:
+        async with asyncio.timeout(10), beside(cluster.as_cluster, "ns", "x"):
+            pass
+
+    asyncio.run(look())
+    assert asked == ["Pod", "Job"]
 
 
 def test_who_may_not_look_at_claims_may_still_have_a_reader() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,9 +83,10 @@ async def _print(job: Object, context: str | None, wanted: Wanted, *, follow: bo
         if errors:
             return await _print_errors(cluster, job, wanted)
         printed = wanted.tail == 0
-        async for line in lines(cluster, job, wanted, _say):
-            printed = True
-            put(line)
+        async with aclosing(lines(cluster, job, wanted, _say)) as found:
+            async for line in found:
+                printed = True
+                put(line)
     if not printed:
         raise Failed(f"node {wanted.node} of job {name} has printed nothing that was asked for: lockstep why {name} -n {namespace}")
     return 0
@@ -106,8 +108,9 @@ async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
     from lockstep.platforms.kubernetes.logs import lines
 
     failures = RankFailures()
-    async for line in lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say):
-        failures.add(line)
+    async with aclosing(lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say)) as found:
+        async for line in found:
+            failures.add(line)
     failure = {} if wanted.attempt is not None else job.get("status", {}).get("failure") or {}
     of_it = "" if wanted.attempt is None else f" in attempt {wanted.attempt}"
     put(*(list(error_lines(failure, failures.found)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
@@ -140,8 +143,9 @@ async def _follow(cluster: Cluster, job: Object, wanted: Wanted) -> int:
         printed = True
         put(line, flush=True)
     if not printed:
-        async for line in lines(cluster, job, wanted, _say):
-            put(line)
+        async with aclosing(lines(cluster, job, wanted, _say)) as found:
+            async for line in found:
+                put(line)
     return EXIT_FAILED if is_true(status, "Failed") else 0
 
 

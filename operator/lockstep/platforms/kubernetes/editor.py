@@ -129,6 +129,7 @@ async def _end(session: Program, ended: asyncio.Task[str]) -> None:
     with contextlib.suppress(OSError, Failed, TimeoutError):
         if not ended.done():
             await session.write(b"end\n")
-        await asyncio.wait_for(asyncio.shield(ended), END_SECONDS)
+        async with asyncio.timeout(END_SECONDS):
+            await asyncio.shield(ended)
     ended.cancel()
     await asyncio.gather(ended, return_exceptions=True)

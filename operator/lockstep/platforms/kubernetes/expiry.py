@@ -25,6 +25,8 @@ from lockstep.platforms.kubernetes.kinds import path_of
 LEFT_SECONDS = 120
 """Until all is gone after the command was killed. The job of a proxy or an API server that is away for a minute must not end by that."""
 BEAT_SECONDS = 30.0
+REMOVAL_SECONDS = 10.0
+"""For each removal at the end of a command: where the API server doesn't answer, nobody waits for what goes by itself."""
 EXPIRY = f"{names.APP}-expiry"
 NAME_MAX = 40
 
@@ -54,7 +56,8 @@ async def expiring(cluster: Cluster, namespace: str, name: str, image: str, owne
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
         with contextlib.suppress(ApiError, OSError):  # it expires by itself
-            await cluster.delete("Job", namespace, name, uid)
+            async with asyncio.timeout(REMOVAL_SECONDS):
+                await cluster.delete("Job", namespace, name, uid)
 
 
 def expiry_job(namespace: str, name: str, image: str) -> Object:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -66,10 +67,10 @@ async def follow(cluster: Cluster, namespace: str, job: str, wanted: Wanted, ove
                 yield line
 
 
-async def lines(cluster: Cluster, job: Object, wanted: Wanted, say: Callable[[str], None]) -> AsyncIterator[str]:
+async def lines(cluster: Cluster, job: Object, wanted: Wanted, say: Callable[[str], None]) -> AsyncGenerator[str, None]:
     """What there is now: of the pod, of the last lines that were kept, or of the volume; `say` hears what else a person should know.
 
-    Raises Failed without the rights that it takes, or when there is nothing to be had.
+    Use `aclosing`: whoever stops in the middle (`| head`) leaves no reader behind. Raises Failed without the rights that it takes, or when there is nothing to be had.
     """
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     pod = await cluster.get("Pod", namespace, pod_name(name, wanted.node))
@@ -91,8 +92,9 @@ async def lines(cluster: Cluster, job: Object, wanted: Wanted, say: Callable[[st
         for line in kept[len(kept) - wanted.tail :]:
             yield line
         return
-    async for line in _of_volume(cluster, job, wanted, kept, say):
-        yield line
+    async with aclosing(_of_volume(cluster, job, wanted, kept, say)) as found:
+        async for line in found:
+            yield line
 
 
 def is_run(job: Object) -> bool:
@@ -132,12 +134,15 @@ def _lacks_earlier(pod: Object, status: Object) -> bool:
 
 async def _of_volume(
     cluster: Cluster, job: Object, wanted: Wanted, kept: list[str] | None, say: Callable[[str], None]
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     none, why = True, _nothing_of(wanted)
     try:
-        async with beside(cluster, namespace, name, wanted.node, seconds=READER_SECONDS, say=say) as place:
-            async for line in log_lines(cluster, place, name, uid=job["metadata"]["uid"], **request_of(wanted)):
+        async with (
+            beside(cluster, namespace, name, wanted.node, seconds=READER_SECONDS, say=say) as place,
+            aclosing(log_lines(cluster, place, name, uid=job["metadata"]["uid"], **request_of(wanted))) as found,
+        ):
+            async for line in found:
                 none = False
                 yield line
     except (Failed, OSError) as error:

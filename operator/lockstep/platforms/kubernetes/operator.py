@@ -390,7 +390,8 @@ class Operator:
         looked = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._watches_list.wait(), UNSERVED_SECONDS if self._unserved else RESYNC_SECONDS)
+                async with asyncio.timeout(UNSERVED_SECONDS if self._unserved else RESYNC_SECONDS):
+                    await self._watches_list.wait()
             for seconds in RELIST_SECONDS if self._watches_list.is_set() else (0.0,):
                 await asyncio.sleep(seconds)
                 self._watches_list.clear()

@@ -26,7 +26,7 @@ from lockstep.plan.running import is_running
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place
-from lockstep.platforms.kubernetes.expiry import expiring
+from lockstep.platforms.kubernetes.expiry import REMOVAL_SECONDS, expiring
 
 LIFETIME_SECONDS = 3600
 START_SECONDS = 300.0
@@ -213,7 +213,8 @@ async def _until_running(cluster: Cluster, place: Place, say: Say, changed: asyn
             say(line)
             told = line
         with suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), 1.0 if quiet else POLL_SECONDS)
+            async with asyncio.timeout(1.0 if quiet else POLL_SECONDS):
+                await changed.wait()
         changed.clear()
 
 
@@ -242,5 +243,6 @@ async def _sweep(cluster: Cluster, namespace: str, job: str) -> None:
 
 
 async def _remove(cluster: Cluster, place: Place) -> None:
-    with suppress(ApiError):
-        await cluster.delete("Pod", place.namespace, place.pod)
+    with suppress(ApiError, TimeoutError):
+        async with asyncio.timeout(REMOVAL_SECONDS):
+            await cluster.delete("Pod", place.namespace, place.pod)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ async def lines_of(running: Program) -> AsyncIterator[str]:
         raise running.failure()
 
 
-async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncIterator[str]:
+async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
     """Lines of a node's log on the job's volume; `request` as `runfolder.log` takes it."""
     async with asked(cluster, place, what="log", root=run_root(job), **request) as running:
         async for line in lines_of(running):

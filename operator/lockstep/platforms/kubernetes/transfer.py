@@ -124,7 +124,8 @@ async def _between(running: Program, mine: socket.socket, theirs: socket.socket,
         raise Failed(str(error)) from error
     except Gone:
         with suppress(ProgramFailed, TimeoutError):
-            await asyncio.wait_for(asyncio.shield(pumps[1]), 5.0)  # (its last words, and how it ended)
+            async with asyncio.timeout(5.0):
+                await asyncio.shield(pumps[1])  # (its last words, and how it ended)
         if running.code is not None:
             raise running.failure() from None
         raise
