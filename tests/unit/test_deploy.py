@@ -189,6 +189,18 @@ def test_a_second_deploy_keeps_the_image_and_the_mode_where_no_other_is_said(
     assert container["image"] == (expected.partition("OPERATOR_IMAGE=")[2] or f"{BESIDE_OPERATOR}/{OPERATOR_IMAGE}")
 
 
+@pytest.mark.parametrize(("there", "times"), [(deployed("lockstep-operator:0.0.9", "Auto"), 1), (deployed("registry/ours:1", "RDMA"), 2)])
+def test_what_would_be_sent_is_made_again_only_where_what_is_deployed_changes_it(
+    there: ApiStub, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr("lockstep.cli.deploy.planned", lambda *how: made.append(how) or planned(*how))
+    with served(there, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        _checked("barcelona", None, None, None, force=True, monitoring=False)
+    assert len(made) == times
+
+
 def test_monitoring_is_sent_only_when_asked_for() -> None:
     plain, watched = (planned("local", Mode.TCP, monitoring=monitoring).objects for monitoring in (False, True))
     assert watched[: len(plain)] == plain

@@ -183,6 +183,19 @@ def test_each_node_has_one_program_for_all_looks_and_the_curve_is_node_0_s(monke
     assert (sorted(asked.started), asked.closed) == ([0, 1], 2)
 
 
+def test_what_is_measured_is_said_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, said = Asked({}), list[tuple[str, int]]()
+    monkeypatch.setattr(module, "_Asked", asked)
+
+    async def look() -> None:
+        async with Nodes(running("x-0", "x-1").as_cluster, "ns", "x", lambda line: said.append((line, len(asked.started)))) as nodes:
+            await nodes.ask(7)
+            await nodes.ask(7)
+
+    asyncio.run(look())
+    assert said == [("measuring 2 nodes of job x for 1 s, for their rates", 0)]
+
+
 def test_a_node_that_cannot_be_asked_says_why_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked({1: NotStarted("you may not run programs in pods")})
     first, second = ask(monkeypatch, asked, running("x-0", "x-1"), times=2)

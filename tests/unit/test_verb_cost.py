@@ -148,3 +148,8 @@ def test_models_do_not_read_their_own_source_when_they_are_imported() -> None:
     code = "import linecache; linecache.getlines = lambda *_: exit('source is read'); import lockstep.api.cluster, lockstep.api.job"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_cluster_file_is_read_without_the_models_of_a_job_s_status() -> None:
+    code = "import lockstep.api.clusterfile, sys; sys.exit('lockstep.api.status' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 
 from lockstep.api import model
 from lockstep.api.errors import ConfigError
-from lockstep.api.words import PATTERN_WORDS
 
 
 @dataclass(frozen=True, order=True)
@@ -70,6 +69,8 @@ def explain(error: ErrorDetails) -> str:
     if kind in _TEXTS:
         return _TEXTS[kind].format_map(context)
     if kind == "string_pattern_mismatch":
+        from lockstep.api.words import PATTERN_WORDS  # (which imports models that most verbs don't need)
+
         pattern = str(context["pattern"])
         return f"{error['input']!r} is not valid: must be {PATTERN_WORDS.get(pattern, f'text that matches {pattern}')}"
     if kind in ("enum", "literal_error"):

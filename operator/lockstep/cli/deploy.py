@@ -287,13 +287,13 @@ def _checked(
     from lockstep.cli.target import refuse_other_cluster, use_embedded_cluster
 
     embedded = use_embedded_cluster(cluster, context)
-    first = planned(
-        cluster, mode or Mode.AUTO, image, monitoring=monitoring, scope=scope
-    )  # before anything is changed, the embedded cluster's code too
+    said = (mode or Mode.AUTO, image, "", monitoring, scope)
+    first = planned(cluster, *said)  # before anything is changed, the embedded cluster's code too
     refuse_other_cluster(first.cluster, context, force)
     mode_there, image_there, scope_there = as_deployed(first, context)
     revision = _publish() if embedded else ""
-    return planned(cluster, mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
+    wanted = (mode or mode_there or Mode.AUTO, image or image_there, revision, monitoring, scope or scope_there)
+    return first if wanted == said else planned(cluster, *wanted)
 
 
 def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str | None, Chosen]:

@@ -55,7 +55,7 @@ def top(
     elif job is None:
         looks = _looks_of_all(cluster, namespace, context, interval)
     else:
-        looks = _looks_of_job(find_job(job, cluster, namespace, context).job, context, interval)
+        looks = _looks_of_job(find_job(job, cluster, namespace, context).job, context, interval, live=live)
     asyncio.run(_show(looks, output, live=live))
 
 
@@ -104,7 +104,7 @@ def _text(lines: Iterable[str]) -> Text:
     return text
 
 
-async def _looks_of_job(job: Object, context: str | None, interval: float) -> Looks:
+async def _looks_of_job(job: Object, context: str | None, interval: float, *, live: bool) -> Looks:
     from lockstep.api.errors import Failed
     from lockstep.plan.readstatus import is_true
     from lockstep.plan.top import snapshot
@@ -115,7 +115,8 @@ async def _looks_of_job(job: Object, context: str | None, interval: float) -> Lo
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     curve: Object = {}
     read = -CURVE_SECONDS
-    async with await Cluster.connect(context) as cluster, Nodes(cluster, namespace, name) as nodes:
+    say = (lambda line: None) if live else _say
+    async with await Cluster.connect(context) as cluster, Nodes(cluster, namespace, name, say) as nodes:
         while True:
             now = time.monotonic()
             points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0

@@ -51,10 +51,10 @@ async def curve_on_volume(cluster: Cluster, namespace: str, job: str, points: in
 
 
 class Nodes:
-    """Use `async with`: at its end every program has ended."""
+    """Use `async with`: at its end every program has ended. `say` hears that it takes a while before the first answer."""
 
-    def __init__(self, cluster: Cluster, namespace: str, job: str) -> None:
-        self._cluster, self._namespace, self._job = cluster, namespace, job
+    def __init__(self, cluster: Cluster, namespace: str, job: str, say: Say = lambda line: None) -> None:
+        self._cluster, self._namespace, self._job, self._say = cluster, namespace, job, say
         self._open: dict[int, _Asked] = {}
 
     async def __aenter__(self) -> Nodes:
@@ -72,6 +72,10 @@ class Nodes:
                 raise
             return {}
         chosen = sorted(places)[:NODES_MAX]
+        if chosen and not self._open:
+            self._say(
+                f"measuring {len(chosen)} node{'' if len(chosen) == 1 else 's'} of job {self._job} for {FIRST_SECONDS:.0f} s, for their rates"
+            )
         found = await asyncio.gather(*(self._one(node, places[node], points if node == 0 else 0) for node in chosen))
         return dict(zip(chosen, found, strict=True))
 
