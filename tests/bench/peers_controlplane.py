@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench.operator_scale import OperatorUnderTest, job_of, megabytes, say
 from bench.peers_figures import JOBSET, LOCKSTEP, OWN, TRAINER, Object, count_writes, percentiles, writes_per_job
 from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port, identity
 from control_plane import AUDIT_LOG, connected, control_plane
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.api.yamltext import load_yaml
 from lockstep.platforms.kubernetes.cluster import Cluster
 from lockstep.platforms.kubernetes.kinds import path_of
 
@@ -161,7 +160,7 @@ class Plane:
         self._installed = {peer.name: Installed(peer, built, free_port(), free_port()) for peer in (JOBSET_MANAGER, TRAINER_MANAGER)}
         self._running: dict[str, OperatorUnderTest | Manager] = {}
         self._api_server = _pid_of("kube-apiserver", kubeconfig.parent)
-        self._torch_runtime = yaml.safe_load((built / TORCH_RUNTIME).read_text())
+        self._torch_runtime = load_yaml((built / TORCH_RUNTIME).read_text())
 
     async def start(self, controllers: Sequence[str]) -> None:
         for name in controllers:

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench.operator_scale import reason, say
 from bench.peers_controlplane import SYSTEMS as WITHOUT_NODES
 from bench.peers_controlplane import System, jobset_job, trainer_job, until_gone
@@ -27,6 +25,7 @@ from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, 
 from control_plane import connected
 from installed_operator import local_objects
 from lockstep.api.names import API_VERSION
+from lockstep.api.yamltext import load_yaml
 from lockstep.cli.devcluster import bring_up
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.layout import NUMBER, default_layout
@@ -125,7 +124,7 @@ def real_trainjob(name: str, namespace: str, image: str) -> Object:
 
 def runtime(shipped: Path, namespace: str) -> Object:
     """The shipped `torch-distributed`, with the volumes that the script needs."""
-    item: Object = yaml.safe_load(shipped.read_text())
+    item: Object = load_yaml(shipped.read_text())
     item |= {"kind": "TrainingRuntime", "metadata": {**item["metadata"], "namespace": namespace}}
     pod = item["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     pod["volumes"] = VOLUMES

@@ -195,6 +195,89 @@ def test_a_login_that_is_missing_is_named_beside_the_registry_s_answer() -> None
     assert "Secret login of imagePullSecrets is not in namespace ns" in message
 
 
+NOT_THERE = 'rpc error: code = NotFound desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": r.io/i:1: not found'
+DENIED = 'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": pull access denied, repository does not exist or may require authorization'
+NETWORK = 'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": failed to resolve reference "r.io/i:1": failed to do request: Head "https://r.io/v2/i/manifests/1": dial tcp 10.1.2.3:443: i/o timeout'
+BUSY = 'rpc error: code = Unknown desc = failed to pull and unpack image "r.io/i:1": unexpected status from HEAD request to https://r.io/v2/i/manifests/1: 503 Service Unavailable'
+
+
+def pull_failed(why: str, path: str = "spec.containers{trainer}") -> Object:
+    event = of_kubelet(f'Failed to pull image "r.io/i:1": {why}', "Failed")
+    metadata = {"name": "e", "namespace": "ns", "uid": "u", "resourceVersion": "30"}
+    return {**event, "metadata": metadata, "type": "Warning", "involvedObject": {**event["involvedObject"], "fieldPath": path}}
+
+
+def unpulled(event: Object, state: Object) -> Observed:
+    """As the operator keeps it: node 0's pod, whose container is in this state, and the kubelet's Event."""
+    statuses = {
+        "initContainerStatuses": [{"name": "agent", "image": "a:1", "state": {"terminated": {"exitCode": 0}}}],
+        "containerStatuses": [{"name": "trainer", "image": "r.io/i:1", "state": state}],
+    }
+    first = pod(0, status={"phase": "Pending", **statuses})
+    known = Inventory()
+    known.observe("Pod", first, deleted=False)
+    known.observe("Event", event, deleted=False)
+    return replace(settled(), pods=(first, pod(1)), warnings=tuple(kept.item for kept in known._objects["Event"].values()))
+
+
+INITIALIZING = {"waiting": {"reason": "PodInitializing"}}
+
+
+@pytest.mark.parametrize(
+    ("why", "helps"),
+    [
+        (NOT_THERE, "correct spec.image"),
+        (DENIED, "spec.imagePullSecrets"),
+        (NETWORK, "the pull is tried again by itself"),
+        (BUSY, "the pull is tried again by itself"),
+    ],
+    ids=["not there", "denied", "network", "busy"],
+)
+def test_an_image_that_cannot_be_pulled_is_told_before_the_pod_s_status_says_it(why: str, helps: str) -> None:
+    told = condition(reconcile(unpulled(pull_failed(why), INITIALIZING), None, CONTEXT, NOW + 1), "RanksReady")
+    assert told[:2] == ("False", "ImagePullFailed")
+    assert f"pod x-0: image r.io/i:1 of container trainer: {why}; {helps}" in told[2]
+
+
+@pytest.mark.parametrize(
+    ("event", "state"),
+    [
+        (pull_failed(NOT_THERE), {"running": {}}),
+        (pull_failed(NOT_THERE, "spec.initContainers{agent}"), INITIALIZING),
+        (of_kubelet("Error: cannot find the program", "Failed"), INITIALIZING),
+    ],
+    ids=["it was pulled then", "another container", "no pull"],
+)
+def test_a_failed_pull_is_no_trouble_of_a_container_that_runs_or_of_another_one(event: Object, state: Object) -> None:
+    event.setdefault("type", "Warning")
+    event["metadata"] |= {"namespace": "ns", "uid": "u", "resourceVersion": "30"}
+    observed = unpulled(event, state)
+    told = condition(after(observed, reconcile(observed, None, CONTEXT, NOW + 1)), "RanksReady")
+    assert told[1] != "ImagePullFailed"
+
+
+def test_a_registry_that_is_not_reached_is_not_told_as_a_wrong_image() -> None:
+    observed = unpulled(pull_failed(NETWORK), {"waiting": {"reason": "ErrImagePull", "message": NETWORK}})
+    message = condition(reconcile(observed, None, CONTEXT, NOW + 1), "RanksReady")[2]
+    assert "i/o timeout; the pull is tried again by itself" in message and "correct spec.image, or" not in message
+
+
+def test_failed_pulls_of_pods_that_are_no_job_s_are_not_kept() -> None:
+    known = Inventory()
+    assert known.observe("Event", pull_failed(NOT_THERE), deleted=False) == set()
+    assert not known._objects["Event"]
+
+
+def test_a_failed_pull_is_forgotten_with_its_event_also_after_its_pod() -> None:
+    known = Inventory()
+    known.observe("Pod", pod(0), deleted=False)
+    known.observe("Event", pull_failed(NOT_THERE), deleted=False)
+    assert known._objects["Event"]
+    known.observe("Pod", pod(0), deleted=True)
+    known.observe("Event", pull_failed(NOT_THERE), deleted=True)
+    assert not known._objects["Event"]
+
+
 def test_an_operator_that_has_lost_a_right_says_what_gives_it_again() -> None:
     said = 'services is forbidden: User "system:serviceaccount:lockstep-system:lockstep-operator" cannot create resource "services"'
     assert "`lockstep deploy CLUSTER` gives it again" in _refused(ApiError(403, "Forbidden", said)).message

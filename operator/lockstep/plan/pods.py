@@ -21,6 +21,13 @@ _NOT_YET = ("ContainerCreating", "PodInitializing")
 _MOUNT_REASONS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX_REASON = "FailedCreatePodSandBox"
 _NO_LOGIN_REASON = "FailedToRetrieveImagePullSecret"
+PULL_EVENT = re.compile(r'Failed to pull image "[^"]*": (?P<why>.+)', re.DOTALL)
+"""The message of the kubelet's Event of reason `Failed`. The container's own state says the same when the pod is next looked at, up to 10 s later."""
+_UNREACHED = re.compile(
+    r"dial tcp|timeout|timed out|connection re(fused|set)|no such host|server misbehaving|deadline exceeded|unreachable|no route to host|unexpected EOF|too ?many ?requests|\b429\b|\b50[0-4]\b",
+    re.IGNORECASE,
+)
+"""The registry was not reached, or has no time: the next pull may do better."""
 _VAGUE = "Unable to attach or mount volumes"
 NAMED_PODS = 4
 CRASHES = 2
@@ -45,6 +52,7 @@ _HINTS = (
     ("ContainerNotStarted", _MISSING, "make it in the job's namespace, or take it out of spec.env or envFrom"),
     ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
     ("VolumeNotMounted", _MISSING, "make it in the job's namespace, or take it out of podTemplate.volumes"),
+    ("ImagePullFailed", _UNREACHED, "the pull is tried again by itself; if this stays, correct the registry in spec.image, or what keeps the Node from it"),
     ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL), FROM_ANOTHER_NAMESPACE),
     ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "spec.imagePullSecrets, or the cluster's pod.image_pull_secrets, takes the registry's login"),
     ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE), "correct spec.image, or the cluster's image"),
@@ -178,9 +186,14 @@ def _troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
         yield Trouble("PodFailed", f"{status['reason']}: {status.get('message', '')}")
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         for trouble in _container_troubles(container):
-            yield replace(trouble, text=trouble.text + _lacking_login(observed, pod)) if trouble.reason == "ImagePullFailed" else trouble
+            yield _with_login(observed, pod, trouble)
     if not is_running(pod):
-        yield from _event_troubles(observed, pod)
+        for trouble in _event_troubles(observed, pod):
+            yield _with_login(observed, pod, trouble)
+
+
+def _with_login(observed: Observed, pod: Object, trouble: Trouble) -> Trouble:
+    return replace(trouble, text=trouble.text + _lacking_login(observed, pod)) if trouble.reason == "ImagePullFailed" else trouble
 
 
 def _lacking_login(observed: Observed, pod: Object) -> str:
@@ -251,3 +264,19 @@ def _event_troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
     for event in events:
         if event.get("reason") == _SANDBOX_REASON:
             yield Trouble("NetworkNotReady", str(event.get("message", "")))
+        if (failed := _failed_pull(pod, event)) is not None:
+            yield failed
+
+
+def _failed_pull(pod: Object, event: Object) -> Trouble | None:
+    """Of a container whose state doesn't say so yet; None once it has another state, which then counts."""
+    pull = PULL_EVENT.match(str(event.get("message", "")))
+    if pull is None:
+        return None
+    status, path = pod.get("status", {}), event["involvedObject"].get("fieldPath")
+    for field in ("initContainers", "containers"):
+        for container in status.get("initContainerStatuses" if field == "initContainers" else "containerStatuses") or []:
+            waiting = container.get("state", {}).get("waiting") or {}
+            if path == f"spec.{field}{{{container.get('name')}}}" and waiting.get("reason") in _NOT_YET:
+                return Trouble("ImagePullFailed", f"image {container.get('image')} of container {container['name']}: {pull['why']}")
+    return None

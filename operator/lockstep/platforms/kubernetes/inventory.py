@@ -16,7 +16,7 @@ from lockstep.plan.interactive import is_interactive, unused
 from lockstep.plan.layers import Notice
 from lockstep.plan.observed import Object, Observed, owner_uid
 from lockstep.plan.placing import contender, is_unplaced
-from lockstep.plan.pods import is_scheduled, scheduler_message
+from lockstep.plan.pods import PULL_EVENT, is_scheduled, scheduler_message
 from lockstep.platforms.kubernetes.kept import Kept, job_of, version_of
 from lockstep.platforms.kubernetes.queue import Key
 
@@ -105,7 +105,9 @@ class Inventory:
 
     def observe(self, kind: str, item: Mapping[str, Any], *, deleted: bool) -> set[Key]:
         """Take in one event; the keys of jobs that it may change. An event older than what is known changes nothing."""
-        if kind == "Event" and item.get("reason") not in EVENT_REASONS:
+        if kind == "Event" and not (
+            item.get("reason") in EVENT_REASONS or _place(item) in self._objects[kind] or self._is_pull_of_a_job(item)
+        ):
             return set()
         if deleted:
             self._last_deletion[kind] = max(self._last_deletion[kind], version_of(item))
@@ -221,6 +223,11 @@ class Inventory:
         if job:
             return {(key[0], job)}
         return {(key[0], name) for name in self._in_namespace.get(("TrainingJob", key[0]), ())}
+
+    def _is_pull_of_a_job(self, event: Mapping[str, Any]) -> bool:
+        """Of other pods' failures, which have the same reason, none is kept."""
+        is_pull = event.get("reason") == "Failed" and PULL_EVENT.match(str(event.get("message") or "")) is not None
+        return is_pull and bool(self._told_of(str(event["metadata"].get("namespace")), event))
 
     def _told_of(self, namespace: str, event: Mapping[str, Any]) -> str:
         """The job that an Event's object belongs to; '' when that isn't known: a quota that is used up has many events, and other jobs as many looks at each."""

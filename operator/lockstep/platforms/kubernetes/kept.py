@@ -185,7 +185,11 @@ def _replicas_by(entries: list[Object]) -> Object:
 
 def _event(item: Mapping[str, Any]) -> Object:
     kept = ("reason", "lastTimestamp", "eventTime", "series", "type")
-    about = {key: str(item["involvedObject"][key])[:SMALL_CHARACTERS] for key in ("kind", "name", "uid") if key in item["involvedObject"]}
+    about = {
+        key: str(item["involvedObject"][key])[:SMALL_CHARACTERS]
+        for key in ("kind", "name", "uid", "fieldPath")
+        if key in item["involvedObject"]
+    }
     message = str(item.get("message") or "")[:MESSAGE_CHARACTERS]
     return {key: item[key] for key in kept if item.get(key) is not None} | {"involvedObject": about, "message": message}
 
