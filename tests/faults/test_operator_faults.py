@@ -7,6 +7,7 @@ either side of it, a run of its own.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from cluster_jobs import Jobs
 from fault_proxy import Fault
 from lockstep.api.names import LABEL_JOB
-from operator_faults import SCENARIOS, SYSTEM, Rig, is_suspended, operator_process, rig_in, tell
+from operator_faults import SCENARIOS, SYSTEM, Rig, is_suspended, operator_process, rig_in, settled, tell, written
 from played_job import JOB, PlayedJob
 
 WRITES_MAX = 60
@@ -63,6 +64,20 @@ def test_writes_that_are_refused_or_whose_replies_are_lost_are_made_good(rig: Ri
     turn = list(SCENARIOS).index(name)
     faults = {number: kinds[(number + turn) % len(kinds)] for number in range(WRITES_MAX)}
     assert tell(rig, SCENARIOS[name], faults, reference.state, events=False).faults > 0
+
+
+def test_what_a_list_says_of_a_running_job_is_no_reason_to_write(rig: Rig) -> None:
+    """Its StatefulSet was changed by somebody else while no watch ran, and where that is nothing to Lockstep."""
+    with rig.job() as job:
+        SCENARIOS["restart"].prepare(job)
+        settled(rig, job)
+        rig.proxy.arm(job.jobs.namespace, {})
+        rig.operator.send(signal.SIGSTOP)
+        rig.proxy.expire_watches()
+        job.jobs.patch("StatefulSet", JOB, {"metadata": {"annotations": {"somebody": "else"}}}, "apps/v1")
+        rig.operator.send(signal.SIGCONT)
+        settled(rig, job, 3.0)  # node 0 reports, and each report is a look
+        assert written(rig) == ""
 
 
 def test_a_newer_operator_takes_over_a_running_job_without_touching_its_pods(rig: Rig) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,8 @@ from lockstep.platforms.kubernetes.watching import LIST_ITEMS, kopf_settings, re
 RESYNC_SECONDS = 600.0
 RELIST_SECONDS = (2.0, 30.0)
 """After watches began to list: soon, and when the last is through with it on a machine that is very busy."""
+RELIST_APART_SECONDS = 10.0
+"""Between two of these, at least: a watch that fails all the time lists every few seconds."""
 UNSERVED_SECONDS = 60.0
 """Until a namespace is tried again that the operator was given, and in which it lacks a right."""
 SETTLING_SECONDS = 40.0
@@ -387,25 +390,31 @@ class Operator:
 
     async def resync_forever(self) -> None:
         """All jobs now and then; and each time that watches have listed, those of which they may have missed something."""
-        looked = time.monotonic()
+        looked = listed = time.monotonic()
+        soon = late = math.inf
+        relisted = -math.inf
         while True:
+            due = min(soon, late, listed + (UNSERVED_SECONDS if self._unserved else RESYNC_SECONDS))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(UNSERVED_SECONDS if self._unserved else RESYNC_SECONDS):
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._watches_list.wait()
-            for seconds in RELIST_SECONDS if self._watches_list.is_set() else (0.0,):
-                await asyncio.sleep(seconds)
+            now = time.monotonic()
+            if self._watches_list.is_set():
                 self._watches_list.clear()
-                began = time.monotonic()
-                every_job = began - looked >= RESYNC_SECONDS
-                try:
-                    await self.resync(every_job)
-                    looked = began if every_job else looked
-                except WentBack:
-                    raise
-                except (ApiError, OSError) as error:
-                    log.warning("resync: %s", error)
-                except Exception:  # the watches go on, and what is known stays
-                    log.exception("resync failed")
+                soon, late = min(soon, max(now + RELIST_SECONDS[0], relisted + RELIST_APART_SECONDS)), now + RELIST_SECONDS[-1]
+                continue
+            relisted = now if soon <= now else relisted
+            soon, late, listed = math.inf, late if late > now else math.inf, now
+            every_job = now - looked >= RESYNC_SECONDS
+            try:
+                await self.resync(every_job)
+                looked = now if every_job else looked
+            except WentBack:
+                raise
+            except (ApiError, OSError) as error:
+                log.warning("resync: %s", error)
+            except Exception:  # the watches go on, and what is known stays
+                log.exception("resync failed")
 
     async def run(self, watching: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. The list comes first: a gang that runs must never be taken for one that isn't there."""

@@ -79,13 +79,7 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
     found = kopf.OperatorRegistry()
     watched = list(kinds)
 
-    def taker(kind: str) -> Callable[[str | None, Object], None]:
-        def take(type: str | None, item: Object) -> None:
-            observe(kind, item, type == "DELETED")
-
-        return take
-
-    taken = {KINDS[one.kind].plural: taker(one.kind) for one in watched if one.kind not in FREE_FORM}
+    taken = {KINDS[one.kind].plural: taker(one.kind, observe) for one in watched if one.kind not in FREE_FORM}
 
     @kopf.on.login(registry=found)  # type: ignore[untyped-decorator]
     async def login(**_: Any) -> kopf.AiohttpSession:
@@ -95,8 +89,18 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
         )
 
     for one in watched:
-        _watch(found, one.kind, taker(one.kind))
+        _watch(found, one.kind, taker(one.kind, observe))
     return found
+
+
+def taker(kind: str, observe: Observe) -> Callable[[str | None, Object], None]:
+    """Hands on objects of this kind, lists' too, whose items don't say of which kind they are."""
+    stated = {"kind": kind, "apiVersion": KINDS[kind].api_version}
+
+    def take(type: str | None, item: Object) -> None:
+        observe(kind, item | stated, type == "DELETED")
+
+    return take
 
 
 def _watch(found: kopf.OperatorRegistry, kind: str, take: Callable[[str | None, Object], None]) -> None:
