@@ -25,7 +25,7 @@ from lockstep.plan.resolve import resolve
 from lockstep.platforms.kubernetes import operator, patience
 from lockstep.platforms.kubernetes.certificate import Certificates, make_certificates
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster, Unreachable
-from lockstep.platforms.kubernetes.execute import Executor
+from lockstep.platforms.kubernetes.execute import CREATES_AT_ONCE, Executor
 from lockstep.platforms.kubernetes.files import files_pod
 from lockstep.platforms.kubernetes.install import operator_objects
 from lockstep.platforms.kubernetes.inventory import WATCHED, Inventory
@@ -793,6 +793,19 @@ def test_a_start_is_one_round_trip_and_taken_back_where_somebody_has_a_name() ->
     notice = started(taken, "Secret", "Service", "StatefulSet", at_once=True)
     assert notice is not None and notice.reason == "NameTaken"
     assert taken.did == ["POST Secret", "POST StatefulSet", "DELETE StatefulSet made-StatefulSet"]
+
+
+def test_many_starts_at_once_take_few_connections() -> None:
+    cluster = Names("")
+    executor = Executor(cluster, lambda kind, found: None)
+    create = tuple({"kind": kind, "metadata": {"name": kind.lower()}} for kind in ("Secret", "Service", "ConfigMap"))
+    observed = Observed({"metadata": item("x", 1)["metadata"], "spec": {}})
+
+    async def start() -> None:
+        await asyncio.gather(*(executor.write_objects(observed, Plan(create=create, at_once=True)) for _ in range(16)))
+
+    asyncio.run(start())
+    assert (cluster.most_under_way, len(cluster.did)) == (CREATES_AT_ONCE, 48)
 
 
 def test_a_start_in_whose_way_something_was_makes_its_pods_last() -> None:

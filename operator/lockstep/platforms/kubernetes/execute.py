@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from lockstep.api.names import API_VERSION, OPERATOR_NAME
 from lockstep.plan.diff import changes
@@ -21,6 +22,8 @@ from lockstep.platforms.kubernetes.queue import Refusals
 
 log = logging.getLogger("lockstep.operator")
 EVENTS_SECONDS = 15.0
+CREATES_AT_ONCE = 10
+"""Of all jobs together: more of them are no faster, and each has a connection, which keeps 100 kB and more. A start has seven, and its claims."""
 MESSAGE_CHARACTERS = 1024
 """Of an API server's words: a policy's may be long."""
 
@@ -35,6 +38,7 @@ class Executor:
         self._written = written
         self._read = read
         self._told: dict[str, Told] = {}
+        self._creates = asyncio.Semaphore(CREATES_AT_ONCE)
         self._overruled = Refusals()
         """By the job's uid and the object."""
 
@@ -95,7 +99,7 @@ class Executor:
         first = [item for item in plan.create if beside or not makes_pods(item)]
         creating = [*(self._create_claim(observed, claim) for claim in plan.claims), *(self._create(observed, item) for item in first)]
         done: list[Object | Notice | None] = []
-        for result in await asyncio.gather(*creating, return_exceptions=True):
+        for result in await asyncio.gather(*map(self._in_turn, creating), return_exceptions=True):
             if isinstance(result, ApiError) and result.is_refusal:
                 done.append(_refused(result))
             elif isinstance(result, BaseException):
@@ -113,6 +117,10 @@ class Executor:
             if item not in first and isinstance(found := await self._create(observed, item), Notice):
                 return found
         return None
+
+    async def _in_turn(self, creating: Coroutine[Any, Any, Object | Notice | None]) -> Object | Notice | None:
+        async with self._creates:
+            return await creating
 
     async def _create_claim(self, observed: Observed, claim: Object) -> None:
         try:
