@@ -141,7 +141,7 @@ test-cluster: cluster-programs ## a real API server and real pods; root
 drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
 	@$(PYTEST) tests/cluster/operator/test_drills.py tests/cluster/operator/test_lost_node.py tests/faults/test_operator_faults.py
 
-bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, more than half an hour (ARGS=--quick: minutes); root
+bench-peers: cluster-programs ## Lockstep beside JobSet and Kubeflow Trainer, both built from their Go modules: figures and goals, 22 minutes (ARGS=--quick: six); root
 	@$(BIN)/python tests/bench/peers.py $(ARGS)
 
 lint: setup ## ruff, mypy, import rules, generated files unchanged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,6 +48,7 @@ def start(jobs: Jobs, cluster: str, name: str, **template: Any) -> None:
 def test_two_jobs_that_hold_half_of_the_nodes_each_both_complete(jobs: Jobs, only_for_the_second: str, gpu_cluster: str) -> None:
     core = client.CoreV1Api(jobs.api.client)
     start(jobs, gpu_cluster, "first")
+    time.sleep(1.0)  # times of creation have whole seconds, and the younger job is to be the one that lets go
     start(jobs, gpu_cluster, "second", tolerations=[{"key": TAINT["key"], "operator": "Exists"}])
     core.patch_node(only_for_the_second, {"spec": {"taints": None}})
     for name in ("first", "second"):
