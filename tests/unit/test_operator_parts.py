@@ -125,13 +125,16 @@ def test_a_key_is_never_worked_on_by_two_workers() -> None:
     assert most == 1
 
 
-def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def delays_of_failing_work(monkeypatch: pytest.MonkeyPatch, failures: int, *, progresses: bool) -> list[float]:
+    """The waits after so many failures in a row, in seconds; the first is 0.01, but for its jitter. `progresses`: something is achieved before each."""
     monkeypatch.setattr("lockstep.platforms.kubernetes.queue.BACKOFF_FIRST_SECONDS", 0.01)
     delays: list[float] = []
     done = asyncio.Event()
 
     async def work(key: Key) -> None:
-        if len(delays) == 4:
+        if progresses:
+            queue.progressed(key)
+        if len(delays) == failures:
             done.set()
             return
         raise OSError("the API server is away")
@@ -141,6 +144,11 @@ def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(queue, "mark_later", lambda key, seconds: (delays.append(seconds), later(key, seconds)))
     queue.mark(KEY)
     run_queue(queue, done)
+    return delays
+
+
+def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = delays_of_failing_work(monkeypatch, 4, progresses=False)
     assert [round(delay / 0.01) for delay in delays][:2] == [1, 2]
     assert all(0.75 * first <= delay <= 1.25 * first for delay, first in zip(delays, (0.01, 0.02, 0.04, 0.08), strict=True))
     assert len(set(delays)) == 4
@@ -148,23 +156,7 @@ def test_work_that_fails_is_done_again_ever_later(monkeypatch: pytest.MonkeyPatc
 
 def test_work_that_achieves_something_before_it_fails_is_done_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many writes of one job may fail, each once: that is no reason to let it wait for a minute."""
-    monkeypatch.setattr("lockstep.platforms.kubernetes.queue.BACKOFF_FIRST_SECONDS", 0.01)
-    delays: list[float] = []
-    done = asyncio.Event()
-
-    async def work(key: Key) -> None:
-        queue.progressed(key)
-        if len(delays) == 8:
-            done.set()
-            return
-        raise OSError("the next write is refused")
-
-    queue = WorkQueue(work)
-    later = queue.mark_later
-    monkeypatch.setattr(queue, "mark_later", lambda key, seconds: (delays.append(seconds), later(key, seconds)))
-    queue.mark(KEY)
-    run_queue(queue, done)
-    assert max(delays) <= 0.0125
+    assert max(delays_of_failing_work(monkeypatch, 8, progresses=True)) <= 0.0125
 
 
 def test_what_an_operator_has_written_is_progress_and_what_others_have_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

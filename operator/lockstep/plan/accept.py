@@ -24,7 +24,7 @@ HASH_CHARACTERS = 10
 LISTED_PROFILES = 8
 REMEMBERED_JOBS, REMEMBERED_CLUSTERS = 32, 8
 REMEMBERED_CHARACTERS = 16 << 10
-"""Of a job that is remembered; most have 1 KB. Larger ones are read each time, and are no reason to hold much memory."""
+"""The most that a remembered job may have; most have 1 KB. Larger ones are read each time, so that they hold no memory."""
 
 
 @dataclass(frozen=True)

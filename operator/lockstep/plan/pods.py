@@ -269,7 +269,7 @@ def _event_troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
 
 
 def _failed_pull(pod: Object, event: Object) -> Trouble | None:
-    """Of a container whose state doesn't say so yet; None once it has another state, which then counts."""
+    """Returns why an image was not pulled while its container's state doesn't say so yet; None once it has another state, which then counts."""
     pull = PULL_EVENT.match(str(event.get("message", "")))
     if pull is None:
         return None

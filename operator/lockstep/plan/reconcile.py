@@ -68,9 +68,9 @@ class Plan:
     claims: tuple[Object, ...] = ()
     """As create, but one that is there is fine, whoever made it."""
     at_once: bool = False
-    """Of a start where nothing is known to be in the way: the StatefulSet is created beside what its pods need, and deleted again where that can't be."""
+    """Nothing is known to be in the way of a start: the StatefulSet is created beside what its pods need, and deleted again if any of that can't be created."""
     half_made: tuple[Object, ...] = ()
-    """The StatefulSet of a start in the middle of which an operator ended: deleted, too, where something that its pods need can't be created."""
+    """The StatefulSet of a start that an operator left unfinished. It is deleted, too, if something that its pods need can't be created."""
     taken_back: bool = False
     """Pods of a start that was taken back are on their way out: nothing is sent, and what was in its way still is."""
     apply: tuple[Object, ...] = ()

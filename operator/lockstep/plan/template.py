@@ -28,7 +28,7 @@ def _environment() -> Environment:
 
 @cache
 def _structure(template: str) -> Any:
-    """What `templates/<template>.yaml.j2` says, with `MARK` and a name where the value of that name goes."""
+    """Returns `templates/<template>.yaml.j2`, parsed, with `MARK` and a name where the value of that name goes."""
     name = f"{template}.yaml.j2"
     environment = _environment()
     assert environment.loader is not None  # noqa: S101 (set above)

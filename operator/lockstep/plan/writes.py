@@ -26,7 +26,7 @@ LOG_KEY = "node-0.log"
 INTERFERENCE_SECONDS = 600.0
 MESSAGE_CHARACTERS = 1024
 REMEMBERED_JOBS, REMEMBERED_CHARACTERS = 32, 64 << 10
-"""Of how many jobs the objects are remembered that are compared at each look at them, and how large their run may be: most have 10 KB."""
+"""How many jobs have their rendered objects remembered, since each look compares them, and how large such a job's run may be: most have 10 KB."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def object_writes(observed: Observed, decision: Decision, context: RenderContext
 
 
 def any_foreign(observed: Observed, create: tuple[Object, ...]) -> bool:
-    """Whether somebody else is seen to have a name among these."""
+    """Returns whether somebody else is seen to have one of these names."""
     return any(_key(item) in observed.objects for item in create)
 
 
@@ -91,7 +91,7 @@ def own_stateful_set(observed: Observed) -> tuple[Object, ...]:
 
 
 def is_told(observed: Observed, running: Frozen | None) -> bool:
-    """Whether status says that this run has been started: an operator that ended in the middle of it has left objects out, and nobody has deleted them."""
+    """Returns whether status says that this run was started. If not, an operator ended in the middle of the start: what is missing was never made."""
     return running is not None and (observed.status.get("run") or {}).get("name") == running.name
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from lockstep.api.errors import Failed
 from lockstep.platforms.kubernetes.clock import ServerClock, boot_seconds
 from lockstep.platforms.kubernetes.connection import Connection, server_of
-from lockstep.platforms.kubernetes.kinds import KINDS, path_of
+from lockstep.platforms.kubernetes.kinds import path_of, type_meta
 from lockstep.platforms.kubernetes.reading import METADATA_EACH, METADATA_LIST, PageSize, content_within, loads, with_items
 
 Object = dict[str, Any]
@@ -298,7 +298,7 @@ class Cluster:
             page = with_items(self._parsed(content))
             del content
             for item in page["items"]:
-                item |= {"kind": kind, "apiVersion": KINDS[kind].api_version}
+                item.update(type_meta(kind))
             token = page["metadata"].get("continue") or None
             yield page
 

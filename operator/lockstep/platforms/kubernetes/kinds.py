@@ -61,6 +61,11 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+def type_meta(kind: str) -> dict[str, str]:
+    """An object's kind and apiVersion, which the items of a list don't state."""
+    return {"kind": kind, "apiVersion": KINDS[kind].api_version}
+
+
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
     """The path of a collection, an object or one of its subresources; without namespace, of the whole cluster. Raises ConfigError for a name that
     would lead to another object."""

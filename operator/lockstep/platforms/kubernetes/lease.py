@@ -21,7 +21,7 @@ from lockstep.api.names import ANNOTATION_LEADER, ANNOTATION_TROUBLE, APP, LABEL
 from lockstep.plan.times import timestamp
 from lockstep.platforms.kubernetes.clock import boot_seconds
 from lockstep.platforms.kubernetes.cluster import CONFLICT, MERGE, NOT_FOUND, ApiError, Cluster, Object
-from lockstep.platforms.kubernetes.kinds import KINDS, path_of
+from lockstep.platforms.kubernetes.kinds import path_of, type_meta
 
 LEASE_SECONDS = 15
 SECONDS_MAX = 4 * LEASE_SECONDS
@@ -204,7 +204,7 @@ class Lease:
         metadata = {
             "name": OPERATOR_NAME, "namespace": self._namespace, "labels": {LABEL_NAME: APP}, "annotations": {ANNOTATION_LEADER: address},
         }  # fmt: skip
-        made = {"apiVersion": KINDS["Lease"].api_version, "kind": "Lease", "metadata": metadata, "spec": spec}
+        made = {**type_meta("Lease"), "metadata": metadata, "spec": spec}
         try:
             self._take_in(await self._cluster.create(made))
         except ApiError as error:

@@ -19,6 +19,7 @@ from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
 from lockstep.platforms.kubernetes.exec import Place, Program, answer_of
 from lockstep.platforms.kubernetes.reader import Say, beside, running_pods
 from lockstep.platforms.kubernetes.runs import asked, lines_of, run_root, summary
+from lockstep_gang.contract import number_of
 
 Object = dict[str, Any]
 NODES_MAX = 32
@@ -73,9 +74,7 @@ class Nodes:
             return {}
         chosen = sorted(places)[:NODES_MAX]
         if chosen and not self._open:
-            self._say(
-                f"measuring {len(chosen)} node{'' if len(chosen) == 1 else 's'} of job {self._job} for {FIRST_SECONDS:.0f} s, for their rates"
-            )
+            self._say(f"measuring {number_of(len(chosen), 'node')} of job {self._job} for {FIRST_SECONDS:.0f} s, for their rates")
         found = await asyncio.gather(*(self._one(node, places[node], points if node == 0 else 0) for node in chosen))
         return dict(zip(chosen, found, strict=True))
 

@@ -15,7 +15,7 @@ import kopf
 from lockstep.platforms.kubernetes.cluster import Object
 from lockstep.platforms.kubernetes.inventory import WATCHED, Watched
 from lockstep.platforms.kubernetes.kept import FREE_FORM, slim
-from lockstep.platforms.kubernetes.kinds import KINDS
+from lockstep.platforms.kubernetes.kinds import KINDS, type_meta
 from lockstep.platforms.kubernetes.login import connection
 from lockstep.platforms.kubernetes.reading import BoundedSession
 
@@ -94,8 +94,8 @@ def registry(observe: Observe, listed: Listed, seen: Callable[[str], None], kind
 
 
 def taker(kind: str, observe: Observe) -> Callable[[str | None, Object], None]:
-    """Hands on objects of this kind, lists' too, whose items don't say of which kind they are."""
-    stated = {"kind": kind, "apiVersion": KINDS[kind].api_version}
+    """Returns what hands objects of this kind on to `observe`, those of lists too, whose items don't state their kind."""
+    stated = type_meta(kind)
 
     def take(type: str | None, item: Object) -> None:
         observe(kind, item | stated, type == "DELETED")
