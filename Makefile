@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-corpus soak test-cluster drills bench-peers lint format manifests lock sbom audit
+.PHONY: help setup editors quickstart discover-cluster lint-cluster gpu-info nccl-test list-clusters deploy-cluster deploy-cluster-dry-run diff status-cluster clean-cluster uninstall rollback sync-multi-node run-multi-node shell-multi-node vscode debug-remote jupyter tensorboard logs top cluster-up cluster-down cluster-programs build build-openshift test test-unit test-train test-faults test-operator-faults test-corpus test-gpu bench-gpu gpu-carry soak test-cluster drills bench-peers lint format manifests lock sbom audit
 
 ##@ Start
 help: ## this list
@@ -127,6 +127,15 @@ test-faults: cluster-programs ## power cut at every step of a save, on a disk in
 
 test-corpus: cluster-programs ## faults whose cause is known, done to real jobs: how many `lockstep why` names; those of ranks are part of test, all others take a quarter of an hour; root
 	@$(PYTEST) -m "corpus or not corpus" tests/corpus tests/cluster/operator/test_corpus.py
+
+test-gpu: ## whether Lockstep trains on this machine's GPU as it does on CPUs, without .venv: PYTHON with torch, transformers and peft; ARGS="--device cpu"
+	@$(PYTHON) tests/gpu/run.py $(ARGS)
+
+bench-gpu: ## figures of this machine's GPU beside Hugging Face and PEFT, without .venv: ARGS="--json --part 8b-lora-4k"
+	@$(PYTHON) tests/bench/gpu.py $(ARGS)
+
+gpu-carry: setup ## a folder of what a GPU machine without network lacks for these two: DeepSpeed and what it imports (PYTHON_THERE=3.12)
+	@$(BIN)/python scripts/gpu_carry.py --python $(or $(PYTHON_THERE),3.12)
 
 soak: cluster-programs ## hundreds of hostile objects on a real API server, and what else takes minutes; by hand
 	@$(PYTEST) -s -m soak tests/faults

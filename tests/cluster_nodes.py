@@ -46,7 +46,6 @@ def _daemons(node: NodeLayout) -> list[str]:
 
 
 def _remove(core: client.CoreV1Api, node: NodeLayout) -> None:
-    cgroups.kill(*_groups(node))
     cgroups.remove(*_groups(node))
     for name in _daemons(node):
         processes.record(node.cluster.daemons, name).unlink(missing_ok=True)

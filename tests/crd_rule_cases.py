@@ -87,6 +87,8 @@ def spread(**fields: Any) -> Object:
 NUMBERS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("optimization", "learningRate", [0, 1, 0.1, 1e-4, 0.0, 1e15, "1e-4", "0.5", "12", "1e99"], [-1, -1e-4, 1e16, True, False, [], {}, [1], {"a": 1}, "", "-1", "x", "0x1", "1e400", " 1", "1" * 25]),
     ("optimization", "weightDecay", [0.01, "0.01"], [-0.01, "a"]),
+    ("optimization", "beta2", [0, 0.95, "0.999", "9.5e-1", "0"], [1, 1.0, -0.1, "1", "1.0", "9e0", True]),
+    ("optimization", "warmupRatio", [0.03, "0.1", "3e-2"], [1, "2", -0.1]),
     ("optimization", "maxGradientNorm", [1, 1.0, "1.0"], [-1, True]),
     ("lora", "dropout", [0, 0.05, "0.05"], [-0.05, "half"]),
     ("evaluation", "holdout", [0.1, 0.5, 1e-3, "0.1", "5e-1", "0.50", "0.02"], [0, 0.0, 0.51, 1, -0.1, "0", "0.6", "0.0", "1", "50e-2", "5.1e-1", True, []]),
@@ -169,8 +171,22 @@ JOB_CASES = {
         job(storage={"mode": "PerPod", "workspaceClaimName": "c"}),
         "spec.storage.workspaceClaimName",
     ),
-    ("spec.training", "model may not be changed after creation: another base model is another job"): Case(
-        training(zeroStage="Stage3"), training(model={"name": "/other"}), "spec.training.model", before=training()
+    ("spec.training", "model may not be changed after creation, but for its tokenSecret: another base model is another job"): Case(
+        training(model={"name": "org/m", "revision": "v1", "tokenSecret": {"name": "hub"}}),
+        training(model={"name": "org/m", "revision": "v2"}),
+        "spec.training.model",
+        before=training(model={"name": "org/m", "revision": "v1"}),
+    ),
+    ("spec.training.model", "revision needs the name of a model of the hub, such as org/name"): Case(
+        training(model={"name": "org/m", "revision": "v1"}), training(model={"name": "/m", "revision": "v1"}), "spec.training.model.revision"
+    ),
+    (
+        "spec.training.model",
+        "tokenSecret needs the name of a model of the hub, such as org/name; an object store's credentials go into env",
+    ): Case(
+        training(model={"name": "gpt2", "tokenSecret": {"name": "hub"}}),
+        training(model={"name": "s3://bucket/m", "tokenSecret": {"name": "hub"}}),
+        "spec.training.model.tokenSecret",
     ),
     ("spec.training.optimization", "globalBatchSize must be greater than or equal to microBatchSize"): Case(
         training(optimization={"globalBatchSize": 4, "microBatchSize": 4}),
@@ -197,6 +213,11 @@ JOB_CASES = {
     ),
     ("spec.training.data.sources[]", "exactly one of path and name must be set"): Case(
         training(data={"sources": [{"name": "org/d"}]}), training(data={"sources": [{}]}), "spec.training.data.sources[0]"
+    ),
+    ("spec.training.evaluation.data", "exactly one of path and name must be set"): Case(
+        training(evaluation={"data": {"name": "org/d", "config": "c"}}),
+        training(evaluation={"data": {"path": "/d", "name": "org/d"}}),
+        "spec.training.evaluation.data",
     ),
     ("spec.env[]", "may not have both value and valueFrom"): Case(env(value="1"), env(value="1", valueFrom=SECRET_KEY), "spec.env[0]"),
     (

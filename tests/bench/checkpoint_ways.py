@@ -198,7 +198,7 @@ class Dcp(Way):
     def _state(self) -> dict[str, torch.Tensor]:
         optimizer = self.engine.optimizer
         state = {}
-        for number, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
+        for number, flat in enumerate(zero_access._flat_masters(optimizer)):
             for kind, tensor in ((MASTER, flat), *((moment, optimizer.optimizer.state[flat][moment]) for moment in MOMENTS)):
                 state[f"rank{self.ranks.rank}.{kind}.{number}"] = tensor.detach()
         return state
@@ -227,7 +227,10 @@ class DcpAsync(Dcp):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         self._group = dist.new_group(backend="gloo")
-        self._stager = DefaultStager(StagingOptions(False, False, False, False))  # what else there is needs a GPU
+        cuda = torch.cuda.is_available()  # pinned memory and copies that run by themselves need a GPU
+        self._stager = DefaultStager(
+            StagingOptions(use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
+        )
 
     def _start(self, step: int) -> None:
         from torch.distributed.checkpoint import async_save

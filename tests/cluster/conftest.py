@@ -28,7 +28,7 @@ WORKERS = 2
 DEPLOYMENTS = ("test_front_door", "test_seed_004", "test_deploy", "test_rails")
 """One worker runs them: they write down in the checkout which cluster was deployed last."""
 LONGEST = (
-    *DEPLOYMENTS, "test_jobs", "test_placement", "test_lost_node", "test_moving_training", "test_stops", "test_training", "test_interactive", "test_image", "test_devcluster",
+    *DEPLOYMENTS, "test_jobs", "test_placement", "test_lost_node", "test_moving_training", "test_stops", "test_training", "test_models", "test_interactive", "test_image", "test_devcluster",
     "test_rights", "test_verbs", "test_render", "test_hang", "test_retry", "test_why",
 )  # fmt: skip
 

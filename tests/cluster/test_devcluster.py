@@ -259,6 +259,29 @@ def test_an_up_that_is_killed_in_the_middle_is_cleaned_by_down(seconds: float) -
     assert leftovers() == []
 
 
+def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replaced_not_doubled() -> None:
+    cluster.down(LAYOUT, print)
+    code = (
+        "from lockstep.devcluster import processes\nfrom lockstep.devcluster.layout import Layout, cache_root\n"
+        f"layout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\n"
+        "start = processes.start(layout.daemons, 'late', ['sleep', '1000'], layout.log('late'), f'{layout.cgroup}/etcd', layout.starting)\n"
+        "print(start.pid)\n"
+    )
+    late = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
+    cluster.up(LAYOUT, WANTED, print)
+    assert is_healthy()
+    assert processes.start_ticks(late) is None
+
+
+def test_a_group_is_removed_with_the_processes_that_came_after_the_others_were_killed() -> None:
+    group = cgroups.create_tracking(f"{LAYOUT.cgroup}/etcd")
+    with subprocess.Popen(["sleep", "1000"]) as late:
+        group.write_text(str(late.pid))
+        cgroups.remove(LAYOUT.cgroup)
+    assert late.returncode == -signal.SIGKILL
+    assert cgroups.of_cluster(LAYOUT.name) == []
+
+
 def test_nodes_can_have_different_resources_that_change_on_a_cluster_that_is_up(up: None) -> None:
     def resources() -> list[str | None]:
         items = json.loads(kubectl("get", "nodes", "-o", "json"))["items"]

@@ -15,15 +15,17 @@ import numpy
 import torch
 from torch.distributed import PrefixStore
 
-from lockstep_sizes.choices import Precision, TrainOn
+from lockstep_sizes.choices import DataFormat, Precision, TrainOn
 from lockstep_train import __main__ as trainer
 from lockstep_train.data import isolation, pool, share, source
 from lockstep_train.data.attention import choose_attention
 from lockstep_train.data.collate import collate
+from lockstep_train.data.files import whole_files
 from lockstep_train.data.load import Dataset
-from lockstep_train.data.read import Conversation
+from lockstep_train.data.records import Conversation
 from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import IGNORED, Example, encode_samples
+from lockstep_train.data.turns import TemplateChoice
 from lockstep_train.data.wire import batch_of
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine.loss import TokenLoss, tile_head
@@ -53,8 +55,8 @@ def chat_masks(model: str, folder: str) -> None:
     by_beginnings = encode_samples([Conversation(messages, 0, (), 1)], tokeniser, TrainOn.ASSISTANT, broken)[0]
     learned = [token for token, mask in zip(by_beginnings.ids, by_beginnings.learned, strict=True) if mask]
     assert tokeniser.decode(learned) == "naïve</s>ünï</s>", tokeniser.decode(learned)
-    text = tokeniser.chat.render(messages, (), False)
-    assert [text[start:end] for start, end in tokeniser.chat.marked(messages, ())] == ["naïve</s>", "ünï</s>"]
+    text = tokeniser.chat.render(messages, (), False, {})
+    assert [text[start:end] for start, end in tokeniser.chat.marked(messages, (), {})] == ["naïve</s>", "ünï</s>"]
     counting = dataclasses.replace(tokeniser.chat, render=lambda *arguments: f"{len(arguments[0])}{arguments[2]}" + text[2:])
     by_marks = encode_samples([Conversation(messages, 0, (), 1)], dataclasses.replace(tokeniser, chat=counting), TrainOn.ASSISTANT, broken)
     assert broken.count == 0, broken.first
@@ -64,8 +66,8 @@ def chat_masks(model: str, folder: str) -> None:
 def several_processes(model: str, folder: str) -> None:
     """Real processes give the tokens of one; also when they are killed meanwhile, and none of them is left."""
     shutil.copytree(model, f"{folder}/model")
-    (Path(folder) / "model/chat_template.jinja").write_text(TEMPLATE)
-    tokeniser = load_tokeniser(Path(folder) / "model")
+    (Path(folder) / "own.jinja").write_text(TEMPLATE.replace("<assistant>", "{{ opening }}"))
+    tokeniser = load_tokeniser(Path(folder) / "model", TemplateChoice(f"{folder}/own.jinja", {"opening": "<assistant>"}))
     records = [
         {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"{number} {turn}"} for turn in range(4)]}
         for number in range(200)
@@ -90,12 +92,56 @@ def several_processes(model: str, folder: str) -> None:
     for case, killing, processes in (("alone", False, 1), ("together", False, 2), ("killed", True, 2)):
         pool.PROCESSES = processes
         told: list[str] = []
-        asked = source.file_source(path, False, 1.0, "digest")
+        asked = source.Source(str(path), "digest", False, 1.0, whole_files([path], DataFormat.JSONL).samples)
         found.append(source.tokens_of(asked, tokeniser, TrainOn.ASSISTANT, Path(folder) / case, told.append).digest(*source.TYPES))
         assert ("goes on alone" in " ".join(told)) == killing, told
         assert len(started) == {"alone": 0, "together": 2, "killed": 4}[case]
         assert all(process._process.returncode is not None for process in started)
     assert len(set(found)) == 1, found
+
+
+def own_template(model: str, folder: str) -> None:
+    """A template of the run's own goes before the tokenizer's, its variables reach it, a row's go before them, and what is wrong with it is told."""
+    shutil.copytree(model, f"{folder}/model")
+    (Path(folder) / "model/chat_template.jinja").write_text("{{ raise_exception('the tokenizer\\'s own') }}")
+    own = Path(folder) / "own.jinja"
+    own.write_text(
+        TEMPLATE.replace("<{{ message.role }}>", "<{{ mark }}{{ strftime_now('%Y') }}{{ message.role }}>").replace(
+            "<assistant>", "<{{ mark }}2025assistant>"
+        )
+    )
+
+    def learned(choice: TemplateChoice, **fields: Any) -> tuple[str, str]:
+        tokeniser = load_tokeniser(Path(folder) / "model", choice)
+        broken = source.Broken("x")
+        messages = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
+        (sample,) = encode_samples([Conversation(messages, 0, (), 1, **fields)], tokeniser, TrainOn.ASSISTANT, broken)
+        return tokeniser.decode(sample.ids), tokeniser.decode(
+            [token for token, mask in zip(sample.ids, sample.learned, strict=True) if mask]
+        )
+
+    choice = TemplateChoice(str(own), {"mark": "M"})
+    assert learned(choice) == ("<s><M2025user>q<M2025assistant>a</s>", "a</s>"), learned(choice)
+    assert learned(choice, options={"mark": "N"})[0] == "<s><N2025user>q<N2025assistant>a</s>"
+    digests = {load_tokeniser(Path(folder) / "model", one).digest for one in (choice, TemplateChoice(str(own)), TemplateChoice())}
+    assert len(digests) == 3
+    own.write_text(own.read_text() + " ")
+    assert load_tokeniser(Path(folder) / "model", choice).digest not in digests
+    for content, problem in (
+        ("a\n{% if %}", ":2 is no Jinja template: "),
+        (" \n", " is empty; it must be"),
+        (b"\xff", " is not UTF-8; it must be"),
+        (None, " can't be read: No such file"),
+    ):
+        own.unlink()
+        if content is not None:
+            own.write_bytes(content if isinstance(content, bytes) else content.encode())
+        try:
+            load_tokeniser(Path(folder) / "model", choice)
+        except ConfigError as error:
+            assert str(error).startswith(f"training.data.chatTemplate {own}{problem}"), error
+        else:
+            raise AssertionError(f"{content!r} was taken")
 
 
 def rows_of_the_embedding(model: str, folder: str) -> int:

@@ -256,3 +256,28 @@ def evaluate_subsets(counts: list[int], output: str) -> None:
     if run.ranks.first:
         Path(output).write_text(json.dumps(found))
     engine_ranks.leave()
+
+
+def sum_small_gradients(above: float) -> None:
+    """A gradient and, after it, 32 of its 512th part, each of which a sum in BF16 rounds away: the sum is so much above the first gradient."""
+    from deepspeed.utils import safe_get_full_grad
+
+    run = assembled()
+    ids = torch.randint(0, 258, (1, 32), generator=torch.Generator().manual_seed(0))
+    batch = Batch(ids, ids, torch.ones_like(ids, dtype=torch.bool))
+    zero_access.set_learning_rate(run.engine, 0.0)
+    sums = []
+    for small in (0.0, 2.0**-9):
+        for micro in range(33):
+            run.engine.backward(run.loss(batch) * (small if micro else 1.0), scale_wrt_gas=False)
+            if micro < 32:
+                run.engine.step()
+        gradients = [safe_get_full_grad(parameter) for _, parameter in zero_access.trainable(run.engine)]
+        assert all(gradient is not None for gradient in gradients)
+        sums.append(torch.cat([gradient.double().flatten() for gradient in gradients]))
+        run.engine.step()
+    first, whole = sums
+    assert float(first.abs().max()) > 0
+    share = float((whole - first).abs().sum() / first.abs().sum())
+    assert abs(share - above) <= 2.0**-8, share  # ranks send the sum in BF16
+    engine_ranks.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from rank_cases import CountCollectives, set_constants
 
 from lockstep_sizes.choices import Precision
+from lockstep_train import __main__ as trainer
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine.start import prepare_deepspeed
 from lockstep_train.environment import rank_environment
@@ -259,6 +261,25 @@ def compare_a_run_with_secondary_shards() -> None:
     engine_ranks.leave()
 
 
+def fault_while_loading(fault: str) -> int:
+    """Train, with a volume or a peer that fails while the weights are read."""
+    from transformers import AutoModelForCausalLM
+
+    from lockstep_train.model.weight_files import WeightReader
+
+    def unreadable(*arguments: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error", "/models/model-00001.safetensors")
+
+    def lost(*arguments: Any, **options: Any) -> None:
+        raise dist.DistBackendError("NCCL error: remote process exited or there was a network error")
+
+    if fault == "volume":
+        WeightReader.read = unreadable  # type: ignore[method-assign]
+    else:
+        AutoModelForCausalLM.from_pretrained = lost
+    return trainer.main([])
+
+
 def in_little_memory() -> int:
     """Train where one rank has room for hardly more than the process itself."""
     from lockstep_train.memory import agree
@@ -269,7 +290,6 @@ def in_little_memory() -> int:
 
 def without_loading(late: bool = False) -> int:
     """Train, but for the load of the model and of the data, which fail. `late`: all ranks but the first read late what was agreed on."""
-    from lockstep_train import __main__ as trainer
     from lockstep_train import assemble
     from lockstep_train.engine import build
 
@@ -306,7 +326,6 @@ def unpacked_like_packed() -> None:
 
 def without_room_for_saves(how: str) -> int:
     """Train where one rank's node is said to have little host memory, or where a rank gets none of it."""
-    from lockstep_train import __main__ as trainer
     from lockstep_train.checkpoint import snapshot
     from lockstep_train.memory import host
 
@@ -336,7 +355,6 @@ def keep_nothing_resident() -> None:
 
 
 def main_with_nothing_resident() -> int:
-    from lockstep_train import __main__ as trainer
 
     keep_nothing_resident()
     return trainer.main([])

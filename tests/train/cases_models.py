@@ -61,6 +61,10 @@ def configuration(family: str) -> Any:
             **SHARED, **MOE, n_routed_experts=6, n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1
         ),
         "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHARED, **MOE, num_experts=6, norm_topk_prob=True),
+        # The balance loss of a micro-batch is no mean over its tokens: it depends on which rows are together, so on the number of ranks.
+        "qwen3_moe unbalanced": lambda: transformers.Qwen3MoeConfig(
+            **SHARED, **MOE, num_experts=6, norm_topk_prob=True, router_aux_loss_coef=0.0
+        ),
         "mixtral": lambda: transformers.MixtralConfig(**SHARED, num_local_experts=4, num_experts_per_tok=2),
     }
     return families[family]()
@@ -101,6 +105,7 @@ def settings(model: Path, stage: str, variant: dict[str, Any]) -> TrainingConfig
                 "microBatchSize": 2,
                 "maxGradientNorm": "1.0",
                 "gradientCheckpointing": variant.get("gc", True),
+                **variant.get("optimization", {}),
             },
             "evaluation": None,
             "checkpoint": {"everySteps": 1, "keep": 2, "resumeFrom": "Auto"},
@@ -125,19 +130,20 @@ def mine(rows: list[Any], ranks: Any) -> list[Any]:
     return rows[ranks.rank :: ranks.world_size]
 
 
-def take_steps(engine: Any, loss: Any, ranks: Any, usage: Any = None, evaluated: bool = False) -> list[float]:
-    """The loss of each step; `evaluated`: with a forward pass for evaluation before it."""
+def take_steps(engine: Any, loss: Any, ranks: Any, usage: Any = None, evaluated: bool = False, each: int | None = None) -> list[float]:
+    """The loss of each step; `evaluated`: with a forward pass for evaluation before it. `each`: rows of a micro-batch; all in one by default."""
     looking = usage.look_at if usage is not None else lambda batch: None
     stepper = Stepper(engine, loss, ranks, NotSaving(), UNWATCHED, seed=42, policy=NonFinitePolicy.STOP, looking=looking)
     losses = []
     for step in range(1, STEPS + 1):
         rows = global_batch(step)
-        batch = batch_of(mine(rows, ranks))
+        own = mine(rows, ranks)
+        batches = [batch_of(own[first : first + (each or len(own))]) for first in range(0, len(own), each or len(own))]
         tokens = sum(length - 1 for length, _ in rows)
         if evaluated:
             logits_of(engine)
             engine.train()
-        losses.append(stepper.take(step, [batch], tokens, lambda: False, Clock(ranks.device)).loss)
+        losses.append(stepper.take(step, batches, tokens, lambda: False, Clock(ranks.device)).loss)
     return losses
 
 
@@ -158,8 +164,8 @@ def logits_of(model: Any) -> torch.Tensor:
     return logits
 
 
-def start(folder: Path, stage: str, variant: dict[str, Any], ranks: Any) -> tuple[Any, Any, dict[str, Any]]:
-    plan: Any = SimpleNamespace(accumulation=1, done=SimpleNamespace(steps=0))
+def start(folder: Path, stage: str, variant: dict[str, Any], ranks: Any, accumulation: int = 1) -> tuple[Any, Any, dict[str, Any]]:
+    plan: Any = SimpleNamespace(accumulation=accumulation, done=SimpleNamespace(steps=0))
     engine, loss, trained = start_model(settings(folder, stage, variant), folder, plan, ranks, Reporter(None, ranks.rank))
     return engine, loss, trained
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
+from lockstep_train import evaluate as evaluating
 from lockstep_train import loop
 from lockstep_train.engine import step as engine_step
 from lockstep_train.watch import watchdog
@@ -64,11 +65,11 @@ def terminate_while_loading(rank: int) -> int:
     """One rank is asked to stop while its data is read, which takes very long; the others wait for it."""
     real = assembling.load_tokeniser
 
-    def slow(folder: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         if os.environ[RANK] == str(rank):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(600)
-        return real(folder)
+        return real(*arguments)
 
     assembling.load_tokeniser = slow
     return trainer.main([])
@@ -76,14 +77,36 @@ def terminate_while_loading(rank: int) -> int:
 
 def terminate_in_evaluation(step: int, rank: int) -> int:
     """One rank is asked to stop before its first batch of the evaluation at `step`."""
-    real = loop.Leaving.__call__
+    real = loop._evaluate
 
-    def asked(self: Any, turn: int) -> bool:
-        if self.key.endswith(f"/{step}") and turn == 0 and os.environ[RANK] == str(rank):
+    def asked(run: Any, at: int, *others: Any) -> str | None:
+        if at == step and os.environ[RANK] == str(rank):
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, turn)
+        return real(run, at, *others)
 
-    loop.Leaving.__call__ = asked
+    loop._evaluate = asked
+    return trainer.main([])
+
+
+def terminate_in_evaluation_of_a_node_ahead() -> int:
+    """The first node is slow and its rank 0 is asked to stop; the other node, which has all the weights itself, need not wait for it."""
+    from cases_load import keep_nothing_resident
+
+    evaluating.AGREE_SECONDS = 0.05
+    rank, real = os.environ[RANK], loop.Leaving.__call__
+
+    def slowly(self: Any, turn: int) -> bool:
+        if rank in {"0", "1"}:
+            time.sleep(0.02)
+        if rank == "0" and turn == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        left = real(self, turn)
+        if left:
+            print(f"left before turn {turn}", flush=True)
+        return left
+
+    loop.Leaving.__call__ = slowly
+    keep_nothing_resident()
     return trainer.main([])
 
 

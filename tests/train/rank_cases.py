@@ -46,6 +46,7 @@ def call(target: str, arguments: dict[str, Any]) -> int:
     """Run `main` (the trainer itself), or the one function of that name here or in a cases_*.py; the exit code."""
     if target not in SKIPPING:
         wait_for_saves()
+    look_for_partitioned_weights()
     if target == "main":
         return trainer.main([])
     found = {function for module in case_modules() if (function := vars(module).get(target)) is not None}
@@ -65,6 +66,22 @@ def wait_for_saves() -> None:
         return False
 
     Saver.busy = property(waited)  # type: ignore[assignment, method-assign]
+
+
+def look_for_partitioned_weights() -> None:
+    """After each step under Stage3 no rank may hold a whole frozen weight: else the test would pass with weights that were never gathered."""
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    take = engine_step.Stepper.take
+
+    def looked_at(stepper: Any, *arguments: Any, **options: Any) -> Any:
+        result = take(stepper, *arguments, **options)
+        weights = [item for item in stepper._engine.module.parameters() if hasattr(item, "ds_status") and not item.requires_grad]
+        whole = [item.ds_shape for item in weights if item.ds_status is not ZeroParamStatus.NOT_AVAILABLE]
+        assert not whole, f"after a step {len(whole)} of {len(weights)} frozen weights are whole, the first of shape {tuple(whole[0])}"
+        return result
+
+    engine_step.Stepper.take = looked_at  # type: ignore[method-assign]
 
 
 def add_result(output: str, name: str, result: Any) -> None:

@@ -21,6 +21,11 @@ def test_a_real_chat_template_gives_the_masks_of_the_assistants_turns(ranks: For
     assert ended.codes == [0], ended.output
 
 
+def test_a_chat_template_of_the_runs_own_is_used_with_its_variables(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
+    ended = ranks.run("own_template", [None], arguments={"model": str(model), "folder": str(tmp_path)})
+    assert ended.codes == [0], ended.output
+
+
 def test_several_processes_tokenise_what_one_does_also_when_they_are_killed(ranks: ForkServer, model: Path, tmp_path: Path) -> None:
     ended = ranks.run("several_processes", [None], arguments={"model": str(model), "folder": str(tmp_path)})
     assert ended.codes == [0], ended.output
@@ -167,6 +172,6 @@ def test_the_preview_marks_what_is_learned_and_loads_no_model(ranks: ForkServer,
     path = run_file("preview", data={"path": str(tmp_path / "x.jsonl")})
     ended = ranks.run("no_model_in_preview", [None], arguments={"run": str(path)})
     assert ended.codes == [0], ended.output
-    assert f"{tmp_path}/x.jsonl:1: 21 tokens, 6 learned\n<s>two and two is[ four</s>]\n" in ended.output
+    assert f"{tmp_path}/x.jsonl:1: 21 tokens, 6 learned\n<s>two and two is[ four«</s>»]\n" in ended.output
     assert "x.jsonl:2" not in ended.output
     assert not (tmp_path / "preview").exists()

@@ -51,6 +51,28 @@ def test_the_last_layer_with_an_adapter_trains_from_whole_logits_and_says_so(ran
     assert "The loss is computed from whole logits, which takes more memory: of this model, its last layer is a Linear" in ended.output
 
 
+@pytest.mark.parametrize(
+    ("stage", "chosen", "above"),
+    [
+        ("Stage1", None, 0.0625),
+        ("Stage2", None, 0.0625),
+        ("Stage3", None, 0.0625),
+        ("Stage1", "bf16", 0.0),
+        ("Stage2", "bf16", 0.0),
+        ("Stage3", "bf16", 0.0),
+    ],
+)
+def test_gradients_of_micro_batches_are_summed_in_fp32_unless_bf16_is_chosen(
+    ranks: ForkServer, run_file: RunFile, stage: str, chosen: str | None, above: float
+) -> None:
+    raw = {"data_types": {"grad_accum_dtype": chosen}} if chosen else None
+    path = run_file(
+        "sums", zeroStage=stage, precision="BF16", deepspeed=raw, optimization={"microBatchSize": 1, "globalBatchSize": 66}, evaluation=None
+    )
+    ended = ranks.run("sum_small_gradients", [path] * 2, arguments={"above": above})
+    assert ended.codes == [0, 0], ended.output
+
+
 @dataclass(frozen=True)
 class Trained:
     """How each variant ended, and where its run folder is."""

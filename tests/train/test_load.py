@@ -73,6 +73,17 @@ def test_a_run_with_a_second_copy_learns_what_one_without_learns(ranks: ForkServ
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize(("fault", "named"), [("volume", "Input/output error"), ("peer", "NCCL error: remote process exited")])
+def test_a_fault_while_weights_are_read_ends_the_attempt_and_not_the_job(
+    ranks: ForkServer, run_file: RunFile, fault: str, named: str
+) -> None:
+    ended = ranks.run("fault_while_loading", [run_file(zeroStage="Stage3")], arguments={"fault": fault})
+    assert ended.codes == [1], ended.output
+    assert f"can't be loaded as a causal language model: {'[Errno 5] ' if fault == 'volume' else ''}{named}" in ended.output
+    assert "this may pass, and the next attempt tries it again" in ended.output
+    assert "Traceback" in ended.output
+
+
 def test_running_out_of_memory_ends_with_the_plan_and_advice(ranks: ForkServer, run_file: RunFile) -> None:
     ended = ranks.run("out_of_memory", [run_file()])
     assert ended.codes == [77], ended.output

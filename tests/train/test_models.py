@@ -1,5 +1,5 @@
 """Every kind of model and adapter, trained for three steps by one process and by two ranks under Stage2 and Stage3, with gradient
-checkpointing on. All variants of a stage share one group of ranks."""
+checkpointing on, but for those that are `kept`. All variants of a stage share one group of ranks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"family": "glm4_moe"},
     "glm4_moe experts": {"family": "glm4_moe", "lora": {"targetParameters": EXPERTS}},
     "qwen3_moe": {"family": "qwen3_moe"},
+    "qwen3_moe kept": {"family": "qwen3_moe", "gc": False},
+    "full qwen3_moe kept": {"family": "qwen3_moe unbalanced", "gc": False, "method": "Full", "learningRate": "2e-3"},
     "qwen3_moe experts": {"family": "qwen3_moe", "lora": {"targetParameters": EXPERTS[:1]}},
     "mixtral": {"family": "mixtral"},
     "mixtral experts": {"family": "mixtral", "lora": {"targetParameters": EXPERTS}},

@@ -183,7 +183,7 @@ def test_the_data_of_a_job_is_shown_as_the_model_would_learn_it_and_nothing_is_s
     record = json.loads(data.read_text().splitlines()[0])
     path = folder.root / "datasets/data.jsonl"
     assert shown.stdout.startswith(f"{path}:1: ")
-    assert f"{record['prompt']}[{record['completion']}</s>]" in shown.stdout
+    assert f"{record['prompt']}[{record['completion']}«</s>»]" in shown.stdout
     assert [line.split(": ")[0] for line in shown.stdout.splitlines() if line.endswith(" learned")] == [f"{path}:1", f"{path}:2"]
     assert not (folder.root / "workspace/runs").exists()
 

@@ -50,6 +50,20 @@ def test_a_stop_within_an_evaluation_leaves_it_and_saves_its_step(
     assert (tmp_path / "evaluating/checkpoints/step-3.a1/manifest.json").exists()
 
 
+def test_all_ranks_leave_an_evaluation_before_the_same_batch_though_one_node_need_not_wait_for_the_other(
+    ranks: ForkServer, run_file: RunFile
+) -> None:
+    path = run_file(
+        "ahead", zeroStage="Stage3", hierarchicalPartition="Node", evaluation={"everySteps": 3, "holdout": "0.8", "samples": 40},
+        optimization={"microBatchSize": 1}, limits={"collectiveTimeoutSeconds": 60},
+    )  # fmt: skip
+    ended = ranks.run("terminate_in_evaluation_of_a_node_ahead", [path] * 4, nodes=2)
+    assert ended.codes == [75] * 4, ended.output
+    left = [line for output in ended.outputs for line in output.splitlines() if line.startswith("left before turn")]
+    assert len(left) == 4
+    assert len(set(left)) == 1, left
+
+
 def test_a_stop_before_the_first_step_has_nothing_to_save(ranks: ForkServer, run_file: RunFile, tmp_path: Path) -> None:
     ended = ranks.run("terminate_in_evaluation", [run_file("early")] * 2, arguments={"step": 0, "rank": 1})
     assert ended.codes == [75, 75], ended.output

@@ -43,7 +43,10 @@ GIVEN = {
 }
 """Argument → what it is given; any other gets `x`."""
 ANSWERS_WHATEVER_IS_HIDDEN = ("plan", "version", "cluster discover", "cluster lint")
-MORE = {"scale": ["2"], "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "delete": ["x"], "cluster gpus": ["gpus.yaml"]}
+MORE = {
+    "scale": ["2"], "run": ["--in-namespace", "-f", "job.yaml"], "retry": ["x"], "delete": ["x"], "cluster gpus": ["gpus.yaml"],
+    "model get": ["org/name", "--job", "x"],
+}  # fmt: skip
 """What some verbs want besides, though no option of theirs is required."""
 
 

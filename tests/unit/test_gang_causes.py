@@ -220,6 +220,16 @@ RAISED = [
     # Services outside the job are not its peers.
     ("ConnectionError", "HTTPConnectionPool(host='mlflow', port=5000): Max retries exceeded: Connection refused", Cause.SETUP),
     ("ConnectError", "[Errno 111] Connection refused", Cause.SETUP),
+    (
+        "TrainerError",
+        "https://huggingface.co can't be asked for the model org/m: it answers 503; see that pods reach it (proxy, HF_ENDPOINT)",
+        Cause.SETUP,
+    ),
+    (
+        "TrainerError",
+        "org/m needs 9.0 GB more in /workspace/cache/models/org--m, and 1.0 GB are free there; free 8.0 GB, or take a larger claim",
+        Cause.STORAGE,
+    ),
     ("HTTPError", "503 Server Error: Service Unavailable for url: http://mlflow:5000/api", Cause.SETUP),
     ("ConnectionError", "Error 111 connecting to redis:6379. Connection refused.", Cause.SETUP),
     ("URLError", "<urlopen error [Errno 111] Connection refused>", Cause.SETUP),

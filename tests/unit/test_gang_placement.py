@@ -171,3 +171,20 @@ def test_racks_travel_in_the_reply_and_an_older_operator_s_has_none() -> None:
     reply = Reply(racks=("a", "", "b"))
     assert parse_reply(json.dumps(reply_json(reply)).encode()) == reply
     assert parse_reply(b'{"orders": [], "facts": []}').racks == ()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "stated", "expected"),
+    [
+        (8, {}, "expandable_segments:True"),
+        (8, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        (8, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        (0, {}, None),
+    ],
+)
+def test_segments_of_gpu_memory_can_grow_unless_the_user_sets_the_allocator(
+    gpus: int, stated: dict[str, str], expected: str | None
+) -> None:
+    run = make_run(gpus_per_node=gpus, ranks_per_node=max(1, gpus))
+    found = rank_environment(run, Start(1, 0, "x-0", 29500), Place(0, 0, 0, "/run.json", "/socket", "/error"), stated)
+    assert found.get("PYTORCH_ALLOC_CONF") == expected

@@ -83,7 +83,7 @@ MISTAKES = [
     ("nodes: 2", "env:\n  - {name: A}\n  - {name: A}", "5: spec.env: env holds 'A' twice"),
     ("nodes: 2", "env:\n  - {name: A, valu: a}", "6: spec.env[0].valu: unknown field; did you mean value? (valid here: name, value, valueFrom)"),
     ("nodes: 2", "podTemplate: {labels: {a b: c}}", "5: spec.podTemplate.labels.a b: 'a b' is not valid: must be a label key such as rack or example.com/rack"),
-    ("model: {name: /m}", "model: {name: m}", "7: spec.training.model.name: 'm' is not valid: must be an absolute path, beginning with /"),
+    ("model: {name: /m}", "model: {name: a/b/c}", "7: spec.training.model.name: 'a/b/c' is not valid: must be a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder"),
     ("model: {name: /m}", "model: {}", "7: spec.training.model.name: is required"),
     ("model: {name: /m}", "model: /m", "7: spec.training.model: must be a mapping of keys to values"),
     ("model: {name: /m}", "model: {name: {a: b}}", "7: spec.training.model.name: must be text, not a mapping"),

@@ -144,7 +144,7 @@ def test_a_job_whose_inputs_are_there_may_start(tmp_path: Path) -> None:
     [
         (
             "datasets/all.jsonl",
-            "spec.training.data.path: there is no file {} (/datasets/all.jsonl of the job): put it there or say --workspace FOLDER",
+            "spec.training.data.path: there is no file or folder {} (/datasets/all.jsonl of the job): put it there or say --workspace FOLDER",
         ),
         (
             "workspace/models/tiny/config.json",
@@ -157,6 +157,17 @@ def test_an_input_that_is_missing_is_one_sentence(tmp_path: Path, missing: str, 
     with pytest.raises(ConfigError) as caught:
         check_inputs(resolved(tmp_path))
     assert str(caught.value).startswith(sentence.format(tmp_path / missing))
+
+
+def test_a_chat_template_is_looked_for_where_it_is_on_this_machine(tmp_path: Path) -> None:
+    training = {**TRAINING, "data": {**TRAINING["data"], "chatTemplate": "/datasets/chat.jinja"}}
+    with pytest.raises(ConfigError) as caught:
+        check_inputs(resolved(with_inputs(tmp_path), training=training))
+    assert str(caught.value).startswith(
+        f"spec.training.data.chatTemplate: there is no file {tmp_path}/datasets/chat.jinja (/datasets/chat.jinja of the job)"
+    )
+    (tmp_path / "datasets/chat.jinja").touch()
+    check_inputs(resolved(tmp_path, training=training))
 
 
 def test_a_script_that_is_missing_is_refused(tmp_path: Path) -> None:

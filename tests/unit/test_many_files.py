@@ -57,7 +57,7 @@ def test_a_plan_of_one_file_begins_with_its_first_finding(monkeypatch: pytest.Mo
 def test_a_file_beside_another_is_not_left_out(
     name: str, order: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(monkeypatch, [name, *(word for file in order for word in ("-f", file)), *MORE.get(name, [])])
+    code = run(monkeypatch, [*name.split(), *(word for file in order for word in ("-f", file)), *MORE.get(name, [])])
     errors = capsys.readouterr().err
     assert code == USAGE
     assert "bad.yaml" in errors

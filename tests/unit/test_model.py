@@ -46,6 +46,23 @@ def test_raw_deepspeed_settings_that_the_api_server_can_t_bound_are_refused_with
 
 
 @pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (nested(33), "nested deeper than 32 levels"),
+        ({"tools": [], "enable_thinking": True, "messages": 1}, "may not hold messages, tools: Lockstep sets that itself for every chat"),
+    ],
+)
+def test_variables_of_a_chat_template_are_bounded_and_none_of_those_that_lockstep_sets(variables: Any, says: str) -> None:
+    data = {"path": "/d", "chatTemplate": "/t.jinja", "chatTemplateKwargs": {"enable_thinking": False, "list": [1, None]}}
+    assert (
+        Training.model_validate({"model": {"name": "/m"}, "data": data}).to_dict()["data"]["chatTemplateKwargs"]
+        == data["chatTemplateKwargs"]
+    )
+    with pytest.raises(ValidationError, match=says):
+        Training.model_validate({"model": {"name": "/m"}, "data": {**data, "chatTemplateKwargs": variables}})
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("1", "1"),

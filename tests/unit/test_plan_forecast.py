@@ -80,14 +80,14 @@ def test_what_nobody_says_is_unknown_in_every_section_and_names_what_would_say_i
 
 def test_a_run_that_can_not_fit_is_refused_in_the_trainers_words() -> None:
     found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**6}))
-    assert told(found, "memory").startswith("refused: training needs about 1.1 GB on each GPU, which has 1.0 MB")
+    assert told(found, "memory").startswith("refused: training needs about 1.3 GB on each GPU, which has 1.0 MB")
 
 
 def test_a_run_that_may_run_out_is_a_risk_with_settings_that_fit() -> None:
     """Between what shapes alone need and what all estimates add up to: it isn't refused, and doesn't fit either."""
     found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**9}))
-    (line, _) = [line for line in found.lines if line.section == "memory"]
-    assert (line.outcome, line.said) == (Outcome.RISK, "a GPU needs about 1.1 GB of 1.0 GB (by type): it may run out")
+    line = next(line for line in found.lines if line.section == "memory")
+    assert (line.outcome, line.said) == (Outcome.RISK, "a GPU needs about 1.3 GB of 1.0 GB (by type): it may run out")
     assert line.fix.startswith("what fits: ")
     assert (verdict(found.lines), EXIT_CODES[verdict(found.lines)]) == (Verdict.MAY_FAIL, 4)
     assert sentence(found.lines) == f"may fail once it runs: {line.said}"
@@ -99,6 +99,14 @@ def test_samples_held_out_for_evaluation_are_not_trained_on() -> None:
     assert found.figures["steps"] == 9
     assert "about 9 steps, 2.812 an epoch, of 100 samples less 10 held out" in told(found, "steps")
     assert forecast(resolved(evaluation={"data": {"path": "/e.jsonl"}}), KNOWN).figures["steps"] == 10
+
+
+@pytest.mark.parametrize("warmup", [{"warmupRatio": 0.35}, {"warmupSteps": 4}])
+def test_the_steps_of_the_warm_up_are_counted_however_they_are_stated(warmup: Object) -> None:
+    found = forecast(resolved(optimization={"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3, **warmup}), KNOWN)
+    assert found.figures["warmupSteps"] == 4
+    assert "10 steps, 4 of them to warm up, 3.125 an epoch" in told(found, "steps")
+    assert "warm up" not in told(forecast(resolved(), KNOWN), "steps")
 
 
 def test_max_steps_end_a_run_earlier() -> None:
@@ -161,6 +169,13 @@ def test_a_models_folder_or_file_is_read_and_samples_are_counted(tmp_path: Path)
         assert facts(model_config=path).shape == SHAPE
     assert facts(data=data).samples == 3
     assert facts(samples=7).samples == 7
+
+
+@pytest.mark.parametrize("before", ["", "\n ", "\ufeff"])
+def test_objects_of_an_array_are_not_counted_by_its_lines(tmp_path: Path, before: str) -> None:
+    (tmp_path / "d.json").write_text(before + '[\n{"text": "a"},\n{"text": "b"}\n]', encoding="utf-8")
+    counted = facts(data=tmp_path / "d.json")
+    assert (counted.samples, "one JSON array" in counted.samples_source) == (None, True)
 
 
 def test_paths_of_the_job_count_where_they_are_on_this_machine_too(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ OF_NO_CLUSTER = {"quickstart", "cluster discover"}
 """They take no cluster file: the kubeconfig alone says where."""
 TOLD = [name for name in REMOTE if name not in OF_NO_CLUSTER]
 BY_FILE = [name for name in TOLD if any(parameter.name in ("file", "files") for parameter in VERBS[name].params)]
-MORE = {"retry": ["retry", "--in-namespace"], "delete": ["delete", "--yes"]}
+MORE = {"retry": ["retry", "--in-namespace"], "delete": ["delete", "--yes"], "model get": ["model", "get", "org/name"]}
 """What a verb of a job file is typed with, where it isn't what it is typed with for a job."""
 BY_DEFAULT = [
-    name for name in TOLD if (name in ("retry", "delete") or name not in BY_FILE) and any(parameter.name == "cluster" and not parameter.required for parameter in VERBS[name].params)
+    name for name in TOLD if (name in MORE or name not in BY_FILE) and any(parameter.name == "cluster" and not parameter.required for parameter in VERBS[name].params)
 ]  # fmt: skip
 OTHER_HOST = "api.other.example.com"
 

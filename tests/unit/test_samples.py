@@ -98,7 +98,7 @@ def test_the_sample_of_a_config_yaml_has_its_values_and_fits_nodes_of_eight_gpus
     assert (training.data.max_length, optimization.epochs, optimization.learning_rate) == (16384, 3, "2e-5")
     assert (optimization.micro_batch_size, optimization.global_batch_size) == (1, 1 * 2 * 16)
     assert (training.evaluation.samples, training.evaluation.every_steps) == (200, 50)
-    assert (checkpoint.content.value, checkpoint.every_steps, checkpoint.keep) == ("Lite", 100, 10)
+    assert (checkpoint.content.value, checkpoint.every_steps, checkpoint.keep) == ("Full", 100, 10)
     assert (training.lora.rank, training.lora.alpha, training.lora.target_modules) == (16, 32, ["q_proj", "k_proj", "v_proj", "o_proj"])
     assert f"{float(optimization.learning_rate) / optimization.warmup_steps:.2e}" == "1.33e-07"
 

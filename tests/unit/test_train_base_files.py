@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import Counter
@@ -15,9 +16,10 @@ import torch.distributed as dist
 from lockstep_train.checkpoint.identity import Identity
 from lockstep_train.data import arrays, cachefolder
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, TrainerError
 from lockstep_train.model import base_files
 from lockstep_train.model.base_files import BaseHash, adapter_record, hash_base, refuse_other_base
+from lockstep_train.model.load import SAMPLED_BYTES, base_digest
 from lockstep_train.watch import UNWATCHED
 
 COMMIT = "runs/x/checkpoints/step-4.a1"
@@ -51,18 +53,18 @@ def flip(path: Path, *, put_time_back: bool = True) -> None:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def finished(folders: list[Path], recorded: dict[str, str] | None = None, ranks_a_node: int = 2) -> list[dict[str, str] | ConfigError]:
+def finished(folders: list[Path], recorded: dict[str, str] | None = None, ranks_a_node: int = 2) -> list[dict[str, str] | TrainerError]:
     """What each rank of these nodes ends with; each node has a folder, which may be another's."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     world = len(folders) * ranks_a_node
 
-    def rank(index: int) -> dict[str, str] | ConfigError:
+    def rank(index: int) -> dict[str, str] | TrainerError:
         node, local = divmod(index, ranks_a_node)
         ranks = Ranks(index, world, local, ranks_a_node, node, len(folders), torch.device("cpu"), store)
         try:
             begun = BaseHash(ranks, folders[node], folders[node].parent / "cache")
             return dict(begun.finish(recorded or {}, COMMIT, UNWATCHED))
-        except ConfigError as error:
+        except TrainerError as error:
             return error
 
     with ThreadPoolExecutor(world) as pool:
@@ -111,6 +113,21 @@ def test_a_changed_file_is_refused_by_its_name_though_size_and_time_are_the_same
     assert all(isinstance(answer, ConfigError) for answer in answers)
 
 
+def test_another_training_that_changed_only_weights_far_from_both_ends_of_a_file_is_refused(tmp_path: Path) -> None:
+    """A merged adapter leaves embeddings and head as they were, and all sizes: what was sampled of a file before every byte was hashed."""
+    model = make_model(tmp_path / "model")
+    weights = model / "model-00001-of-00003.safetensors"
+    weights.write_bytes(bytes(4 * SAMPLED_BYTES))
+    recorded, sampled = hash_base(model), base_digest(model)
+    content = bytearray(weights.read_bytes())
+    content[SAMPLED_BYTES + 1 : 3 * SAMPLED_BYTES - 1] = b"\x01" * (2 * SAMPLED_BYTES - 2)
+    weights.write_bytes(content)
+    assert base_digest(model) == sampled, "the change is not one that a sample misses"
+    with pytest.raises(ConfigError, match=rf"{weights.name} had SHA-256 "):
+        refuse_other_base(model, recorded, COMMIT, REMEDY)
+    assert all(isinstance(answer, ConfigError) for answer in finished([model], recorded))
+
+
 def test_a_file_that_is_missing_or_new_is_named(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     recorded = hash_base(model)
@@ -151,18 +168,27 @@ def test_a_file_that_changes_while_the_model_is_loaded_is_named(tmp_path: Path) 
         begun.finish({}, COMMIT, UNWATCHED)
 
 
-def test_a_file_that_one_rank_cannot_read_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "reason", "kind"),
+    [
+        (errno.EIO, "Input/output error; this may pass, and the next attempt tries it again", TrainerError),
+        (errno.EACCES, "Permission denied", ConfigError),
+    ],
+)
+def test_a_file_that_one_rank_cannot_read_ends_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str, kind: type[TrainerError]
+) -> None:
     model = make_model(tmp_path / "model")
     real = cachefolder.file_hash
 
     def failing(path: Path, cache: Path | None) -> str:
         if path.name == "tokenizer.json":
-            raise OSError(5, "Input/output error", str(path))
+            raise OSError(number, os.strerror(number), str(path))
         return real(path, cache)
 
     monkeypatch.setattr(base_files, "file_hash", failing)
-    expected = f"training.model.name: {model / 'tokenizer.json'} can't be read: Input/output error"
-    assert [str(answer) for answer in finished([model, model])] == [expected] * 4
+    expected = f"training.model.name: {model / 'tokenizer.json'} can't be read: {reason}"
+    assert [(type(answer), str(answer)) for answer in finished([model, model])] == [(kind, expected)] * 4
 
 
 def identity(base: str, files: dict[str, str], dataset: str = "d", data: dict[str, str] | None = None) -> Identity:

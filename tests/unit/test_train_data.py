@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lockstep_sizes.choices import DataFormat, Overlong, TrainOn
+from lockstep_sizes.choices import DataFormat, OnBroken, Overlong, TrainOn
 from lockstep_train.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.data.load import refuse_unknown_tokens
-from lockstep_train.data.read import AnySample, Broken, Conversation, Sample, read_jsonl, read_text
+from lockstep_train.data.read import Broken, read_jsonl, read_text
+from lockstep_train.data.records import AnySample, Conversation, Sample
 from lockstep_train.data.tokeniser import padding
 from lockstep_train.data.tokenize import IGNORED, Tokeniser
 from lockstep_train.errors import ConfigError
@@ -68,7 +69,27 @@ def test_all_broken_lines_are_counted_and_the_first_ones_named(tmp_path: Path) -
         read(tmp_path / "x.jsonl")
     message = str(refused.value)
     assert message.startswith("8 broken lines in the data: x.jsonl:1: `text` is empty; x.jsonl:2: not a JSON object; x.jsonl:3: neither")
-    assert message.endswith("(and 3 more)")
+    assert message.endswith("(and 3 more); mend them, or set training.data.onBroken to Drop to leave them out")
+
+
+def test_broken_lines_are_left_out_where_the_run_says_so_and_told_at_every_start(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a"}\n{\n{"text": "b"}\n{}\n')
+    with pytest.raises(ConfigError, match=r"^2 broken lines in the data: "):
+        dataset_of(tmp_path / "cache", path=str(path))
+    for _ in range(2):
+        dataset = dataset_of(tmp_path / "cache", path=str(path), on_broken=OnBroken.DROP)
+        assert texts(dataset.training) == ["a", "b"]
+        assert dataset.notes[1].startswith(f"WARNING: {path}: 2 broken lines are left out: {path}:2: not valid JSON")
+        assert f"{path}:4: neither `messages`" in dataset.notes[1]
+    with pytest.raises(ConfigError, match=r"^2 broken lines in the data: "):
+        dataset_of(tmp_path / "cache", path=str(path))
+
+
+def test_data_of_broken_lines_alone_are_refused_also_where_they_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"holds no samples; WARNING: .* 1 broken lines are left out: .*x\.jsonl:1: neither"):
+        dataset_of(tmp_path / "cache", path=str(tmp_path / "x.jsonl"), on_broken=OnBroken.DROP)
 
 
 @pytest.mark.parametrize(
@@ -137,20 +158,6 @@ def test_json_lines_under_another_name_are_never_taken_for_plain_text(tmp_path: 
 def test_plain_text_that_only_looks_like_json_is_plain_text(tmp_path: Path, begin: str) -> None:
     (tmp_path / "x.txt").write_text(f"{begin}\nmore")
     assert texts(dataset_of(tmp_path / "cache", path=str(tmp_path / "x.txt")).training) == [f"{begin}\nmore".lstrip()]
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        *((f"x.jsonl.{suffix}", "is compressed") for suffix in ("gz", "GZ", "zst", "bz2", "xz")),
-        *((f"x.{suffix}", "is a table") for suffix in ("parquet", "arrow", "csv", "TSV")),
-    ],
-)
-def test_what_is_no_text_by_its_name_is_refused_by_its_name_unless_a_format_is_stated(tmp_path: Path, name: str, reason: str) -> None:
-    path = write_jsonl(tmp_path / name, [{"text": "a"}])
-    with pytest.raises(ConfigError, match=rf"the data .*{name} {reason} \(\.{name.lower().split('.')[-1]}\); "):
-        dataset_of(tmp_path / "cache", path=str(path))
-    assert texts(dataset_of(tmp_path / "cache", path=str(path), format=DataFormat.JSONL).training) == ["a"]
 
 
 def test_the_prompt_and_what_the_model_expects_before_it_are_masked(tmp_path: Path) -> None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 
-from lockstep_sizes.choices import Overlong, TrainOn
+from lockstep_sizes.choices import OnBroken, Overlong, TrainOn
 from lockstep_train.checkpoint.identity import Identity
-from lockstep_train.config import DataConfig, EvaluationConfig, SourceConfig
+from lockstep_train.config import DataConfig, EvaluationConfig
 from lockstep_train.data import arrays, cachefolder
 from lockstep_train.data import source as source_module
 from lockstep_train.data.arrays import ArrayWriter, Damaged, open_arrays
 from lockstep_train.data.cachefolder import cache_folder, content_digest
-from lockstep_train.data.hub import HubDataset, hub_dataset
 from lockstep_train.data.load import Dataset, settings_of
-from lockstep_train.data.read import Broken, Conversation, Sample
+from lockstep_train.data.records import Conversation, Sample
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.errors import ConfigError
 from unit.data_cases import BYTES, dataset_of, text_of, write_jsonl
@@ -211,6 +209,12 @@ def test_runs_beside_each_other_share_the_workspaces_cache() -> None:
         ({"packing": True}, "data.packing is the default, not true"),
         ({"overlong": Overlong.DROP, "max_length": 6}, "data.overlong is the default, not Drop"),
         ({"train_on": TrainOn.ALL}, "data.trainOn is the default, not All"),
+        ({"max_length": 8, "on_broken": OnBroken.DROP}, "data.onBroken is the default, not Drop"),
+        ({"max_length": 8, "chat_template": "/w/t.jinja"}, "data.chatTemplate is the default, not /w/t.jinja"),
+        (
+            {"max_length": 8, "chat_template_kwargs": {"enable_thinking": False}},
+            'data.chatTemplateKwargs is the default, not {"enable_thinking": false}',
+        ),
     ],
 )
 def test_other_settings_are_another_dataset_and_are_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
@@ -240,111 +244,3 @@ def test_other_masks_another_order_and_another_holdout_are_another_dataset(tmp_p
     }
     assert len(digests) == 6
     assert digest(RECORDS, EvaluationConfig(1, 0.1, 9)) in digests  # how many are evaluated changes nothing of the training
-
-
-def rows_saved(folder: Path) -> str:
-    import datasets
-
-    datasets.Dataset.from_list([{"text": "one", "messages": None}, {"text": "two", "messages": None}]).save_to_disk(str(folder / "rows"))
-    return "0123abcd"
-
-
-def test_a_hub_dataset_is_fetched_once_and_its_revision_kept(tmp_path: Path) -> None:
-    asked: list[tuple[str, str, str | None]] = []
-
-    def fetch(name: str, split: str, revision: str | None, folder: Path) -> str:
-        asked.append((name, split, revision))
-        return rows_saved(folder)
-
-    told: list[str] = []
-    source = SourceConfig(name="org/set", split="train[:2]")
-    found = [hub_dataset(source, tmp_path, told.append, fetch) for _ in range(2)]
-    assert asked == [("org/set", "train[:2]", None)]
-    assert found[0] == found[1]
-    assert found[0].revision == "0123abcd"
-    assert list(found[0].samples(Broken("x"))) == [Sample("one", None, 1), Sample("two", None, 2)]
-    assert told[0].startswith("Downloading the dataset org/set") and told[2].endswith("revision 0123abcd")
-
-
-def test_keys_that_a_table_gives_to_every_object_are_not_rendered_as_nulls(tmp_path: Path) -> None:
-    def fetch(name: str, split: str, revision: str | None, folder: Path) -> str:
-        import datasets
-
-        calls = [{"function": {"name": name, "arguments": {key: 1}}} for name, key in (("f", "x"), ("g", "y"))]
-        turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls}]
-        tools = [{"name": name, "parameters": {key: {"type": "number"}}} for name, key in (("f", "x"), ("g", "y"))]
-        datasets.Dataset.from_list([{"messages": turns, "tools": tools}]).save_to_disk(str(folder / "rows"))
-        return "0123abcd"
-
-    found = hub_dataset(SourceConfig(name="org/set"), tmp_path, print, fetch)
-    sample = next(iter(found.samples(Broken("x"))))
-    assert isinstance(sample, Conversation)
-    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "g", "arguments": {"y": 1}}}]
-    assert sample.messages == ({"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls})
-    assert [tool["parameters"] for tool in sample.tools] == [{"x": {"type": "number"}}, {"y": {"type": "number"}}]
-
-
-def test_a_hub_dataset_that_cant_be_fetched_says_what_to_do_and_leaves_nothing(tmp_path: Path) -> None:
-    def fetch(name: str, split: str, revision: str | None, folder: Path) -> str:
-        (folder / "half").touch()
-        raise ConnectionError("no route to host\nmore")
-
-    with pytest.raises(
-        ConfigError, match=r"dataset org/set .* is not on this volume yet and can't be fetched from the hub: no route to host; check"
-    ):
-        hub_dataset(SourceConfig(name="org/set"), tmp_path, print, fetch)
-    assert list((tmp_path / "hub").iterdir()) == []
-
-
-def test_a_hub_dataset_on_the_volume_is_trained_on_without_a_network(tmp_path: Path) -> None:
-    source = SourceConfig(name="org/set")
-    hub_dataset(source, tmp_path, print, lambda *asked: rows_saved(asked[3]))
-    told: list[str] = []
-    dataset = dataset_of(tmp_path, name="org/set", told=told)
-    assert [text_of(example.ids) for example in dataset.training] == ["one", "two"]
-    assert [example.source for example in dataset.training] == ["org/set[train]:1", "org/set[train]:2"]
-    assert "Dataset org/set, split train, revision 0123abcd" in told
-    assert dataset_of(tmp_path, path=str(write_jsonl(tmp_path / "x.jsonl", RECORDS[:2]))).digest != dataset.digest
-
-
-@pytest.mark.parametrize("revision", [None, "v1"])
-def test_the_hub_is_asked_for_a_commit_and_rows_are_read_at_that_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
-) -> None:
-    import datasets
-    import huggingface_hub
-
-    class Hub:
-        def dataset_info(self, name: str, revision: str | None) -> Any:
-            assert name == "org/set"
-            return SimpleNamespace(sha={None: "0123abcd", "v1": "4567ef00"}[revision])
-
-    def load_dataset(name: str, split: str, revision: str, cache_dir: str) -> Any:
-        (Path(cache_dir) / "part").mkdir(parents=True)
-        return datasets.Dataset.from_list([{"text": f"{name} {split} {revision}"}])
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    found = hub_dataset(SourceConfig(name="org/set", split="test", revision=revision), tmp_path, print)
-    assert found.revision == {None: "0123abcd", "v1": "4567ef00"}[revision]
-    assert [sample.text for sample in found.samples(Broken("x")) if isinstance(sample, Sample)] == [f"org/set test {found.revision}"]
-    assert sorted(path.name for path in found.folder.iterdir()) == ["lockstep.json", "rows"]
-
-
-def test_what_a_killed_download_left_goes_once_nobody_writes_to_it(tmp_path: Path) -> None:
-    """Also where the dataset has come by another start since; a download that another job is at stays."""
-    source = SourceConfig(name="org/set")
-    folder = hub_dataset(source, tmp_path, print, lambda *asked: rows_saved(asked[3])).folder
-    killed, running = (folder.with_name(f".{folder.name}.{name}.tmp") for name in ("0a", "0b"))
-    for half in (killed, running):
-        (half / "downloads").mkdir(parents=True)
-        (half / "downloads/part").touch()
-    for path in (killed, killed / "downloads", killed / "downloads/part", running, running / "downloads"):
-        os.utime(path, (1, 1))
-    hub_dataset(source, tmp_path, print)
-    assert sorted((tmp_path / "hub").iterdir()) == sorted([folder, running])
-
-
-def test_revisions_and_splits_of_a_hub_dataset_are_different_content(tmp_path: Path) -> None:
-    sets = [HubDataset("org/set", split, revision, tmp_path) for split in ("train", "test") for revision in ("a", "b")]
-    assert len({dataset.digest for dataset in sets}) == 4

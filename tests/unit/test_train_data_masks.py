@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 import pytest
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.chat import ChatTemplate, Span, encode_conversation
-from lockstep_train.data.read import Broken, Conversation, Sample
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import Conversation, Sample
 from lockstep_train.data.tokenize import Tokeniser, encode_samples
+from lockstep_train.data.turns import ChatTemplate, Span
 from lockstep_train.errors import ConfigError
+from unit.chat_cases import decode, encode, runs, samples, says, template
 
 CHATML = """{%- for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -32,7 +33,7 @@ QWEN_LIKE = """{%- set ns = namespace(last=0) %}{%- for message in messages %}{%
 {% endif %}"""
 
 GLM_LIKE = """[gMASK]<sop>{%- if tools %}<|system|>
-{{ tools | tojson }}{% endif %}{%- for message in messages %}<|{{ message.role }}|>
+{{ tools | tojson }}{% endif %}{%- for message in messages %}<|{{ 'observation' if message.role == 'tool' else message.role }}|>
 {%- if message.role == 'assistant' %}
 <think>{{ message.reasoning_content or '' }}</think>
 {% else %}
@@ -41,71 +42,39 @@ GLM_LIKE = """[gMASK]<sop>{%- if tools %}<|system|>
 # The generation prompt begins a thought, also where the answer in the data has none.
 THINKING = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
 
-# Says first how many messages there are, so that no beginning of a conversation is rendered like the whole.
-COUNTING = "{{ messages | length }}:{% for message in messages %}({{ message.role }}) {{ message.content }}{% endfor %}{% if add_generation_prompt %}(assistant) {% endif %}"
+# Says how many messages are left, so that no beginning of a conversation is rendered like the whole, and asks in other words than it answers.
+COUNTING = (
+    "{% for message in messages %}({{ message.role }} {{ loop.revindex }}) {{ message.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}(your turn) {% endif %}"
+)
 
-WORDS = re.compile(r"<[^>\s]*>|\[gMASK\]|\w+|\n+|\s|.")
-
-
-def encode(text: str) -> tuple[list[int], list[Span]]:
-    """Special tokens, words and runs of line breaks are tokens."""
-    matches = list(WORDS.finditer(text))
-    return [sum(match.group().encode()) for match in matches], [match.span() for match in matches]
-
-
-def refuse(reason: str) -> None:
-    raise jinja2.TemplateError(reason)
-
-
-def template(source: str, marked: Any = None) -> ChatTemplate:
-    environment = jinja2.Environment(undefined=jinja2.ChainableUndefined)  # noqa: S701 (chats are no HTML)
-    environment.globals["raise"] = refuse
-    compiled = environment.from_string(source)
-
-    def render(messages: Sequence[Any], tools: Sequence[Any], generation_prompt: bool) -> str:
-        return compiled.render(messages=list(messages), tools=list(tools), add_generation_prompt=generation_prompt)
-
-    return ChatTemplate(render, marked, encode)
+STOPS = ("<|im_end|>", "<|user|>", "<|observation|>")
 
 
 def learned(
-    source: str, messages: list[dict[str, Any]], train_on: TrainOn = TrainOn.ASSISTANT, given: int = 0, **options: Any
+    source: str, messages: list[dict[str, Any]], train_on: TrainOn = TrainOn.ASSISTANT, marked: Any = None, **fields: Any
 ) -> list[str]:
-    """The runs of text that are learned."""
-    chat = template(source, options.get("marked"))
-    conversation = Conversation(tuple(messages), given, tuple(options.get("tools", ())), 1)
-    ids, mask = encode_conversation(conversation, chat, train_on)
-    text = chat.render(messages, conversation.tools, False)
-    places = encode(text)[1]
-    assert len(ids) == len(mask) == len(places)
-    runs: list[str] = []
-    for number, (begin, end) in enumerate(places):
-        if mask[number]:
-            runs = [*runs[:-1], runs[-1] + text[begin:end]] if number and mask[number - 1] else [*runs, text[begin:end]]
-    return runs
-
-
-def says(*contents: str) -> list[dict[str, Any]]:
-    return [{"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)]
+    """The runs of text that are learned, of all samples."""
+    return [run for sample in samples(template(source, STOPS, marked), messages, train_on, **fields) for run in runs(sample)]
 
 
 def test_only_the_assistants_turns_are_learned_with_the_token_that_ends_them() -> None:
     messages = [{"role": "system", "content": "be brief"}, *says("one", "two", "three", "four")]
-    assert learned(CHATML, messages) == ["two<|im_end|>\n", "four<|im_end|>\n"]
+    assert learned(CHATML, messages) == ["two<|im_end|>", "four<|im_end|>"]
 
 
 def test_the_last_turn_or_everything_can_be_learned_instead() -> None:
-    assert learned(CHATML, says("one", "two", "three", "four"), TrainOn.LAST_TURN) == ["four<|im_end|>\n"]
+    assert learned(CHATML, says("one", "two", "three", "four"), TrainOn.LAST_TURN) == ["four<|im_end|>"]
     assert learned(CHATML, says("one", "two"), TrainOn.ALL) == ["<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"]
 
 
 def test_messages_given_as_the_prompt_are_not_learned_whoever_speaks() -> None:
-    assert learned(CHATML, says("one", "two", "three", "four"), given=3) == ["four<|im_end|>\n"]
+    assert learned(CHATML, says("one", "two", "three", "four"), given=3) == ["four<|im_end|>"]
 
 
 @pytest.mark.parametrize("source", [QWEN_LIKE, GLM_LIKE])
 def test_an_empty_thought_that_the_template_puts_in_is_not_learned(source: str) -> None:
-    end = "<|im_end|>\n" if source is QWEN_LIKE else ""
+    end = "<|im_end|>" if source is QWEN_LIKE else "<|user|>"
     assert learned(source, says("one", "two", "three", "four")) == [f"two{end}", f"four{end}"]
 
 
@@ -113,29 +82,39 @@ def test_a_thought_in_the_data_is_learned_where_the_template_keeps_it() -> None:
     messages = says("one", "two", "three", "four")
     for message in messages[1::2]:
         message["reasoning_content"] = "because"
-    assert learned(QWEN_LIKE, messages) == ["two<|im_end|>\n", "<think>\nbecause\n</think>\n\nfour<|im_end|>\n"]
-    assert learned(GLM_LIKE, messages) == ["\n<think>because</think>\ntwo", "\n<think>because</think>\nfour"]
+    assert learned(GLM_LIKE, messages) == ["<think>because</think>\ntwo<|user|>", "<think>because</think>\nfour<|user|>"]
+
+
+def test_an_earlier_answer_whose_thought_the_template_drops_is_a_sample_of_its_own() -> None:
+    messages = says("one", "two", "three", "four")
+    for message in messages[1::2]:
+        message["reasoning_content"] = "because"
+    whole, earlier = samples(template(QWEN_LIKE, STOPS), messages)
+    assert runs(whole) == ["<think>\nbecause\n</think>\n\nfour<|im_end|>"]
+    assert runs(earlier) == ["<think>\nbecause\n</think>\n\ntwo<|im_end|>"]
+    assert decode(earlier.ids) == "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n<think>\nbecause\n</think>\n\ntwo<|im_end|>"
+    assert learned(QWEN_LIKE, messages, TrainOn.LAST_TURN) == runs(whole)
 
 
 def test_a_generation_prompt_that_begins_a_thought_is_understood() -> None:
-    assert learned(THINKING, says("one", "two")) == ["two<|im_end|>\n"]
+    assert learned(THINKING, says("one", "two")) == ["two<|im_end|>"]
 
 
 def test_tools_reach_the_template_and_their_answers_are_not_learned() -> None:
     messages = [*says("one", "call"), {"role": "tool", "content": "42"}, {"role": "assistant", "content": "done"}]
-    assert learned(GLM_LIKE, messages, tools=[{"name": "f"}]) == ["call", "done"]
+    assert learned(GLM_LIKE, messages, tools=[{"name": "f"}]) == ["call<|observation|>", "done<|user|>"]
 
 
 def test_a_template_without_stable_beginnings_is_refused_saying_why() -> None:
     with pytest.raises(
-        ValueError, match=r"the messages before messages\[1\], rendered to be answered, are no beginning .* no generation marks"
+        ValueError, match=r"what the chat template has before messages\[1\] changes when that follows, and .* no generation marks"
     ):
         learned(COUNTING, says("one", "two"))
 
 
 def test_marks_of_the_template_are_used_where_comparing_fails() -> None:
-    def marked(messages: Sequence[Any], tools: Sequence[Any]) -> list[Span]:
-        text = template(COUNTING).render(messages, tools, False)
+    def marked(messages: Sequence[Any], tools: Sequence[Any], options: Mapping[str, Any]) -> list[Span]:
+        text = template(COUNTING, STOPS).render(messages, tools, False, options)
         return [(text.index(message["content"]), text.index(message["content"]) + len(message["content"])) for message in messages[1::2]]
 
     assert learned(COUNTING, says("one", "two", "three", "four"), marked=marked) == ["two", "four"]
@@ -155,7 +134,7 @@ def test_what_the_template_raises_is_told() -> None:
 
 # Wants a question before anything is said, as templates of Qwen do.
 ASKING = (
-    "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ raise('No user query found in messages.') }}{% endif %}"
+    "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ raise_exception('No user query found in messages.') }}{% endif %}"
     + CHATML
 )
 OPENED = [{"role": "assistant", "content": "welcome"}, *says("one", "two")]
@@ -177,19 +156,19 @@ OPENED = [{"role": "assistant", "content": "welcome"}, *says("one", "two")]
 def test_a_template_that_refuses_a_beginning_refuses_the_line_and_not_the_rank(messages: list[dict[str, Any]], reason: str) -> None:
     with pytest.raises(ValueError, match=f"^{reason}, and the chat template has no generation marks; "):
         learned(ASKING, messages)
-    assert learned(ASKING, messages, TrainOn.ALL) == [template(ASKING).render(messages, (), False)]
+    assert learned(ASKING, messages, TrainOn.ALL) == [template(ASKING, STOPS).render(messages, (), False, {})]
 
 
 def test_marks_of_the_template_are_used_where_it_refuses_a_beginning() -> None:
-    def marked(messages: Sequence[Any], tools: Sequence[Any]) -> list[Span]:
-        text = template(ASKING).render(messages, tools, False)
+    def marked(messages: Sequence[Any], tools: Sequence[Any], options: Mapping[str, Any]) -> list[Span]:
+        text = template(ASKING, STOPS).render(messages, tools, False, options)
         return [(text.index(message["content"]), text.index(message["content"]) + len(message["content"])) for message in messages[::2]]
 
     assert learned(ASKING, OPENED, marked=marked) == ["welcome", "two"]
 
 
 def test_what_the_template_raises_while_its_marks_are_looked_for_is_told() -> None:
-    def marked(messages: Sequence[Any], tools: Sequence[Any]) -> list[Span]:
+    def marked(messages: Sequence[Any], tools: Sequence[Any], options: Mapping[str, Any]) -> list[Span]:
         raise jinja2.TemplateError("no such role\nmore")
 
     with pytest.raises(ValueError, match=r"^the chat template refuses it: no such role$"):
@@ -203,7 +182,7 @@ def tokeniser(chat: ChatTemplate | None) -> Tokeniser:
 def test_a_sample_in_which_nothing_is_learned_is_an_error_that_names_its_line() -> None:
     broken = Broken("x.jsonl")
     samples = [Sample("one two", None, 1), Conversation(({"role": "user", "content": "hello"},), 0, (), 2)]
-    encoded = encode_samples(samples, tokeniser(template(CHATML)), TrainOn.ASSISTANT, broken)
+    encoded = encode_samples(samples, tokeniser(template(CHATML, STOPS)), TrainOn.ASSISTANT, broken)
     assert [item.line for item in encoded] == [1]
     with pytest.raises(ConfigError, match=r"1 broken lines in the data: x\.jsonl:2: no token of it is learned"):
         broken.refuse()
@@ -212,5 +191,5 @@ def test_a_sample_in_which_nothing_is_learned_is_an_error_that_names_its_line() 
 def test_messages_without_a_chat_template_are_an_error_that_names_the_line() -> None:
     broken = Broken("x.jsonl")
     assert encode_samples([Conversation(tuple(says("one", "two")), 0, (), 7)], tokeniser(None), TrainOn.ASSISTANT, broken) == []
-    with pytest.raises(ConfigError, match=r"x\.jsonl:7: `messages` need a tokenizer with a chat template"):
+    with pytest.raises(ConfigError, match=r"x\.jsonl:7: chats \(`messages`, .*\) need a tokenizer with a chat template"):
         broken.refuse()

@@ -16,7 +16,8 @@ import pytest
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data import pool as pool_module
 from lockstep_train.data.pool import Encoder, Lost, Pool, encode_batch, start_pool, usable_cores
-from lockstep_train.data.read import Broken, Conversation, Sample
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import Conversation, Sample
 from lockstep_train.data.tokenize import Encoded
 from lockstep_train.data.wire import Answer, Batch, answer_line, answer_of, batch_line, batch_of
 from lockstep_train.data.worker import serve
@@ -171,7 +172,8 @@ def test_the_first_broken_lines_are_told_in_whatever_order_they_are_found() -> N
             part.add(line, "bad")
         whole.include(part)
     with pytest.raises(
-        ConfigError, match=r"^40 broken lines in the data: x\.jsonl:1: bad; x\.jsonl:2: bad; .*x\.jsonl:5: bad \(and 35 more\)$"
+        ConfigError,
+        match=r"^40 broken lines in the data: x\.jsonl:1: bad; x\.jsonl:2: bad; .*x\.jsonl:5: bad \(and 35 more\); mend them, or set training\.data\.onBroken to Drop",
     ):
         whole.refuse()
 

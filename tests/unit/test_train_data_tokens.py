@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.read import Broken, Sample
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import Sample
 from lockstep_train.data.tokeniser import encode_many, place_many
 from lockstep_train.data.tokenize import Tokeniser, encode_paragraphs, encode_samples, paragraph_break
 

@@ -93,8 +93,9 @@ def test_memory_is_the_most_that_was_held() -> None:
 
 
 def test_the_fullest_and_the_slowest_rank_are_told() -> None:
-    assert across_ranks([(5.0, 1.0), (9.0, 1.5), (7.0, 4.0)]) == {
+    assert across_ranks([(5.0, 1.0, 11.0), (9.0, 1.5, 10.0), (7.0, 4.0, 8.0)]) == {
         "peakMemoryBytes": 9.0,
+        "peakReservedBytes": 11.0,
         "slowestRank": 2,
         "slowestRankSeconds": 4.0,
         "medianRankSeconds": 1.5,
@@ -102,5 +103,6 @@ def test_the_fullest_and_the_slowest_rank_are_told() -> None:
 
 
 def test_before_the_first_step_nobody_is_slowest() -> None:
-    found = across_ranks([(5.0, 0.0), (9.0, 0.0)])
+    found = across_ranks([(5.0, 0.0, 0.0), (9.0, 0.0, 0.0)])
     assert (found["peakMemoryBytes"], found["slowestRank"], found["medianRankSeconds"]) == (9.0, None, None)
+    assert found["peakReservedBytes"] is None, "on CPUs nothing is reserved"

@@ -13,7 +13,7 @@ from lockstep.cli.trainer import trainer_command
 from lockstep_sizes.choices import Schedule
 from lockstep_train.config import OptimizationConfig
 from lockstep_train.demo import text
-from lockstep_train.engine.schedule import learning_rate
+from lockstep_train.engine.schedule import learning_rate, warmup_steps
 
 OPTIMIZATION = OptimizationConfig(epochs=1, learning_rate=1.0, micro_batch_size=1, warmup_steps=4, schedule=Schedule.LINEAR)
 
@@ -38,6 +38,30 @@ def test_the_linear_and_the_cosine_schedule_fall_to_nearly_zero() -> None:
 
 def test_the_constant_schedule_stays() -> None:
     assert set(rates(Schedule.CONSTANT)[4:]) == {1.0}
+
+
+def test_the_linear_and_the_cosine_schedule_fall_to_the_stated_part_of_the_full_rate() -> None:
+    for schedule in (Schedule.LINEAR, Schedule.COSINE):
+        ending = replace(OPTIMIZATION, schedule=schedule, min_learning_rate_ratio=0.25)
+        after = [learning_rate(ending, step, 14) for step in range(5, 16)]
+        assert after == sorted(after, reverse=True)
+        assert after[0] == 1.0
+        assert after[-1] == pytest.approx(0.25, abs=1e-12), "the step after the last one, where the schedule ends"
+        assert after[5] == pytest.approx(0.625)
+    constant = replace(OPTIMIZATION, schedule=Schedule.CONSTANT, min_learning_rate_ratio=0.25)
+    assert learning_rate(constant, 14, 14) == 1.0
+
+
+@pytest.mark.parametrize(("ratio", "total", "steps"), [(0.1, 40, 4), (0.1, 41, 5), (0.03, 10, 1), (0.0, 10, 0)])
+def test_a_warm_up_that_is_a_part_of_all_steps_is_rounded_up_as_in_transformers(ratio: float, total: int, steps: int) -> None:
+    from transformers import TrainingArguments
+
+    stated = replace(OPTIMIZATION, warmup_steps=0, warmup_ratio=ratio)
+    assert warmup_steps(stated, total) == steps
+    assert TrainingArguments(warmup_steps=ratio, use_cpu=True).get_warmup_steps(total) == steps
+    assert learning_rate(stated, max(1, steps), total) == 1.0
+    if steps > 1:
+        assert learning_rate(stated, 1, total) == 1 / steps
 
 
 def test_a_run_shorter_than_its_warm_up_is_legal() -> None:

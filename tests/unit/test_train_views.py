@@ -30,6 +30,15 @@ def views(run_dir: Path) -> list[str]:
     return sorted(entry.name for entry in run_dir.glob("checkpoint-*"))
 
 
+def test_a_chat_template_of_the_run_s_own_is_the_one_beside_its_checkpoints(tmp_path: Path) -> None:
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "chat_template.jinja").write_text(name)
+    keep_tokenizer(tmp_path / "model", tmp_path / "run", tmp_path / "other" / "chat_template.jinja")
+    keep_tokenizer(tmp_path / "model", tmp_path / "run", tmp_path / "other" / "chat_template.jinja")
+    assert (tmp_path / "run" / "tokenizer" / "chat_template.jinja").read_text() == "other"
+
+
 def test_a_view_holds_what_people_and_tools_look_for(run_dir: Path) -> None:
     refresh(run_dir, "step-10.a1")
     view = run_dir / "checkpoint-10"

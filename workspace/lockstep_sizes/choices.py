@@ -103,6 +103,29 @@ class TrainOn(StrEnum):
     ALL = "All"
 
 
+class OnBroken(StrEnum):
+    """What happens to lines of the data that can't be used: the run is refused, or they are left out and counted."""
+
+    FAIL = "Fail"
+    DROP = "Drop"
+
+
+TEMPLATE_OWN = frozenset(
+    {
+        "messages",
+        "conversations",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "return_assistant_tokens_mask",
+        "strftime_now",
+    }
+)
+"""Variables of a chat template that are set by whoever renders it, and by no setting or row."""
+
+
 class Content(StrEnum):
     """What a checkpoint holds: FP32 masters and optimizer state, for an exact resume; or the trained weights alone."""
 

@@ -15,6 +15,8 @@ GB = 1e9
 UNCERTAIN_SHARE = 0.5
 """How much of what is not certain counts before a run is refused: a plan must never refuse what would have run."""
 SHORTEST = 256
+COPY_SHARE = 0.85
+"""Of a device's memory: Auto takes a second copy of the weights only where the plan with it stays below, since it is no need."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,12 @@ def asked_partition(settings: Settings, place: Place) -> int | None:
 
 
 def choose_partition(shape: ModelShape, settings: Settings, place: Place, capacity_bytes: int) -> int:
-    """`asked_partition`, and by Auto those of a node where a second copy fits beside everything else."""
+    """`asked_partition`, and by Auto those of a node where a second copy leaves room (COPY_SHARE)."""
     asked = asked_partition(settings, place)
     if asked is not None:
         return asked
     with_copy = plan_memory(shape, settings, replace(place, partition=place.ranks_per_node), capacity_bytes)
-    return 1 if with_copy.tight else place.ranks_per_node
+    return place.ranks_per_node if with_copy.total_bytes < COPY_SHARE * capacity_bytes else 1
 
 
 Setting = tuple[Settings, Place]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -44,3 +45,8 @@ def plan(
         total_steps=done.steps + max(0, -(-(total_samples - done.samples) // global_batch_size)),
         done=done,
     )
+
+
+def warmup_steps(stated: int, ratio: float, total_steps: int) -> int:
+    """Steps of the warm-up: so many, or else that part of all steps, rounded up as transformers does."""
+    return stated or math.ceil(ratio * total_steps)

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep_sizes.activations import (
+    attention_bytes,
+    folded_bytes,
+    gradient_bytes,
+    kept_bytes,
+    last_rows_bytes,
+    layer_bytes,
+    logits_bytes,
+    mask_bytes,
+    score_gradient_bytes,
+    tile_bytes,
+    tokens_of,
+    whole_logits,
+)
 from lockstep_sizes.choices import Content, Method, Offload, Quantization, ZeroStage
+from lockstep_sizes.gathering import most_gathered
 from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape
 
 GIB = 1 << 30
 QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
 """Bytes an element of a quantised weight: 4 bits and a doubly quantised scale for 64 of them (QLoRA, arXiv 2305.14314), or 8 bits."""
-TILE_ELEMENTS = 1 << 26
-"""Logits of a tile (engine/tiles.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
 STATE_BYTES = 12
 """An element's FP32 master and both moments."""
 BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's default."""
-RUNTIME_BYTES = {True: 1 * GIB, False: 9 * GIB // 10}
-"""A GPU's context, kernels and NCCL's buffers; on CPUs a process that has torch, DeepSpeed and transformers imported."""
+UPDATE_BYTES = 8
+"""An element of the optimizer's state: the root of its second moment, and the update."""
+BUCKET = "bucket of gradients that are reduced"
+"""An item. Under Stage3 it is there all the time, else in backward passes."""
+RUNTIME_BYTES = {True: 3 * GIB // 4, False: 9 * GIB // 10}
+"""A GPU's context, kernels and cuBLAS's workspaces; on CPUs a process that has torch, DeepSpeed and transformers imported."""
+NCCL_BYTES = 2 * 32 * (4 << 20)
+"""Of one communicator: buffers of 4 MiB (NCCL_BUFFSIZE), to send and to receive, for each of at most 32 channels (NCCL_MAX_CTAS)."""
+FRAGMENTED_SHARE = 0.05
+"""Of what tensors take on a GPU: what the allocator holds between them."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +63,15 @@ class Item:
 
 
 def estimate(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
-    """What one rank's device holds at the worst moment of a step."""
-    return [item for item in [*_states(shape, settings, place), *_working_set(shape, settings, place)] if item.size_bytes > 0]
+    """What one rank's device holds at the worst moment of a step: when the loss is computed, within a backward pass, or at the update."""
+    moments = (_at_the_loss(shape, settings, place), _in_the_backward_pass(shape, settings, place), _at_the_update(shape, settings, place))
+    worst = max(moments, key=lambda items: sum(item.size_bytes for item in items))
+    tensors = [*_states(shape, settings, place), *worst]
+    return [item for item in [*tensors, *_beside_tensors(tensors, place)] if item.size_bytes > 0]
 
 
 def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
-    """Weights, gradients and optimizer state: 2 + 2 + 12 bytes an element in BF16, sharded by stage (ZeRO, arXiv 1910.02054)."""
+    """Weights, gradients and optimizer state: 2 + 4 + 12 bytes an element in BF16, sharded by stage (ZeRO, arXiv 1910.02054)."""
     element = settings.element_bytes
     ranks, stage = place.world_size, settings.zero_stage
     weights = base_bytes(shape, settings)
@@ -55,7 +79,7 @@ def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     full = settings.method is Method.FULL
     of_ranks = f" / {ranks} ranks" if ranks > 1 else ""
     stage3 = stage is ZeroStage.STAGE3
-    gradients = trained * element // (1 if stage is ZeroStage.STAGE1 else ranks)
+    gradients = trained * settings.gradient_bytes // (1 if stage is ZeroStage.STAGE1 else ranks)
     offloaded = settings.offload is Offload.CPU
     mapped = ranks == 1 and not stage3 and not place.gpu  # from the file: the kernel may drop what it can read again
     return [
@@ -63,6 +87,7 @@ def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
         Item(f"second copy / {place.partition} ranks of a node", weights // place.partition if place.partition > 1 else 0, True),
         Item("adapter", 0 if full else trained * element // (ranks if stage3 else 1), True),
         Item(f"gradients{'' if stage is ZeroStage.STAGE1 else of_ranks}", gradients, True),
+        Item(BUCKET, bucket_elements(trained) * element if stage3 else 0, False),
         Item(f"FP32 masters and moments{of_ranks}", 0 if offloaded else STATE_BYTES * trained // ranks, True),
         Item(f"a save's copy{of_ranks}", 0 if place.gpu else snapshot_bytes(shape, settings, ranks), True),
     ]
@@ -79,24 +104,104 @@ def bucket_elements(trained: int) -> int:
     return max(1, min(BUCKET_ELEMENTS, trained))
 
 
-def _working_set(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
-    """What exists only while a step runs."""
-    element = settings.element_bytes
-    tokens = settings.max_length * settings.micro_batch_size
-    checkpointed = settings.gradient_checkpointing
-    gathered = 2 * shape.largest_module * element if settings.zero_stage is ZeroStage.STAGE3 and place.world_size > 1 else 0
-    folded = shape.adapted(settings.adapter.target_parameters) if settings.method is Method.LORA else []
-    note = "with" if checkpointed else "without"
+def _at_the_loss(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
+    """All that autograd keeps, and the logits."""
+    tokens = tokens_of(settings)
+    logits = (
+        Item(f"whole logits of {tokens} tokens, which this model's loss needs", logits_bytes(shape, settings), certain=False)
+        if whole_logits(shape, settings)
+        else Item("tile of logits", tile_bytes(shape, settings), certain=False)
+    )
     return [
+        Item(_activations(settings), kept_bytes(shape, settings) + last_rows_bytes(shape, settings), certain=False),
+        logits,
         Item(
-            f"activations of {tokens} tokens, {note} gradient checkpointing", activation_bytes(shape, tokens, element, checkpointed), False
+            "gathered weights",
+            gathered_elements(shape, settings, place, shape.vocabulary * shape.hidden) * settings.element_bytes,
+            certain=False,
         ),
-        Item("bucket of gradients that are reduced", bucket_elements(trained_elements(shape, settings)) * element, False),
-        Item("tile of logits", 12 * min(tokens * shape.vocabulary, TILE_ELEMENTS), False),
-        Item("gathered weights of the largest layer, twice", gathered, False),
-        Item("experts folded with their adapter", 2 * max((weight.numel for weight in folded), default=0) * element, False),
-        Item("CUDA and NCCL" if place.gpu else "the process itself", RUNTIME_BYTES[place.gpu], False),
+        *_while_computing(shape, settings),
     ]
+
+
+def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
+    """All that autograd keeps, as the last layer's backward pass begins, and the most of what comes then: the weights of its feed-forward part are
+    gathered, with gradient checkpointing before that is computed again; its gradients; those of attention's scores, when it is done."""
+    element = settings.element_bytes
+    stage3 = settings.zero_stage is ZeroStage.STAGE3
+    attention, layer = attention_bytes(shape, settings), layer_bytes(shape, settings)
+    copied = shape.copied_module * element if stage3 and place.world_size > 1 else 0
+    bucket = 0 if stage3 else bucket_elements(trained_elements(shape, settings)) * bucket_bytes(settings)
+    moments = [
+        (attention, [Item("gathered weights, copied out of one buffer", copied, certain=False)]),
+        (attention, [Item("gradients of attention's scores", score_gradient_bytes(shape, settings), certain=False)]),
+        (
+            layer,
+            [
+                Item("gradients of one layer's activations", gradient_bytes(shape, settings), certain=False),
+                Item(BUCKET, bucket, certain=False),
+            ],
+        ),
+    ]
+    recomputed = settings.gradient_checkpointing
+    again, then = max(moments, key=lambda moment: moment[0] * recomputed + sum(item.size_bytes for item in moment[1]))
+    return [
+        Item(_activations(settings), kept_bytes(shape, settings) + again * recomputed, certain=False),
+        Item("gathered weights", gathered_elements(shape, settings, place, shape.largest_module) * element, certain=False),
+        *then,
+        *_while_computing(shape, settings),
+    ]
+
+
+def bucket_bytes(settings: Settings) -> int:
+    """Of an element of the bucket under Stage1 and Stage2: Stage1 reduces sums, and beside the backward pass, with method Full, there are two buckets."""
+    each = settings.gradient_bytes if settings.zero_stage is ZeroStage.STAGE1 else settings.element_bytes
+    return each * (2 if settings.method is Method.FULL else 1)
+
+
+def _while_computing(shape: ModelShape, settings: Settings) -> list[Item]:
+    """In the forward and in the backward pass."""
+    masked = settings.packing and not settings.flash_attention
+    return [
+        Item("experts folded with their adapter", folded_bytes(shape, settings), certain=False),
+        Item("mask of packed documents, without flash attention", mask_bytes(settings) if masked else 0, certain=False),
+    ]
+
+
+def _at_the_update(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
+    """Gradients in FP32, where they aren't summed so, and the optimizer's own temporaries; with offload it computes on the CPU."""
+    each = UPDATE_BYTES + STATE_BYTES // 3
+    update = 0 if settings.offload is Offload.CPU else each * trained_elements(shape, settings) // place.world_size
+    return [Item("the update's temporaries", update, certain=False)]
+
+
+def _beside_tensors(tensors: list[Item], place: Place) -> list[Item]:
+    """What no tensor takes."""
+    if not place.gpu:
+        return [Item("the process itself", RUNTIME_BYTES[False], certain=False)]
+    groups = communicators(place)
+    return [
+        Item("CUDA", RUNTIME_BYTES[True], certain=False),
+        Item(f"NCCL's buffers of {groups} communicators", groups * NCCL_BYTES, certain=False),
+        Item("reserve for fragmentation", round(FRAGMENTED_SHARE * sum(item.size_bytes for item in tensors)), certain=False),
+    ]
+
+
+def communicators(place: Place) -> int:
+    """torch's and DeepSpeed's of all ranks, and with a second copy of the weights that of a node's."""
+    return 0 if place.world_size == 1 else 3 if place.partition > 1 else 2
+
+
+def gathered_elements(shape: ModelShape, settings: Settings, place: Place, module: int) -> int:
+    """Of weights that are whole at the same time under Stage3: those of the `module` at hand, and what is kept or prefetched around it."""
+    if settings.zero_stage is not ZeroStage.STAGE3 or place.world_size == 1:
+        return 0
+    return module + min(max(0, most_gathered(shape, settings.live_elements) - module), shape.numel - module)
+
+
+def _activations(settings: Settings) -> str:
+    note = "with" if settings.gradient_checkpointing else "without"
+    return f"activations of {tokens_of(settings)} tokens, {note} gradient checkpointing"
 
 
 def base_bytes(shape: ModelShape, settings: Settings) -> int:
@@ -117,16 +222,3 @@ def trained_elements(shape: ModelShape, settings: Settings) -> int:
     low_rank = sum(adapter.rank * sum(weight.shape) for weight in layers)
     low_rank += sum(adapter.rank * weight.shape[0] * (weight.shape[1] + weight.shape[2]) for weight in stacks)
     return low_rank + magnitudes + sum(weight.numel for weight in shape.adapted(adapter.modules_to_save))
-
-
-def activation_bytes(shape: ModelShape, tokens: int, element: int, checkpointed: bool) -> int:
-    """Tensors that autograd keeps from the forward to the backward pass, counted in a transformers decoder layer without dropout:
-    queries, attention's output, keys and values; the gated feed-forward's three products; two norms, which compute in FP32; and
-    four tensors of the hidden size. With gradient checkpointing each layer keeps its input, and one layer at a time all of it.
-    No term grows with the square of the length: attention kernels keep none (FlashAttention, arXiv 2205.14135).
-    """
-    routed = 2 * shape.experts_per_token * shape.hidden
-    layer = element * (2 * shape.query + 2 * shape.key_value + 3 * shape.intermediate + 4 * shape.hidden + routed) + 8 * shape.hidden
-    if checkpointed:
-        return tokens * (shape.layers * shape.hidden * element + layer)
-    return tokens * shape.layers * layer

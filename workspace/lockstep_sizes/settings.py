@@ -36,11 +36,31 @@ class Settings:
     gradient_checkpointing: bool = False
     hierarchical_partition: HierarchicalPartition = HierarchicalPartition.AUTO
     content: Content = Content.FULL
+    gradient_bytes: int = 4
+    """Of an element of a gradient that is summed over micro-batches: see `summed_bytes`."""
+    live_elements: int | None = None
+    """Of weights that Stage3 may have gathered, as the raw settings state it; None: by the model's largest layer (gathering.py)."""
+    packing: bool = False
+    flash_attention: bool = True
+    """Packed documents are kept apart by flash attention, and not by a mask."""
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight, a gradient and an activation."""
+        """Of a weight, of one micro-batch's gradient, and of an activation."""
         return 4 if self.precision is Precision.FP32 else 2
+
+
+def stated_live(deepspeed: Mapping[str, Any] | None) -> int | None:
+    """stage3_max_live_parameters of the raw settings."""
+    zero = (deepspeed or {}).get("zero_optimization")
+    stated = zero.get("stage3_max_live_parameters", zero.get("max_live_parameters")) if isinstance(zero, Mapping) else None
+    return int(stated) if isinstance(stated, int | float) else None
+
+
+def summed_bytes(deepspeed: Mapping[str, Any] | None) -> int:
+    """Of an element of a summed gradient: FP32, unless the raw settings choose the precision's own format of two bytes."""
+    data_types = (deepspeed or {}).get("data_types")
+    return 2 if isinstance(data_types, Mapping) and data_types.get("grad_accum_dtype") in {"bf16", "fp16"} else 4
 
 
 def read_settings(training: Mapping[str, Any]) -> Settings:
@@ -60,4 +80,7 @@ def read_settings(training: Mapping[str, Any]) -> Settings:
         gradient_checkpointing=optimization["gradientCheckpointing"],
         hierarchical_partition=HierarchicalPartition(training["hierarchicalPartition"]),
         content=Content(training["checkpoint"]["content"]),
+        gradient_bytes=summed_bytes(training.get("deepspeed")),
+        live_elements=stated_live(training.get("deepspeed")),
+        packing=training["data"]["packing"],
     )

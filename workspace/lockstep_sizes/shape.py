@@ -42,6 +42,17 @@ class ModelShape:
     experts_per_token: int
     """0 for a dense model."""
     vocabulary: int
+    routed: int = 0
+    """Of `intermediate`: what lies in stacks of experts, which no linear layer computes."""
+    caps_logits: bool = False
+    """The model does more to its logits after its last layer, so that the loss needs them whole."""
+    score_heads: int = 0
+    """Heads of an attention that holds its scores whole; 0: the scores are never whole."""
+
+    @property
+    def head_norms(self) -> bool:
+        """Whether queries and keys have norms of their own."""
+        return any(weight.name.endswith(".q_norm.weight") for weight in self.weights)
 
     @property
     def numel(self) -> int:
@@ -49,11 +60,26 @@ class ModelShape:
 
     @property
     def largest_module(self) -> int:
-        """Elements of the weights that the module with the most of them owns itself: Stage3 gathers module by module."""
+        """Elements of the weights that the module of a layer with the most of them owns itself: Stage3 gathers module by module."""
         owned: dict[str, int] = {}
         for weight in self.weights:
-            owned[weight.module] = owned.get(weight.module, 0) + weight.numel
+            if ".layers." in weight.name:
+                owned[weight.module] = owned.get(weight.module, 0) + weight.numel
         return max(owned.values(), default=0)
+
+    @property
+    def layer_norms(self) -> int:
+        """Norms over the hidden size in each layer: two, or four where a norm follows attention and feed-forward part as well."""
+        first = [weight.name for weight in self.weights if ".layers.0." in weight.name and weight.shape == (self.hidden,)]
+        return max(2, sum(name.endswith("layernorm.weight") for name in first))
+
+    @property
+    def copied_module(self) -> int:
+        """Of the largest module that owns several weights: they are gathered into one buffer, and copied out of it."""
+        owned: dict[str, list[int]] = {}
+        for weight in self.weights:
+            owned.setdefault(weight.module, []).append(weight.numel)
+        return max((sum(sizes) for sizes in owned.values() if len(sizes) > 1), default=0)
 
     @property
     def packable(self) -> list[Weight]:
@@ -74,8 +100,8 @@ class ModelShape:
         ]
 
 
-def shape_of(config: Any, weights: tuple[Weight, ...]) -> ModelShape:
-    """`config`: a transformers configuration, whose names for one thing differ from family to family."""
+def shape_of(config: Any, weights: tuple[Weight, ...], *, caps_logits: bool = False, eager: bool = False) -> ModelShape:
+    """`config`: a transformers configuration, whose names for one thing differ from family to family. `eager`: of its attention."""
 
     def number(*names: str, default: int = 0) -> int:
         return next((int(value) for name in names if (value := getattr(config, name, None)) is not None), default)
@@ -95,4 +121,7 @@ def shape_of(config: Any, weights: tuple[Weight, ...]) -> ModelShape:
         intermediate=routed + shared if experts else number("intermediate_size"),
         experts_per_token=experts,
         vocabulary=number("vocab_size"),
+        routed=routed,
+        caps_logits=caps_logits,
+        score_heads=heads if eager else 0,
     )

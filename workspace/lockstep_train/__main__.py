@@ -17,7 +17,7 @@ from lockstep_train import standby
 from lockstep_train.config import RunConfig
 from lockstep_train.ending import exit_code_of, leave_process
 from lockstep_train.environment import RankEnvironment, ignored_variables, rank_environment
-from lockstep_train.errors import EXIT_DONE, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
+from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable
 from lockstep_train.runfile import read_run
@@ -71,6 +71,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     flight.switch_on(config.run_dir / "logs")
     from lockstep_train.assemble import assemble
     from lockstep_train.engine.ranks import join, leave
+    from lockstep_train.fetch.share import with_model_here
     from lockstep_train.loop import train
     from lockstep_train.saving import finishing
 
@@ -78,6 +79,7 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     ranks = join(environment, config.training.limits.collective_timeout_seconds)
     watch.joined(ranks.store.clone(), ranks.world_size, gpus=ranks.device.type == "cuda")
     reporter.startup.done("join")
+    config = with_model_here(config, ranks, reporter, watch)
     reporter.activity("Load")
     watch.begin("Load", limits.LOAD_SECONDS)
     run = assemble(config, environment, ranks, reporter, watch)
@@ -116,15 +118,14 @@ def main(arguments: list[str] | None = None) -> int:
         rank = environment.rank
         reporter = Reporter(environment.report_socket, rank, began)
         train_run(read_run(run_file(arguments)), environment, reporter)
-    except TrainerError as error:
-        _tell(reporter, error, rank)
-        return exit_code_of(error)
     except Exception as error:
-        traceback.print_exc()
+        code = exit_code_of(error)
+        if not isinstance(error, TrainerError) or code in (EXIT_FAILED, EXIT_OUT_OF_MEMORY):
+            traceback.print_exc()
         _tell(reporter, error, rank)
-        if exit_code_of(error) == EXIT_OUT_OF_MEMORY and reporter is not None:
+        if code == EXIT_OUT_OF_MEMORY and reporter is not None:
             print_error("\n".join(reporter.out_of_memory_advice))
-        return exit_code_of(error)
+        return code
     finally:
         if reporter is not None:
             reporter.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_sizes import length
+from lockstep_sizes.modelnames import model_title
 from lockstep_train.checkpoint import resume, zero_access
 from lockstep_train.checkpoint.chain import Claim
 from lockstep_train.checkpoint.kinds import kinds_of
@@ -19,7 +20,7 @@ from lockstep_train.checkpoint.zero_restore import set_counters
 from lockstep_train.config import RunConfig, TrainingConfig
 from lockstep_train.data.cachefolder import cache_folder
 from lockstep_train.data.isolation import check_isolation
-from lockstep_train.data.load import Dataset
+from lockstep_train.data.load import Dataset, template_choice
 from lockstep_train.data.share import load_dataset
 from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import Tokeniser
@@ -29,6 +30,7 @@ from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
+from lockstep_train.fetch.model import described
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.host import reserve_copy
 from lockstep_train.model.base_files import RECORD, BaseHash, Copy, adapter_record, base_problem
@@ -74,7 +76,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     shared = nodes_share(ranks, config.run_dir, config.storage)
     memory = agree_on_memory(training, folder, ranks, reporter)
     reporter.startup.done("memoryPlan")
-    tokeniser = load_tokeniser(folder)
+    tokeniser = load_tokeniser(folder, template_choice(training.data))
     base = BaseHash(ranks, folder, cache_folder(config.run_dir))
     dataset = load_dataset(config, tokeniser, ranks, reporter.say, watch)
     watch.begin("Load of the model", limits.LOAD_SECONDS)
@@ -82,7 +84,10 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     start = resume.choose_start(ranks, checkpoints, training.checkpoint.resume_from, claim, reporter.say, shared=shared)
     plan = plan_run(training, dataset, ranks, start.source)
     reporter.startup.done("data")
-    engine, loss, adapter = start_model(training, folder, plan, ranks, reporter, memory.partition)
+    engine, loss, trained = start_model(
+        training, folder, plan, ranks, reporter, memory.partition, memory.plan.shape if memory.plan else None
+    )
+    adapter = described(trained, config.origin)
     if training.data.packing:
         check_isolation(engine, dataset.training, training.optimization.micro_batch_size, ranks.device)
     recorded, commit = (start.source.manifest.identity.base_files, str(start.source.folder)) if start.source else ({}, "")
@@ -165,7 +170,7 @@ def plan_run(training: TrainingConfig, dataset: Dataset, ranks: Ranks, source: r
 def _announce(run: Run, start: resume.Start) -> None:
     training, dataset, plan, ranks = run.config.training, run.dataset, run.plan, run.ranks
     run.reporter.say(
-        f"Training {Path(training.model.name).name} | {training.zero_stage.value} {training.precision.value} | {ranks.world_size} ranks on {ranks.nodes} nodes | "
+        f"Training {Path(model_title(training.model.name)).name} | {training.zero_stage.value} {training.precision.value} | {ranks.world_size} ranks on {ranks.nodes} nodes | "
         f"{len(dataset.training)} {'packed sequences' if training.data.packing else 'samples'}, {len(dataset.evaluation)} for evaluation | global batch {plan.global_batch_size} "
         f"(accumulation {plan.accumulation}) | {plan.total_steps} steps"
     )

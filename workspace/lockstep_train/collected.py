@@ -12,7 +12,7 @@ from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, CommitName, parse_
 from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, decode, shapes
 from lockstep_train.checkpoint.readers import reading
 from lockstep_train.checkpoint.volume import View, merge_views, read_view, shard_problem
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, TrainerError, refusal
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Commit:
         found = [self.shard(record) for record in manifest.shards]
         problems = [problem for _, problem in found if problem is not None]
         if problems:
-            raise ConfigError(f"{self.name} can't be read: {'; '.join(problems)}")
+            raise refusal(f"{self.name} can't be read: {'; '.join(problems)}", "; ".join(problems))
         return [path for path, _ in found if path is not None]
 
     @contextlib.contextmanager
@@ -140,7 +140,7 @@ def _name_of(folder: Path) -> CommitName:
     try:
         manifest = decode((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / MANIFEST} can't be read: {error}") from error
+        raise refusal(f"{folder / MANIFEST} can't be read: {error}", error) from error
     return CommitName(attempt=manifest.attempt, step=manifest.step)
 
 
@@ -154,8 +154,8 @@ def newest_whole(paths: Sequence[Path], purpose: str) -> tuple[Commit, Manifest,
         try:
             manifest = commit.manifest()
             return commit, manifest, commit.shard_paths(manifest)
-        except (ValueError, ConfigError) as error:
+        except (ValueError, TrainerError) as error:
             problems.append(str(error))
     where = ", ".join(map(str, paths))
     reason = "; ".join(problems) if problems else "no commits are there"
-    raise ConfigError(f"{where} holds no commit to {purpose} ({reason}); give a run's folder, or a step-N.aM folder on each volume")
+    raise refusal(f"{where} holds no commit to {purpose} ({reason}); give a run's folder, or a step-N.aM folder on each volume", reason)

@@ -15,6 +15,7 @@ from lockstep_sizes.choices import (
     Method,
     NonFinitePolicy,
     Offload,
+    OnBroken,
     Optimizer,
     Overlong,
     Precision,
@@ -35,8 +36,21 @@ class Storage(Enum):
 @dataclass(frozen=True)
 class ModelConfig:
     name: str
-    """Folder of the base model, with its tokenizer."""
+    """Folder of the base model, with its tokenizer; or a name of a hub or an object store, until it is fetched (fetch/share.py)."""
     quantization: Quantization = Quantization.NONE
+    revision: str | None = None
+    """The hub's branch, tag or commit; None: its main branch."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a fetched base model came from."""
+
+    name: str
+    revision: str | None
+    """As the job has it."""
+    pin: str
+    """The hub's commit, or the digest of an object store's listing."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +71,13 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """One source of samples: a file (`path`) or a hub dataset (`name`, `split`, `revision`)."""
+    """One source of samples: files (`path`) or a hub dataset (`name`, `revision`). Of a folder and of a hub dataset, `config` and `split` say which files."""
 
     path: str | None = None
     name: str | None = None
-    split: str = "train"
+    config: str | None = None
+    split: str | None = "train"
+    """None: validation, or the only one."""
     revision: str | None = None
     format: DataFormat = DataFormat.AUTO
     weight: float = 1.0
@@ -75,8 +91,9 @@ class DataConfig:
     max_length: int
     """Tokens of the longest sample or, with packing, of a pack."""
     path: str | None = None
-    """A .jsonl file (`text`, `prompt` and `completion`, or `messages`), or a plain text file."""
+    """A file of JSON lines, a table or plain text; a pattern; or a folder of such files."""
     name: str | None = None
+    config: str | None = None
     split: str = "train"
     revision: str | None = None
     format: DataFormat = DataFormat.AUTO
@@ -84,6 +101,11 @@ class DataConfig:
     overlong: Overlong = Overlong.TRUNCATE
     train_on: TrainOn = TrainOn.ASSISTANT
     packing: bool = False
+    on_broken: OnBroken = OnBroken.FAIL
+    chat_template: str | None = None
+    """A file with the template to use instead of the tokenizer's own."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """Variables of the template."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +117,32 @@ class OptimizationConfig:
     global_batch_size: int | None = None
     """Samples an optimizer step; default: microBatchSize × ranks at the first start."""
     warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    """Part of all steps; at most one of the two is set."""
     schedule: Schedule = Schedule.COSINE
+    min_learning_rate_ratio: float = 0.0
+    """Part of `learning_rate` that the schedule ends at."""
     optimizer: Optimizer = Optimizer.ADAMW
     offload: Offload = Offload.NONE
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     gradient_checkpointing: bool = False
     max_gradient_norm: float = 1.0
     weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
 
 @dataclass(frozen=True)
 class EvaluationDataConfig:
-    path: str
+    """As SourceConfig."""
+
+    path: str | None = None
+    name: str | None = None
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+    format: DataFormat = DataFormat.AUTO
 
 
 @dataclass(frozen=True)
@@ -117,7 +153,7 @@ class EvaluationConfig:
     samples: int
     """At most so many of them are evaluated."""
     data: EvaluationDataConfig | None = None
-    """A file of its own."""
+    """Samples of its own."""
 
 
 @dataclass(frozen=True)
@@ -190,3 +226,5 @@ class RunConfig:
     training: TrainingConfig
     storage: Storage | None = None
     """None: nobody says, and nothing is checked."""
+    origin: Origin | None = None
+    """Set once the model is fetched; None for a model that is a folder."""

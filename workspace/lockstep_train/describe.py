@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep_sizes import length
@@ -74,6 +74,7 @@ def manifest_template(config: RunConfig, start: resume.Start, identity: Identity
         zero_stage=training.zero_stage.value,
         precision=training.precision.value,
         base_model=training.model.name,
+        base_origin=None if config.origin is None else asdict(config.origin),
         identity=identity,
         samples_consumed=0,
         optimizer_step=0,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
-from lockstep_train.errors import EXIT_FAILED, EXIT_HANG, EXIT_OUT_OF_MEMORY, TrainerError
+from lockstep_train.errors import EXIT_FAILED, EXIT_HANG, EXIT_OUT_OF_MEMORY, TrainerError, out_of_memory
 
 _NOT_JOINED = ("Timed out waiting", "NCCL operation timed out", "collective operation timed out", "collective operation timeout")
 """Words of gloo and of both NCCL backends for a collective that some rank didn't join."""
 
 
 def exit_code_of(error: BaseException) -> int:
-    """What the agent reads. torch's errors are recognised by their names and words, since torch may not even be imported."""
-    if isinstance(error, TrainerError):
+    """What the agent reads. A plain TrainerError is judged by what led to it."""
+    if isinstance(error, TrainerError) and error.exit_code != EXIT_FAILED:
         return error.exit_code
-    if type(error).__name__ == "OutOfMemoryError":
+    if out_of_memory(error):
         return EXIT_OUT_OF_MEMORY
     return EXIT_HANG if any(words in str(error) for words in _NOT_JOINED) else EXIT_FAILED
 

@@ -1,15 +1,23 @@
 """How a run ends other than well, and the exit code the agent reads for each.
 
-TrainerError
+TrainerError         1  what another attempt may not meet: a volume, a device or a peer that failed
 ├── ConfigError     78  what the user asked for can't be done; retrying can't help
 ├── Stopped         75  saved and stopped, as asked by SIGTERM
 ├── Hang            76  something took longer than its limit
+├── OutOfMemoryError 77 a device's memory, in whichever library's words
 └── NonFinite       79  a loss or a gradient norm is NaN or infinite
+
+A ConfigError ends the job, so that what `may_pass` must not become one: `refusal` decides.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -44,10 +52,140 @@ class Hang(TrainerError):
     exit_code = EXIT_HANG
 
 
+class OutOfMemoryError(TrainerError):
+    """A device's memory is exhausted. Called as torch's own, by which the agent knows it, too."""
+
+    exit_code = EXIT_OUT_OF_MEMORY
+
+
 class NonFinite(TrainerError):
     """Names the rank and the step; nothing of that step was applied or saved."""
 
     exit_code = EXIT_NON_FINITE
+
+
+_LASTING = frozenset(
+    {
+        errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES, errno.EPERM, errno.ELOOP,
+        errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL, errno.EBADF, errno.EFBIG, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP,
+    }
+)  # fmt: skip
+"""The system's errors that the same again would meet again: names, kinds and rights. All others are a volume's, a network's or a device's."""
+_PASSING_NUMBERS = (
+    errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET,
+    errno.ECONNREFUSED, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EPIPE, errno.ENOMEM, errno.EHOSTDOWN,
+)  # fmt: skip
+_PASSING_CLASSES = frozenset(
+    {
+        ("torch", "DistError"), ("torch", "AcceleratorError"), ("httpx", "TransportError"), ("httpx2", "TransportError"),
+        ("requests", "ConnectionError"), ("requests", "Timeout"), ("urllib3", "HTTPError"), ("aiohttp", "ClientConnectionError"),
+    }
+)  # fmt: skip
+"""Package and class, since none of these packages need be imported."""
+_PASSING_WORDS = re.compile(
+    "|".join(re.escape(os.strerror(number)) for number in _PASSING_NUMBERS)
+    + r"|\bCUDA (driver )?error\b|\bHIP error\b|\bcuDNN error\b|\bCU(DNN|BLAS|SPARSE|SOLVER)_STATUS_|\bNCCL (error|Error)\b"
+    r"|Connection closed by peer|Timed out waiting|operation timed out",
+)
+"""Of errors that libraries write in C++ and Rust raise as RuntimeError and the like, and of problems that are text already."""
+_LASTING_WORDS = re.compile(r"no kernel image is available|driver version is insufficient|invalid device function")
+"""A GPU or a driver that doesn't fit the image."""
+_OUT_OF_MEMORY = re.compile(
+    r"\b(CUDA|HIP|Triton)\b[^\n]{0,60}\bout of memory|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bCu\w+[^\n]{0,40}'out of memory'|hipErrorOutOfMemory"
+    r"|\b(CU|HIP|ROC)[A-Z]+_(STATUS_)?(\w+_)?ALLOC(ATION)?_FAILED",
+    re.IGNORECASE,
+)
+"""CUDA's, Triton's, NCCL's, cuBLAS', cuDNN's and their siblings' words for a device's memory that is exhausted."""
+
+
+class Problem(NamedTuple):
+    """A refusal on its way between ranks, as JSON. `final`: no other attempt can help."""
+
+    message: str
+    final: bool = True
+
+    def error(self) -> TrainerError:
+        return (ConfigError if self.final else TrainerError)(self.message)
+
+
+def problem_of(error: TrainerError) -> Problem:
+    return Problem(str(error), isinstance(error, ConfigError))
+
+
+def refusal(message: str, cause: BaseException | str) -> TrainerError:
+    """The error to raise for what `message` says and `cause` brought about: ConfigError where the same again would fail the same way.
+
+    Where it may pass: OutOfMemoryError, or a TrainerError, after which restarts count. `message` then goes on with the cause, if it
+    doesn't name it already, and with what helps. A `cause` that is text is a problem that another rank or an earlier look has found.
+    """
+    if out_of_memory(cause):
+        return OutOfMemoryError(_with_cause(message, cause))
+    if not may_pass(cause):
+        return ConfigError(message)
+    whole = _with_cause(message, cause)
+    return TrainerError(f"{whole}; {_remedy(cause)}")
+
+
+def may_pass(cause: BaseException | str) -> bool:
+    """Whether another attempt may not meet it: a fault of a volume, a network, a device or a peer, anywhere in the chain of causes."""
+    if isinstance(cause, str):
+        return _words_may_pass(cause)
+    return any(_passes(error) for error in _chain(cause))
+
+
+def out_of_memory(cause: BaseException | str) -> bool:
+    """Whether a device's memory is exhausted, in the words of any library, anywhere in the chain of causes. torch's errors are recognized by
+    their names and words, since torch may not even be imported."""
+    if isinstance(cause, str):
+        return _OUT_OF_MEMORY.search(cause) is not None
+    return any(type(error).__name__ == "OutOfMemoryError" or _OUT_OF_MEMORY.search(str(error)) for error in _chain(cause))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what led to it: libraries raise a new one while they handle the first, with `from` or without."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _passes(error: BaseException) -> bool:
+    names = {(kind.__module__.split(".")[0], kind.__name__) for kind in type(error).__mro__}
+    if ("huggingface_hub", "OfflineModeIsEnabled") in names or _LASTING_WORDS.search(str(error)):
+        return False
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status in {408, 425, 429} or status >= 500
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        return error.errno not in _LASTING
+    if isinstance(error, ConnectionError | TimeoutError | MemoryError) or not names.isdisjoint(_PASSING_CLASSES):
+        return True
+    return type(error).__name__ == "OutOfMemoryError" or _words_may_pass(str(error))
+
+
+def _words_may_pass(text: str) -> bool:
+    return not _LASTING_WORDS.search(text) and bool(_PASSING_WORDS.search(text) or _OUT_OF_MEMORY.search(text))
+
+
+def _with_cause(message: str, cause: BaseException | str) -> str:
+    """`message`, and the first of the causes that may pass, where it isn't in there."""
+    if isinstance(cause, str):
+        return message if cause in message else f"{message} ({cause})"
+    first: Any = next((error for error in _chain(cause) if _passes(error)), cause)
+    words = first_line(first)
+    named = words in message or (isinstance(first, OSError) and bool(first.strerror) and str(first.strerror) in message)
+    return message if named and words else f"{message} ({type(first).__name__}: {words})"
+
+
+def _remedy(cause: BaseException | str) -> str:
+    text = cause if isinstance(cause, str) else " ".join(f"{error}" for error in _chain(cause))
+    if os.strerror(errno.ENOSPC) in text:
+        return "the volume is full: delete what isn't needed on it or make it larger, and the next attempt goes on"
+    if os.strerror(errno.EDQUOT) in text:
+        return "the quota of the volume is used up: delete what isn't needed on it or raise the quota, and the next attempt goes on"
+    return "this may pass, and the next attempt tries it again"
 
 
 def first_line(error: BaseException) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,10 @@ from lockstep_train.data.collate import collate
 from lockstep_train.data.tokenize import Example
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.engine.ranks import Ranks
+
+AGREE_SECONDS = 2.0
+MOST_TURNS = 64
+"""An evaluation is left after about so many seconds, and after so many batches at most."""
 
 
 def evaluation_batches(count: int, size: int) -> list[list[int]]:
@@ -32,7 +36,7 @@ def evaluate(
     """Mean loss over the learned tokens of `examples`, or None when the ranks have left it before its end.
 
     Ranks without a batch left compute a ghost, because under Stage3 every forward pass is a collective; then one all-reduce.
-    `leave(turn)` is asked before each forward pass (see `Leaving`).
+    `leave(turn)` is asked before each forward pass and has one answer on all ranks (see `Leaving`).
     """
     batches = evaluation_batches(len(examples), size)
     rounds = -(-len(batches) // ranks.world_size)
@@ -45,31 +49,45 @@ def evaluate(
                 break
             index = turn * ranks.world_size + ranks.rank
             chosen = [examples[item] for item in batches[index]] if index < len(batches) else []
-            total += float(loss(collate(chosen, examples[0], pad, ranks.device)))  # waits for the device, as `Leaving` needs
+            total += float(loss(collate(chosen, examples[0], pad, ranks.device)))
             tokens += sum(example.learned_tokens for example in chosen)
     engine.train()
-    sums = torch.tensor([total, tokens, left], dtype=torch.float64, device=ranks.device)
+    if left:
+        return None
+    sums = torch.tensor([total, tokens], dtype=torch.float64, device=ranks.device)
     dist.all_reduce(sums)
-    return None if sums[2] > 0 else float(sums[0] / sums[1])
+    return float(sums[0] / sums[1])
 
 
-@dataclass
+def turns_between(turns: int, seconds: float) -> int:
+    """Turns until the ranks agree again, where the last `turns` took the slowest rank `seconds`: about 2 seconds' worth (pure)."""
+    if turns == 0:
+        return 1  # nothing is measured yet
+    return max(1, min(MOST_TURNS, int(AGREE_SECONDS * turns / max(seconds, 1e-6))))
+
+
 class Leaving:
-    """How ranks agree, without a collective, to leave an evaluation that one of them was asked to stop in.
+    """How ranks agree to leave an evaluation that one of them was asked to stop in: by a small all-reduce every few turns.
 
-    The first to ask writes the turn after its own into the store, and all leave at that turn. Under Stage3 nobody can be
-    past it: to finish its forward pass of the asker's turn, a rank needs the asker's shards, which come after the asker's
-    word. In the other stages forward passes need no one, so a rank that is past that turn just leaves when it sees the word.
+    A stop comes to the ranks at different moments, and with a copy of the weights on each node (hpZ) one node may be many turns ahead of another: whoever
+    left by what it has seen itself would be waited for in a gather. So all decide at the same turns, and when they agree next follows from what they
+    have exchanged, the time of the slowest rank.
     """
 
-    ranks: Ranks
-    key: str
-    asked: Callable[[], bool]
+    def __init__(self, ranks: Ranks, asked: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ranks = ranks
+        self._asked = asked
+        self._clock = clock
+        self._last, self._since = 0, clock()
+        self._next = 0
 
     def __call__(self, turn: int) -> bool:
-        store = self.ranks.store
-        if store.check([self.key]):
-            return turn >= int(store.get(self.key))
-        if self.asked():
-            return turn >= int(store.compare_set(self.key, "", str(turn + 1)))
-        return False
+        """Whether all ranks leave before this turn. `turn` counts up from 0, on every rank."""
+        if turn < self._next:
+            return False
+        exchanged = torch.tensor([self._asked(), self._clock() - self._since], dtype=torch.float64, device=self._ranks.device)
+        dist.all_reduce(exchanged, dist.ReduceOp.MAX)
+        asked, seconds = exchanged.tolist()
+        self._next = turn + turns_between(turn - self._last, seconds)
+        self._last, self._since = turn, self._clock()
+        return bool(asked > 0)

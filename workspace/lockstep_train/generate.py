@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.errors import ConfigError, TrainerError
+from lockstep_sizes.modelnames import is_hub_name
+from lockstep_train.errors import ConfigError, TrainerError, refusal
+from lockstep_train.fetch.model import fetched_near
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -40,10 +42,19 @@ def complete(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
 def base_of(adapter: Path) -> Path:
     """The base model's folder, as the adapter names it. Raises ConfigError."""
     try:
-        stated = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        description = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        stated, revision = description["base_model_name_or_path"], description.get("revision")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{adapter / ADAPTER_CONFIG} names no base model ({error}); name its folder with --model") from None
-    return Path(str(stated))
+        raise refusal(f"{adapter / ADAPTER_CONFIG} names no base model ({error}); name its folder with --model", error) from error
+    if not is_hub_name(str(stated)) or Path(str(stated)).is_dir():
+        return Path(str(stated))
+    fetched = fetched_near(adapter, str(stated), revision)
+    if fetched is None:
+        at = "" if revision is None else f" --revision {revision}"
+        raise ConfigError(
+            f"the base model {stated} of {adapter} is in no cache above it; fetch it with: lockstep model get {stated}{at}, and name its folder with --model"
+        )
+    return fetched
 
 
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from lockstep_train.checkpoint.manifest import Manifest
 from lockstep_train.checkpoint.readers import Watch
 from lockstep_train.checkpoint.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
 from lockstep_train.collected import Collection, Commit, collect
-from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError, tell
+from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError, refusal, tell
 
 Json = dict[str, Any]
 
@@ -84,7 +84,7 @@ def verify_commits(commits: Sequence[Commit]) -> Json:
             with commit.held("verify"):
                 problems = commit.problems(manifest)
             size = sum(shard.bytes for shard in manifest.shards)
-        except (ValueError, ConfigError) as error:
+        except (ValueError, TrainerError) as error:
             problems, size = [str(error)], 0
         rows.append({"name": str(commit.name), "bytes": size, "problems": problems})
     return {"commits": rows, "whole": bool(rows) and not any(row["problems"] for row in rows)}
@@ -95,7 +95,7 @@ def show_commit(commit: Commit) -> Json:
     try:
         manifest = commit.manifest()
     except ValueError as error:
-        raise ConfigError(f"{commit.name} can't be read: {error}") from error
+        raise refusal(f"{commit.name} can't be read: {error}", error) from error
     body = manifest.to_json()
     places = {shard.file: commit.shard(shard, checksum=False) for shard in manifest.shards}
     for shard in body["shards"]:

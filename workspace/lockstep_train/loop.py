@@ -71,7 +71,7 @@ def _nothing_left(run: Run) -> str | None:
 def _evaluate(run: Run, step: int, stop: StopSignal, steps: Steps) -> str | None:
     """None: left, because the ranks are asked to stop."""
     run.reporter.activity("Evaluate")
-    leaving = Leaving(run.ranks, f"leave-evaluation/{step}", lambda: stop.requested)
+    leaving = Leaving(run.ranks, lambda: stop.requested)
 
     def leave(turn: int) -> bool:
         run.watch.begin(f"Evaluation at step {step}, batch {turn + 1}", steps.limit_seconds)

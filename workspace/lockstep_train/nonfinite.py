@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 10.0
 def explained(run: Run, step: int, error: NonFinite) -> TrainerError:
     """The error to raise instead, on every rank alike: a ConfigError where the base model is at fault, which another attempt can't mend."""
     folder = run.config.training.model.name
-    fault = _first(run, run.base.changed() or _weight_at_fault(run, step))
+    fault = _first(run, _base_changed(run) or _weight_at_fault(run, step))
     if fault is not None:
         return ConfigError(f"{error}; the base model is at fault: {fault}; put the right files into {folder}, then start again")
     if step == 1:
@@ -37,6 +37,14 @@ def explained(run: Run, step: int, error: NonFinite) -> TrainerError:
             f"{error}; {source.folder} has no hashes of the base model's files: see that {folder} is still what it was trained on"
         )
     return error
+
+
+def _base_changed(run: Run) -> str | None:
+    """Where a volume's fault hides it, the weights in memory still tell."""
+    try:
+        return run.base.changed()
+    except TrainerError:
+        return None
 
 
 def _weight_at_fault(run: Run, step: int) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from lockstep_sizes.choices import (
     Content,
@@ -16,6 +17,7 @@ from lockstep_sizes.choices import (
     Method,
     NonFinitePolicy,
     Offload,
+    OnBroken,
     Optimizer,
     Overlong,
     Precision,
@@ -41,11 +43,12 @@ from lockstep_train.config import (
     TrainingConfig,
     WandBConfig,
 )
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, refusal
 from lockstep_train.strict import (
     boolean,
     decimal,
     enumerated,
+    fraction,
     integer,
     items,
     mapping,
@@ -59,7 +62,7 @@ from lockstep_train.strict import (
     strings,
 )
 
-_model = section(ModelConfig, {"name": string, "quantization": enumerated(Quantization)})
+_model = section(ModelConfig, {"name": string, "quantization": enumerated(Quantization), "revision": optional(string)})
 _lora = section(
     LoraConfig,
     {
@@ -77,6 +80,7 @@ _lora = section(
 _SOURCE = {
     "path": optional(string),
     "name": optional(string),
+    "config": optional(string),
     "split": string,
     "revision": optional(string),
     "format": enumerated(DataFormat),
@@ -90,9 +94,12 @@ _data = section(
         "overlong": enumerated(Overlong),
         "train_on": enumerated(TrainOn),
         "packing": boolean,
+        "on_broken": enumerated(OnBroken),
+        "chat_template": optional(string),
+        "chat_template_kwargs": optional(mapping),
     },
 )
-_optimization = section(
+_optimization_fields = section(
     OptimizationConfig,
     {
         "epochs": positive,
@@ -101,18 +108,41 @@ _optimization = section(
         "micro_batch_size": positive,
         "global_batch_size": optional(positive),
         "warmup_steps": integer,
+        "warmup_ratio": fraction,
         "schedule": enumerated(Schedule),
+        "min_learning_rate_ratio": fraction,
         "optimizer": enumerated(Optimizer),
         "offload": enumerated(Offload),
         "non_finite": enumerated(NonFinitePolicy),
         "gradient_checkpointing": boolean,
         "max_gradient_norm": decimal,
         "weight_decay": decimal,
+        "beta1": fraction,
+        "beta2": fraction,
+        "epsilon": decimal,
     },
 )
+
+
+def _optimization(path: str, value: Any) -> OptimizationConfig:
+    optimization = _optimization_fields(path, value)
+    if optimization.epsilon == 0:  # an element that has had no gradient would be 0 / 0
+        raise refuse(f"{path}.epsilon", value["epsilon"], 'a decimal number > 0 in quotes, such as "1e-8"')
+    if optimization.warmup_steps and optimization.warmup_ratio:
+        raise ConfigError(
+            f"{path}.warmupRatio is {optimization.warmup_ratio} and warmupSteps is {optimization.warmup_steps}, but only one can be set; set the other to 0"
+        )
+    return optimization
+
+
 _evaluation = section(
     EvaluationConfig,
-    {"every_steps": positive, "holdout": share, "samples": positive, "data": optional(section(EvaluationDataConfig, {"path": string}))},
+    {
+        "every_steps": positive,
+        "holdout": share,
+        "samples": positive,
+        "data": optional(section(EvaluationDataConfig, {**_SOURCE, "split": optional(string)})),
+    },
 )
 _checkpoint = section(
     CheckpointConfig,
@@ -183,7 +213,7 @@ def read_run(path: Path) -> RunConfig:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}); give the run's file with --run or LOCKSTEP_RUN") from error
+        raise refusal(f"{path} can't be read ({error.strerror}); give the run's file with --run or LOCKSTEP_RUN", error) from error
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     return parse_run(document, str(path))

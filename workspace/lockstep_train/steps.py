@@ -15,7 +15,7 @@ from lockstep_train.engine.waits import Waits
 from lockstep_train.errors import NonFinite
 from lockstep_train.nonfinite import explained
 from lockstep_train.report.pace import PaceTeller
-from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes
+from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes, peak_reserved_bytes
 from lockstep_train.stop import StopSignal
 from lockstep_train.watch import limits
 
@@ -64,7 +64,8 @@ class Steps:
         work = step_batches(run, step)
         rate = learning_rate(run.config.training.optimization, step, plan.total_steps)
         zero_access.set_learning_rate(run.engine, rate)
-        told = (peak_memory_bytes(run.ranks.device.type == "cuda"), self._computing)
+        on_gpu = run.ranks.device.type == "cuda"
+        told = (peak_memory_bytes(on_gpu), self._computing, peak_reserved_bytes(on_gpu))
         try:
             result = self._stepper.take(step, work.batches, work.tokens, lambda: self._stop.requested, self._clock, told)
         except NonFinite as error:

@@ -123,7 +123,15 @@ def share(path: str, value: object) -> float:
 
 
 def probability(path: str, value: object) -> float:
+    return _below_one(path, value, "probability")
+
+
+def fraction(path: str, value: object) -> float:
+    return _below_one(path, value, "number")
+
+
+def _below_one(path: str, value: object, kind: str) -> float:
     number = decimal(path, value)
     if number >= 1:
-        raise refuse(path, value, 'a probability ≥ 0 and < 1 in quotes, such as "0.05"')
+        raise refuse(path, value, f'a {kind} ≥ 0 and < 1 in quotes, such as "0.05"')
     return number

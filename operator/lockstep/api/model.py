@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from pydantic_core import PydanticCustomError
 class Rule:
     """A rule across fields: its CEL for the API server, the message people see, and the same check in Python.
 
-    `holds` is None for a transition rule (one that uses oldSelf), which only the API server can judge.
+    `holds` is None for a transition rule (one that uses oldSelf), which only the API server can judge. `cel` is empty where CEL can't read
+    the fields: then the API server goes by `schema` alone.
     `field` is the field the error points at, relative to the model: dotted, in camelCase.
     """
 
@@ -95,11 +97,31 @@ def immutable(field: str, why: str) -> Rule:
     )
 
 
+FREE_FORM_BYTES_MAX = 64 << 10
+FREE_FORM_LEVELS_MAX = 32
+
+
+def free_form_fits(settings: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The mapping, where a job may hold it. The API server takes any JSON here, of 1.5 MB and of 10,000 levels, each of which somebody would have to read."""
+    level: list[Any] = [settings or {}]
+    for _ in range(FREE_FORM_LEVELS_MAX):
+        level = [
+            inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, dict | list)
+        ]
+    if level:
+        raise PydanticCustomError("too_deep", f"is nested deeper than {FREE_FORM_LEVELS_MAX} levels: make it flatter")
+    size = utf8_bytes([json.dumps(settings, ensure_ascii=False, default=str)])
+    if size > FREE_FORM_BYTES_MAX:
+        raise PydanticCustomError("too_large", f"has {size} bytes as JSON, at most {FREE_FORM_BYTES_MAX} are possible: shorten it")
+    return settings
+
+
 DECIMAL_PATTERN = r"^[0-9]+(\.[0-9]+)?([eE](-[0-9]{1,3}|[0-9]{1,2}))?$"
 ZERO_PATTERN = r"^0+(\.0+)?([eE]-?[0-9]{1,3})?$"
 SHARE_PATTERN = (
     r"^(0\.0*[1-4][0-9]*|0\.0+[1-9][0-9]*|0\.50*|([1-4](\.[0-9]+)?|5(\.0+)?)[eE]-1|[1-9](\.[0-9]+)?[eE]-([2-9]|[1-9][0-9]{1,2}))$"
 )
+FRACTION_PATTERN = r"^(0+(\.[0-9]+)?([eE]-[0-9]{1,3})?|[0-9](\.[0-9]+)?[eE]-[1-9][0-9]{0,2})$"
 DECIMAL_LENGTH = 24
 DECIMAL_MAX = 10**15  # a JSON schema's bound for whole numbers must be a 64-bit one itself
 NUMBER_BOUNDS = "x-lockstep-number"
@@ -133,6 +155,7 @@ def _number_or_text(pattern: str, words: str, fits: Callable[[float], bool]) -> 
 
 DECIMAL_WORDS = "a number of 0 or more, such as 0.05 or 2e-4"
 SHARE_WORDS = "a number greater than 0 and at most 0.5"
+FRACTION_WORDS = "a number of 0 or more and less than 1"
 Decimal = Annotated[
     str,
     Field(pattern=DECIMAL_PATTERN, max_length=DECIMAL_LENGTH, json_schema_extra={NUMBER_BOUNDS: {"minimum": 0, "maximum": DECIMAL_MAX}}),
@@ -149,6 +172,16 @@ Share = Annotated[
     _number_or_text(SHARE_PATTERN, SHARE_WORDS, lambda number: 0 < number <= 0.5),
 ]
 """A number greater than 0 and at most 0.5, written and kept as a Decimal."""
+Fraction = Annotated[
+    str,
+    Field(
+        pattern=FRACTION_PATTERN,
+        max_length=DECIMAL_LENGTH,
+        json_schema_extra={NUMBER_BOUNDS: {"minimum": 0, "maximum": 1, "exclusiveMaximum": True}},
+    ),
+    _number_or_text(FRACTION_PATTERN, FRACTION_WORDS, lambda number: 0 <= number < 1),
+]
+"""A number of 0 or more and less than 1, written and kept as a Decimal."""
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 Quantity = Annotated[str, Field(pattern=QUANTITY_PATTERN, max_length=32)]

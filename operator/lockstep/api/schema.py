@@ -119,7 +119,7 @@ def _object(merged: Schema, definitions: dict[str, Schema], rules: dict[str, tup
     own = rules.get(merged.get("title", ""), ())
     for rule in own:
         made |= rule.schema or {}
-    written = [validation(rule) for rule in own]
+    written = [validation(rule) for rule in own if rule.cel]
     return made | ({"x-kubernetes-validations": written} if written else {})
 
 

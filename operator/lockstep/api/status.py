@@ -99,7 +99,7 @@ class TrainerStatus(Model):
     """What the trainer last said; written at most every 15 seconds."""
 
     activity: Text | None = None
-    """Init, Load, Step, Evaluate, Save or Export."""
+    """Init, Fetch, Load, Step, Evaluate, Save or Export."""
     step: Count | None = None
     """The optimizer step reached."""
     total_steps: Count | None = None

@@ -23,6 +23,6 @@ class HangTimeouts(Model):
     save_seconds: Seconds = 3600
     """In activity Save."""
     load_seconds: Seconds = 14400
-    """In activity Init or Load."""
+    """In activity Init, Fetch or Load."""
     export_seconds: Seconds = 14400
     """In activity Export."""

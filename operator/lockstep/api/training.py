@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
 from lockstep.api.data import Data, Evaluation
-from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, Model, Rule, immutable, utf8_bytes
+from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, DnsName, Fraction, Model, Rule, free_form_fits
+from lockstep.api.shared import KEY_PATTERN
 from lockstep_sizes.choices import (
     Content,
     HierarchicalPartition,
@@ -22,18 +21,49 @@ from lockstep_sizes.choices import (
     Schedule,
     ZeroStage,
 )
+from lockstep_sizes.modelnames import is_hub_name
 
 RESUME_PATTERN = r"^(Auto|None|/.*)$"
+_HUB_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
+MODEL_PATTERN = rf"^(/[^\x00]*|[a-z][a-z0-9]{{1,9}}://[^\s]+|{_HUB_PART}(/{_HUB_PART})?)$"
 LayerName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TokenSecret(Model):
+    """A key of a Secret in the job's namespace that holds a token of the hub."""
+
+    name: DnsName
+    """The Secret's name."""
+    key: Annotated[str, Field(pattern=KEY_PATTERN, max_length=253)] = "HF_TOKEN"
+    """The key in it."""
 
 
 class BaseModelSource(Model):
     """The base model, as transformers reads it."""
 
-    name: AbsolutePath
-    """The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B."""
+    name: Annotated[str, Field(pattern=MODEL_PATTERN, max_length=1024)]
+    """The folder of the model and its tokenizer, for example /workspace/models/Llama-3.1-8B; a model of the Hugging Face hub, for example zai-org/GLM-4.5-Air; or a folder of an object store, for example s3://models/Llama-3.1-8B. What is no folder is fetched into /workspace/cache/models before ranks load it, once a volume."""
+    revision: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    """The hub's branch, tag or commit. Default: its main branch. The first start resolves it to a commit, which all later starts of the job use."""
+    token_secret: TokenSecret | None = None
+    """The hub's token, for a gated or private model; ranks get it as HF_TOKEN."""
     quantization: Quantization = Quantization.NONE
     """The number format of the frozen base weights. NF4 and Int8 need Stage1 or Stage2."""
+
+    RULES = (
+        Rule(
+            "!has(self.revision) || !(self.name.startsWith('/') || self.name.contains('://'))",
+            "revision needs the name of a model of the hub, such as org/name",
+            lambda m: m.revision is None or is_hub_name(m.name),
+            field="revision",
+        ),
+        Rule(
+            "!has(self.tokenSecret) || !(self.name.startsWith('/') || self.name.contains('://'))",
+            "tokenSecret needs the name of a model of the hub, such as org/name; an object store's credentials go into env",
+            lambda m: m.token_secret is None or is_hub_name(m.name),
+            field="tokenSecret",
+        ),
+    )
 
 
 class Lora(Model):
@@ -95,7 +125,11 @@ class Optimization(Model):
     """Samples, or packed sequences, that an optimizer step sees over all ranks. Default: microBatchSize × ranks at the first start."""
     warmup_steps: Annotated[int, Field(ge=0, le=1000000)] = 0
     """Steps in which the learning rate rises from 0."""
+    warmup_ratio: Fraction = "0"
+    """The same as a part of all steps, rounded up, for example 0.03. Only without warmupSteps."""
     schedule: Schedule = Schedule.COSINE
+    min_learning_rate_ratio: Fraction = "0"
+    """The part of learningRate that Cosine and Linear fall to, for example 0.1. Not read with Constant."""
     optimizer: Optimizer = Optimizer.ADAMW
     offload: Offload = Offload.NONE
     """Where the optimizer's state lives and its step is computed."""
@@ -105,7 +139,13 @@ class Optimization(Model):
     max_gradient_norm: Decimal = "1"
     """Gradients are clipped to this norm; 0 leaves them."""
     weight_decay: Decimal = "0"
-    """Weight decay."""
+    """Weight decay of all matrices. Norms and biases don't decay."""
+    beta1: Fraction = "0.9"
+    """Decay rate of Adam's running mean of gradients."""
+    beta2: Fraction = "0.999"
+    """Decay rate of Adam's running mean of squared gradients."""
+    epsilon: Decimal = "1e-8"
+    """Number that Adam adds to its denominator, so that it never divides by 0."""
 
     RULES = (
         Rule(
@@ -113,6 +153,19 @@ class Optimization(Model):
             "globalBatchSize must be greater than or equal to microBatchSize",
             _batch_fits,
             field="globalBatchSize",
+        ),
+        Rule("", "epsilon must be greater than 0", lambda o: float(o.epsilon) > 0, field="epsilon"),
+        Rule(
+            "",
+            "warmupRatio and warmupSteps can't both be set",
+            lambda o: o.warmup_steps == 0 or float(o.warmup_ratio) == 0,
+            field="warmupRatio",
+            schema={
+                "anyOf": [
+                    {"properties": {"warmupSteps": {"maximum": 0}}},
+                    {"properties": {"warmupRatio": {"pattern": ZERO_PATTERN, "maximum": 0}}},
+                ]
+            },
         ),
     )
 
@@ -171,25 +224,6 @@ class Metrics(Model):
     """Metrics to Weights & Biases."""
 
 
-DEEPSPEED_BYTES_MAX = 64 << 10
-DEEPSPEED_LEVELS_MAX = 32
-
-
-def _deepspeed_fits(settings: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The API server takes any JSON here, of 1.5 MB and of 10,000 levels, each of which somebody would have to read."""
-    level: list[Any] = [settings or {}]
-    for _ in range(DEEPSPEED_LEVELS_MAX):
-        level = [
-            inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer) if isinstance(inner, dict | list)
-        ]
-    if level:
-        raise PydanticCustomError("too_deep", f"is nested deeper than {DEEPSPEED_LEVELS_MAX} levels: make it flatter")
-    size = utf8_bytes([json.dumps(settings, ensure_ascii=False, default=str)])
-    if size > DEEPSPEED_BYTES_MAX:
-        raise PydanticCustomError("too_large", f"has {size} bytes as JSON, at most {DEEPSPEED_BYTES_MAX} are possible: shorten it")
-    return settings
-
-
 class Training(Model):
     """A fine-tuning by Lockstep's trainer on DeepSpeed ZeRO."""
 
@@ -209,11 +243,17 @@ class Training(Model):
     checkpoint: Checkpoint = Checkpoint()
     metrics: Metrics = Metrics()
     limits: Limits = Limits()
-    deepspeed: Annotated[dict[str, Any] | None, Field(max_length=64), AfterValidator(_deepspeed_fits)] = None
+    deepspeed: Annotated[dict[str, Any] | None, Field(max_length=64), AfterValidator(free_form_fits)] = None
     """Settings of DeepSpeed as in its JSON file, laid over Lockstep's; what contradicts the fields above is refused. At most 65536 bytes and 32 levels: the API server can't check that, so that condition Accepted says it."""
 
     RULES = (
-        immutable("model", "another base model is another job"),
+        Rule(
+            "self.model.name == oldSelf.model.name && self.model.quantization == oldSelf.model.quantization && "
+            "has(self.model.revision) == has(oldSelf.model.revision) && (!has(self.model.revision) || self.model.revision == oldSelf.model.revision)",
+            "model may not be changed after creation, but for its tokenSecret: another base model is another job",
+            None,
+            field="model",
+        ),
         Rule(
             "self.model.quantization == 'None' || (self.zeroStage != 'Stage3' && self.method == 'LoRA')",
             "model.quantization needs zeroStage Stage1 or Stage2 and method LoRA: Stage3 would cut packed weights into shards",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.api import calibration, clusterkeys, model, names, network, shared, status, training
+from lockstep.api import calibration, clusterkeys, data, model, names, network, shared, status, training
 
 _LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
 
 PATTERN_WORDS: Mapping[str, str] = {
     model.DECIMAL_PATTERN: model.DECIMAL_WORDS,
     model.SHARE_PATTERN: model.SHARE_WORDS,
+    model.FRACTION_PATTERN: model.FRACTION_WORDS,
     model.QUANTITY_PATTERN: "a quantity such as 100Gi, 32 or 500m",
     model.DNS_LABEL_PATTERN: "lower-case letters, digits and '-', beginning and ending with a letter or digit",
     model.DNS_NAME_PATTERN: "lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
@@ -32,5 +33,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     status.REASON_PATTERN: "one CamelCase word",
     calibration.DAY_PATTERN: "a day such as '2026-11-21', in quotes",
     clusterkeys.API_PATTERN: "a host such as api.example.com, or https://api.example.com:6443",
+    data.DATA_PATH_PATTERN: "an absolute path, beginning with /, or an address such as s3://bucket/folder",
+    training.MODEL_PATTERN: "a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder",
     training.RESUME_PATTERN: "Auto, None or an absolute path",
 }

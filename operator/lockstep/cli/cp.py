@@ -181,12 +181,24 @@ async def _copy(copy: Copy, namespace: str, context: str | None, node: int | Non
 
 async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> bool:
     """To or from the volumes that all pods of the job will share: its claims are made where they are missing, and a short-lived pod mounts them."""
+    from lockstep.platforms.kubernetes.reader import reader
+    from lockstep.platforms.kubernetes.transfer import Progress
+
+    stateful_set = await with_claims(cluster, job)
+    with Meter() as meter:
+        progress = Progress(meter.changed)
+        meter.transfers = {"node 0": progress}
+        async with reader(cluster, stateful_set, say=tell) as place:
+            carried = await _carried(cluster, copy, place, progress)
+    return _tell(copy, 0, carried)
+
+
+async def with_claims(cluster: Cluster, job: Resolved) -> dict[str, Any]:
+    """The StatefulSet that the job would have, and the claims that all its pods will share, made where they are missing."""
     from lockstep.plan.objects import claims, render
     from lockstep.plan.resolve import resolve
     from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError
-    from lockstep.platforms.kubernetes.reader import reader
     from lockstep.platforms.kubernetes.survey import with_image
-    from lockstep.platforms.kubernetes.transfer import Progress
 
     profile = await with_image(cluster, job.job, job.profile, job.namespace)
     job = resolve(job.job, profile, replace(job.platform, image=None))
@@ -197,12 +209,7 @@ async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> boo
             if error.status != CONFLICT:
                 raise
     (stateful_set,) = [item for item in render(job) if item["kind"] == "StatefulSet"]
-    with Meter() as meter:
-        progress = Progress(meter.changed)
-        meter.transfers = {"node 0": progress}
-        async with reader(cluster, stateful_set, say=tell) as place:
-            carried = await _carried(cluster, copy, place, progress)
-    return _tell(copy, 0, carried)
+    return stateful_set
 
 
 async def known_job(cluster: Cluster, namespace: str, name: str) -> None:

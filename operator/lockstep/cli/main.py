@@ -62,6 +62,7 @@ VERBS = {
         "delete": "delete.delete",
         "checkpoint": "checkpoint.app",
         "adapter": "adapter.app",
+        "model": "model.app",
     },
     "Clusters": {
         "clusters": "clusters.list_clusters",

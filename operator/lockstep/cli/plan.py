@@ -36,7 +36,7 @@ def plan(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     changes: SetOption = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no cluster: only what the files tell.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no cluster and no hub: only what the files tell.")] = False,
     model_config: Annotated[
         Path | None, typer.Option("--model-config", help="The base model's config.json, or its folder. Default: the job's, if it is here.")
     ] = None,
@@ -91,7 +91,8 @@ def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Line],
     from lockstep.plan import planned
     from lockstep.plan.forecast import capacity, forecast
 
-    facts = known_facts(resolved, asked.model_config, asked.samples, asked.data, asked.tokens_per_second, asked.train_log)
+    sources = (asked.model_config, asked.samples, asked.data, asked.tokens_per_second, asked.train_log)
+    facts = known_facts(resolved, *sources, offline=asked.offline)
     tried = planned.samples(resolved, inputs.job)
     compared, around = None, None
     if not asked.offline:

@@ -24,8 +24,10 @@ def known_facts(
     data: Path | None,
     tokens_per_second: float | None,
     train_log: Path | None,
+    *,
+    offline: bool = False,
 ) -> Known:
-    """Raises ConfigError for a file that was named and can't be used; what wasn't named and isn't here stays unknown."""
+    """`offline`: the hub isn't asked for a model's sizes. Raises ConfigError for a file that was named and can't be used; what wasn't named and isn't here stays unknown."""
     from dataclasses import replace
 
     from lockstep.plan.forecast import Known, Pace
@@ -36,7 +38,7 @@ def known_facts(
         raise ConfigError("--tokens-per-second and --train-log both say how fast it goes: give one of them")
     if resolved.training is None:
         return Known()
-    known = _with_model(Known(), resolved.training, model_config)
+    known = _with_model(Known(), resolved.training, model_config, offline)
     if samples is not None:
         known = replace(known, samples=samples, samples_source="--samples")
     else:
@@ -49,24 +51,44 @@ def known_facts(
     return replace(known, pace=pace)
 
 
-def _with_model(known: Known, training: dict[str, Any], named: Path | None) -> Known:
+def _with_model(known: Known, training: dict[str, Any], named: Path | None, offline: bool) -> Known:
     from dataclasses import replace
 
     from lockstep_sizes.families import UnknownModel, shape_from_config
 
-    path = named if named is not None else Path(training["model"]["name"])
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        if named is not None:
-            raise ConfigError(f"--model-config {named}: there is no such file; it must be a model's config.json, or its folder")
-        return replace(
-            known, shape_source=f"{training['model']['name']} is not on this machine: --model-config FILE names the model's config.json"
-        )
-    config = _json(path)
     try:
-        return replace(known, shape=shape_from_config(config), shape_source=str(path))
+        config, source = _config(training["model"], named, offline)
+        return replace(known, shape=shape_from_config(config), shape_source=source)
+    except Unknown as unknown:
+        return replace(known, shape_source=str(unknown))
     except UnknownModel as error:
-        return replace(known, shape_source=f"{path} can't be used: {error}. The trainer prints its memory plan before it loads the model")
+        return replace(known, shape_source=f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model")
+
+
+class Unknown(Exception):
+    """Why a model's sizes can't be told here, and what would help."""
+
+
+def _config(model: dict[str, Any], named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
+    """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else Unknown."""
+    from lockstep.cli.hubconfig import hub_config
+    from lockstep_sizes.modelnames import is_hub_name
+
+    help_ = "--model-config FILE names the model's config.json"
+    if named is None and is_hub_name(model["name"]):
+        if offline:
+            raise Unknown(f"{model['name']} is of the hub, which is not asked with --offline: {help_}")
+        try:
+            return hub_config(model["name"], model["revision"])
+        except ConfigError as error:
+            raise Unknown(f"{model['name']} is of the hub, and {error}: {help_}") from None
+    path = named if named is not None else Path(model["name"])
+    path = path / "config.json" if path.is_dir() else path
+    if path.is_file():
+        return _json(path), str(path)
+    if named is not None:
+        raise ConfigError(f"--model-config {named}: there is no such file; it must be a model's config.json, or its folder")
+    raise Unknown(f"{model['name']} is not on this machine: {help_}")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -97,6 +119,9 @@ def _with_samples(known: Known, training: dict[str, Any], named: Path | None) ->
         return replace(known, samples_source=f"{path} is not on this machine: --data FILE counts a copy, --samples N says how many")
     if path.suffix not in (".jsonl", ".json", ".ndjson") or data["format"] == "Text":
         return replace(known, samples_source="how many samples plain text makes follows from its tokens; --samples N says how many")
+    with path.open("rb") as file:
+        if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            return replace(known, samples_source=f"{path} is one JSON array, whose objects are not counted; --samples N says how many")
     with path.open("rb") as lines:
         return replace(known, samples=sum(1 for line in lines if line.strip()), samples_source=f"lines of {path}")
 

@@ -25,6 +25,7 @@ NEEDS = {
     "export": ("lockstep_train", "torch", "safetensors"),
     "merge": ("lockstep_train", "torch", "peft"),
     "generate": ("lockstep_train", "torch", "peft"),
+    "fetch": ("lockstep_train", "numpy", "huggingface_hub"),
 }
 """The trainer's modules, and the packages that each needs."""
 AT_FIRST = {
@@ -32,6 +33,7 @@ AT_FIRST = {
     "export": "importing torch, then writing the adapter",
     "merge": "importing torch and peft",
     "generate": "importing torch and peft, then loading the model",
+    "fetch": "asking for the model",
 }
 """What each is at until it says something."""
 

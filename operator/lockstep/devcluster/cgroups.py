@@ -98,15 +98,21 @@ def kill(*names: str) -> None:
 
 
 def remove(*names: str) -> None:
-    """Remove these groups and the groups in them; they must be empty."""
+    """Remove these groups and the groups in them; kill every process that is, or still comes, in them.
+
+    Raises:
+        TimeoutError: some can't be killed (stuck in the kernel); the message has their pids.
+        OSError: a group without a process can't be removed; the message has its path.
+    """
     deadline = time.monotonic() + REMOVE_TIMEOUT_SECONDS
     while left := list(_all(*names)):
+        kill(*names)
         for group in left:
             try:
                 group.rmdir()
             except FileNotFoundError:
                 continue
-            except OSError:  # the kernel still buries a process
+            except OSError:  # the kernel still buries a process, or one was just born
                 if time.monotonic() > deadline:
                     raise
         time.sleep(0.02)

@@ -35,8 +35,8 @@ from lockstep.devcluster.layout import Layout, NodeLayout
 Say = Callable[[str], None]
 READY_TIMEOUT_SECONDS = 90.0
 POLL_SECONDS = 0.1
-KEPT = {"lock", "volumes", "nodes"}
-"""What `down` leaves of the state folder: the data of claims, and of the nodes only the images."""
+KEPT = {"lock", "starting", "volumes", "nodes"}
+"""What `down` leaves of the state folder: the locks, the data of claims, and of the nodes only the images."""
 
 
 class ClusterError(Failed):
@@ -68,6 +68,7 @@ def _exclusive(layout: Layout) -> Iterator[None]:
     layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (layout.state / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        processes.wait_for_joins(layout.starting)
         yield
 
 
@@ -161,7 +162,7 @@ def _daemon(layout: Layout, name: str, command: list[str]) -> bool:
         return False
     if running:
         processes.stop(running)
-    processes.start(layout.daemons, name, command, layout.log(name), cgroup=f"{layout.cgroup}/{name}")
+    processes.start(layout.daemons, name, command, layout.log(name), f"{layout.cgroup}/{name}", layout.starting)
     return True
 
 
@@ -251,9 +252,7 @@ def _finish(layout: Layout, nodes: list[NodeLayout], wanted: Wanted, started: Ma
 def down(layout: Layout, say: Say, purge: bool = False) -> None:
     """Remove processes, groups, links, rules, sockets and the cluster's state. Images and the data of claims stay, unless purged."""
     with _exclusive(layout):
-        groups = cgroups.of_cluster(layout.name)
-        cgroups.kill(*groups)
-        cgroups.remove(*groups)
+        cgroups.remove(*cgroups.of_cluster(layout.name))
         network.remove(layout)
         sysctls.restore(layout.sysctls)
         shutil.rmtree(layout.run, ignore_errors=True)

@@ -50,6 +50,11 @@ class Layout:
         """A record of each daemon that was started."""
         return self.state / "daemons"
 
+    @property
+    def starting(self) -> Path:
+        """The lock that a daemon holds from its start until it has joined its control group."""
+        return self.state / "starting"
+
     def log(self, daemon: str) -> Path:
         return self.logs / f"{daemon}.log"
 

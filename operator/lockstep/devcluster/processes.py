@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,8 +15,8 @@ from pathlib import Path
 from lockstep.devcluster import cgroups
 
 STOP_TIMEOUT_SECONDS = 10.0
-JOIN = 'echo $$ > "$0" && cd / && exec "$@"'
-"""Puts itself into a control group and then becomes the daemon."""
+JOIN = 'echo $$ > "$0" && exec 3>&- && cd / && exec "$@"'
+"""Puts itself into a control group, lets go of the lock that says it hasn't yet, and becomes the daemon."""
 
 TIED = ("setpriv", "--pdeathsig", "KILL")
 """The head of a command that takes long: it ends with this process, even when that is killed, and isn't left waiting for ever."""
@@ -58,23 +59,27 @@ def running(folder: Path, name: str) -> Daemon | None:
     return daemon if start_ticks(daemon.pid) == daemon.start_ticks else None
 
 
-def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: str) -> Daemon:
+def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: str, starting: Path) -> Daemon:
     """Start a daemon that outlives this process; its output goes to `log`, its whole process tree into `cgroup`.
 
     What is in that group already is killed: an earlier one whose starter died before it could write the record.
+    Until the daemon has joined the group it holds the lock on the file `starting`, for `wait_for_joins`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     group = cgroups.create_tracking(cgroup)
     cgroups.kill(cgroup)
-    pid = os.posix_spawn(
-        "/bin/sh", ["/bin/sh", "-c", JOIN, str(group), *command], os.environ, setsid=True,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-    )  # fmt: skip
+    with starting.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        pid = os.posix_spawn(
+            "/bin/sh", ["/bin/sh", "-c", JOIN, str(group), *command], os.environ, setsid=True,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, lock.fileno(), 3),
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+        )  # fmt: skip
     ticks = start_ticks(pid)
     if ticks is None:
         raise RuntimeError(f"{name} ended at once; see {log}")
@@ -83,6 +88,12 @@ def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: st
     temporary.write_text(json.dumps({"pid": daemon.pid, "start_ticks": daemon.start_ticks, "command": daemon.command}))
     temporary.replace(record(folder, name))
     return daemon
+
+
+def wait_for_joins(starting: Path) -> None:
+    """Wait until each process that `start` made is in its control group or has ended, also one whose starter was killed."""
+    with starting.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def stop(daemon: Daemon) -> None:

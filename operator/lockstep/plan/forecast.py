@@ -26,6 +26,8 @@ from lockstep_sizes.traffic import gigabits_per_second, step_traffic, total_byte
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 """In MiB, by NVIDIA's GPU feature discovery."""
 _TYPE = re.compile(r"(\d+)\s*GB\b", re.IGNORECASE)
+_NAMED_GB = {"H200": 141}
+"""Memory of GPUs whose name does not state it: they come in one size."""
 SPEEDS = (10, 100, 400)
 """Gb/s of a node that times are given for where the network's speed isn't known."""
 
@@ -82,9 +84,11 @@ def capacity(resolved: Resolved, nodes: Iterable[Object] | None) -> tuple[int | 
     stated = [int(found[GPU_MEMORY_LABEL]) for found in labels if str(found.get(GPU_MEMORY_LABEL, "")).isdigit()]
     if stated:
         return min(stated) << 20, f"the nodes' label {GPU_MEMORY_LABEL}"
-    named = _TYPE.search(resolved.profile.spec.gpus.type or "")
-    if named:
-        return int(named[1]) * 10**9, f"the cluster's gpus.type {resolved.profile.spec.gpus.type}"
+    kind = resolved.profile.spec.gpus.type or ""
+    named = _TYPE.search(kind)
+    size = int(named[1]) if named else next((size for name, size in _NAMED_GB.items() if name in kind.upper()), None)
+    if size is not None:
+        return size * 10**9, f"the cluster's gpus.type {kind}"
     return None, f"neither the label {GPU_MEMORY_LABEL} nor the cluster's gpus.type says how much a GPU has"
 
 
@@ -134,6 +138,7 @@ def _memory(told: Forecast, resolved: Resolved, settings: Settings, known: Known
             told.add("memory", Outcome.RISK, f"{said}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
         else:
             told.add("memory", Outcome.OK, said)
+    told.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}")
     largest = sorted(plan.items, key=lambda item: -item.size_bytes)
     told.add(
         "memory",
@@ -141,6 +146,13 @@ def _memory(told: Forecast, resolved: Resolved, settings: Settings, known: Known
         "; ".join(f"{gigabytes(item.size_bytes)} {item.name}{'' if item.certain else ' (estimated)'}" for item in largest),
     )
     return place
+
+
+def _manner(settings: Settings, place: Place) -> str:
+    """Return the settings that decide most of the memory, in the words of the job file."""
+    checkpointed = "" if settings.gradient_checkpointing else "out"
+    copy = f", a second copy of the weights on each node's {place.partition} ranks" if place.partition > 1 else ""
+    return f"{settings.zero_stage.value} in {settings.precision.value}, with{checkpointed} gradient checkpointing{copy}"
 
 
 def _network(told: Forecast, resolved: Resolved, settings: Settings, known: Known, place: Place, seconds: float | None) -> None:
@@ -228,10 +240,12 @@ def _steps(told: Forecast, resolved: Resolved, known: Known, run: length.Plan | 
     held = _held_out(training, known.samples or 0)
     about, without = ("about ", f" less {held} held out") if held else ("", "")
     epoch = ((known.samples or 0) - held) / batch
-    told.figures |= {"samples": known.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps}
+    warmup = length.warmup_steps(optimization["warmupSteps"], float(optimization["warmupRatio"]), run.total_steps)
+    warming = f", {warmup} of them to warm up" if warmup else ""
+    told.figures |= {"samples": known.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps, "warmupSteps": warmup}
     told.add(
         "steps", Outcome.NOTE,
-        f"{about}{run.total_steps} steps, {epoch:.4g} an epoch, of {known.samples} samples{without} ({known.samples_source}); {of_batch}",
+        f"{about}{run.total_steps} steps{warming}, {epoch:.4g} an epoch, of {known.samples} samples{without} ({known.samples_source}); {of_batch}",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from lockstep.api.job import TrainingJob
@@ -23,11 +24,14 @@ from lockstep_gang.contract import (
     are_whole_names,
     from_json,
 )
+from lockstep_sizes.modelnames import is_address, is_folder
 
 if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
 GIGABYTE = 10**9
+WILD = set("*?[")
+"""Characters that make a data path a pattern."""
 
 
 def expected(resolved: Resolved) -> Expected | None:
@@ -76,7 +80,8 @@ def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
     if training is None:
         yield ExpectedPath("spec.script.path", resolved.command[1], Kind.FILE)
         return
-    yield ExpectedPath("spec.training.model.name", training["model"]["name"], Kind.FOLDER)
+    if is_folder(training["model"]["name"]):
+        yield ExpectedPath("spec.training.model.name", training["model"]["name"], Kind.FOLDER)
     if training["lora"]["initFrom"] is not None:
         yield ExpectedPath("spec.training.lora.initFrom", training["lora"]["initFrom"], Kind.FOLDER)
     yield from _data_paths(training)
@@ -86,14 +91,25 @@ def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
 
 
 def _data_paths(training: dict[str, Any]) -> Iterator[ExpectedPath]:
+    if training["data"]["chatTemplate"] is not None:
+        yield ExpectedPath("spec.training.data.chatTemplate", training["data"]["chatTemplate"], Kind.FILE)
     sources = {"data": training["data"]}
     sources |= {f"data.sources[{index}]": source for index, source in enumerate(training["data"]["sources"])}
     evaluation = training["evaluation"]
     if evaluation is not None and evaluation["data"] is not None:
         sources["evaluation.data"] = evaluation["data"]
     for place, source in sources.items():
-        if source["path"] is not None:
-            yield ExpectedPath(f"spec.training.{place}.path", source["path"], Kind.FILE)
+        if source["path"] is not None and not is_address(source["path"]):
+            yield _data_path(f"spec.training.{place}.path", source["path"])
+
+
+def _data_path(field: str, path: str) -> ExpectedPath:
+    """A file or a folder; of a pattern, the folder below which it is looked for."""
+    parts = PurePosixPath(path).parts
+    wild = next((number for number, part in enumerate(parts) if WILD & set(part)), None)
+    if wild is None:
+        return ExpectedPath(field, path, Kind.FILE, or_folder=True)
+    return ExpectedPath(field, str(PurePosixPath(*parts[:wild])), Kind.FOLDER)
 
 
 def _rdma(resolved: Resolved) -> ExpectedRdma:

@@ -57,6 +57,15 @@ def reader_pod(stateful_set: Object, node: int, suffix: str, seconds: int, resou
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | kept}
 
 
+def with_secrets(pod: Object, stateful_set: Object) -> Object:
+    """The pod with those of the job's variables that come from Secrets and ConfigMaps: tokens and credentials, which a program in it needs to fetch."""
+    trainer = next(c for c in stateful_set["spec"]["template"]["spec"]["containers"] if c["name"] == names.CONTAINER)
+    (container,) = pod["spec"]["containers"]
+    referred = [v for v in trainer.get("env") or [] if {"secretKeyRef", "configMapKeyRef"} & (v.get("valueFrom") or {}).keys()]
+    more = {"envFrom": trainer["envFrom"]} if trainer.get("envFrom") else {}
+    return {**pod, "spec": {**pod["spec"], "containers": [{**container, "env": [*container["env"], *referred], **more}]}}
+
+
 def _owners(stateful_set: Object) -> list[Object]:
     """The StatefulSet, where there is one already."""
     uid = stateful_set["metadata"].get("uid")

@@ -45,6 +45,8 @@ def _references(resolved: Resolved) -> Iterator[Reference]:
         for kind, key in (("Secret", source and source.secret_key_ref), ("ConfigMap", source and source.config_map_key_ref)):
             if key:
                 yield Reference(kind, key.name, f"env {variable.name}", Outcome.NOTE if key.optional else Outcome.REFUSED)
+    if spec.training is not None and spec.training.model.token_secret is not None:
+        yield Reference("Secret", spec.training.model.token_secret.name, "training.model.tokenSecret")
     for variables in spec.env_from:
         for kind, named in (("Secret", variables.secret_ref), ("ConfigMap", variables.config_map_ref)):
             if named is not None:

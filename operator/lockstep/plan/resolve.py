@@ -257,6 +257,7 @@ def _training(job: TrainingJob, platform: PlatformDefaults) -> dict[str, Any] | 
     if job.spec.training is None:
         return None
     training = job.spec.training.model_dump(mode="json", by_alias=True)
+    del training["model"]["tokenSecret"]  # the pod's affair (variables.py): run.json names no Secret
     for section, key in _paths(training):
         if section[key] is not None:
             section[key] = _real_path(section[key], platform)
@@ -268,6 +269,7 @@ def _paths(training: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     yield training["model"], "name"
     yield training["lora"], "initFrom"
     yield training["checkpoint"], "resumeFrom"
+    yield training["data"], "chatTemplate"
     for source in (training["data"], *training["data"]["sources"]):
         yield source, "path"
     if training["evaluation"] is not None and training["evaluation"]["data"] is not None:

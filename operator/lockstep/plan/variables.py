@@ -9,6 +9,7 @@ from lockstep.api.cluster import TrainingCluster, TrainingClusterSpec
 from lockstep.api.interactive import JobType
 from lockstep.api.job import TrainingJob
 from lockstep.api.shared import is_loaders
+from lockstep.api.training import Training
 from lockstep.plan.fabric import Transport
 from lockstep.plan.layers import Notice
 from lockstep.plan.security import locks_memory_as_root
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from lockstep.plan.resolve import Resolved
 
 _INDEX = {"fieldRef": {"fieldPath": f"metadata.labels['{names.LABEL_POD_INDEX}']"}}
+HUB_TOKEN = "HF_TOKEN"  # noqa: S105 (the variable's name)
 OWN_VARIABLES = (
     "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "GPUS_PER_NODE", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
@@ -29,10 +31,18 @@ def variable_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice
     """Variables that are written down and have no effect."""
     stated = [("the job's env", variable.name) for variable in job.spec.env]
     stated += [("the cluster's pod.env", variable.name) for variable in profile.spec.pod.env]
+    token = job.spec.training is not None and job.spec.training.model.token_secret is not None
+    twice = [where for where, name in stated if name == HUB_TOKEN and token]
     return [
-        Notice("VariableIgnored", f"{name} in {where} has no effect: Lockstep sets it itself, remove it")
-        for where, name in stated
-        if _is_own(name)
+        *[
+            Notice("VariableIgnored", f"{HUB_TOKEN} in {where} has no effect: training.model.tokenSecret is used, remove one of them")
+            for where in twice
+        ],
+        *[
+            Notice("VariableIgnored", f"{name} in {where} has no effect: Lockstep sets it itself, remove it")
+            for where, name in stated
+            if _is_own(name)
+        ],
     ]
 
 
@@ -52,8 +62,15 @@ def pod_variables(resolved: Resolved) -> list[dict[str, Any]]:
     for variable in spec.env:
         source = variable.to_dict()
         variables[source.pop("name")] = source | ({"value": literal(variable.value)} if variable.value is not None else {})
+    variables |= _token(spec.training)
     variables |= _own(resolved)
     return [{"name": name, **source} for name, source in variables.items() if not is_loaders(name)]
+
+
+def _token(training: Training | None) -> dict[str, dict[str, Any]]:
+    """The hub's token, which the kubelet reads from its Secret."""
+    secret = None if training is None else training.model.token_secret
+    return {} if secret is None else {HUB_TOKEN: {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}}
 
 
 def loader_variables(resolved: Resolved) -> dict[str, str]:

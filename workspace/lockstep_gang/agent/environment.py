@@ -33,6 +33,11 @@ def inherited() -> dict[str, str]:
     return {**_given, **os.environ}
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Names under which PyTorch reads the settings of its allocator: of all devices, since 2.9; the older ones go on to be read. Stage3 gathers tensors of ever
+other sizes, and segments that can't grow leave holes between them."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where on this node a rank is, and the files it and its agent share."""
@@ -53,6 +58,8 @@ def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[st
     stated = {**inherited, **run.environment}
     shared = run.ranks_per_node > 1 and "OMP_NUM_THREADS" not in stated
     threads = {"OMP_NUM_THREADS": "1", "LOCKSTEP_DEFAULT_THREADS": "1"} if shared else {}  # as torchrun: ranks share the cores
+    unstated = run.gpus_per_node > 0 and not any(name in stated for name in ALLOCATOR)
+    allocator = {ALLOCATOR[0]: "expandable_segments:True"} if unstated else {}
     torchrun = {
         "RANK": rank,
         "LOCAL_RANK": place.local_rank,
@@ -82,7 +89,7 @@ def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[st
         "PYTHONUNBUFFERED": 1,
     }
     stacks = {"PYTHONFAULTHANDLER": "1"}  # a rank that hangs can be asked where it is, and one that crashes says so
-    return {**threads, **stacks, **stated, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
+    return {**threads, **allocator, **stacks, **stated, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
 
 
 def place_start(folder: Path) -> str:

@@ -30,6 +30,8 @@ class ExpectedPath:
     field: str
     path: str
     kind: Kind
+    or_folder: bool = False
+    """Whether a folder is right, too, where `kind` is FILE."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Timeouts:
         """An activity that isn't known counts as a step."""
         limits = {
             "Init": self.load_seconds,
+            "Fetch": self.load_seconds,
             "Load": self.load_seconds,
             "Evaluate": self.evaluate_seconds,
             "Save": self.save_seconds,

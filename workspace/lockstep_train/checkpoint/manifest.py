@@ -71,6 +71,8 @@ class Manifest:
     eval_loss: float | None = None
     """The last finite evaluation before the commit, and the step it was made at; the best commit is kept by it."""
     eval_step: int | None = None
+    base_origin: dict[str, Any] | None = None
+    """Of a base model that was fetched: `name`, `revision` as the job has it, and `pin`, the commit that it is."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,6 +85,7 @@ class Manifest:
             "precision": self.precision,
             "content": self.content,
             "baseModel": self.base_model,
+            "baseOrigin": self.base_origin,
             "identity": self.identity.to_json(),
             "globalBatchSize": self.identity.global_batch_size,
             "data": {"samplesConsumed": self.samples_consumed, "seed": self.identity.seed, "sha256": self.identity.dataset},
@@ -125,6 +128,7 @@ def decode(text: bytes | str) -> Manifest:
             loss_scaler=value["optimizer"]["lossScaler"],
             eval_loss=value["evalLoss"],
             eval_step=value["evalStep"],
+            base_origin=value.get("baseOrigin"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the manifest lacks or garbles {error}") from error

@@ -27,7 +27,7 @@ from lockstep_train.checkpoint.volume import (
     write_record,
 )
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, refusal
 
 Say = Callable[[str], None]
 
@@ -62,7 +62,8 @@ class Start:
 def choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Claim, say: Say, *, shared: bool = False) -> Start:
     """Agree on the start. A damaged commit is named through `say` and the one before it is tried. `shared`: all nodes see these checkpoints.
 
-    Raises ConfigError, on every rank, when the attempt is stale or the path in `resumeFrom` can't be used.
+    Raises, on every rank, ConfigError when the attempt is stale or the path in `resumeFrom` can't be used, and TrainerError when no commit
+    can be read for a fault that may pass.
     """
     with refused_together(ranks, "start"):
         return _choose_start(ranks, checkpoints, resume_from, claim, say, shared=shared)
@@ -77,14 +78,16 @@ def _choose_start(ranks: Ranks, checkpoints: Path, resume_from: str, claim: Clai
     explicit = resume_from not in {"Auto", "None"}
     if explicit and not folders:
         folders = _named(ranks, Path(resume_from))
-    source = _first_whole(ranks, folders, say, checkpoints if shared else None)
+    source, problems = _first_whole(ranks, folders, say, checkpoints if shared else None)
     if source is None and explicit:
-        raise ConfigError(
-            f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM or checkpoint-N folder, or a checkpoints folder"
+        raise refusal(
+            f"training.checkpoint.resumeFrom {resume_from} holds no commit that can be read; give a step-N.aM or checkpoint-N folder, or a checkpoints folder",
+            problems,
         )
     if source is None and folders:
-        raise ConfigError(
-            f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None to start again"
+        raise refusal(
+            f"none of the {len(folders)} commits in {checkpoints} can be read; repair them, or set training.checkpoint.resumeFrom to None to start again",
+            problems,
         )
     return Start(attempt, source, view)
 
@@ -161,14 +164,16 @@ def _explicit(path: Path) -> Iterator[Path]:
             yield folder / str(name)
 
 
-def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | None) -> Source | None:
-    """`shared`: a folder that all nodes see. Of one that somebody named elsewhere nobody knows that."""
+def _first_whole(ranks: Ranks, folders: list[Path], say: Say, shared: Path | None) -> tuple[Source | None, str]:
+    """And what was wrong with those before it. `shared`: a folder that all nodes see. Of one that somebody named elsewhere nobody knows that."""
+    problems: list[str] = []
     for number, folder in enumerate(folders):
         source, problem = _verified(ranks, folder, f"start/{number}", shared=folder.parent == shared)
         if source is not None:
-            return source
+            return source, "; ".join(problems)
         say(f"{folder.name} can't be used ({problem}); trying the commit before it")
-    return None
+        problems.append(f"{folder.name}: {problem}")
+    return None, "; ".join(problems)
 
 
 def _verified(ranks: Ranks, folder: Path, key: str, *, shared: bool) -> tuple[Source | None, str | None]:

@@ -9,17 +9,17 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import TrainerError
 
 PATIENCE = timedelta(seconds=10)
 
 
 @contextlib.contextmanager
 def refused_together(ranks: Ranks, key: str) -> Iterator[None]:
-    """Around what raises ConfigError on every rank alike. Rank 0 has the store: it goes last, when the others have read from it."""
+    """Around what raises a TrainerError on every rank alike. Rank 0 has the store: it goes last, when the others have read from it."""
     try:
         yield
-    except ConfigError:
+    except TrainerError:
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             ranks.store.set(f"{key}/refused/{ranks.rank}", "1")
             if ranks.first:

@@ -156,7 +156,8 @@ def start_upkeep(config: RunConfig, ranks: Ranks, attempt: int, master: tuple[st
     upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine, exporter=exporter)
     if mine:
         try:
-            keep_tokenizer(model, config.run_dir)
+            template = config.training.data.chat_template
+            keep_tokenizer(model, config.run_dir, Path(template) if template is not None else None)
         except OSError as error:
             tell(f"{config.run_dir}: the tokenizer's files can't be kept beside the checkpoints: {error}")
     upkeep.refresh()

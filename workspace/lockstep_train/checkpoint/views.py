@@ -36,9 +36,12 @@ TOKENIZER_FILES = (
 _VIEW = re.compile(r"checkpoint-(\d+)")
 
 
-def keep_tokenizer(model: Path, run_dir: Path) -> None:
-    """Copy the tokenizer's files beside the checkpoints, once. Raises OSError."""
+def keep_tokenizer(model: Path, run_dir: Path, template: Path | None = None) -> None:
+    """Copy the tokenizer's files beside the checkpoints, once, with the chat template that the run was trained with. Raises OSError."""
     target = run_dir / TOKENIZER
+    if template is not None:
+        make_directory(target)
+        write_durably(target / "chat_template.jinja", template.read_bytes())
     for name in TOKENIZER_FILES:
         if (model / name).is_file() and not (target / name).exists():
             make_directory(target)

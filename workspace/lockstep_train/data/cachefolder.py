@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.data.arrays import file_digest
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import refusal
 
 SETTLED_SECONDS = 2.0
 """A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole seconds."""
@@ -23,11 +23,11 @@ def cache_folder(run_dir: Path) -> Path:
 
 
 def content_digest(path: Path, cache: Path) -> str:
-    """SHA-256 of a data file, by `file_hash`. Raises ConfigError when it can't be read."""
+    """SHA-256 of a data file, by `file_hash`. Raises ConfigError when it can't be read, TrainerError when it can't be read now."""
     try:
         return file_hash(path, cache)
     except OSError as error:
-        raise ConfigError(f"the data {path} can't be read: {error.strerror}") from error
+        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
 def stamp(path: Path) -> list[int]:

@@ -1,130 +1,111 @@
-"""Which parts of a conversation are learned, found by rendering it with the tokenizer's own chat template.
+"""The samples that a conversation makes: token ids, and which of them are learned.
 
-An assistant's turn begins where the template's generation prompt ends, for that is what the model is given when it is asked; it
-ends where the next message begins. Both are found by rendering beginnings of the conversation and comparing the texts, so no
-template needs to be known. Where that fails, the template's own `{% generation %}` marks are used, and where there are none, the
-sample is refused: a mask that is guessed teaches the wrong thing without a word.
+Turns are put together into one sample where the last one's rendering has the earlier ones as the model wrote them. Where a template rewrites an earlier
+turn (Qwen3 and GLM drop its thought, gpt-oss ends it with another token), that turn is a sample of its own, for the model never meets the rewritten form
+as something to write. Where a turn can't be located, the template's own `{% generation %}` marks are used, and where there are none, the conversation is
+refused: a mask that is guessed teaches the wrong thing without a word.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.read import Conversation
+from lockstep_train.data.records import Conversation
+from lockstep_train.data.turns import Chat, ChatTemplate, Span, Turn, Unmasked, next_speaker, place_of, turn_of
 from lockstep_train.errors import first_line
 
 ASSISTANT = "assistant"
-EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
-"""Put in by templates of reasoning models where there was no thought (GLM, Qwen): form, not something to learn."""
-THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-THOUGHT_BEGUN = re.compile(r"<think>\s*(</think>\s*)?\Z")
-
-Span = tuple[int, int]
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ChatTemplate:
-    """What is needed of a tokenizer that has one."""
+class Learnable:
+    """One sample of a conversation."""
 
-    render: Callable[[Sequence[Message], Sequence[Any], bool], str]
-    """(messages, tools, whether to end with the generation prompt) → text. May raise what the template raises."""
-    marked: Callable[[Sequence[Message], Sequence[Any]], list[Span]] | None
-    """The parts that the template marks by `{% generation %}`, or None when it has no such marks."""
-    encode: Callable[[str], tuple[list[int], list[Span]]]
-    """Token ids without special tokens added, and where in the text each token stands."""
-
-
-class Unmasked(ValueError):
-    """Why the learned parts of a conversation can't be told."""
+    ids: list[int]
+    learned: bytes
+    """A byte a token: 1 where it is learned."""
+    remarks: tuple[str, ...] = ()
+    """What is odd about its answers; one that holds for several turns is there several times."""
 
 
-def encode_conversation(conversation: Conversation, template: ChatTemplate, train_on: TrainOn) -> tuple[list[int], bytes]:
-    """Token ids, and a byte each: 1 where it is learned. Raises ValueError saying what is wrong with the conversation."""
-    try:
-        text = template.render(conversation.messages, conversation.tools, False)
-    except Exception as error:  # templates raise whatever they like, to refuse a role or an order
-        raise ValueError(f"the chat template refuses it: {error}") from error
-    ids, places = template.encode(text)
+def encode_conversation(conversation: Conversation, template: ChatTemplate, train_on: TrainOn) -> list[Learnable]:
+    """The sample of the last turn, and one for each earlier turn that the template rewrites. Raises ValueError saying what is wrong with it."""
+    chat = Chat(conversation.messages, conversation.tools, conversation.options, template)
     if train_on is TrainOn.ALL:
-        return ids, b"\1" * len(ids)
+        return [_whole(chat, conversation)]
+    turns = _learned_turns(conversation)
+    if train_on is TrainOn.LAST_TURN:
+        turns = turns[-1:]
     try:
-        spans = assistant_spans(conversation, template, text)
-        learned = learned_tokens(places, _chosen(spans, train_on))
+        return [_encoded(template, text, spans, remarks) for text, spans, remarks in joined([turn_of(chat, number) for number in turns])]
     except Unmasked as problem:
         if template.marked is None:
             raise ValueError(
-                f"{problem}, and the chat template has no generation marks; add them to the template, or set training.data.trainOn to All"
+                f"{problem}, and the chat template has no generation marks; add them to the template, leave the message out of training "
+                "(`train: false`), or set training.data.trainOn to All"
             ) from problem
-        learned = learned_tokens(places, _chosen(_marked_spans(conversation, template.marked), train_on))
-    return ids, learned
+        return [_marked(chat, turns)]
 
 
-def _beginning(conversation: Conversation, template: ChatTemplate, count: int, *, asked: bool) -> str:
-    """The first messages rendered alone. Raises Unmasked where the template refuses them: the whole may be fine for it all the same."""
+def joined(turns: Sequence[Turn]) -> list[tuple[str, list[Span], tuple[str, ...]]]:
+    """Texts with the spans that are learned of each, the last turn's first: every turn is learned once, in as few texts as possible."""
+    samples = []
+    remaining = list(turns)
+    while remaining:
+        last = remaining.pop()
+        placed = [(turn, place_of(turn, last.text)) for turn in remaining]
+        spans = [*(place for _, place in placed if place is not None), last.span]
+        remarks = [remark for turn, place in placed if place is not None for remark in turn.remarks]
+        samples.append((last.text, spans, (*remarks, *last.remarks)))
+        remaining = [turn for turn, place in placed if place is None]
+    return samples
+
+
+def _learned_turns(conversation: Conversation) -> list[int]:
+    return [
+        number
+        for number, message in enumerate(conversation.messages)
+        if message["role"] == ASSISTANT and number >= conversation.given and number not in conversation.untrained
+    ]
+
+
+def _whole(chat: Chat, conversation: Conversation) -> Learnable:
+    """All of it, as it is rendered, with the stop token that the next speaker's marker is."""
+    if conversation.untrained:
+        raise ValueError("`train: false` and `weight: 0` need training.data.trainOn Assistant or LastTurn, for All learns every message")
+    text = chat.beginning(len(chat.messages), asked=False)
+    last = chat.messages[-1]
+    if last["role"] == ASSISTANT and not text.rstrip().endswith((*chat.template.stops, *chat.template.special)):
+        text += next_speaker(chat.template, bool(last.get("tool_calls"))) or ""
+    ids, _ = chat.template.encode(text)
+    return Learnable(ids, b"\1" * len(ids))
+
+
+def _encoded(template: ChatTemplate, text: str, spans: Sequence[Span], remarks: tuple[str, ...] = ()) -> Learnable:
+    ids, places = template.encode(text)
+    return Learnable(ids, learned_tokens(places, spans), remarks)
+
+
+def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
+    """By the template's marks, one for each of the assistant's messages. Raises ValueError where the template refuses the conversation."""
+    assert chat.template.marked is not None  # noqa: S101 (the caller asked)
+    text = chat.beginning(len(chat.messages), asked=False)
     try:
-        return template.render(conversation.messages[:count], conversation.tools, asked)
-    except Exception as error:
-        reason = first_line(error) or type(error).__name__
-        if count == 0:
-            raise Unmasked(f"messages[0] is the assistant's: the chat template can't render what comes before it ({reason})") from error
-        raise Unmasked(f"the chat template can't render the messages before messages[{count}] by themselves ({reason})") from error
-
-
-def assistant_spans(conversation: Conversation, template: ChatTemplate, text: str) -> list[Span]:
-    """Where in `text`, the rendered conversation, the assistant's turns stand. Raises Unmasked."""
-    messages = conversation.messages
-    turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT and number >= conversation.given]
-    return [_turn(conversation, template, text, number) for number in turns]
-
-
-def _marked_spans(conversation: Conversation, marked: Callable[[Sequence[Message], Sequence[Any]], list[Span]]) -> list[Span]:
-    """Raises ValueError where the template refuses the conversation."""
-    try:
-        found = marked(conversation.messages, conversation.tools)
-    except Exception as error:
+        marked = chat.template.marked(chat.messages, chat.tools, chat.options)
+    except Exception as error:  # templates raise whatever they like
         raise ValueError(f"the chat template refuses it: {first_line(error) or type(error).__name__}") from error
-    spans = [span for span in found if span[1] > span[0]]
-    return spans[sum(message["role"] == ASSISTANT for message in conversation.messages[: conversation.given]) :]
-
-
-def _turn(conversation: Conversation, template: ChatTemplate, text: str, number: int) -> Span:
-    start = _start(conversation, template, text, number)
-    whole = number + 1 == len(conversation.messages)
-    rendered = text if whole else _beginning(conversation, template, number + 1, asked=False)
-    said = rendered[start:] if rendered[:start] == text[:start] else None
-    end = _end(text, start, said) if said is not None else None
-    if end is None:
-        raise Unmasked(f"messages[{number}] is rendered otherwise when it is not the last message")
-    thought = EMPTY_THOUGHT.match(text, start, end)
-    return (thought.end() if thought else start, end)
-
-
-def _start(conversation: Conversation, template: ChatTemplate, text: str, number: int) -> int:
-    """The end of the generation prompt before this turn; also of one that begins a thought which this turn doesn't have."""
-    asked = _beginning(conversation, template, number, asked=True)
-    without_thought = THOUGHT_BEGUN.sub("", asked)
-    for prompt in (asked, without_thought, without_thought.rstrip()):
-        if text.startswith(prompt):
-            return len(prompt)
-    raise Unmasked(f"the messages before messages[{number}], rendered to be answered, are no beginning of the whole conversation")
-
-
-def _end(text: str, start: int, said: str) -> int | None:
-    """Where the turn ends in the whole text. Templates of reasoning models drop the thoughts of all turns but the last one."""
-    thought = THOUGHT.match(said)
-    for candidate in (said, said[thought.end() :] if thought else said):
-        if text.startswith(candidate, start):
-            return start + len(candidate)
-    return None
-
-
-def _chosen(spans: list[Span], train_on: TrainOn) -> list[Span]:
-    return spans[-1:] if train_on is TrainOn.LAST_TURN else spans
+    spans = [span for span in marked if span[1] > span[0]]
+    messages = [number for number, message in enumerate(chat.messages) if message["role"] == ASSISTANT]
+    if len(turns) < len(messages):
+        if len(spans) != len(messages):
+            raise ValueError(
+                f"the chat template marks {len(spans)} parts of it for {len(messages)} of the assistant's messages, so those that are learned can't be told "
+                "from the others"
+            )
+        spans = [span for span, number in zip(spans, messages, strict=True) if number in turns]
+    return _encoded(chat.template, text, spans)
 
 
 def learned_tokens(places: Sequence[Span], spans: Sequence[Span]) -> bytes:

@@ -1,116 +1,115 @@
-"""Datasets of the Hugging Face hub: downloaded once a volume at a revision that is written down, and read from there ever after."""
+"""Datasets of the Hugging Face hub, and data of object stores: the files of a split, fetched once a volume at a commit that is written down, and read from there ever after.
+
+Nothing is converted: rows come straight from the files as they were published, so a dataset is on the volume once, beside its tokens.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
+from lockstep_sizes.modelnames import FETCHED, folder_name, is_address
+from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.config import SourceConfig
-from lockstep_train.data.arrays import remove_abandoned
-from lockstep_train.data.read import AnySample, Broken, sample_of
-from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.data.arrays import remove
+from lockstep_train.data.files import DataFiles, default_split, split_files, whole_files
+from lockstep_train.data.layout import CARD, Layout, layout_of, split_names
+from lockstep_train.data.remote import is_folder_like, remote_name, remote_of
+from lockstep_train.errors import TrainerError
+from lockstep_train.fetch.fetch import fetch, pin_of
+from lockstep_train.fetch.folders import remember_revision, remembered_revision, target_in
+from lockstep_train.fetch.hub import DATASETS
+from lockstep_train.fetch.remote import Remote, RemoteFile
 
-RECORD = "lockstep.json"
-ROWS = "rows"
-
-Download = Callable[[str, str, str | None, Path], str]
-"""(name, split, revision or None for the newest, folder to save the rows in) → the revision's commit."""
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on this volume."""
+    """A split of a dataset, or objects of a store, on this volume."""
 
     name: str
-    split: str
+    config: str | None
+    split: str | None
+    """None: all rows of single objects."""
     revision: str
-    folder: Path
+    """The commit."""
+    files: DataFiles
+
+    @property
+    def title(self) -> str:
+        config = f"/{self.config}" if self.config is not None else ""
+        return f"{self.name}{config}" + (f"[{self.split}]" if self.split is not None else "")
+
+    @property
+    def pinned(self) -> str:
+        return f"{self.title}@{self.revision}"
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps([self.name, self.split, self.revision]).encode()).hexdigest()
-
-    def samples(self, broken: Broken) -> Iterator[AnySample]:
-        """A sample a row, rows counted from 1 as lines are."""
-        import datasets
-
-        for number, row in enumerate(datasets.load_from_disk(str(self.folder / ROWS)), start=1):
-            try:
-                yield sample_of({key: without_nulls(value) for key, value in row.items()}, number)
-            except ValueError as error:
-                broken.add(number, str(error))
+        return hashlib.sha256(json.dumps([self.name, self.config, self.split, self.revision]).encode()).hexdigest()
 
 
-def without_nulls(value: Any) -> Any:
-    """Of an object all keys that have a value. Tables give each object of a column the keys of all of them, and a template would render those
-    as if somebody had written null. What stands in a list keeps its place."""
-    if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> HubDataset:
+    """The dataset on this volume, fetched now if it never was. Its commit is that of the first time, unless a revision is stated that is one.
+
+    Raises ConfigError for a name, config or split that the hub doesn't have, TrainerError for a network or a volume with which it may work later.
+    """
+    name = remote_name(source) or ""
+    remote = remote_of(name)
+    commit = _commit(remote, source, cache, say)
+    if not is_folder_like(source):
+        folder = fetch(remote, commit, cache, say).folder
+        paths = sorted(path for path in folder.iterdir() if path.name != FETCHED)
+        say(f"Data {name}, {len(paths):,} files, as they were at {commit}")
+        return HubDataset(name, None, None, commit, whole_files(paths, source.format))
+    layout, folder = _fetched(remote, commit, source, cache, say)
+    remember_revision(cache, DATASETS, name, source.revision, commit)
+    split = source.split or default_split(layout)
+    say(f"Dataset {name}{f', config {layout.config}' if layout.config else ''}, split {split}, revision {commit}")
+    return HubDataset(name, layout.config, split, commit, split_files(layout, folder, source, say))
 
 
-def download(name: str, split: str, revision: str | None, folder: Path) -> str:
-    """The revision is pinned before anything is read: what is newest may change meanwhile."""
-    import datasets
-    from huggingface_hub import HfApi
-
-    commit = HfApi().dataset_info(name, revision=revision).sha
-    if commit is None:
-        raise ConfigError(f"the hub tells no revision of the dataset {name}; state training.data.revision")
-    rows = datasets.load_dataset(name, split=split, revision=commit, cache_dir=str(folder / "downloads"))
-    rows.save_to_disk(str(folder / ROWS))
-    shutil.rmtree(folder / "downloads", ignore_errors=True)
-    return str(commit)
+def _commit(remote: Remote, source: SourceConfig, cache: Path, say: Say) -> str:
+    """The hub's commit, or what stands for an object store's listing: stated by who has agreed on it, or looked up now."""
+    if is_address(remote.name):
+        return source.revision or pin_of(remote, None, cache, say)
+    return remembered_revision(cache, DATASETS, remote.name, source.revision) or pin_of(remote, source.revision, cache, say)
 
 
-def hub_dataset(source: SourceConfig, cache: Path, say: Callable[[str], None], fetch: Download = download) -> HubDataset:
-    """The dataset on this volume, downloaded now if it never was. Raises ConfigError when it isn't here and can't be fetched."""
-    name = source.name or ""
-    asked = hashlib.sha256(json.dumps([name, source.split, source.revision]).encode()).hexdigest()[:32]
-    folder = cache / "hub" / asked
-    remove_abandoned(folder)
-    commit = recorded_revision(folder)
-    if commit is None:
-        say(f"Downloading the dataset {name}, split {source.split}, into {folder}")
-        commit = _fetch(source, folder, fetch)
-    say(f"Dataset {name}, split {source.split}, revision {commit}")
-    return HubDataset(name, source.split, commit, folder)
+def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say: Say) -> tuple[Layout, Path]:
+    """Which files there are, and the folder with those of the split. Each config and split has a folder of its own."""
+    splits = sorted(split_names(source.split)) if source.split is not None else None
+    part = "-" + hashlib.sha256(json.dumps([source.config, splits]).encode()).hexdigest()[:16]
+    note = cache / DATASETS / folder_name(remote.name) / "layouts" / f"{commit}{part}.json"
+    what = f"the {'folder' if is_address(remote.name) else 'dataset'} {remote.name}"
+
+    def choose(files: Sequence[RemoteFile], read: Callable[[str], bytes]) -> list[RemoteFile]:
+        names = [file.path for file in files]
+        layout = layout_of(what, names, read(CARD) if CARD in names else None, source.config)
+        wanted = {file for split in split_names(source.split or default_split(layout)) for file in layout.files(split)}
+        make_directory(note.parent)
+        write_durably(note, json.dumps(asdict(layout), indent=1).encode())
+        return [file for file in files if file.path in wanted]
+
+    if _noted(note, what) is None:
+        remove(target_in(cache, DATASETS, remote.name, commit, part).folder)
+    fetched = fetch(remote, commit, cache, say, choose=choose, part=part, revision=source.revision)
+    layout = _noted(note, what)
+    if layout is None:
+        raise TrainerError(f"{note} can't be read, though it was just written; look at the volume, and start again")
+    return layout, fetched.folder
 
 
-def recorded_revision(folder: Path) -> str | None:
+def _noted(note: Path, what: str) -> Layout | None:
+    """The layout as it was when the files were chosen; None where the note is gone."""
     try:
-        return str(json.loads((folder / RECORD).read_bytes())["revision"])
-    except (OSError, ValueError, KeyError, TypeError):
+        value: dict[str, Any] = json.loads(note.read_bytes())
+        splits = {str(split): tuple(files) for split, files in value["splits"].items()}
+        return Layout(what, value["config"], splits, value["separator"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _fetch(source: SourceConfig, folder: Path, fetch: Download) -> str:
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
-    make_directory(temporary)
-    try:
-        commit = fetch(source.name or "", source.split, source.revision, temporary)
-        record: dict[str, Any] = {"name": source.name, "split": source.split, "asked": source.revision, "revision": commit}
-        write_durably(temporary / RECORD, json.dumps(record).encode())
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)  # it has no readable record
-        temporary.rename(folder)
-        sync_directory(folder.parent)
-    except ConfigError:
-        raise
-    except Exception as error:  # the libraries raise a dozen kinds for a network, a name, a split and a token
-        reason = first_line(error) or type(error).__name__
-        raise ConfigError(
-            f"the dataset {source.name} (split {source.split}) is not on this volume yet and can't be fetched from the hub: {reason}; "
-            "check the name, and HF_TOKEN if it is private; without a network put its rows into a JSONL file and set training.data.path"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return commit

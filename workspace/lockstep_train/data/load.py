@@ -9,18 +9,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.choices import DataFormat
+from lockstep_sizes.choices import TEMPLATE_OWN
+from lockstep_sizes.modelnames import is_address
 from lockstep_train.config import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
 from lockstep_train.data.arrays import Damaged, open_arrays, remove
 from lockstep_train.data.cachefolder import content_digest
 from lockstep_train.data.divide import Rule, divide
+from lockstep_train.data.files import is_several, local_files
 from lockstep_train.data.hub import hub_dataset
-from lockstep_train.data.read import is_plain_text
+from lockstep_train.data.remote import remote_name
 from lockstep_train.data.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences import Sequences, write_sequences
-from lockstep_train.data.source import CONTENT, Say, Source, file_source, token_key, tokens_of
+from lockstep_train.data.source import CONTENT, Say, Source, token_key, tokens_of
 from lockstep_train.data.tokenize import Tokeniser
-from lockstep_train.errors import ConfigError
+from lockstep_train.data.turns import TemplateChoice
+from lockstep_train.errors import ConfigError, refusal
 
 VERSION = 1
 """Raised when the same tokens would give other sequences."""
@@ -40,7 +43,7 @@ class Prepared:
     notes: tuple[str, ...]
     digest: str
     files: dict[str, str]
-    """Path of each data file → its SHA-256."""
+    """Each path, and each hub dataset with its commit → the SHA-256 of its content."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Dataset:
     notes: tuple[str, ...]
     """What to tell at the start, a line each."""
     files: dict[str, str] = field(default_factory=dict)
-    """Path of each data file → its SHA-256."""
+    """Each path, and each hub dataset with its commit → the SHA-256 of its content."""
     largest_id: int = 0
     """Of all tokens, those before every text among them."""
 
@@ -73,6 +76,12 @@ def settings_of(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[s
         found["data.trainOn"] = data.train_on.value
     if data.packing:
         found["data.packing"] = True
+    if data.on_broken is not default.on_broken:
+        found["data.onBroken"] = data.on_broken.value
+    if data.chat_template is not None:
+        found["data.chatTemplate"] = data.chat_template
+    if data.chat_template_kwargs:
+        found["data.chatTemplateKwargs"] = dict(data.chat_template_kwargs)
     if data.sources:
         found["data.sources"] = [f"{source.path or source.name} × {source.weight:g}" for source in data.sources]
     if evaluation is not None and evaluation.data is None:
@@ -81,26 +90,42 @@ def settings_of(data: DataConfig, evaluation: EvaluationConfig | None) -> dict[s
 
 
 def sources_of(data: DataConfig) -> Sequence[SourceConfig]:
-    return data.sources or (SourceConfig(data.path, data.name, data.split, data.revision, data.format),)
+    return data.sources or (SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format),)
+
+
+def evaluation_source(evaluation: EvaluationConfig | None) -> SourceConfig | None:
+    """Where the samples for evaluation come from, if they are not held out."""
+    data = evaluation.data if evaluation is not None else None
+    return SourceConfig(data.path, data.name, data.config, data.split, data.revision, data.format) if data is not None else None
 
 
 def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest = content_digest) -> Source:
     """Raises ConfigError when it isn't there, or no format is stated and its own is none that can be read."""
-    if source.path is None:
+    if source.path is None or remote_name(source) is not None:
         dataset = hub_dataset(source, cache, say)
-        return Source(f"{dataset.name}[{dataset.split}]", dataset.digest, False, source.weight, dataset.samples)
-    path = Path(source.path)
-    plain_text = is_plain_text(path) if source.format is DataFormat.AUTO else source.format is DataFormat.TEXT
-    return file_source(path, plain_text, source.weight, digest(path, cache))
+        return Source(dataset.title, dataset.digest, dataset.files.plain_text, source.weight, dataset.files.samples, dataset.pinned)
+    files = local_files(source, say)
+    return Source(source.path, files.digest(lambda path: digest(path, cache)), files.plain_text, source.weight, files.samples, source.path)
+
+
+def template_choice(data: DataConfig) -> TemplateChoice:
+    """Raises ConfigError for variables that are Lockstep's own."""
+    variables = data.chat_template_kwargs or {}
+    own = sorted(TEMPLATE_OWN & variables.keys())
+    if own:
+        raise ConfigError(
+            f"training.data.chatTemplateKwargs holds {', '.join(own)}, which Lockstep sets itself for every chat: leave it out"
+        )
+    return TemplateChoice(data.chat_template, variables)
 
 
 def refuse_unreadable(field: str, path: str | None) -> None:
     """Raises ConfigError naming the setting whose file can't be opened."""
     try:
-        if path is not None:
+        if path is not None and not is_address(path) and not is_several(Path(path)):
             Path(path).open("rb").close()
     except OSError as error:
-        raise ConfigError(f"{field} {path} can't be read: {error.strerror}; every node must see the file there") from error
+        raise refusal(f"{field} {path} can't be read: {error.strerror}; every node must see the file there", error) from error
 
 
 def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: Tokeniser, cache: Path, say: Say) -> Prepared:
@@ -111,15 +136,16 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: To
         )
     configs = list(sources_of(data))
     fields = [f"training.data.sources[{index}].path" for index in range(len(configs))] if data.sources else ["training.data.path"]
-    if evaluation is not None and evaluation.data is not None:
-        configs.append(SourceConfig(evaluation.data.path, format=DataFormat.AUTO))
+    evaluated = evaluation_source(evaluation)
+    if evaluated is not None:
+        configs.append(evaluated)
         fields.append("training.evaluation.data.path")
     for setting, config in zip(fields, configs, strict=True):
         refuse_unreadable(setting, config.path)
     sources = [resolve_source(config, cache, say) for config in configs]
-    tokens = [tokens_of(source, tokeniser, data.train_on, cache / "tokens", say) for source in sources]
+    tokens = [tokens_of(source, tokeniser, data.train_on, cache / "tokens", say, data.on_broken) for source in sources]
     rule = Rule(data.max_length, data.overlong, data.packing, len(tokeniser.begin), evaluation)
-    described = [[source.name, token_key(source, tokeniser, data.train_on), source.weight] for source in sources]
+    described = [[source.name, token_key(source, tokeniser, data.train_on, data.on_broken), source.weight] for source in sources]
     facts = [VERSION, described, _plain(rule)]
     plan = cache / "plans" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
     if not _whole(plan, say):
@@ -133,9 +159,9 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: To
         tokens=tuple(str(found.folder) for found in tokens),
         names=tuple(source.name for source in sources),
         plan=str(plan),
-        notes=(*training.facts["notes"], *packing_note(training.facts, data)),
+        notes=(*training.facts["notes"], *(note for found in tokens for note in found.facts["notes"]), *packing_note(training.facts, data)),
         digest=hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
-        files={config.path: source.digest for config, source in zip(configs, sources, strict=True) if config.path is not None},
+        files={source.pinned: source.digest for source in sources},
     )
 
 

@@ -8,6 +8,7 @@ one ends before its work is done, the rank goes on alone.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from queue import SimpleQueue
 from typing import IO, cast
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.read import Broken, Conversation
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import Conversation
 from lockstep_train.data.tokenize import Tokeniser, encode_samples
+from lockstep_train.data.turns import TemplateChoice
 from lockstep_train.data.wire import Answer, Batch, answer_of, batch_line
 
 AFTER_SECONDS = 20.0
@@ -43,7 +46,7 @@ def encode_batch(batch: Batch, tokeniser: Tokeniser, train_on: TrainOn, name: st
 class Process:
     """One that tokenises; see worker.py."""
 
-    def __init__(self, folder: Path, train_on: TrainOn, name: str) -> None:
+    def __init__(self, folder: Path, train_on: TrainOn, name: str, choice: TemplateChoice) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -51,7 +54,16 @@ class Process:
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        command = [sys.executable, "-m", "lockstep_train.data.worker", str(folder), train_on.value, name]
+        command = [
+            sys.executable,
+            "-m",
+            "lockstep_train.data.worker",
+            str(folder),
+            train_on.value,
+            name,
+            choice.path or "",
+            json.dumps(choice.variables),
+        ]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self._batches, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
@@ -164,7 +176,7 @@ def start_pool(tokeniser: Tokeniser, train_on: TrainOn, name: str, say: Callable
     if count < 2 or tokeniser.folder is None:
         return None
     say(f"Tokenising {name} with {count} processes")
-    return Pool([Process(tokeniser.folder, train_on, name) for _ in range(count)])
+    return Pool([Process(tokeniser.folder, train_on, name, tokeniser.choice) for _ in range(count)])
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:

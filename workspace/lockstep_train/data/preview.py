@@ -1,4 +1,4 @@
-"""The first samples as the model would learn them, printed: tokens in brackets (bold on a terminal) are learned.
+"""The first samples as the model would learn them, printed: tokens in brackets (bold on a terminal) are learned, « » mark the stop tokens among them.
 
 lockstep run -f job.yaml --local --preview 3
 python -m lockstep_train --run run.json --preview 3          a run's file that is there already
@@ -12,29 +12,37 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from lockstep_sizes.choices import OnBroken
 from lockstep_train.config import DataConfig, RunConfig
 from lockstep_train.data.cachefolder import cache_folder
-from lockstep_train.data.load import resolve_source, sources_of
+from lockstep_train.data.load import resolve_source, sources_of, template_choice
 from lockstep_train.data.read import Broken
-from lockstep_train.data.source import Source
+from lockstep_train.data.source import Remarks, Source
 from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
 from lockstep_train.errors import ConfigError
+from lockstep_train.fetch.model import with_tokenizer_here
 
 LEARNED, PLAIN = "\x1b[1;32m", "\x1b[0m"
 
 
 def preview(config: RunConfig, count: int, output: TextIO = sys.stdout) -> None:
     """Print the first `count` samples of every source. Reads no more than it prints, and no model. Raises ConfigError."""
+    config = with_tokenizer_here(config, lambda line: print(line, file=output))
     folder = Path(config.training.model.name)
     if not folder.is_dir():
         raise ConfigError(f"training.model.name {folder} is no folder; it must be the model's, with its tokenizer")
-    tokeniser = load_tokeniser(folder)
     data = config.training.data
+    tokeniser = load_tokeniser(folder, template_choice(data))
     for source in sources_of(data):
         resolved = resolve_source(source, cache_folder(config.run_dir), lambda line: print(line, file=output), unhashed)
-        for encoded in first_samples(resolved, data, tokeniser, count):
+        samples, notes = first_samples(resolved, data, tokeniser, count)
+        for encoded in samples:
             print(describe(encoded, resolved, data, tokeniser, output.isatty()), file=output)
+        remarks = Remarks(resolved.name)
+        remarks.include(samples)
+        for note in [*notes, *remarks.notes()]:
+            print(note, file=output)
 
 
 def unhashed(path: Path, cache: Path) -> str:
@@ -42,13 +50,14 @@ def unhashed(path: Path, cache: Path) -> str:
     return ""
 
 
-def first_samples(source: Source, data: DataConfig, tokeniser: Tokeniser, count: int) -> list[Encoded]:
-    """Raises ConfigError when one of them is broken."""
+def first_samples(source: Source, data: DataConfig, tokeniser: Tokeniser, count: int) -> tuple[list[Encoded], list[str]]:
+    """With what is to be told of those that are left out. Raises ConfigError when one of them is broken that may not be."""
     broken = Broken(source.name)
     samples = list(itertools.islice(source.samples(broken), count))
     found = encode_paragraphs(samples, tokeniser) if source.plain_text else encode_samples(samples, tokeniser, data.train_on, broken)
-    broken.refuse()
-    return found
+    if data.on_broken is OnBroken.FAIL:
+        broken.refuse()
+    return found, broken.left_out()
 
 
 def describe(encoded: Encoded, source: Source, data: DataConfig, tokeniser: Tokeniser, colour: bool) -> str:
@@ -61,7 +70,14 @@ def describe(encoded: Encoded, source: Source, data: DataConfig, tokeniser: Toke
 
 def marked_text(encoded: Encoded, tokeniser: Tokeniser, colour: bool) -> str:
     begin, end = (LEARNED, PLAIN) if colour else ("[", "]")
-    return "".join(f"{begin}{tokeniser.decode(ids)}{end}" if learned else tokeniser.decode(ids) for learned, ids in runs(encoded))
+    return "".join(f"{begin}{stops_marked(ids, tokeniser)}{end}" if learned else tokeniser.decode(ids) for learned, ids in runs(encoded))
+
+
+def stops_marked(ids: list[int], tokeniser: Tokeniser) -> str:
+    groups = itertools.groupby(ids, key=lambda token: token in tokeniser.stops)
+    return "".join(
+        "".join(f"«{tokeniser.decode([token])}»" for token in group) if stops else tokeniser.decode(list(group)) for stops, group in groups
+    )
 
 
 def runs(encoded: Encoded) -> Iterator[tuple[bool, list[int]]]:

@@ -1,4 +1,4 @@
-"""Samples from a file, one at a time: JSONL with `messages`, `prompt` + `completion` or `text`, or plain text.
+"""Samples from a file, one at a time: JSON lines, a JSON array, or plain text.
 
 A file is never held in memory. Every broken line is counted and the first ones are told with file:line, so that a file is mended
 in one go; nothing is dropped silently.
@@ -6,52 +6,21 @@ in one go; nothing is dropped silently.
 
 from __future__ import annotations
 
+import codecs
+import itertools
 import json
+import re
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from lockstep_train.errors import ConfigError
+from lockstep_train.data.records import AnySample, Sample, object_of, parse_object, sample_of
+from lockstep_train.data.streams import JSON, TABLES, open_data, suffix_of
+from lockstep_train.errors import ConfigError, refusal
 
 REPORTED_LINES = 5
-JSONL_SUFFIXES = {".jsonl", ".json", ".ndjson"}
-COMPRESSED_SUFFIXES = {".gz", ".zst", ".bz2", ".xz", ".zip"}
-TABLE_SUFFIXES = {".parquet", ".arrow", ".feather", ".csv", ".tsv"}
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Text as it was read. With a `prompt`, only the `text` after it is the answer."""
-
-    text: str
-    prompt: str | None
-    line: int
-    """Number of its first line in the file, from 1."""
-
-    @property
-    def characters(self) -> int:
-        return len(self.text) + len(self.prompt or "")
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages for the tokenizer's chat template."""
-
-    messages: tuple[dict[str, Any], ...]
-    given: int
-    """So many of them are the prompt: never learned, whoever speaks."""
-    tools: tuple[Any, ...]
-    line: int
-
-    @property
-    def characters(self) -> int:
-        """About, for nothing is rendered yet."""
-        return len(str(self.messages)) + len(str(self.tools))
-
-
-AnySample = Sample | Conversation
+ARCHIVE = ".zip"
 
 
 @dataclass
@@ -62,6 +31,12 @@ class Broken:
     reasons: list[tuple[int, str]] = field(default_factory=list)
     """The first lines of them, in the order of the file, however they were found."""
     count: int = 0
+    blank: int = 0
+    """Rows of tables that hold nothing."""
+
+    def skip(self, line: int) -> None:
+        """A row holds nothing: that is no mistake, but said."""
+        self.blank += 1
 
     def add(self, line: int, reason: str) -> None:
         self.count += 1
@@ -71,6 +46,7 @@ class Broken:
     def include(self, other: Broken) -> None:
         """Those that were found elsewhere."""
         self.count += other.count
+        self.blank += other.blank
         self.reasons = sorted([*self.reasons, *other.reasons])[:REPORTED_LINES]
 
     @property
@@ -80,21 +56,27 @@ class Broken:
     def refuse(self) -> None:
         """Raises ConfigError when there are any."""
         if self.count:
-            more = f" (and {self.count - REPORTED_LINES} more)" if self.count > REPORTED_LINES else ""
-            raise ConfigError(f"{self.count} broken lines in the data: " + "; ".join(self.first) + more)
+            raise ConfigError(
+                f"{self.count} broken lines in the data: {self._told()}; mend them, or set training.data.onBroken to Drop to leave them out"
+            )
+
+    def left_out(self) -> list[str]:
+        """A line that says so of those that are not refused; none when there are none."""
+        return [f"WARNING: {self.name}: {self.count:,} broken lines are left out: {self._told()}"] if self.count else []
+
+    def _told(self) -> str:
+        more = f" (and {self.count - REPORTED_LINES} more)" if self.count > REPORTED_LINES else ""
+        return "; ".join(self.first) + more
 
 
 def is_plain_text(path: Path) -> bool:
-    """By its name, where no format is stated. Raises ConfigError for what is neither plain text nor JSON lines, though it may look so."""
-    suffix = path.suffix.casefold()
-    if suffix in COMPRESSED_SUFFIXES:
-        raise ConfigError(f"the data {path} is compressed ({suffix}); decompress it, since files are read as they are")
-    if suffix in TABLE_SUFFIXES:
-        raise ConfigError(
-            f"the data {path} is a table ({suffix}); write its rows as JSON lines into a .jsonl file (datasets' to_json does it), "
-            "or, if it is something else, state its format"
-        )
-    if suffix in JSONL_SUFFIXES:
+    """By its name, where no format is stated. Raises ConfigError for what is neither, though it may look so."""
+    suffix = suffix_of(path)
+    if path.suffix.casefold() == ARCHIVE:
+        raise ConfigError(f"the data {path} is an archive ({ARCHIVE}); unpack it, and name its folder")
+    if suffix in TABLES:
+        return False
+    if suffix in JSON:
         return False
     if _begins_with_object(path):
         raise ConfigError(
@@ -104,15 +86,20 @@ def is_plain_text(path: Path) -> bool:
     return True
 
 
+BEGINS_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[")
+BEGINS_OBJECTS = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{\s*\"")
+
+
 def _begins_with_object(path: Path) -> bool:
-    """Whether the first line that is not blank is a JSON object."""
+    """Whether the first line that is not blank is a JSON object, or the file begins as an array of them."""
     try:
-        with path.open("rb") as file:
+        with open_data(path) as file:
+            beginning = file.peek(4096)
             first = next((line for line in file if line.strip()), b"")
     except OSError as error:
-        raise ConfigError(f"the data {path} can't be read: {error.strerror}") from error
+        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
     try:
-        return isinstance(json.loads(first.decode("utf-8-sig")), dict)
+        return BEGINS_OBJECTS.match(beginning) is not None or isinstance(json.loads(first.decode("utf-8-sig")), dict)
     except ValueError:
         return False
 
@@ -120,23 +107,31 @@ def _begins_with_object(path: Path) -> bool:
 def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
     """Lines with their numbers; one that is not UTF-8 is broken. Raises ConfigError when the file can't be read."""
     try:
-        with path.open("rb") as file:
+        with open_data(path) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     yield number, line.decode("utf-8").rstrip("\r\n")
                 except UnicodeDecodeError:
                     broken.add(number, "not UTF-8; convert the file to UTF-8")
     except OSError as error:
-        raise ConfigError(f"the data {path} can't be read: {error.strerror}") from error
+        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
 def read_jsonl(path: Path, broken: Broken) -> Iterator[AnySample]:
-    """One sample a line that is not blank."""
+    """One sample a line that is not blank, or one an object of an array. Raises ConfigError when the file can't be read."""
+    try:
+        with open_data(path) as file:
+            is_array = BEGINS_ARRAY.match(file.peek(4096)) is not None
+    except OSError as error:
+        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+    if is_array:
+        yield from read_array(path, broken)
+        return
     for number, line in read_lines(path, broken):
         if not line.strip():
             continue
         try:
-            yield sample_of(parse_object(line), number)
+            yield sample_of(parse_object(line.removeprefix("\ufeff") if number == 1 else line), number)
         except ValueError as error:
             broken.add(number, str(error))
 
@@ -156,59 +151,111 @@ def read_text(path: Path, broken: Broken) -> Iterator[AnySample]:
         yield Sample("\n".join(block), None, first)
 
 
-def parse_object(line: str) -> dict[str, Any]:
-    """Raises ValueError."""
+CHUNK = 1 << 20
+LONGEST_OBJECT = 64 << 20
+NOT_AT_AN_END = 16
+"""Characters before the end of what was read by which the parser notices that a word, a number or an escape is cut off."""
+
+
+def read_array(path: Path, broken: Broken) -> Iterator[AnySample]:
+    """The samples of a file that is one JSON array, its objects counted from 1 as lines are. Raises ConfigError at an error of syntax, for what comes after it
+    can't be read."""
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"not valid JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
-    return record
+        with open_data(path) as file:
+            decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+            texts = (text for chunk in iter(lambda: file.read(CHUNK), b"") if (text := decode(chunk)))
+            elements = _Elements(lambda: next(texts, ""))
+            for number in itertools.count(1):
+                try:
+                    element = elements.next()
+                except ValueError as error:
+                    raise ConfigError(
+                        f"{path}:{elements.line}: {error}; an array can't be read past that: mend it, or write an object a line"
+                    ) from error
+                if element is None:
+                    return
+                try:
+                    yield sample_of(object_of(element[0]), number)
+                except ValueError as error:
+                    broken.add(number, str(error))
+    except OSError as error:
+        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
-def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
-    """What a record holds; of several forms in one record the first of this order counts. Raises ValueError.
-
-    Keys without a value are as good as absent: tables fill them in.
-    """
-    if record.get("messages") is not None:
-        return Conversation(_messages(record, "messages"), 0, _tools(record), line)
-    if record.get("prompt") is not None and record.get("completion") is not None:
-        if isinstance(record["prompt"], str):
-            return Sample(_text(record, "completion"), _text(record, "prompt"), line)
-        prompt = _messages(record, "prompt")
-        return Conversation((*prompt, *_messages(record, "completion")), len(prompt), _tools(record), line)
-    if record.get("text") is not None:
-        return Sample(_text(record, "text"), None, line)
-    raise ValueError("neither `messages`, nor `prompt` and `completion`, nor `text`")
+BLANK = re.compile(r"\s*")
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
-    value = record[key]
-    if not isinstance(value, str):
-        raise ValueError(f"`{key}` is not a string")
-    if not value.strip():
-        raise ValueError(f"`{key}` is empty")
-    return value
+class _Elements:
+    """The elements of one JSON array, each parsed when it is asked for."""
 
+    def __init__(self, read: Callable[[], str]) -> None:
+        """`read` gives the next characters, none at the end."""
+        self.line = 1
+        """Where the element begins that is wrong, or what stands in its place."""
+        self._read = read
+        self._text = ""
+        self._position = 0
+        self._line = 1
+        self._ended = False
+        self._begun = False
+        self._decoder = json.JSONDecoder()
 
-def _messages(record: Mapping[str, Any], key: str) -> tuple[dict[str, Any], ...]:
-    value = record[key]
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"`{key}` is not a list of messages")
-    for number, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"`{key}[{number}]` is not an object with a `role`")
-        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            raise ValueError(f"`{key}[{number}]` has neither a `content` that is a string nor `tool_calls`")
-    return tuple({name: item for name, item in message.items() if item is not None} for message in value)
+    def next(self) -> tuple[object] | None:
+        """The next element, None after the last one. Raises ValueError."""
+        mark = self._character()
+        if mark == "," if self._begun else mark == "[":
+            self._advance(1)
+            following = self._character()
+            if following != "]" or self._begun:
+                self._begun = True
+                return (self._element(),)
+            mark = following
+        if mark != "]":
+            raise ValueError(
+                f"not valid JSON (a comma or ] was expected, not {mark!r})" if mark else "not valid JSON (the array has no end)"
+            )
+        self._advance(1)
+        if self._character():
+            raise ValueError("not valid JSON (the array has ended before)")
+        return None
 
+    def _element(self) -> object:
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._position)
+            except json.JSONDecodeError as error:
+                cut_off = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - NOT_AT_AN_END
+                if not cut_off or self._ended:
+                    raise ValueError(f"not valid JSON ({error.msg})") from error
+                if len(self._text) - self._position > LONGEST_OBJECT:
+                    raise ValueError(f"an object of more than {LONGEST_OBJECT >> 20} MiB, or a quote that is never closed") from error
+                for _ in range(1 + (len(self._text) - self._position) // CHUNK):  # as much again, so that no object is parsed often
+                    self._more()
+            else:
+                if end < len(self._text) or self._ended:
+                    self._advance(end - self._position)
+                    return value
+                self._more()  # a number may go on
 
-def _tools(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    value = record.get("tools")
-    if isinstance(value, str):  # tables without nested columns hold it as JSON text
-        value = json.loads(value)
-    if value is not None and not isinstance(value, list):
-        raise ValueError("`tools` is not a list")
-    return tuple(value or ())
+    def _character(self) -> str:
+        """The next character that is not white space, "" at the end."""
+        while True:
+            blank = BLANK.match(self._text, self._position)
+            self._advance(blank.end() - self._position if blank else 0)
+            self.line = self._line
+            if self._position < len(self._text) or self._ended:
+                return self._text[self._position : self._position + 1]
+            self._more()
+
+    def _advance(self, count: int) -> None:
+        self._line += self._text.count("\n", self._position, self._position + count)
+        self._position += count
+
+    def _more(self) -> None:
+        try:
+            read = self._read()
+        except UnicodeDecodeError as error:
+            raise ValueError("not UTF-8; convert the file to UTF-8") from error
+        self._ended = not read
+        self._text = self._text[self._position :] + read
+        self._position = 0

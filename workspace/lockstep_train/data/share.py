@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,33 @@ from typing import Any
 from torch.distributed import DistStoreError
 
 from lockstep_train.checkpoint.durable import make_directory
+from lockstep_train.checkpoint.together import refused_together
 from lockstep_train.config import RunConfig
 from lockstep_train.data.cachefolder import cache_folder
 from lockstep_train.data.load import Dataset, from_json, open_dataset, prepare, refuse_unknown_tokens, to_json
+from lockstep_train.data.pins import Asked, agreed_commits, at_commits, remember_commits
 from lockstep_train.data.progress import Progress
 from lockstep_train.data.source import Say
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import Problem, TrainerError, problem_of, refusal
 from lockstep_train.watch import UNWATCHED, Watch
 
 PATIENCE = timedelta(seconds=30)
 
 
 def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, watch: Watch = UNWATCHED) -> Dataset:
-    """The same dataset on every rank. Raises ConfigError, on all of them alike, when it can't be used or differs between volumes."""
+    """The same dataset on every rank. Raises, on all of them alike, ConfigError when it can't be used or differs between volumes, and
+    TrainerError for a fault that may pass."""
+    with refused_together(ranks, "data"):
+        dataset = _loaded(config, tokeniser, ranks, say, watch)
+        refuse_unknown_tokens(dataset, tokeniser)
+    return dataset
+
+
+def _loaded(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say, watch: Watch) -> Dataset:
     cache = cache_folder(config.run_dir)
+    commits = agreed_commits(config, ranks, cache, say)
     builders = find_builders(ranks, cache)
     progress = Progress(ranks, watch)
 
@@ -41,68 +52,71 @@ def load_dataset(config: RunConfig, tokeniser: Tokeniser, ranks: Ranks, say: Say
         progress.told(line)
 
     if ranks.first_of_node and ranks.node == builders[ranks.node]:
-        ranks.store.set(f"data/made/{ranks.node}", json.dumps(attempt(config, tokeniser, cache, tell)))
+        ranks.store.set(f"data/made/{ranks.node}", json.dumps(attempt(config, commits, tokeniser, cache, tell)))
     made = await_made(ranks, sorted(set(builders)), progress)
     problem = first_problem(made)
     if problem is not None:
-        raise ConfigError(problem)
-    dataset = open_dataset(from_json(made[builders[ranks.node]]["prepared"]), tokeniser)
-    refuse_unknown_tokens(dataset, tokeniser)
-    return dataset
+        raise problem.error()
+    return open_dataset(from_json(made[builders[ranks.node]]["prepared"]), tokeniser)
 
 
-def attempt(config: RunConfig, tokeniser: Tokeniser, cache: Path, say: Say) -> dict[str, Any]:
+def attempt(config: RunConfig, commits: Mapping[Asked, str], tokeniser: Tokeniser, cache: Path, say: Say) -> dict[str, Any]:
     """What was prepared, or why it can't be."""
+    training = at_commits(config, commits).training
     try:
-        return {"prepared": to_json(prepare(config.training.data, config.training.evaluation, tokeniser, cache, say))}
-    except ConfigError as error:
-        return {"problem": str(error)}
+        remember_commits(commits, config.run_dir, cache)
+        return {"prepared": to_json(prepare(training.data, training.evaluation, tokeniser, cache, say))}
+    except TrainerError as error:
+        return {"problem": problem_of(error)}
     except OSError as error:
-        return {"problem": f"the data can't be prepared in {cache}: {error}; the folder must be writable and have room for 5 bytes a token"}
+        message = f"the data can't be prepared in {cache}: {error}; the folder must be writable and have room for 5 bytes a token"
+        return {"problem": problem_of(refusal(message, error))}
 
 
-def find_builders(ranks: Ranks, cache: Path) -> list[int]:
-    """For every node the lowest node that has the same volume."""
+def find_builders(ranks: Ranks, cache: Path, topic: str = "data") -> list[int]:
+    """For every node the lowest node that has the same volume. `topic`: of the store's keys, once each."""
     marks = cache / "volume"
     mine = marks / f"{ranks.node}.{secrets.token_hex(8)}"
     if ranks.first_of_node:
         make_directory(marks)
         mine.touch()
-    names = ranks.gather("data/marks", mine.name if ranks.first_of_node else None)
-    seen = ranks.publish("data/seen", [name for name in names if name is not None] if names is not None else None)
+    names = ranks.gather(f"{topic}/marks", mine.name if ranks.first_of_node else None)
+    seen = ranks.publish(f"{topic}/seen", [name for name in names if name is not None] if names is not None else None)
     builder = min((int(name.split(".")[0]) for name in seen if (marks / name).exists()), default=ranks.node)
     if ranks.first_of_node:
-        ranks.store.set(f"data/builder/{ranks.node}", str(builder))
-    builders = [int(ranks.store.get(f"data/builder/{node}")) for node in range(ranks.nodes)]
-    everyone_looked(ranks)
+        ranks.store.set(f"{topic}/builder/{ranks.node}", str(builder))
+    builders = [int(ranks.store.get(f"{topic}/builder/{node}")) for node in range(ranks.nodes)]
+    everyone_looked(ranks, topic)
     if ranks.first_of_node:
         with contextlib.suppress(OSError):
             mine.unlink()
     return builders
 
 
-def everyone_looked(ranks: Ranks) -> None:
-    ranks.gather("data/looked", True)
-    ranks.publish("data/all-looked", True)
+def everyone_looked(ranks: Ranks, topic: str) -> None:
+    ranks.gather(f"{topic}/looked", True)
+    ranks.publish(f"{topic}/all-looked", True)
 
 
-def first_problem(made: dict[int, dict[str, Any]]) -> str | None:
-    """The first problem of any volume; None when all volumes hold the same data."""
-    problems = [str(outcome["problem"]) for outcome in made.values() if "problem" in outcome]
+def first_problem(made: dict[int, dict[str, Any]]) -> Problem | None:
+    """The first problem of any volume, one that is final before others; None when all volumes hold the same data."""
+    problems = [Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome]
     if problems:
-        return problems[0]
+        return next((problem for problem in problems if problem.final), problems[0])
     if len({outcome["prepared"]["digest"] for outcome in made.values()}) > 1:
         files = {node: outcome["prepared"]["files"] for node, outcome in made.items()}
         first = next(iter(files.values()))
         other = next(((path, node) for node, theirs in files.items() for path in first if theirs.get(path) != first[path]), None)
         which = f"{other[0]} of node {other[1]} is another one than that of node {next(iter(files))}; " if other is not None else ""
-        return f"the data differs between the volumes of nodes {', '.join(map(str, made))}: {which}copy the same files to all of them"
+        return Problem(
+            f"the data differs between the volumes of nodes {', '.join(map(str, made))}: {which}copy the same files to all of them"
+        )
     return None
 
 
-def await_made(ranks: Ranks, builders: Sequence[int], progress: Progress) -> dict[int, dict[str, Any]]:
+def await_made(ranks: Ranks, builders: Sequence[int], progress: Progress, topic: str = "data") -> dict[int, dict[str, Any]]:
     """What each builder has made, after what may be hours. A builder that dies ends all ranks: that is the agent's to see."""
-    keys = [f"data/made/{builder}" for builder in builders]
+    keys = [f"{topic}/made/{builder}" for builder in builders]
     while True:
         progress.follow(builders)
         try:

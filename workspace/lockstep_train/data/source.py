@@ -11,27 +11,31 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_sizes.choices import OnBroken, TrainOn
 from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, Damaged, open_arrays, remove
 from lockstep_train.data.pool import Encoder, encode_batch, start_pool
-from lockstep_train.data.read import AnySample, Broken, read_jsonl, read_text
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import AnySample
 from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, paragraph_break
 from lockstep_train.data.wire import Answer, Batch
 from lockstep_train.errors import ConfigError
 
-VERSION = 3
+VERSION = 4
 """Raised when the same text would give other tokens, or other facts about them."""
 BATCH = 2000
 """Samples that are tokenised at once, unless they have more characters:"""
 BATCH_CHARACTERS = 4_000_000
 """150 bytes of memory a token; one sample may have more."""
 TOLD_EVERY_SECONDS = 30.0
+REMARKS = 8
+"""Kinds of remark that are told, at most."""
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
 CONTENT = ("ids", "learned", "offsets")
 
@@ -50,33 +54,43 @@ class Source:
     """Paragraphs that may be joined; else every sample stands for itself."""
     weight: float
     samples: Callable[[Broken], Iterator[AnySample]]
+    pinned: str = ""
+    """What a manifest calls it: the path, or the hub dataset with its commit."""
 
 
-def file_source(path: Path, plain_text: bool, weight: float, digest: str) -> Source:
-    reader = read_text if plain_text else read_jsonl
-    return Source(str(path), digest, plain_text, weight, lambda broken: reader(path, broken))
-
-
-def token_key(source: Source, tokeniser: Tokeniser, train_on: TrainOn) -> str:
+def token_key(source: Source, tokeniser: Tokeniser, train_on: TrainOn, on_broken: OnBroken = OnBroken.FAIL) -> str:
     """The name of the source's token folder: a hash of everything that the tokens follow from."""
-    facts = [VERSION, source.digest, source.plain_text, tokeniser.digest, list(tokeniser.begin), tokeniser.end, train_on.value]
+    facts = [
+        VERSION,
+        source.digest,
+        source.plain_text,
+        tokeniser.digest,
+        list(tokeniser.begin),
+        tokeniser.end,
+        train_on.value,
+        on_broken.value,
+    ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def tokens_of(source: Source, tokeniser: Tokeniser, train_on: TrainOn, folder: Path, say: Say) -> Arrays:
-    """The source's tokens: checked, or made now. Raises ConfigError when the source has broken lines."""
-    place = folder / token_key(source, tokeniser, train_on)
+def tokens_of(
+    source: Source, tokeniser: Tokeniser, train_on: TrainOn, folder: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
+) -> Arrays:
+    """The source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
+    place = folder / token_key(source, tokeniser, train_on, on_broken)
     if place.exists():
         try:
             return open_arrays(place, verify=True)
         except Damaged as problem:
             say(f"The token cache of {source.name} is made again: {problem}")
             remove(place)
-    write_tokens(source, tokeniser, train_on, place, say)
+    write_tokens(source, tokeniser, train_on, place, say, on_broken)
     return open_arrays(place, verify=False)
 
 
-def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place: Path, say: Say) -> None:
+def write_tokens(
+    source: Source, tokeniser: Tokeniser, train_on: TrainOn, place: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
+) -> None:
     """Read, tokenise and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
     broken = Broken(source.name)
     writer = ArrayWriter(place, TYPES)
@@ -88,6 +102,7 @@ def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place:
             return encode_paragraphs(batch, tokeniser), Broken(source.name)
         return encode_batch(batch, tokeniser, train_on, source.name)
 
+    remarks = Remarks(source.name)
     encoder = Encoder(here, lambda: start_pool(tokeniser, train_on, source.name, say), say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
@@ -95,20 +110,55 @@ def write_tokens(source: Source, tokeniser: Tokeniser, train_on: TrainOn, place:
             for count, (encoded, found) in answers:
                 seen += count
                 broken.include(found)
-                if not broken.count and encoded:
+                if encoded and (on_broken is OnBroken.DROP or not broken.count):
                     ids = append(writer, encoded, tokens)
+                    remarks.include(encoded)
                     tokens += len(ids)
                     largest = max(largest, int(ids.max()))
                     samples += len(encoded)
                 pace.at(seen)
-        broken.refuse()
+        if on_broken is OnBroken.FAIL:
+            broken.refuse()
         if not samples:
-            raise ConfigError(f"the data {source.name} holds no samples")
-        facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest}
+            raise ConfigError("; ".join([f"the data {source.name} holds no samples", *broken.left_out()]))
+        blank = [f"Data: {source.name}: left out {broken.blank:,} rows whose text is blank"] if broken.blank else []
+        notes = [*broken.left_out(), *remarks.notes(), *blank]
+        facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
         writer.commit({**facts, "separator": len(paragraph_break(tokeniser))})
     except BaseException:
         writer.discard()
         raise
+
+
+class Remarks:
+    """What is worth telling about a source's samples, counted."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, int] = {}
+        self._divided = Counter[str]()
+
+    def include(self, encoded: Sequence[Encoded]) -> None:
+        """The samples of whole lines."""
+        for line, group in itertools.groupby(encoded, key=lambda item: item.line):
+            samples = list(group)
+            self._divided.update({"conversations": 1, "samples": len(samples)} if len(samples) > 1 else ())
+            for remark in itertools.chain.from_iterable(sample.remarks for sample in samples):
+                self._counts[remark] += 1
+                self._first.setdefault(remark, line)
+
+    def notes(self) -> list[str]:
+        """A line each, the most frequent first."""
+        divided = (
+            f"{self._name}: {self._divided['conversations']:,} conversations make {self._divided['samples']:,} samples, for the chat template "
+            "renders earlier answers otherwise than the model writes them (trainOn: LastTurn learns one of each conversation)"
+        )
+        warnings = [
+            f"WARNING: {self._name}: {count:,} {remark} (the first at line {self._first[remark]:,})"
+            for remark, count in self._counts.most_common(REMARKS)
+        ]
+        return [*([divided] if self._divided else []), *warnings]
 
 
 class Pace:
@@ -143,7 +193,8 @@ def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
 
 
 def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
-    """Add these samples after `before` tokens; the ids of them all."""
+    """Add these samples after `before` tokens; the ids of them all. Samples of one conversation have the key of its first one, which has all of it: they
+    are evaluated or trained on together."""
     lengths = numpy.array([len(item.ids) for item in encoded])
     ids = numpy.fromiter(itertools.chain.from_iterable(item.ids for item in encoded), numpy.int32, int(lengths.sum()))
     learned = numpy.frombuffer(b"".join(item.learned for item in encoded), numpy.uint8)
@@ -154,9 +205,11 @@ def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
     writer.append("ids", ids)
     writer.append("learned", learned)
     writer.append("offsets", starts[1:] + before)
-    writer.append(
-        "keys", numpy.array([content_key(content[4 * start : 4 * end]) for start, end in itertools.pairwise(starts.tolist())], numpy.uint64)
-    )
+    keys: list[int] = []
+    for number, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
+        with_the_one_before = number > 0 and encoded[number].line == encoded[number - 1].line
+        keys.append(keys[-1] if with_the_one_before else content_key(content[4 * start : 4 * end]))
+    writer.append("keys", numpy.array(keys, numpy.uint64))
     writer.append("lines", numpy.array([item.line for item in encoded]))
     writer.append("counts", numpy.add.reduceat(predicted, starts[:-1], dtype=numpy.int32))
     positions = numpy.where(predicted, numpy.arange(len(ids)), numpy.iinfo(numpy.int64).max)

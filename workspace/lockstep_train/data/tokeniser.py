@@ -4,47 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.data.chat import ChatTemplate, Message, Span
+from lockstep_train.data.template import chat_template, own_template, stop_tokens
 from lockstep_train.data.tokenize import Tokeniser
-from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.data.turns import Span, TemplateChoice
+from lockstep_train.errors import first_line, refusal
 
 FILES = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)"
 )
-MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def load_tokeniser(folder: Path) -> Tokeniser:
-    """Raises ConfigError when the folder has no tokenizer."""
+def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> Tokeniser:  # noqa: B008 (never changed)
+    """With the chat template that the run states, or its own. Raises ConfigError when the folder has no tokenizer, TrainerError when it can't be read now."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"training.model.name {folder} holds no tokenizer that transformers can load: {first_line(error)}") from error
+        raise refusal(f"training.model.name {folder} holds no tokenizer that transformers can load: {first_line(error)}", error) from error
     tokenizer.model_max_length = int(1e30)  # a sample longer than the model's context is counted and told by us, not warned of
     end = tokenizer.eos_token_id
     begin = [token for token in tokenizer.encode("") if token != end]
+    if choice.path is not None:
+        tokenizer.chat_template = own_template(Path(choice.path))
     vocabulary = vocabulary_size(folder)
+    stops = stop_tokens(folder, tokenizer)
     return Tokeniser(
         encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
         begin=tuple(begin),
         end=end,
         pad=padding(tokenizer.pad_token_id, end, vocabulary),
-        chat=chat_template(tokenizer),
+        chat=chat_template(tokenizer, stops, choice.variables),
         encode_many=lambda texts: encode_many(tokenizer, texts),
         places=(lambda texts: place_many(tokenizer, texts)) if tokenizer.is_fast else None,
         decode=lambda ids: str(tokenizer.decode(ids)),
-        digest=tokeniser_digest(folder),
+        digest=tokeniser_digest(folder, stops, tokenizer.chat_template if choice.path else None, choice.variables),
         folder=folder,
+        choice=choice,
         vocabulary=vocabulary,
+        stops=frozenset(stops),
     )
 
 
@@ -92,51 +98,20 @@ def on_all_cores(tokenizer: Any) -> Iterator[Any]:
         os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def chat_template(tokenizer: Any) -> ChatTemplate | None:
-    """None without a template, or without the offsets that only fast tokenizers know."""
-    template = tokenizer.chat_template
-    if not tokenizer.is_fast or template is None:
-        return None
-    if isinstance(template, dict):
-        template = template.get("default", next(iter(template.values())))
-
-    def render(messages: Sequence[Message], tools: Sequence[Any], generation_prompt: bool) -> str:
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=generation_prompt
-            )
-        )
-
-    def marked(messages: Sequence[Message], tools: Sequence[Any]) -> list[Span]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        _, spans = render_jinja_template(
-            conversations=[list(messages)],
-            tools=list(tools) or None,
-            chat_template=template,
-            return_assistant_tokens_mask=True,
-            **tokenizer.special_tokens_map,
-        )
-        return [(start, end) for start, end in spans[0]]
-
-    def encode(text: str) -> tuple[list[int], list[Span]]:
-        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found["input_ids"]), [(start, end) for start, end in found["offset_mapping"]]
-
-    return ChatTemplate(render, marked if MARKS.search(template) else None, encode)
-
-
 def tokeniser_files(folder: Path) -> list[Path]:
     """What of a model's folder decides which tokens a text becomes."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and FILES.fullmatch(path.name))
 
 
-def tokeniser_digest(folder: Path) -> str:
-    """Over the tokenizer's files and the versions of the libraries that read them: another one means other tokens."""
+def tokeniser_digest(folder: Path, stops: list[int], template: str | None, variables: Mapping[str, Any]) -> str:
+    """Over the tokenizer's files, stop tokens, the template that the run states with its variables, and the versions of the libraries that read them:
+    another one means other tokens."""
     import tokenizers
     import transformers
 
-    digest = hashlib.sha256(f"{tokenizers.__version__} {transformers.__version__}".encode())
+    digest = hashlib.sha256(f"{tokenizers.__version__} {transformers.__version__} {stops}".encode())
+    if template is not None or variables:
+        digest.update(json.dumps([template, variables], sort_keys=True).encode())
     for path in tokeniser_files(folder):
         digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

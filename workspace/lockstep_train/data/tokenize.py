@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import numpy
 
 from lockstep_sizes.choices import TrainOn
-from lockstep_train.data.chat import ChatTemplate, Span, encode_conversation
-from lockstep_train.data.read import AnySample, Broken, Conversation, Sample
+from lockstep_train.data.chat import encode_conversation
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import AnySample, Conversation, Sample
+from lockstep_train.data.turns import ChatTemplate, Span, TemplateChoice
 
 IGNORED = -100
 PARAGRAPH_BREAK = "\n\n"
-NO_TEMPLATE = "`messages` need a tokenizer with a chat template and character offsets, which the model's folder doesn't have"
+NO_TEMPLATE = "chats (`messages`, `conversations`, `instruction`) need a tokenizer with a chat template and character offsets, which the model's folder doesn't have"
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,12 @@ class Tokeniser:
     """Tells one tokenizer from another."""
     folder: Path | None = None
     """Where it was loaded from, and can be loaded again."""
+    choice: TemplateChoice = field(default_factory=TemplateChoice)
+    """Which chat template it was loaded with."""
     vocabulary: int | None = None
     """Rows of the model's embedding; None: it can't be told before the model is loaded."""
+    stops: frozenset[int] = frozenset()
+    """The tokens at which the model stops writing."""
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         return self.encode_many(texts) if self.encode_many is not None else [self.encode(text) for text in texts]
@@ -74,12 +80,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A whole sample, however long."""
+    """A whole sample, however long. A conversation may make several, which follow each other; the first one has all of it."""
 
     ids: list[int]
     learned: bytes
     """A byte a token: 1 where it is learned."""
     line: int
+    remarks: tuple[str, ...] = ()
+    """What is odd about its answers; one that holds for several turns is there several times."""
 
 
 def encode_samples(samples: Sequence[AnySample], tokeniser: Tokeniser, train_on: TrainOn, broken: Broken) -> list[Encoded]:
@@ -94,15 +102,15 @@ def encode_samples(samples: Sequence[AnySample], tokeniser: Tokeniser, train_on:
             if isinstance(sample, Conversation):
                 encoded = _conversation(sample, tokeniser, train_on)
             elif sample.prompt is not None:
-                encoded = _plain(sample, next(prompts), next(answers), tokeniser, train_on)
+                encoded = [_plain(sample, next(prompts), next(answers), tokeniser, train_on)]
             else:
-                encoded = _plain(sample, [], next(texts), tokeniser, train_on)
+                encoded = [_plain(sample, [], next(texts), tokeniser, train_on)]
         except ValueError as error:
             broken.add(sample.line, str(error))
             continue
-        if 1 in encoded.learned[1:]:
-            found.append(encoded)
-        else:
+        learned = [item for item in encoded if 1 in item.learned[1:]]
+        found += learned
+        if not learned:
             broken.add(sample.line, "no token of it is learned")
     return found
 
@@ -114,10 +122,11 @@ def _plain(sample: Sample, prompt: list[int], text: list[int], tokeniser: Tokeni
     return Encoded([*given, *answer], bytes(masked) + b"\1" * (len(given) + len(answer) - masked), sample.line)
 
 
-def _conversation(conversation: Conversation, tokeniser: Tokeniser, train_on: TrainOn) -> Encoded:
+def _conversation(conversation: Conversation, tokeniser: Tokeniser, train_on: TrainOn) -> list[Encoded]:
     if tokeniser.chat is None:
         raise ValueError(NO_TEMPLATE)
-    return Encoded(*encode_conversation(conversation, tokeniser.chat, train_on), conversation.line)
+    samples = encode_conversation(conversation, tokeniser.chat, train_on)
+    return [Encoded(sample.ids, sample.learned, conversation.line, sample.remarks) for sample in samples]
 
 
 def encode_paragraphs(samples: Sequence[AnySample], tokeniser: Tokeniser) -> list[Encoded]:

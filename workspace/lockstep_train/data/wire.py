@@ -6,7 +6,8 @@ import base64
 import json
 from typing import Any
 
-from lockstep_train.data.read import AnySample, Broken, Conversation, Sample
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import AnySample, Conversation, Sample
 from lockstep_train.data.tokenize import Encoded
 
 Batch = list[AnySample]
@@ -24,20 +25,20 @@ def batch_of(line: bytes) -> Batch:
 
 def answer_line(answer: Answer) -> bytes:
     found, broken = answer
-    samples = [[item.ids, base64.b64encode(item.learned).decode(), item.line] for item in found]
+    samples = [[item.ids, base64.b64encode(item.learned).decode(), item.line, item.remarks] for item in found]
     return _line({"samples": samples, "broken": vars(broken)})
 
 
 def answer_of(line: bytes) -> Answer:
     """Raises ValueError for half a line."""
     said = json.loads(line)
-    samples = [Encoded(ids, base64.b64decode(learned), number) for ids, learned, number in said["samples"]]
+    samples = [Encoded(ids, base64.b64decode(learned), number, tuple(remarks)) for ids, learned, number, remarks in said["samples"]]
     reasons = [(number, reason) for number, reason in said["broken"].pop("reasons")]
     return samples, Broken(**said["broken"], reasons=reasons)
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {**fields, "messages": tuple(fields["messages"]), "tools": tuple(fields["tools"])}
+    return {**fields, **{name: tuple(fields[name]) for name in ("messages", "tools", "untrained")}}
 
 
 def _line(value: Any) -> bytes:

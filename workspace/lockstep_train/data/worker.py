@@ -1,4 +1,4 @@
-"""A process that tokenises for a rank: python -m lockstep_train.data.worker TOKENIZER-FOLDER TRAIN-ON SOURCE
+"""A process that tokenises for a rank: python -m lockstep_train.data.worker TOKENIZER-FOLDER TRAIN-ON SOURCE TEMPLATE VARIABLES
 
 Batches of samples come on its standard input, answers go to its standard output, until the input ends: with the rank, however that ends.
 """
@@ -6,6 +6,7 @@ Batches of samples come on its standard input, answers go to its standard output
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.pool import encode_batch
 from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.data.turns import TemplateChoice
 from lockstep_train.data.wire import answer_line, batch_of
 
 
@@ -27,13 +29,15 @@ def serve(tokeniser: Tokeniser, train_on: TrainOn, name: str, batches: BinaryIO,
         answers.flush()
 
 
-def main(folder: str, train_on: str, name: str) -> None:
+def main(folder: str, train_on: str, name: str, template: str, variables: str) -> None:
+    """`template` is the file of a chat template, or nothing for the tokenizer's own; `variables` are its variables as JSON."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the rank is asked to stop, too, and decides
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
     with contextlib.suppress(BrokenPipeError):
-        serve(load_tokeniser(Path(folder)), TrainOn(train_on), name, sys.stdin.buffer, answers)
+        choice = TemplateChoice(template or None, json.loads(variables))
+        serve(load_tokeniser(Path(folder), choice), TrainOn(train_on), name, sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

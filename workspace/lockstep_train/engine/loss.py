@@ -9,7 +9,7 @@ frozen layer's loss takes its place in the graph only after the layer has return
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,26 +17,34 @@ import torch
 
 from lockstep_train.data.collate import Batch
 from lockstep_train.data.tokenize import IGNORED
+from lockstep_train.engine.balance import Balance
 from lockstep_train.engine.tiles import AttachLoss, Gradients, Layer, TrainedLoss, tiled_loss
 
 
 class TokenLoss:
-    """Call it with a batch. Without a tiled head it goes by whole logits."""
+    """Call it with a batch. Without a tiled head it goes by whole logits. `balance`: of routers that are trained."""
 
-    def __init__(self, engine: Any, head: TiledHead | None) -> None:
+    def __init__(self, engine: Any, head: TiledHead | None, balance: Balance | None = None) -> None:
         self._engine = engine
         self._head = head
+        self._balance = balance
 
     def __call__(self, batch: Batch, wanted: Targets | None = None) -> torch.Tensor:
         """Cross-entropy summed over the learned tokens: a scalar, with a gradient unless gradients are off.
 
-        `wanted`: the batch's targets, where they are at hand; to find them, the host waits for the device.
+        The gradient has the balance loss in it, times the learned tokens, so that a step's is the mean over its tokens; the value hasn't, and
+        compares with an evaluation's. `wanted`: the batch's targets, where they are at hand; to find them, the host waits for the device.
         """
-        if self._head is None:
-            return whole_loss(self._engine(**batch.inputs).logits, batch.labels)
-        with self._head.learning(wanted or targets(batch.labels)):
-            loss: torch.Tensor = self._engine(**batch.inputs).logits
-        return loss
+        wanted = wanted or targets(batch.labels)
+        balance = self._balance if torch.is_grad_enabled() else None
+        inputs = batch.inputs if balance is None else {**batch.inputs, "output_router_logits": True}
+        with self._head.learning(wanted) if self._head is not None else nullcontext():
+            output = self._engine(**inputs)
+        loss: torch.Tensor = output.logits if self._head is not None else whole_loss(output.logits, batch.labels)
+        if balance is None:
+            return loss
+        added = balance(output.router_logits, batch.real) * wanted.places.numel()
+        return loss + (added - added.detach())
 
 
 def whole_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -122,12 +130,12 @@ def tile_head(model: torch.nn.Module) -> tuple[TiledHead | None, str | None]:
         layer = layer.modules_to_save[layer.active_adapter]
     if type(layer) is not torch.nn.Linear:
         return None, f"its last layer is a {type(layer).__name__}, not a plain linear one"
-    if not _ends_with(causal, layer):
+    if not ends_with(causal, layer):
         return None, "it does more to the logits after its last layer"
     return TiledHead(causal, layer), None
 
 
-def _ends_with(causal: Any, layer: torch.nn.Linear) -> bool:
+def ends_with(causal: Any, layer: torch.nn.Linear) -> bool:
     """Whether the model returns its last layer's output as it is; some scale or cap it (Gemma, Cohere, Granite).
 
     Asked of the model's own code: its forward pass is run with a body and a last layer that only hand out given tensors.

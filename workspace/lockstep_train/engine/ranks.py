@@ -12,12 +12,14 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from lockstep_train.environment import RankEnvironment
-from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.errors import first_line, refusal
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
+PATIENCE = timedelta(seconds=30)
+"""Of one question to the store, in a wait that has no end of its own."""
 BACKLOG = 2048
 """Connections that wait to be taken, as TCPStore has it: all ranks come at once."""
 
@@ -65,6 +67,15 @@ class Ranks:
             return None
         return [json.loads(self.store.get(f"{key}/{rank}")) for rank in range(self.world_size)]
 
+    def wait_for(self, key: str) -> None:
+        """Wait for a key of the store for as long as it takes: a rank that dies ends all, which is the agent's to see."""
+        while True:
+            try:
+                self.store.wait([key], PATIENCE)
+                return
+            except DistStoreError:
+                continue
+
     def publish(self, key: str, value: Any = None) -> Any:
         """Rank 0's JSON value on every rank. `key` is used once."""
         if self.first:
@@ -76,12 +87,13 @@ class Ranks:
 def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT_SECONDS) -> Ranks:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT. `timeout_seconds`: how long a collective waits for the others.
 
-    Raises ConfigError where the node holds GPUs that torch can't use.
+    Raises ConfigError where the node holds GPUs that torch can't use, TrainerError where one of them is at fault.
     """
     timeout = timedelta(seconds=timeout_seconds)
     cuda = torch.cuda.is_available()
     if environment.gpus_per_node > 0 and not cuda:
-        raise ConfigError(_unusable_gpus(environment.gpus_per_node))
+        unusable = _unusable_gpus(environment.gpus_per_node)
+        raise refusal(unusable, unusable)
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if cuda else "cpu")
     for name, value in (("RANK", environment.rank), ("WORLD_SIZE", environment.world_size), ("LOCAL_RANK", environment.local_rank)):
         os.environ.setdefault(name, str(value))  # DeepSpeed reads them even for a lone process

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 
+from lockstep_sizes import length
 from lockstep_sizes.choices import Schedule
 from lockstep_train.config import OptimizationConfig
 
 
 def learning_rate(optimization: OptimizationConfig, step: int, total_steps: int) -> float:
-    """Rate of optimizer step `step` (from 1): linear warm-up to the full rate, then the schedule, which reaches 0 after the last step."""
-    full, warmup = optimization.learning_rate, optimization.warmup_steps
+    """Rate of optimizer step `step` (from 1): linear warm-up to the full rate, then the schedule, which reaches its end after the last step.
+
+    Cosine and Linear end at `min_learning_rate_ratio` of the full rate.
+    """
+    full, warmup = optimization.learning_rate, warmup_steps(optimization, total_steps)
     if step <= warmup:
         return full * step / warmup
-    progress = (step - 1 - warmup) / max(1, total_steps - warmup)
+    progress = min(1.0, (step - 1 - warmup) / max(1, total_steps - warmup))
+    least = full * optimization.min_learning_rate_ratio
     if optimization.schedule is Schedule.COSINE:
-        return full * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return least + (full - least) * 0.5 * (1 + math.cos(math.pi * progress))
     if optimization.schedule is Schedule.LINEAR:
-        return full * max(0.0, 1 - progress)
+        return least + (full - least) * (1 - progress)
     return full
+
+
+def warmup_steps(optimization: OptimizationConfig, total_steps: int) -> int:
+    """Steps of the warm-up, however it is stated."""
+    return length.warmup_steps(optimization.warmup_steps, optimization.warmup_ratio, total_steps)

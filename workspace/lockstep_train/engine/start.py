@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import inspect
 import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from lockstep_sizes.choices import Offload, Precision
-from lockstep_sizes.choices import Optimizer as OptimizerName
 from lockstep_sizes.memory import bucket_elements
 from lockstep_train.config import OptimizationConfig
 from lockstep_train.data.pool import usable_cores
+from lockstep_train.engine.optimizer import torch_optimizer
 from lockstep_train.errors import ConfigError
 from lockstep_train.imports import import_engine
+
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
+"""Settings of zero_optimization by which weights are gathered, or kept, in 8 bits."""
 
 
 def prepare_deepspeed() -> Any:
@@ -30,13 +36,6 @@ def prepare_deepspeed() -> Any:
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
     return deepspeed
-
-
-def torch_optimizer(parameters: Sequence[torch.nn.Parameter], optimization: OptimizationConfig) -> torch.optim.Optimizer:
-    """torch's own: no operator to compile, on a GPU or, with offload, on the CPU, where the fused form uses its vector units."""
-    kind = torch.optim.AdamW if optimization.optimizer is OptimizerName.ADAMW else torch.optim.Adam
-    fused = True if optimization.offload is Offload.CPU else None
-    return kind(parameters, lr=optimization.learning_rate, weight_decay=optimization.weight_decay, fused=fused)
 
 
 def share_cores(optimization: OptimizationConfig, ranks_per_node: int) -> None:
@@ -73,16 +72,52 @@ def refuse_invalid(settings: dict[str, Any]) -> None:
         get_float16_config(settings)
     except ValidationError as error:
         raise ConfigError(f"training.deepspeed: DeepSpeed refuses it: {' '.join(str(error).split())}") from error
+    _refuse_quantized_bf16(settings)
     if settings["fp16"]["enabled"] and not get_accelerator().is_fp16_supported():
         raise ConfigError("training.precision is FP16, which this device can't compute in; BF16 and FP32 can be used")
+
+
+def _refuse_quantized_bf16(settings: dict[str, Any]) -> None:
+    """Before its change 8215 (2026-08) DeepSpeed's quantizer took the bits of BF16 weights for FP16, which trains on wrong values without a word.
+    Since then it is told the format to give back."""
+    from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
+
+    asked = [name for name in QUANTIZED if settings["zero_optimization"].get(name)]
+    if asked and settings["bf16"]["enabled"] and "dtype" not in inspect.signature(CUDAQuantizer.dequantize).parameters:
+        version = importlib.metadata.version("deepspeed")
+        raise ConfigError(
+            f"training.deepspeed.zero_optimization.{asked[0]} with training.precision BF16 computes with wrong values in DeepSpeed {version}; leave it out, or use "
+            "the image of this version of Lockstep"
+        )
 
 
 def start_engine(model: torch.nn.Module, optimization: OptimizationConfig, settings: dict[str, Any]) -> Any:
     """A DeepSpeed engine over the model's trainable parameters."""
     deepspeed = prepare_deepspeed()
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch_optimizer(trainable, optimization)
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trainable = [parameter for _, parameter in named]
+    optimizer = torch_optimizer(named, optimization)
     bucket = {"reduce_bucket_size": bucket_elements(sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trainable))}
     config = {**settings, "zero_optimization": {**bucket, **settings["zero_optimization"]}}
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
+    with _zero_in_every_stage():
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
     return engine
+
+
+@contextlib.contextmanager
+def _zero_in_every_stage() -> Iterator[None]:
+    """For Stage1 in BF16 with gradients summed in FP32 DeepSpeed would take its BF16_Optimizer in place of ZeRO's, whose state lies where
+    zero_access doesn't look. ZeRO's own sums in FP32, too: it does so for FP16."""
+    from deepspeed.runtime.engine import BFLOAT16, ZERO_OPTIMIZATION, DeepSpeedEngine
+
+    real = DeepSpeedEngine._do_optimizer_sanity_check
+
+    def chosen(engine: Any, optimizer: Any) -> Any:
+        choice = real(engine, optimizer)
+        return ZERO_OPTIMIZATION if choice == BFLOAT16 else choice
+
+    DeepSpeedEngine._do_optimizer_sanity_check = chosen
+    try:
+        yield
+    finally:
+        DeepSpeedEngine._do_optimizer_sanity_check = real

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from lockstep_sizes.memory import TILE_ELEMENTS
+from lockstep_sizes.activations import TILE_ELEMENTS
 
 FP16_SCALE = 1024.0
 """Gradients of single logits are softmax probabilities: in FP16 those below 6e-8 would be lost, which over 150k words adds up."""
@@ -51,6 +51,7 @@ def tiled_loss(rows: torch.Tensor, layer: Layer, classes: torch.Tensor, gradient
         total -= logarithms.gather(-1, classes[tile, None]).sum()
         if found is not None:
             _add_gradients(found, logarithms, rows, classes, layer, tile)
+        del logarithms  # else they would lie beside the next tile's
     return total, found
 
 

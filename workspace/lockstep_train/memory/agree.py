@@ -12,6 +12,7 @@ from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, asked_partition,
 from lockstep_sizes.memory import Place
 from lockstep_sizes.shape import ModelShape
 from lockstep_train.config import TrainingConfig
+from lockstep_train.data.attention import HALF, varlen_attention
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
 from lockstep_train.memory.capacity import device_bytes
@@ -38,7 +39,8 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
     if not facts["equal"]:
         _refuse_unequal_nodes(training)
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
-    settings = settings_of(training)
+    flash = ranks.device.type == "cuda" and training.precision in HALF and varlen_attention() is not None
+    settings = settings_of(training, flash_attention=flash)
     shape = _shape(folder, reporter)
     if shape is not None:
         check_blocks(shape, settings.quantization, ranks.device)

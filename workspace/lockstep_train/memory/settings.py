@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from lockstep_sizes.settings import Adapter, Settings
+from lockstep_sizes.settings import Adapter, Settings, stated_live, summed_bytes
 from lockstep_train.config import TrainingConfig
 
 
-def settings_of(training: TrainingConfig) -> Settings:
+def settings_of(training: TrainingConfig, *, flash_attention: bool = True) -> Settings:
+    """`flash_attention`: there is one that keeps packed documents apart."""
     lora, optimization = training.lora, training.optimization
     return Settings(
         max_length=training.data.max_length,
@@ -20,4 +21,8 @@ def settings_of(training: TrainingConfig) -> Settings:
         gradient_checkpointing=optimization.gradient_checkpointing,
         hierarchical_partition=training.hierarchical_partition,
         content=training.checkpoint.content,
+        gradient_bytes=summed_bytes(training.deepspeed),
+        live_elements=stated_live(training.deepspeed),
+        packing=training.data.packing,
+        flash_attention=flash_attention,
     )

@@ -12,6 +12,8 @@ def read_shape(folder: Path) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from lockstep_train.engine.loss import ends_with
+
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -20,4 +22,7 @@ def read_shape(folder: Path) -> ModelShape:
         Weight(name, tuple(parameter.shape), name.endswith(".weight") and name.removesuffix(".weight") in linear)
         for name, parameter in model.named_parameters()
     ]
-    return shape_of(config.get_text_config(), tuple(weights))
+    head = model.get_output_embeddings()
+    caps_logits = type(head) is not torch.nn.Linear or not ends_with(model, head)
+    eager = model.config.get_text_config()._attn_implementation == "eager"
+    return shape_of(config.get_text_config(), tuple(weights), caps_logits=caps_logits, eager=eager)

@@ -12,17 +12,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-from torch.distributed import DistStoreError
 
 from lockstep_train.checkpoint.together import refused_together
 from lockstep_train.data.cachefolder import file_hash, stamp
 from lockstep_train.data.tokeniser import tokeniser_files
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, Problem, TrainerError, problem_of, refusal
 from lockstep_train.model.weight_files import INDEX, weight_paths
 from lockstep_train.watch import Watch, limits
 
@@ -30,7 +27,6 @@ CONFIG = "config.json"
 RECORD = "base_files.json"
 """Beside an exported adapter: the files of the base model that it was trained on."""
 READERS = 4
-PATIENCE = timedelta(seconds=30)
 SHOWN = 16
 """Digits of a SHA-256 in a message."""
 
@@ -58,7 +54,7 @@ def base_files(folder: Path) -> dict[str, Path]:
 
 
 def hash_base(folder: Path) -> dict[str, str]:
-    """Of all its files, by this process alone. Raises ConfigError."""
+    """Of all its files, by this process alone. Raises ConfigError, or TrainerError for what can't be read now."""
     files = _present_files(folder)
     with ThreadPoolExecutor(READERS) as pool:
         return dict(zip(files, pool.map(lambda path: _hashed(path, None), files.values()), strict=True))
@@ -68,7 +64,7 @@ def _present_files(folder: Path) -> dict[str, Path]:
     try:
         return base_files(folder)
     except OSError as error:
-        raise ConfigError(f"training.model.name: {error.filename} can't be read: {error.strerror}") from error
+        raise refusal(f"training.model.name: {error.filename} can't be read: {error.strerror}", error) from error
 
 
 def refuse_other_base(folder: Path, recorded: Files, trained: str, remedy: str) -> None:
@@ -118,7 +114,7 @@ def _hashed(path: Path, cache: Path | None) -> str:
     try:
         return file_hash(path, cache)
     except OSError as error:
-        raise ConfigError(f"training.model.name: {path} can't be read: {error.strerror}") from error
+        raise refusal(f"training.model.name: {path} can't be read: {error.strerror}", error) from error
 
 
 def node_groups(marks: Sequence[tuple[int, str]]) -> dict[int, int]:
@@ -155,7 +151,7 @@ class BaseHash:
     """Of a run's base model, begun before the data and the model are loaded. Every rank takes part; nothing of it is a collective."""
 
     def __init__(self, ranks: Ranks, folder: Path, cache: Path) -> None:
-        """Raises ConfigError, on every rank, where a file can't be read."""
+        """Raises ConfigError where a file is missing, TrainerError where it can't be read now."""
         self._ranks = ranks
         self._folder = folder
         self._files = _present_files(folder)
@@ -165,7 +161,7 @@ class BaseHash:
         groups: dict[str, int] = ranks.publish("base/groups", node_groups(sorted(set(map(tuple, marks)))) if marks is not None else None)
         self._groups = {int(node): lowest for node, lowest in groups.items()}
         self._hashes: dict[str, str] = {}
-        self._problem: str | None = None
+        self._problem: Problem | None = None
         self._thread = threading.Thread(target=self._hash, args=(self._share(), cache), name="lockstep-base", daemon=True)
         self._thread.start()
 
@@ -180,36 +176,41 @@ class BaseHash:
         try:
             return [[name, *stamp(path)] for name, path in self._files.items()]
         except OSError as error:
-            raise ConfigError(f"training.model.name: {error.filename} can't be read: {error.strerror}") from error
+            raise refusal(f"training.model.name: {error.filename} can't be read: {error.strerror}", error) from error
 
     def _hash(self, share: Mapping[str, Path], cache: Path) -> None:
         try:
             with ThreadPoolExecutor(READERS) as pool:
                 self._hashes |= zip(share, pool.map(lambda path: _hashed(path, cache), share.values()), strict=True)
         except Exception as error:  # whatever it is, all ranks must hear of it, or they would wait for the rest
-            self._problem = str(error) if isinstance(error, ConfigError) else f"the base model {self._folder} can't be hashed: {error}"
+            unforeseen = Problem(f"the base model {self._folder} can't be hashed: {error}", final=False)
+            self._problem = problem_of(error) if isinstance(error, TrainerError) else unforeseen
 
     def finish(self, recorded: Files, commit: str, watch: Watch) -> Files:
         """What all nodes have. Raises ConfigError, on every rank, where it isn't what `commit` has recorded (empty: no commit, or one from
-        before files were recorded), where nodes have another one, and where files were changed meanwhile."""
+        before files were recorded), where nodes have another one, and where files were changed meanwhile; TrainerError where one can't be read now."""
         watch.begin("Hash of the base model", limits.LOAD_SECONDS)
         self._thread.join()
-        changed = self.changed()
-        if self._problem is None and changed is not None:
-            self._problem = f"{changed} while it was loaded; start again when nothing writes to it"
+        try:
+            changed = self.changed()
+        except TrainerError as error:
+            self._problem = self._problem or problem_of(error)
+        else:
+            if self._problem is None and changed is not None:
+                self._problem = Problem(f"{changed} while it was loaded; start again when nothing writes to it")
         ranks = self._ranks
         ranks.store.set(f"base/hashes/{ranks.rank}", json.dumps([ranks.node, self._hashes, self._problem]))
         if ranks.first:
             ranks.store.set("base/verdict", json.dumps(self._verdict(recorded, commit)))
-        _await(ranks, "base/verdict")
+        ranks.wait_for("base/verdict")
         files, problem = json.loads(ranks.store.get("base/verdict"))
         with refused_together(ranks, "base"):
             if problem is not None:
-                raise ConfigError(problem)
+                raise Problem(*problem).error()
         return dict(files)
 
     def changed(self) -> str | None:
-        """Which file this node has changed since the start."""
+        """Which file this node has changed since the start. Raises TrainerError when that can't be told now."""
         try:
             stamps = self._stamped()
         except ConfigError as error:
@@ -217,24 +218,15 @@ class BaseHash:
         name = next((mine[0] for mine, now in zip(self._stamps, stamps, strict=True) if mine != now), None)
         return f"{self._folder / name} of the base model was changed" if name is not None else None
 
-    def _verdict(self, recorded: Files, commit: str) -> tuple[Files, str | None]:
+    def _verdict(self, recorded: Files, commit: str) -> tuple[Files, Problem | None]:
         answers = []
         for rank in range(self._ranks.world_size):
-            _await(self._ranks, f"base/hashes/{rank}")
+            self._ranks.wait_for(f"base/hashes/{rank}")
             answers.append(json.loads(self._ranks.store.get(f"base/hashes/{rank}")))
-        problems = [problem for _, _, problem in answers if problem is not None]
+        problems = [Problem(*problem) for _, _, problem in answers if problem is not None]
         if problems:
-            return {}, problems[0]
+            return {}, next((problem for problem in problems if problem.final), problems[0])
         copies = merged_copies(self._groups, [(node, files) for node, files, _ in answers])
         remedy = "put the recorded files back, or set training.checkpoint.resumeFrom to None to train anew on these"
-        return copies[0].files, base_problem(self._folder, copies, recorded, commit, remedy)
-
-
-def _await(ranks: Ranks, key: str) -> None:
-    """For as long as it takes: a rank that dies ends all, which is the agent's to see."""
-    while True:
-        try:
-            ranks.store.wait([key], PATIENCE)
-            return
-        except DistStoreError:
-            continue
+        problem = base_problem(self._folder, copies, recorded, commit, remedy)
+        return copies[0].files, Problem(problem) if problem is not None else None

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from lockstep_train.errors import ConfigError
+from lockstep_sizes.modelnames import model_title
+from lockstep_train.errors import ConfigError, refusal
 from lockstep_train.model.lora import adapter_description, adapter_names
 
 CONFIG = "adapter_config.json"
@@ -57,8 +58,8 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         description = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"training.lora.initFrom {folder} has no readable {CONFIG} ({error}); it must be the folder of a PEFT adapter"
+        raise refusal(
+            f"training.lora.initFrom {folder} has no readable {CONFIG} ({error}); it must be the folder of a PEFT adapter", error
         ) from error
     if not isinstance(description, dict):
         raise ConfigError(f"training.lora.initFrom {folder}: {CONFIG} is no JSON object; it must be the folder of a PEFT adapter")
@@ -72,7 +73,7 @@ def description_differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) 
         for key, word in WORDS.items()
         if key in theirs and _comparable(theirs[key]) != _comparable(mine[key]) and not _is_pattern(key, theirs[key])
     ]
-    base, wanted = (Path(str(value.get("base_model_name_or_path") or "")).name for value in (theirs, mine))
+    base, wanted = (Path(model_title(str(value.get("base_model_name_or_path") or ""))).name for value in (theirs, mine))
     if base and wanted and base != wanted:
         found.append(f"its base model is {base}, not {wanted} (base_model_name_or_path in {CONFIG})")
     return found
@@ -108,8 +109,8 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"training.lora.initFrom {folder} has no readable {WEIGHTS} ({error}); save the adapter with safetensors"
+        raise refusal(
+            f"training.lora.initFrom {folder} has no readable {WEIGHTS} ({error}); save the adapter with safetensors", error
         ) from error
 
 

@@ -12,7 +12,7 @@ import torch
 
 from lockstep_sizes.choices import Precision, Quantization, ZeroStage
 from lockstep_train.config import ModelConfig
-from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.errors import ConfigError, first_line, refusal
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options
@@ -111,7 +111,7 @@ def load_whole(folder: Path, precision: Precision, device: torch.device | None =
 
 
 def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch.nn.Module:
-    """transformers' loader. Raises ConfigError with the first line of what it says."""
+    """transformers' loader. Raises, with the first line of what it says, ConfigError, or TrainerError for a fault that may pass."""
     quiet_transformers()
     from transformers import AutoModelForCausalLM
 
@@ -119,8 +119,6 @@ def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch
         model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
             str(folder), local_files_only=True, dtype=DTYPES[precision], **options
         )
-    except torch.OutOfMemoryError:
-        raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"training.model.name {folder} can't be loaded as a causal language model: {first_line(error)}") from error
+        raise refusal(f"training.model.name {folder} can't be loaded as a causal language model: {first_line(error)}", error) from error
     return model

@@ -77,13 +77,23 @@ def peak_memory_bytes(on_gpu: bool) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def peak_reserved_bytes(on_gpu: bool) -> int:
+    """The most that torch had taken of the GPU's memory, with what lay unused between tensors; 0 on CPUs."""
+    if not on_gpu:
+        return 0
+    import torch
+
+    return int(torch.cuda.max_memory_reserved())
+
+
 def across_ranks(told: Sequence[Sequence[float]]) -> dict[str, float | None]:
-    """`told`: by each rank, its peak memory in bytes, and the seconds it computed in the step before; 0 when there was none."""
+    """`told`: by each rank, its peak memory in bytes, the seconds it computed in the step before, 0 when there was none, and its peak of reserved memory, 0 on CPUs."""
     seconds = [row[1] for row in told]
     slowest = seconds.index(max(seconds))
     known = seconds[slowest] > 0
     return {
         "peakMemoryBytes": max(row[0] for row in told),
+        "peakReservedBytes": max(row[2] for row in told) or None,
         "slowestRank": slowest if known else None,
         "slowestRankSeconds": seconds[slowest] if known else None,
         "medianRankSeconds": statistics.median(seconds) if known else None,

@@ -11,17 +11,26 @@ make Jobs it ends by its own deadline, and the next reader sweeps it up.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from secrets import token_hex
 
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
 from lockstep.plan.observed import Object, Observed, is_terminating
 from lockstep.plan.pods import is_scheduled, why_not_started
 from lockstep.plan.reader import CONTAINER as READER_CONTAINER
-from lockstep.plan.reader import LABEL_READER_OF, claims_of, is_shared, missing_claim, mounted_claims, pod_claims_of, reader_pod
+from lockstep.plan.reader import (
+    LABEL_READER_OF,
+    claims_of,
+    is_shared,
+    missing_claim,
+    mounted_claims,
+    pod_claims_of,
+    reader_pod,
+    with_secrets,
+)
 from lockstep.plan.running import is_running
 from lockstep.plan.unscheduled import why_unscheduled
 from lockstep.platforms.kubernetes.cluster import FORBIDDEN, ApiError, Cluster
@@ -90,7 +99,14 @@ async def place_roots(cluster: Cluster, place: Place, *, writing: bool) -> list[
 
 @asynccontextmanager
 async def beside(
-    cluster: Cluster, namespace: str, job: str, node: int = 0, *, seconds: int = LIFETIME_SECONDS, say: Say = lambda line: None
+    cluster: Cluster,
+    namespace: str,
+    job: str,
+    node: int = 0,
+    *,
+    seconds: int = LIFETIME_SECONDS,
+    secrets: bool = False,
+    say: Say = lambda line: None,
 ) -> AsyncIterator[Place]:
     """A container that sees the files of node `node` of the job: of its own pod, where that runs, else of a reader.
 
@@ -106,7 +122,7 @@ async def beside(
     if own is not None:
         yield own
         return
-    async with reader(cluster, stateful_set, node, seconds=seconds, say=say) as place:
+    async with reader(cluster, stateful_set, node, seconds=seconds, secrets=secrets, say=say) as place:
         yield place
 
 
@@ -118,10 +134,14 @@ async def reader(
     *,
     seconds: int = LIFETIME_SECONDS,
     resources: Object | None = None,
+    secrets: bool = False,
     say: Say = lambda line: None,
 ) -> AsyncIterator[Place]:
-    """A pod of its own, running, with the claims of node `node`; removed at the end whatever happens. Raises NoReader."""
-    pod = reader_pod(stateful_set, node, secrets.token_hex(3), seconds, resources)
+    """A pod of its own, running, with the claims of node `node`; removed at the end whatever happens. `secrets`: also with the job's variables
+    from Secrets and ConfigMaps. Raises NoReader."""
+    pod = reader_pod(stateful_set, node, token_hex(3), seconds, resources)
+    if secrets:
+        pod = with_secrets(pod, stateful_set)
     place = Place(pod["metadata"]["namespace"], pod["metadata"]["name"], READER_CONTAINER)
     await asyncio.gather(
         _check_claims(cluster, stateful_set, node, pod), _sweep(cluster, place.namespace, stateful_set["metadata"]["name"])

@@ -14,9 +14,11 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
 from lockstep.api.training import Training
+from lockstep.plan.preflight import WILD
 from lockstep.plan.resolve import PlatformDefaults, Resolved
 from lockstep.plan.run import Placement, build_run
 from lockstep_gang.contract import AllReduce, Expected, Run, Storage, WhenDone
+from lockstep_sizes.modelnames import is_address, is_folder
 
 LOOPBACK = "127.0.0.1"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -115,24 +117,35 @@ def check_inputs(resolved: Resolved) -> None:
         model = Path(training["model"]["name"])
         stated = resolved.job.spec.training
         assert stated is not None  # noqa: S101 (resolved.training comes from it)
-        _require("spec.training.model.name", stated.model.name, model, model.is_dir(), "folder")
-        _require_file("spec.training.model.name", f"{stated.model.name}/config.json", model / "config.json")
+        if is_folder(stated.model.name):
+            _require("spec.training.model.name", stated.model.name, model, model.is_dir(), "folder")
+            _require_file("spec.training.model.name", f"{stated.model.name}/config.json", model / "config.json")
         for place, path, real in _data_files(stated, training):
-            _require_file(place, path, Path(real))
+            if not is_address(path):
+                _require_data(place, path, Path(real))
+        if stated.data.chat_template is not None:
+            _require_file("spec.training.data.chatTemplate", stated.data.chat_template, Path(training["data"]["chatTemplate"]))
         resume = training["checkpoint"]["resumeFrom"]
         if resume.startswith("/"):
             _require("spec.training.checkpoint.resumeFrom", stated.checkpoint.resume_from, Path(resume), Path(resume).is_dir(), "folder")
 
 
 def _data_files(stated: Training, training: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Every file of samples: its field, as stated, and where it is here. Hub datasets have none."""
+    """Every path of samples: its field, as stated, and where it is here. Hub datasets have none."""
     if stated.data.path is not None:
         yield "spec.training.data.path", stated.data.path, training["data"]["path"]
     for index, source in enumerate(stated.data.sources):
         if source.path is not None:
             yield f"spec.training.data.sources[{index}].path", source.path, training["data"]["sources"][index]["path"]
-    if stated.evaluation is not None and stated.evaluation.data is not None:
+    if stated.evaluation is not None and stated.evaluation.data is not None and stated.evaluation.data.path is not None:
         yield "spec.training.evaluation.data.path", stated.evaluation.data.path, training["evaluation"]["data"]["path"]
+
+
+def _require_data(field: str, stated: str, path: Path) -> None:
+    """A file, a folder, or a pattern of which a file is there."""
+    pattern = bool(WILD & set(stated)) and not path.exists()
+    there = any(Path(path.anchor).glob(str(path.relative_to(path.anchor)))) if pattern else path.exists()
+    _require(field, stated, path, there, "file that matches" if pattern else "file or folder")
 
 
 def _require_file(field: str, stated: str, path: Path) -> None:

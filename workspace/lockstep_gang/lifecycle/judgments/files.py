@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lockstep_gang.contract.preflight import Finding, PathFact, VolumeFacts
+from lockstep_gang.contract.preflight import Finding, Kind, PathFact, VolumeFacts
 from lockstep_gang.contract.run import Storage
 from lockstep_gang.lifecycle.judgments.findings import Nodes, error, shown_bytes, warning, where
 
@@ -22,17 +22,18 @@ def paths(nodes: Nodes) -> Iterator[Finding]:
         facts = {fact.path: fact for fact in looked.paths}
         for item in expected:
             fact = facts.get(item.path, PathFact(item.path, error="it was not looked at"))
-            seen = _path_problem(fact, item.kind.value)
+            kinds = [item.kind, Kind.FOLDER] if item.or_folder else [item.kind]
+            seen = _path_problem(fact, [kind.value for kind in kinds])
             if seen and "paths" not in looked.unfinished:
                 message = f"{item.field}: {seen} {item.path} on {where(nodes.run, node)}"
                 fix = "put it there, or correct the path" if not fact.error else "look at the volume and at the file's rights"
                 yield replace(error("paths", node, message, fix), final=not fact.error)
 
 
-def _path_problem(fact: PathFact, kind: str) -> str:
+def _path_problem(fact: PathFact, kinds: Sequence[str]) -> str:
     if fact.error:
         return f"{fact.error}:"
-    return "" if fact.found == kind else f"there is no {kind.lower()}"
+    return "" if fact.found in kinds else f"there is no {' or '.join(kinds).lower()}"
 
 
 def writable(nodes: Nodes) -> Iterator[Finding]:

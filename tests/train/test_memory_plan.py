@@ -1,0 +1,63 @@
+"""The memory plan beside what tensors really took: dense models and mixtures of experts, adapters and all weights, in every stage, with and
+without gradient checkpointing, with tiled and with whole logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import ForkServer, Outcomes
+
+TOLERANCE = 0.1
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+DENSE: dict[str, dict[str, Any]] = {
+    "adapter": {"family": "llama", "stage": "Stage2"},
+    "adapter, FP32": {"family": "llama", "stage": "Stage1", "precision": "FP32"},
+    "adapter, sharded, recomputed": {"family": "llama", "stage": "Stage3", "gc": True},
+    "adapter on the head, recomputed": {"family": "llama", "stage": "Stage2", "gc": True, "lora": {"targetModules": ["q_proj", "lm_head"]}},
+    "capped logits, sharded, recomputed": {"family": "gemma2", "stage": "Stage3", "gc": True},
+    "all weights": {"family": "llama", "stage": "Stage2", "method": "Full"},
+    "all weights, sharded": {"family": "llama", "stage": "Stage3", "method": "Full"},
+}
+OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "adapter": {"family": "qwen3_moe", "stage": "Stage2"},
+    "adapter, sharded": {"family": "qwen3_moe", "stage": "Stage3"},
+    "adapter, sharded, recomputed": {"family": "qwen3_moe", "stage": "Stage3", "gc": True},
+    "adapters of experts, sharded": {"family": "qwen3_moe", "stage": "Stage3", "lora": {"targetParameters": EXPERTS}},
+    "adapters of experts, recomputed": {"family": "qwen3_moe", "stage": "Stage2", "gc": True, "lora": {"targetParameters": EXPERTS}},
+    "all weights, sharded": {"family": "qwen3_moe", "stage": "Stage3", "method": "Full"},
+}
+NO_TENSORS = ("the process itself", "a save's copy")
+"""The latter is memory that ranks share with the threads that write it."""
+
+
+@pytest.fixture(scope="module")
+def dense(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return measured(ranks, tmp_path_factory.mktemp("dense"), DENSE)
+
+
+@pytest.fixture(scope="module")
+def of_experts(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return measured(ranks, tmp_path_factory.mktemp("experts"), OF_EXPERTS)
+
+
+def measured(ranks: ForkServer, folder: Path, variants: dict[str, Any]) -> Outcomes:
+    return ranks.run_each("peak_variants", 2, variants, folder / "peaks.json", folder=str(folder))
+
+
+def off(result: dict[str, Any]) -> float:
+    """How far the plan lies above (or below: negative) the highest peak, as a share of it."""
+    items = {name: size for name, size in result["items"].items() if not name.startswith(NO_TENSORS)}
+    return sum(items.values()) / max(result["peaks"].values()) - 1
+
+
+@pytest.mark.parametrize("variant", DENSE)
+def test_the_plan_of_a_dense_model_is_what_its_tensors_take(dense: Outcomes, variant: str) -> None:
+    assert abs(off(dense[variant])) < TOLERANCE, dense[variant]
+
+
+@pytest.mark.parametrize("variant", OF_EXPERTS)
+def test_the_plan_of_a_mixture_of_experts_is_what_its_tensors_take(of_experts: Outcomes, variant: str) -> None:
+    """Without gradient checkpointing, too, no rank keeps gathered experts from the forward to the backward pass."""
+    assert abs(off(of_experts[variant])) < TOLERANCE, of_experts[variant]

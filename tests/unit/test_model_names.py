@@ -1,0 +1,168 @@
+"""A base model's name in a job: a folder, a model of the hub, or an address; and who gets the hub's token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden.plan_cases import CONTEXT, of_kind, pod_of, profile, trainer_of
+from hub_server import TOKEN, Hub, running_hub
+from lockstep.api.job import TrainingJob
+from lockstep.cli import model as model_verb
+from lockstep.cli.planfacts import known_facts
+from lockstep.plan.objects import render
+from lockstep.plan.preflight import expected
+from lockstep.plan.reader import reader_pod, with_secrets
+from lockstep.plan.references import references
+from lockstep.plan.resolve import Resolved, resolve
+from lockstep.plan.variables import variable_warnings
+from lockstep_sizes.modelnames import fetched_folder, folder_name, is_address, is_folder, is_hub_name, model_title
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False,
+}  # fmt: skip
+GATED = {"name": "org/m", "revision": "v1", "tokenSecret": {"name": "hub"}}
+
+
+def job(model: dict[str, Any], **spec: Any) -> TrainingJob:
+    training = {"model": model, "data": {"path": "/workspace/d.jsonl"}}
+    return TrainingJob.model_validate(
+        {
+            "apiVersion": "lockstep.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "x", "namespace": "team"},
+            "spec": {"training": training, **spec},
+        }
+    )
+
+
+def resolved(model: dict[str, Any], **spec: Any) -> Resolved:
+    return resolve(job(model, **spec), profile())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "folder"),
+    [
+        ("/workspace/models/x", is_folder, None),
+        ("zai-org/GLM-4.5-Air", is_hub_name, "zai-org--GLM-4.5-Air"),
+        ("gpt2", is_hub_name, "gpt2"),
+        ("s3://bucket/models/Qwen3-8B/", is_address, "s3--bucket--models--Qwen3-8B"),
+        ("s3://bucket/a b?", is_address, "s3--bucket--a%20b%3F"),
+    ],
+)
+def test_a_name_says_what_it_is_and_where_its_files_lie(name: str, kind: Any, folder: str | None) -> None:
+    assert [check for check in (is_folder, is_hub_name, is_address) if check(name)] == [kind]
+    if folder is not None:
+        assert folder_name(name) == folder
+        assert str(fetched_folder("/workspace/cache", name, "c0")) == f"/workspace/cache/models/{folder}/c0"
+
+
+def test_a_fetched_folder_is_called_by_the_models_name() -> None:
+    assert model_title(str(fetched_folder("/workspace/cache", "org/tiny", "a" * 40))) == "org/tiny"
+    assert model_title("/workspace/models/tiny") == "/workspace/models/tiny"
+    assert model_title("org/tiny") == "org/tiny"
+
+
+def test_the_token_reaches_ranks_from_its_secret_and_no_run_names_it() -> None:
+    objects = render(resolved(GATED), CONTEXT)
+    assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}} in trainer_of(objects)["env"]
+    (frozen,) = [item for item in of_kind(objects, "ConfigMap") if "run.json" in item["data"]]
+    run = json.loads(frozen["data"]["run.json"])
+    assert run["training"]["model"] == {"name": "org/m", "revision": "v1", "quantization": "None"}
+    assert "hub" in {reference.name for reference in references(resolved(GATED)) if reference.field == "training.model.tokenSecret"}
+
+
+def test_a_token_that_is_given_twice_is_told() -> None:
+    stated = job(GATED, env=[{"name": "HF_TOKEN", "value": "x"}])
+    assert [notice.message for notice in variable_warnings(stated, profile())] == [
+        "HF_TOKEN in the job's env has no effect: training.model.tokenSecret is used, remove one of them"
+    ]
+    (token,) = [v for v in trainer_of(render(resolve(stated, profile()), CONTEXT))["env"] if v["name"] == "HF_TOKEN"]
+    assert "valueFrom" in token
+
+
+@pytest.mark.parametrize(("name", "looked_for"), [("/workspace/m", True), ("org/m", False), ("s3://bucket/m", False)])
+def test_preflight_looks_for_folders_only(name: str, looked_for: bool) -> None:
+    found = expected(resolved({"name": name}))
+    assert found is not None
+    assert ("spec.training.model.name" in {path.field for path in found.paths}) is looked_for
+
+
+def test_a_pod_that_fetches_has_the_jobs_secrets_and_one_that_reads_has_none() -> None:
+    variables = [{"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": {"secretKeyRef": {"name": "s3", "key": "k"}}}]
+    objects = render(resolved(GATED, env=variables, envFrom=[{"secretRef": {"name": "all"}}]), CONTEXT)
+    (stateful_set,) = of_kind(objects, "StatefulSet")
+    assert pod_of(objects)
+    reader = reader_pod(stateful_set, 0, "abc", 60)
+    (container,) = with_secrets(reader, stateful_set)["spec"]["containers"]
+    assert {v["name"] for v in container["env"] if "valueFrom" in v} == {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"}
+    assert container["envFrom"] == [{"secretRef": {"name": "all"}}]
+    assert all("value" in v for v in reader["spec"]["containers"][0]["env"])
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        yield hub
+
+
+def facts(model: dict[str, Any]) -> Any:
+    return known_facts(resolved(model), None, None, None, None, None)
+
+
+def test_a_plan_reads_the_sizes_of_a_hubs_model_from_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = hub.add("org/m", {"config.json": json.dumps(CONFIG).encode()}, gated=True)
+    repository.revisions["v1"] = repository.revisions["main"]
+    refused = facts(GATED)
+    assert refused.shape is None
+    assert "org/m is of the hub, and http" in refused.shape_source
+    assert "answers 401 when asked for its config.json; a gated or private one needs HF_TOKEN in this shell" in refused.shape_source
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    known = facts(GATED)
+    assert known.shape is not None
+    hub.requests.clear()
+    unasked = known_facts(resolved(GATED), None, None, None, None, None, offline=True)
+    assert unasked.shape is None and hub.requests == []
+    assert "org/m is of the hub, which is not asked with --offline: --model-config FILE" in unasked.shape_source
+    assert known.shape_source == f"{hub.endpoint}/org/m/resolve/v1/config.json"
+
+
+def test_a_plan_without_the_hub_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert (
+        "can't be asked for its config.json ([Errno 111] Connection refused): --model-config FILE" in facts({"name": "org/m"}).shape_source
+    )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "org/m is of the hub, and HF_HUB_OFFLINE is set: --model-config FILE" in facts({"name": "org/m"}).shape_source
+
+
+def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> None:
+    assert model_verb._named(None, None, resolved(GATED)) == ("org/m", "v1")
+    assert model_verb._named(None, "v2", resolved(GATED)) == ("org/m", "v2")
+    assert model_verb._named("org/other", None, resolved(GATED)) == ("org/other", None)
+    with pytest.raises(Exception, match=r"names the folder /workspace/m: there is no model to fetch"):
+        model_verb._named(None, None, resolved({"name": "/workspace/m"}))
+    with pytest.raises(Exception, match=r"--to /models/x must be a folder below /workspace"):
+        model_verb._arguments("org/m", None, Path("/models/x"))
+    assert model_verb._arguments("org/m", "v1", Path("/workspace/models/m")) == [
+        "org/m", "--cache", "/workspace/cache", "--revision", "v1", "--to", "/workspace/models/m",
+    ]  # fmt: skip
+
+
+def test_a_claim_is_filled_as_by_a_job_that_names_it(tmp_path: Path) -> None:
+    made = TrainingJob.model_validate(model_verb._job_of_claim("team-workspace", "hub", "org/m"))
+    read = resolve(made, profile())
+    assert read.workspace_claim == "team-workspace"
+    (stateful_set,) = of_kind(render(read, CONTEXT), "StatefulSet")
+    pod = with_secrets(reader_pod(stateful_set, 0, "abc", 60), stateful_set)
+    assert "team-workspace" in json.dumps(pod["spec"]["volumes"])
+    assert "hub" in json.dumps(pod["spec"]["containers"][0]["env"])

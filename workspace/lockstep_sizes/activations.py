@@ -1,0 +1,148 @@
+"""Bytes that a forward and a backward pass hold beside weights and optimizer state (pure): counted operation by operation in transformers' decoders.
+
+tests/train/test_memory_plan.py holds these counts against what ranks really held. docs/how-to/memory.md explains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep_sizes.choices import Method, ZeroStage
+from lockstep_sizes.settings import Settings
+from lockstep_sizes.shape import ModelShape
+
+FP32_BYTES = 4
+TILE_ELEMENTS = 1 << 26
+"""Logits of a tile (engine/tiles.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
+
+
+def tokens_of(settings: Settings) -> int:
+    """Of a micro-batch at its longest."""
+    return settings.max_length * settings.micro_batch_size
+
+
+def layer_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Tensors that autograd keeps of one decoder layer until its backward pass."""
+    return attention_bytes(shape, settings) + tokens_of(settings) * _feed_forward(shape, settings)
+
+
+def attention_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Of these what is there before the feed-forward part computes, and when its backward pass is done: attention's, and the norms'."""
+    return tokens_of(settings) * (_attention(shape, settings) + _norms(shape, settings)) + _scores(shape, settings)
+
+
+def kept_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Of all layers, from the forward to the backward pass. With gradient checkpointing each keeps its input alone."""
+    if settings.gradient_checkpointing:
+        return tokens_of(settings) * shape.layers * shape.hidden * settings.element_bytes
+    return shape.layers * layer_bytes(shape, settings)
+
+
+def gradient_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Gradients of the widest tensors of one layer, those of its feed-forward part, at the same time."""
+    routed = 2 * shape.experts_per_token * shape.hidden
+    per_token = settings.element_bytes * (3 * shape.intermediate + routed) + 2 * FP32_BYTES * shape.hidden
+    return tokens_of(settings) * per_token
+
+
+def score_gradient_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Of scores that are held whole: before and after the softmax in FP32, when what came after it is gone."""
+    return _pairs(shape, settings) * (2 * FP32_BYTES - settings.element_bytes)
+
+
+def last_rows_bytes(shape: ModelShape, settings: Settings) -> int:
+    """The last norm's input in FP32, and of a tiled loss the rows that are learned and their gradient."""
+    rows = 0 if whole_logits(shape, settings) else 2 * settings.element_bytes
+    return tokens_of(settings) * shape.hidden * (FP32_BYTES + rows)
+
+
+def tile_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Logits of a tile, in BF16 and FP16 once more in FP32, and their logarithms; of a head that is trained, its gradient in FP32 as well."""
+    element = settings.element_bytes
+    each = 2 * FP32_BYTES + (element if element < FP32_BYTES else 0)
+    head = (FP32_BYTES + element) * shape.vocabulary * shape.hidden if trains_head(settings) else 0
+    return each * min(tokens_of(settings) * shape.vocabulary, TILE_ELEMENTS) + head
+
+
+def logits_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Whole logits (engine/loss.py, whole_loss) in the backward pass: their logarithms, the loss's gradient and the logits' own in FP32; where
+    the model caps or scales its logits, what that keeps of them."""
+    capped = settings.element_bytes if shape.caps_logits else 0
+    return (3 * FP32_BYTES + capped) * tokens_of(settings) * shape.vocabulary
+
+
+def whole_logits(shape: ModelShape, settings: Settings) -> bool:
+    """Whether the loss needs them: the model does more after its last layer, or that layer has an adapter (engine/loss.py, tile_head)."""
+    return shape.caps_logits or (settings.method is Method.LORA and "lm_head" in _targets(settings))
+
+
+def trains_head(settings: Settings) -> bool:
+    return settings.method is Method.FULL or "lm_head" in settings.adapter.modules_to_save
+
+
+def mask_bytes(settings: Settings) -> int:
+    """Of packed documents, where no flash attention keeps them apart: a mask of booleans, and the same as numbers."""
+    return settings.micro_batch_size * settings.max_length**2 * (1 + settings.element_bytes)
+
+
+def folded_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Of stacks of experts with adapters: peft adds each to a copy, which autograd keeps, and whose gradient is as large."""
+    if settings.method is Method.FULL:
+        return 0
+    stacks = [weight for weight in shape.adapted(settings.adapter.target_parameters) if len(weight.shape) == 3]
+    layers: dict[str, int] = {}
+    for weight in stacks:
+        layers[weight.module] = layers.get(weight.module, 0) + weight.numel
+    held = max(layers.values(), default=0) if settings.gradient_checkpointing else sum(layers.values())
+    return settings.element_bytes * (held + max((weight.numel for weight in stacks), default=0))
+
+
+def _targets(settings: Settings) -> Sequence[str]:
+    return [target.rpartition(".")[2] for target in settings.adapter.target_modules]
+
+
+def _inputs_kept(settings: Settings, *linear: str) -> bool:
+    """Whether autograd keeps the input of one of these linear layers. Of a frozen one it needs none, but DeepSpeed's own linear layer, which
+    takes the place of torch's under Stage3, keeps each."""
+    if settings.method is Method.FULL or settings.zero_stage is ZeroStage.STAGE3:
+        return True
+    return any(name in _targets(settings) for name in linear)
+
+
+def _attention(shape: ModelShape, settings: Settings) -> int:
+    """Queries and attention's output, keys and values. A block mask leaves keys and values no way but to be repeated for each query."""
+    masked = settings.packing and not settings.flash_attention
+    keys = shape.query if masked else shape.key_value
+    inputs = shape.hidden if _inputs_kept(settings, "q_proj", "k_proj", "v_proj") else 0
+    low_rank = settings.adapter.rank * len(settings.adapter.target_modules) if settings.method is Method.LORA else 0
+    return settings.element_bytes * (2 * shape.query + 2 * keys + inputs + low_rank)
+
+
+def _feed_forward(shape: ModelShape, settings: Settings) -> int:
+    """The gate, what is left of it and the other factor, each of them as wide as the feed-forward part; of routed experts also the
+    output for each of a token's experts."""
+    through_linear = shape.intermediate - shape.routed
+    elements = 3 * shape.intermediate + shape.experts_per_token * shape.hidden
+    if _inputs_kept(settings, "gate_proj", "up_proj"):
+        elements += shape.hidden
+    if _inputs_kept(settings, "down_proj"):
+        elements += through_linear
+    if settings.method is Method.FULL:
+        elements += shape.experts_per_token * shape.hidden + shape.routed
+    return settings.element_bytes * elements
+
+
+def _norms(shape: ModelShape, settings: Settings) -> int:
+    """They compute in FP32 and keep their input so; where their weights are trained, also what these are multiplied with."""
+    elements = shape.layer_norms * shape.hidden + (shape.query + shape.key_value if shape.head_norms else 0)
+    return elements * (FP32_BYTES + (settings.element_bytes if settings.method is Method.FULL else 0))
+
+
+def _scores(shape: ModelShape, settings: Settings) -> int:
+    """Of attention that holds them whole, as where they are capped: before and after the softmax, and that in FP32."""
+    return _pairs(shape, settings) * (FP32_BYTES + 2 * settings.element_bytes)
+
+
+def _pairs(shape: ModelShape, settings: Settings) -> int:
+    """Of a query and a key, over all heads that hold the score of each."""
+    return shape.score_heads * settings.micro_batch_size * settings.max_length**2

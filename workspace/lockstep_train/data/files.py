@@ -1,0 +1,219 @@
+"""The samples of one or many files: of a path, a pattern, or the splits of a folder. Files are read in the order of their names, one after the
+other, and lines or rows are counted through all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep_sizes.choices import DataFormat
+from lockstep_train.config import SourceConfig
+from lockstep_train.data.layout import CARD, Layout, layout_of, one_of, split_names
+from lockstep_train.data.read import Broken, is_plain_text, read_jsonl, read_text
+from lockstep_train.data.records import AnySample
+from lockstep_train.data.streams import TABLES, suffix_of
+from lockstep_train.data.tables import PARQUET, parquet_row_count, read_paragraphs, read_table
+from lockstep_train.errors import ConfigError, first_line
+
+WILD = set("*?[")
+Reader = Callable[[Path, Broken], Iterator[AnySample]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of some files."""
+
+    paths: tuple[Path, ...]
+    start: int = 0
+    """Rows before it that are left out."""
+    end: int | None = None
+    """Rows up to and without this one; None: all."""
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """What one source is read from."""
+
+    parts: tuple[Part, ...]
+    plain_text: bool
+    """Paragraphs that may be joined; else every sample stands for itself."""
+    separator: str | None = None
+    """Of CSV files that have another one than a comma."""
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for part in self.parts for path in part.paths]
+
+    def samples(self, broken: Broken) -> Iterator[AnySample]:
+        """All samples. Raises ConfigError for a file that can't be read."""
+        before = 0
+        for part in self.parts:
+            before += yield from _samples_of(part, reader_of(self.plain_text, self.separator), broken, before)
+
+    def digest(self, of: Callable[[Path], str]) -> str:
+        """Over the contents and which rows of them are read: of one whole file its own."""
+        contents = [of(path) for path in self.paths]
+        chosen = [[part.start, part.end, len(part.paths)] for part in self.parts]
+        if len(contents) == 1 and chosen == [[0, None, 1]] and self.separator is None:
+            return contents[0]
+        return hashlib.sha256(json.dumps([contents, chosen, self.separator]).encode()).hexdigest()
+
+
+def reader_of(plain_text: bool, separator: str | None) -> Reader:
+    """What reads a file, by its name and by whether its texts are paragraphs."""
+
+    def read(path: Path, broken: Broken) -> Iterator[AnySample]:
+        if suffix_of(path) in TABLES:
+            return (read_paragraphs if plain_text else read_table)(path, broken, separator)
+        return (read_text if plain_text else read_jsonl)(path, broken)
+
+    return read
+
+
+class _Through(Broken):
+    """Counts lines or rows through the files of a part, and passes on what is broken in those that are asked for."""
+
+    def __init__(self, whole: Broken, part: Part, offset: int) -> None:
+        super().__init__(whole.name)
+        self._whole = whole
+        self._part = part
+        self._offset = offset
+        """Rows of the parts before."""
+        self.before = 0
+        """Rows of the files before."""
+        self.last = 0
+        """The last row of the file at hand."""
+
+    def number(self, line: int) -> int | None:
+        """What stands for a row of this file; None for one that is left out."""
+        self.last = line
+        row = self.before + line
+        return self._offset + row if row > self._part.start and (self._part.end is None or row <= self._part.end) else None
+
+    def add(self, line: int, reason: str) -> None:
+        number = self.number(line)
+        if number is not None:
+            self._whole.add(number, reason)
+
+    def skip(self, line: int) -> None:
+        number = self.number(line)
+        if number is not None:
+            self._whole.skip(number)
+
+    def next_file(self) -> None:
+        self.before, self.last = self.before + self.last, 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._part.end is not None and self.before + self.last >= self._part.end
+
+
+def _samples_of(part: Part, read: Reader, broken: Broken, offset: int) -> Generator[AnySample, None, int]:
+    """Returns how many lines or rows were gone through."""
+    through = _Through(broken, part, offset)
+    for path in part.paths:
+        for sample in read(path, through):
+            number = through.number(sample.line)
+            if number is not None:
+                yield sample if number == sample.line else replace(sample, line=number)
+            if through.is_done:
+                break
+        through.next_file()
+        if through.is_done:
+            break
+    return through.before
+
+
+def row_count(paths: Sequence[Path], separator: str | None) -> int:
+    """Rows of tables, or lines of JSON files. Raises ConfigError."""
+    if all(path.suffix.casefold() == PARQUET for path in paths):
+        return sum(map(parquet_row_count, paths))
+    ignored = _samples_of(Part(tuple(paths)), reader_of(False, separator), Broken(""), 0)
+    while True:
+        try:
+            next(ignored)
+        except StopIteration as end:
+            return int(end.value)
+
+
+def is_several(path: Path) -> bool:
+    """Whether a path means several files: a folder, or a pattern with *, ? or [ in it."""
+    return path.is_dir() or bool(WILD & set(str(path)) and not path.exists())
+
+
+def local_files(source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+    """Those of `source.path`: a file, a pattern or a folder. Raises ConfigError."""
+    path = Path(source.path or "")
+    if path.is_dir():
+        return folder_files(path, source, say)
+    if not is_several(path):
+        return whole_files([path], source.format)
+    matches = sorted(match for match in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if match.is_file())
+    if not matches:
+        raise ConfigError(f"no file matches the pattern {path}; every node must see the files there")
+    say(f"Data: {path}: {len(matches):,} files")
+    return whole_files(matches, source.format)
+
+
+def whole_files(paths: Sequence[Path], format: DataFormat) -> DataFiles:
+    """All rows of these files. Raises ConfigError where some are plain text and others are not."""
+    texts = [path for path in paths if _is_text(path, format)]
+    if texts and len(texts) < len(paths):
+        other = next(path for path in paths if path not in texts)
+        raise ConfigError(f"{texts[0]} is plain text and {other} is not; name them as two sources (data.sources), or state their format")
+    return DataFiles((Part(tuple(paths)),), bool(texts))
+
+
+def _is_text(path: Path, format: DataFormat) -> bool:
+    return is_plain_text(path) if format is DataFormat.AUTO else format is DataFormat.TEXT
+
+
+def folder_files(folder: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+    """Those of a split of a folder. Raises ConfigError."""
+    names = sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder))
+    )
+    card = (folder / CARD).read_bytes() if CARD in names else None
+    return split_files(layout_of(f"the folder {folder}", names, card, source.config), folder, source, say)
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "__")) for part in path.parts)
+
+
+def split_files(layout: Layout, root: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+    """Those of the source's split, which may be a part of one or several together. Raises ConfigError."""
+    split = source.split or default_split(layout)
+    paths = {name: tuple(root / file for file in layout.files(name)) for name in split_names(split)}
+    everything = [path for files in paths.values() for path in files]
+    plain_text = whole_files(everything, source.format).plain_text
+    say(f"Data: {root}: split {split} of {one_of(layout.splits)}, {len(everything):,} files")
+    return DataFiles(tuple(_parts(split, paths, layout.separator)), plain_text, layout.separator)
+
+
+def default_split(layout: Layout) -> str:
+    """For evaluation, where none is stated: validation, or the only one there is."""
+    return next(iter(layout.splits)) if len(layout.splits) == 1 else "validation"
+
+
+def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], separator: str | None) -> Iterator[Part]:
+    if "[" not in split:
+        yield from (Part(paths[name]) for name in split_names(split))
+        return
+    import datasets
+
+    counts = {name: row_count(files, separator) for name, files in paths.items()}
+    try:
+        chosen = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"the split {split} can't be taken: {first_line(error)}; there are {one_of_counts(counts)}") from error
+    for part in chosen:
+        start = part.from_ or 0
+        yield Part(paths[part.splitname], start, part.to if part.to is not None else counts[part.splitname])
+
+
+def one_of_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} rows in {name}" for name, count in counts.items())

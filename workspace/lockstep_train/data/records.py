@@ -1,0 +1,240 @@
+"""From one object of a file or a table to a sample: a pure function, the same for lines, arrays and rows.
+
+| keys | form |
+|---|---|
+| messages | chats as OpenAI and most tokenizers have them |
+| conversations | chats as ShareGPT has them: from and value |
+| prompt, completion | text, or lists of messages |
+| instruction, output | Alpaca: one question, maybe with input, system and history |
+| text | plain |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep_sizes.choices import TEMPLATE_OWN
+
+SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bing", "bard"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+}
+"""ShareGPT's `from` → role. The calls of tools are spoken by:"""
+CALLER = "function_call"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Text as it was read. With a `prompt`, only the `text` after it is the answer."""
+
+    text: str
+    prompt: str | None
+    line: int
+    """Number of its first line in the file, from 1."""
+
+    @property
+    def characters(self) -> int:
+        return len(self.text) + len(self.prompt or "")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages for the tokenizer's chat template."""
+
+    messages: tuple[dict[str, Any], ...]
+    given: int
+    """So many of them are the prompt: never learned, whoever speaks."""
+    tools: tuple[Any, ...]
+    line: int
+    untrained: tuple[int, ...] = ()
+    """Numbers of the assistant's messages that are not learned: `train: false` or `weight: 0`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The row's `chat_template_kwargs`."""
+
+    @property
+    def characters(self) -> int:
+        """About, for nothing is rendered yet."""
+        return len(str(self.messages)) + len(str(self.tools))
+
+
+AnySample = Sample | Conversation
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """Raises ValueError."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not valid JSON ({error})") from error
+    return object_of(record)
+
+
+def object_of(record: object) -> dict[str, Any]:
+    """Raises ValueError for what is no JSON object."""
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    return record
+
+
+def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
+    """What a record holds; of several forms in one record the first of the module's table counts. Raises ValueError.
+
+    Keys without a value are as good as absent: tables fill them in.
+    """
+    if record.get("messages") is not None:
+        return _conversation(record, _messages(record, "messages"), 0, line)
+    if record.get("conversations") is not None:
+        return _conversation(record, _share_gpt(record), 0, line)
+    if record.get("prompt") is not None and record.get("completion") is not None:
+        if isinstance(record["prompt"], str):
+            return Sample(_text(record, "completion"), _text(record, "prompt"), line)
+        prompt = _messages(record, "prompt")
+        return _conversation(record, [*prompt, *_messages(record, "completion")], len(prompt), line)
+    if record.get("instruction") is not None and record.get("output") is not None:
+        return _conversation(record, _alpaca(record), 0, line)
+    if record.get("text") is not None:
+        return Sample(_text(record, "text"), None, line)
+    raise ValueError("neither `messages`, nor `conversations`, nor `prompt` and `completion`, nor `instruction` and `output`, nor `text`")
+
+
+def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], given: int, line: int) -> Conversation:
+    untrained = tuple(number for number, message in enumerate(messages) if not _is_trained(message, number))
+    rendered = tuple(
+        {name: item for name, item in message.items() if item is not None and name not in {"train", "weight"}} for message in messages
+    )
+    return Conversation(rendered, given, _tools(record), line, untrained, _options(record))
+
+
+def _is_trained(message: Mapping[str, Any], number: int) -> bool:
+    """By `train` and `weight`; of messages that are not the assistant's it says nothing. Raises ValueError."""
+    train, weight = message.get("train"), message.get("weight")
+    if train is not None and not isinstance(train, bool):
+        raise ValueError(f"`train` of message {number} is neither true nor false")
+    if weight is not None and weight not in (0, 1):
+        raise ValueError(f"`weight` of message {number} is {weight!r}, but only 0 (not learned) and 1 are possible")
+    learned = train is not False and weight != 0
+    if message["role"] == "assistant":
+        return learned
+    if train is True or weight == 1:
+        raise ValueError(f"message {number} is to be learned, but is of the role {message['role']}: only the assistant's can be")
+    return True
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record[key]
+    if not isinstance(value, str):
+        raise ValueError(f"`{key}` is not a string")
+    if not value.strip():
+        raise ValueError(f"`{key}` is empty")
+    return value
+
+
+def _messages(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    value = _list(record[key], key)
+    if not value:
+        raise ValueError(f"`{key}` is not a list of messages")
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"`{key}[{number}]` is not an object with a `role`")
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            raise ValueError(f"`{key}[{number}]` has neither a `content` that is a string nor `tool_calls`")
+    return value
+
+
+def _share_gpt(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`conversations`, after a `system` of the record's own. Those that hold `role` and `content` are read as `messages` are."""
+    value = _list(record["conversations"], "conversations")
+    if value and isinstance(value[0], dict) and "from" not in value[0]:
+        return [*_system(record), *_messages({"conversations": value}, "conversations")]
+    if not value:
+        raise ValueError("`conversations` is not a list of messages")
+    return [*_system(record), *(_spoken(message, number) for number, message in enumerate(value))]
+
+
+def _spoken(message: object, number: int) -> dict[str, Any]:
+    place = f"`conversations[{number}]`"
+    if not isinstance(message, dict) or not isinstance(message.get("from"), str) or not isinstance(message.get("value"), str):
+        raise ValueError(f"{place} is not an object with `from` and `value`")
+    marks = {name: message.get(name) for name in ("train", "weight")}
+    if message["from"] == CALLER:
+        return {"role": "assistant", "content": "", "tool_calls": _calls(message["value"], place), **marks}
+    role = SPEAKERS.get(message["from"])
+    if role is None:
+        raise ValueError(f"{place} is from {message['from']!r}, which is none of {', '.join([*SPEAKERS, CALLER])}")
+    return {"role": role, "content": message["value"], **marks}
+
+
+def _calls(text: str, place: str) -> list[dict[str, Any]]:
+    """Calls of tools as messages have them, of one object or a list of them with `name` and `arguments`, as JSON."""
+    value = _decoded(text, place)
+    calls = value if isinstance(value, list) else [value]
+    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
+        raise ValueError(f"{place} is a {CALLER}, but its value is no JSON object with `name` and `arguments`")
+    return [
+        {"type": "function", "function": {"name": call["name"], "arguments": _decoded(call["arguments"], f"`arguments` of {place}")}}
+        for call in calls
+    ]
+
+
+def _alpaca(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The instruction, with its input below it, as the user's message, after `system` and the turns of `history`."""
+    history = _decoded(record.get("history") or [], "history")
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise ValueError("`history` is not a list of pairs of question and answer")
+    if not isinstance(record.get("input") or "", str):
+        raise ValueError("`input` is not a string")
+    question = "\n".join(part for part in (_text(record, "instruction"), record.get("input") or "") if part)
+    said = [text for pair in history for text in pair] + [question, _text(record, "output")]
+    if not all(isinstance(text, str) for text in said):
+        raise ValueError("`history` holds something else than strings")
+    return [*_system(record), *({"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said))]
+
+
+def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    system = record.get("system") or ""
+    if not isinstance(system, str):
+        raise ValueError("`system` is not a string")
+    return [{"role": "system", "content": system}] if system.strip() else []
+
+
+def _tools(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A function that stands there bare, as in ShareGPT's files, gets the object around it that templates expect."""
+    value = _decoded(record.get("tools") or [], "tools")
+    if not isinstance(value, list):
+        raise ValueError("`tools` is not a list")
+    bare = record.get("messages") is None and record.get("conversations") is not None
+    return tuple(
+        {"type": "function", "function": tool} if bare and isinstance(tool, dict) and "name" in tool and "function" not in tool else tool
+        for tool in value
+    )
+
+
+def _options(record: Mapping[str, Any]) -> dict[str, Any]:
+    value = _decoded(record.get("chat_template_kwargs") or {}, "chat_template_kwargs")
+    if not isinstance(value, dict):
+        raise ValueError("`chat_template_kwargs` is not an object")
+    own = sorted(TEMPLATE_OWN & value.keys())
+    if own:
+        raise ValueError(f"`chat_template_kwargs` holds {', '.join(own)}, which is set for every chat")
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    """Empty for what is no list."""
+    decoded = _decoded(value, name) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    return decoded if isinstance(decoded, list) else []
+
+
+def _decoded(value: Any, name: str) -> Any:
+    """Tables without nested columns hold lists and objects as JSON text. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{name if '`' in name else f'`{name}`'} is not valid JSON ({error})") from error

@@ -1,0 +1,54 @@
+"""The loss that keeps the experts of a trained router evenly loaded: the model's own, as transformers has it.
+
+Without it a router that learns soon sends most tokens to few experts. Routers that stay frozen, as beside most adapters, need none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A factor, and a loss of all routers' logits: 1 a top_k-th expert where the load is even, and more where it isn't."""
+
+    coefficient: float
+    experts: int
+    top_k: int
+    loss: Callable[..., torch.Tensor]
+
+    def __call__(self, router_logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> torch.Tensor:
+        """Of one micro-batch, times the factor: a scalar. `router_logits`: [batch × sequence, experts] a layer; `real` [batch, sequence] is False on padding."""
+        return self.coefficient * self.loss(router_logits, self.experts, self.top_k, real)
+
+
+def find_balance(model: torch.nn.Module) -> tuple[Balance | None, str | None]:
+    """The balance loss of a model, wrapped by peft or not, whose routers are trained; or a warning that it has none. (None, None): none is needed."""
+    if not any(trained_routers(model)):
+        return None, None
+    causal: Any = getattr(model, "get_base_model", lambda: model)()
+    loss = getattr(sys.modules[type(causal).__module__], "load_balancing_loss_func", None)
+    coefficient = float(getattr(causal, "router_aux_loss_coef", 0) or 0)
+    if loss is not None and coefficient > 0:
+        return Balance(coefficient, causal.num_experts, causal.num_experts_per_tok, loss), None
+    cause = "its config.json has router_aux_loss_coef 0" if loss is not None else f"transformers has none for {causal.config.model_type}"
+    return None, (
+        f"Warning: the routers of this model are trained without a loss that keeps their experts evenly loaded ({cause}); "
+        "watch maxShare in logs/expert_usage.jsonl, and train an adapter with the routers left out if few experts take most tokens"
+    )
+
+
+def trained_routers(model: torch.nn.Module) -> Iterator[str]:
+    """Names of routers that have a trained weight, be it their own, a copy that peft trains, or an adapter's."""
+    names = {
+        name.removesuffix(".base_layer").removesuffix(".original_module")
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Router")
+    }
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return (router for router in sorted(names) if any(name.startswith(f"{router}.") for name in trained))

@@ -1,0 +1,309 @@
+"""Fetch what a name stands for into a folder, once a volume.
+
+A file gets its name when its digest is right and its bytes are durable, and the folder gets its name last. So whoever is killed in the middle
+goes on where it was, at the byte, and nothing half-written has the name of what is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, TypeVar
+
+from lockstep_train.checkpoint.durable import make_directory
+from lockstep_train.errors import ConfigError, TrainerError, refusal
+from lockstep_train.fetch.folders import (
+    PART,
+    Target,
+    commit_folder,
+    free_bytes,
+    one_at_a_time,
+    prepare_partial,
+    remember_revision,
+    remembered_revision,
+    target_in,
+    whole_record,
+)
+from lockstep_train.fetch.hub import is_offline
+from lockstep_train.fetch.progress import Progress, gigabytes
+from lockstep_train.fetch.remote import Cancelled, Choose, MayPass, Remote, RemoteFile, everything
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+TRANSFERS = 8
+"""At once. One connection seldom fills a link."""
+ATTEMPTS = 6
+BACKOFF_SECONDS = 1.0
+"""Doubled with each attempt that brought nothing: half a minute in all."""
+RESERVE_BYTES = 64 << 20
+"""Left free on the volume."""
+TICK_SECONDS = 1.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True)
+class Fetched:
+    folder: Path
+    pin: str
+
+
+def pin_of(remote: Remote, revision: str | None, cache: Path, say: Say) -> str:
+    """The commit that a revision stands for now; without a network, the one that it stood for when it was fetched into `cache`, and `say` tells.
+
+    Raises ConfigError for a wrong name, revision or token, and TrainerError where nobody can be asked.
+    """
+    if revision is not None and remote.is_pin(revision):
+        return revision
+    before = remembered_revision(cache, remote.kind, remote.name, revision)
+    if is_offline():
+        if before is None:
+            raise ConfigError(
+                f"{remote.name}{_at(revision)} is not in {cache / remote.kind}, and HF_HUB_OFFLINE is set; fetch it with: lockstep model get"
+            )
+        return before
+    try:
+        return _with_patience(lambda: remote.resolve(revision), say, ATTEMPTS if before is None else 2)
+    except MayPass as problem:
+        if before is None:
+            raise TrainerError(
+                f"{problem}; see that pods reach it (proxy, HF_ENDPOINT), or fetch it ahead of time: lockstep model get"
+            ) from problem
+        say(f"{problem}. Going on with {remote.name}{_at(revision)} as it was when it was fetched: {before}")
+        return before
+
+
+def fetch(
+    remote: Remote,
+    pin: str,
+    cache: Path,
+    say: Say,
+    *,
+    choose: Choose = everything,
+    part: str = "",
+    to: Path | None = None,
+    revision: str | None = None,
+) -> Fetched:
+    """The folder of the remote's files at `pin`, whole. What is there already is not asked for again.
+
+    `choose`: which files; another choice than the usual one has a `part` of its own. `to`: a folder instead of that in the cache. `revision`: what
+    people call the pin, remembered for starts without a network.
+
+    Raises ConfigError for what can't work, TrainerError for a network, a server or a volume with which it may work later.
+    """
+    target = Target(to) if to is not None else target_in(cache, remote.kind, remote.name, pin, part)
+    named = to is None and not part and not remote.is_pin(revision)
+    if _is_there(target, remote, pin):
+        if named and remembered_revision(cache, remote.kind, remote.name, revision) != pin:
+            with contextlib.suppress(OSError):  # a volume that may only be read
+                remember_revision(cache, remote.kind, remote.name, revision, pin)
+        return Fetched(target.folder, pin)
+    if is_offline():
+        raise ConfigError(f"{remote.name} at {pin} is not in {target.folder}, and HF_HUB_OFFLINE is set; fetch it with: lockstep model get")
+    try:
+        with one_at_a_time(target, say):
+            if not _is_there(target, remote, pin):
+                _fill(target, remote, pin, choose, say)
+        if named:
+            remember_revision(cache, remote.kind, remote.name, revision, pin)
+    except MayPass as problem:
+        raise TrainerError(f"{problem}; what is there so far is kept, and the next attempt goes on from it") from problem
+    except OSError as error:
+        raise refusal(fetch_problem(error, target.folder.parent), error) from error
+    return Fetched(target.folder, pin)
+
+
+def _is_there(target: Target, remote: Remote, pin: str) -> bool:
+    record = whole_record(target.folder)
+    if record is None:
+        return False
+    if (record.get("name"), record.get("pin")) != (remote.name, pin):
+        raise ConfigError(
+            f"{target.folder} holds {record.get('name')} at {record.get('pin')}, not {remote.name} at {pin}; name another folder"
+        )
+    return True
+
+
+def _fill(target: Target, remote: Remote, pin: str, choose: Choose, say: Say) -> None:
+    listing = _with_patience(lambda: remote.files(pin), say)
+    by_path = {file.path: file for file in listing}
+    prepare_partial(target)
+    places = Transfer(target.partial, remote, pin, say)
+
+    def read(path: str) -> bytes:
+        _refuse_outside(remote, by_path[path])
+        return places.bring(by_path[path]).read_bytes()
+
+    files = list(choose(listing, read))
+    for file in files:
+        _refuse_outside(remote, file)
+    _refuse_full(target, remote, files)
+    places.bring_all(files)
+    commit_folder(target, {"name": remote.name, "kind": remote.kind, "pin": pin, "files": {file.path: file.size for file in files}})
+    say(f"Fetched {remote.name} at {pin}: {gigabytes(sum(file.size for file in files))} in {target.folder}")
+
+
+def _refuse_outside(remote: Remote, file: RemoteFile) -> None:
+    """A listing is somebody else's text: no path of it may lead out of the folder."""
+    path = PurePosixPath(file.path)
+    if path.is_absolute() or ".." in path.parts or path.name.endswith(PART):
+        raise ConfigError(f"{remote.name} has a file {file.path!r}, which can't be kept in a folder; name another revision or copy")
+
+
+def _refuse_full(target: Target, remote: Remote, files: Sequence[RemoteFile]) -> None:
+    present = sum(max(_size(target.partial / file.path), _size(target.partial / f"{file.path}{PART}")) for file in files)
+    needed, free = sum(file.size for file in files) - present + RESERVE_BYTES, free_bytes(target.partial)
+    if needed > free:
+        raise TrainerError(
+            f"{remote.name} needs {gigabytes(needed)} more in {target.folder.parent}, and {gigabytes(free)} are free there; free "
+            f"{gigabytes(needed - free)}, or take a larger claim"
+        )
+
+
+def fetch_problem(error: OSError, folder: Path) -> str:
+    """What is wrong with the volume, in words."""
+    where = error.filename or folder
+    if error.errno in _FULL:
+        return f"{where} can't be written: {error.strerror}; free room on the volume, or take a larger claim: what is there so far is kept"
+    return f"{where} can't be written: {error.strerror or error}; see that the volume is mounted and may be written to"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _at(revision: str | None) -> str:
+    return "" if revision is None else f" at {revision}"
+
+
+def _with_patience(ask: Callable[[], T], say: Say, attempts: int = ATTEMPTS) -> T:
+    """The answer, asked for again while what is wrong may pass. Raises MayPass at the end."""
+    for attempt in range(1, attempts):
+        try:
+            return ask()
+        except MayPass as problem:
+            say(f"{problem}; trying again in {BACKOFF_SECONDS * 2 ** (attempt - 1):g} s")
+            time.sleep(BACKOFF_SECONDS * 2 ** (attempt - 1))
+    return ask()
+
+
+class Transfer:
+    """Files of one remote into one folder."""
+
+    def __init__(self, folder: Path, remote: Remote, pin: str, say: Say) -> None:
+        self._folder = folder
+        self._remote = remote
+        self._pin = pin
+        self._say = say
+        self._cancelled = threading.Event()
+        self._progress = Progress(remote.name, 0, 0, say)
+
+    def bring_all(self, files: Sequence[RemoteFile]) -> None:
+        """All of them, several at once. Raises the first problem, when all others have ended."""
+        self._progress = Progress(self._remote.name, sum(file.size for file in files), len(files), self._say)
+        with ThreadPoolExecutor(TRANSFERS, thread_name_prefix="lockstep-fetch") as pool:
+            # The largest first, so that none is alone at the end.
+            waiting: set[Future[Path]] = {pool.submit(self.bring, file) for file in sorted(files, key=lambda file: -file.size)}
+            try:
+                while waiting:
+                    ended, waiting = wait(waiting, TICK_SECONDS, FIRST_EXCEPTION)
+                    for future in ended:
+                        future.result()
+                    self._progress.tell()
+            except BaseException:
+                self._cancelled.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def bring(self, file: RemoteFile) -> Path:
+        """One file, whole and checked. Raises ConfigError, MayPass, TrainerError, OSError."""
+        path = self._folder / file.path
+        if _size(path) == file.size and path.is_file():
+            self._progress.present(file.size)
+            self._progress.done()
+            return path
+        part = path.with_name(path.name + PART)
+        make_directory(part.parent)
+        for _ in range(2):
+            self._read(file, part)
+            if self._remote.is_intact(file, part):
+                part.rename(path)
+                self._progress.done()
+                return path
+            self._progress.moved(-file.size)
+            part.unlink()  # a wrong byte may be anywhere in it
+        raise TrainerError(
+            f"{file.path} of {self._remote.name} has not the digest that is published for it, twice in a row; a proxy or a mirror on the way changes it: "
+            "try without it (HF_ENDPOINT)"
+        )
+
+    def _read(self, file: RemoteFile, part: Path) -> None:
+        """All bytes of it. As many attempts as bring anything, and a few more."""
+        failures = 0
+        self._progress.present(min(_size(part), file.size))
+        while True:
+            with self._sink(part, file.size) as sink:
+                start = sink.tell()
+                try:
+                    if start < file.size:
+                        self._remote.read(file, self._pin, sink, start)
+                    if (size := sink.tell()) != file.size:
+                        raise MayPass(f"{file.path} of {self._remote.name} ended after {size} of {file.size} bytes")
+                    os.fsync(sink.fileno())
+                    return
+                except MayPass as problem:
+                    failures = 0 if sink.tell() > start else failures + 1
+                    if failures >= ATTEMPTS:
+                        raise
+                    self._say(f"{problem}; trying again")
+            if self._cancelled.wait(BACKOFF_SECONDS * 2 ** max(0, failures - 1)):
+                raise Cancelled
+
+    @contextlib.contextmanager
+    def _sink(self, part: Path, size: int) -> Iterator[Counted]:
+        with part.open("ab") as file:
+            if file.tell() > size:
+                file.truncate(0)
+            file.seek(0, os.SEEK_END)
+            yield Counted(file, self._progress, self._cancelled)
+
+
+class Counted:
+    """A file that is written to, of which each byte counts as progress. Ends its writer where another's failure has ended the fetch."""
+
+    def __init__(self, file: BinaryIO, progress: Progress, cancelled: threading.Event) -> None:
+        self._file = file
+        self._progress = progress
+        self._cancelled = cancelled
+
+    def write(self, data: bytes, /) -> int:
+        if self._cancelled.is_set():
+            raise Cancelled
+        written = self._file.write(data)
+        self._progress.moved(written)
+        return written
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        before = os.fstat(self.fileno()).st_size
+        after = self._file.truncate(size)
+        self._progress.moved(after - before)
+        return after
+
+    def fileno(self) -> int:
+        self._file.flush()
+        return self._file.fileno()

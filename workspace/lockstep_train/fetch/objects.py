@@ -1,0 +1,187 @@
+"""A folder of an object store (s3://, gs://, abfs://), through pyarrow's file systems.
+
+pyarrow is there already, since datasets reads tables by it; s3fs would bring botocore, which contradicts other packages. The store has no commits,
+so the pin is a digest over each object's path, size and ETag: another listing is another model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lockstep_sizes.modelnames import MODELS
+from lockstep_train.errors import ConfigError, TrainerError, first_line
+from lockstep_train.fetch.remote import CHUNK_BYTES, Cancelled, MayPass, RemoteFile, Sink
+
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+READERS = 16
+_AWS = re.compile(r"AWS Error (\w+)")
+_FINAL = re.compile(
+    r"NO_SUCH_BUCKET|NO_SUCH_KEY|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT"
+    r"|MISSING_AUTHENTICATION_TOKEN|RESOURCE_NOT_FOUND|HTTP status 40[0134]|\b(403|404)\b|[Pp]ermission denied|does not exist"
+)
+_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL come from the job's variables, by a Secret in envFrom"
+)
+_MIB = 1 << 20
+PART_BYTES = (8 * _MIB, 5 * _MIB, 10 * _MIB, 15 * _MIB, 16 * _MIB, 20 * _MIB, 25 * _MIB, 32 * _MIB, 50 * _MIB, 64 * _MIB, 100 * _MIB, 128 * _MIB,
+              256 * _MIB, 512 * _MIB, 1024 * _MIB, 50_000_000, 100_000_000)  # fmt: skip
+"""Of uploads in parts: what aws, boto, rclone, MinIO and s5cmd take. The ETag of such an object follows from it, and nobody tells it."""
+
+
+class ObjectFolder:
+    """`address` in its store, such as s3://bucket/models/Qwen3-8B."""
+
+    def __init__(self, address: str, kind: str = MODELS) -> None:
+        self._name = address.rstrip("/")
+        self._kind = kind
+        self._listings: dict[str, list[RemoteFile]] = {}
+        self._unproven: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def kind(self) -> str:
+        return self._kind
+
+    def is_pin(self, revision: str | None) -> bool:
+        return False
+
+    def resolve(self, revision: str | None) -> str:
+        listing = self._list()
+        pin = hashlib.sha256("".join(f"{file.path}\0{file.size}\0{file.digest}\n" for file in listing).encode()).hexdigest()[:40]
+        self._listings[pin] = listing
+        return pin
+
+    def files(self, pin: str) -> Sequence[RemoteFile]:
+        if pin not in self._listings:
+            now = self.resolve(None)
+            if now != pin:
+                raise ConfigError(
+                    f"{self._name} was changed since this job first looked there: put the files back as they were, or start a new job, which takes them as they are"
+                )
+        return self._listings[pin]
+
+    def read(self, file: RemoteFile, pin: str, sink: Sink, start: int) -> None:
+        system, root = self._system()
+        try:
+            with system.open_input_file(f"{root}/{file.path}") as stream:
+                if _digest(stream.metadata()) != file.digest:
+                    raise ConfigError(
+                        f"{file.path} of {self._name} was changed while it was fetched; start again when nothing writes there"
+                    )
+                stream.seek(start)
+                while chunk := stream.read(CHUNK_BYTES):
+                    sink.write(chunk)
+        except (Cancelled, TrainerError):
+            raise
+        except OSError as error:
+            if error.filename is not None:  # (of the volume: the store's have none)
+                raise
+            raise self._problem(error) from error
+
+    def is_intact(self, file: RemoteFile, path: Path) -> bool:
+        """By the ETag where that is an MD5. Where it isn't one (encryption by a key service, an unknown size of parts), two equal reads are taken for right."""
+        kind, _, tag = file.digest.partition(":")
+        if kind != "etag" or not re.fullmatch(r"[0-9a-f]{32}(-[0-9]+)?", tag) or _is_etag(path, file.size, tag):
+            return True
+        with path.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if self._unproven.setdefault(file.path, digest) != digest:
+            return False
+        if (first := f"{file.path}\0") in self._unproven:
+            print(f"{file.path} of {self._name} has an ETag that is no MD5 of it: two equal reads are taken for right", flush=True)
+            return True
+        self._unproven[first] = digest
+        return False
+
+    def _system(self) -> tuple[Any, str]:
+        """pyarrow's file system and the folder in it. Raises ConfigError."""
+        from pyarrow import fs
+
+        scheme, _, rest = self._name.partition("://")
+        if scheme not in SCHEMES:
+            raise ConfigError(f"{self._name} can't be fetched from: addresses begin with {', '.join(f'{known}://' for known in SCHEMES)}")
+        if re.match(r"[^/@]*:[^/@]*@", rest):
+            raise ConfigError(f"an address of {scheme}:// holds a password; take it out: {_CREDENTIALS}")
+        # Stated like this, no other server is asked where the bucket is.
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        try:
+            if scheme == "s3" and (endpoint or region):
+                return fs.S3FileSystem(endpoint_override=endpoint, region=region or "us-east-1"), rest
+            system, root = fs.FileSystem.from_uri(self._name)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self._name} is no address that can be used: {first_line(error)}") from error
+        return system, root
+
+    def _list(self) -> list[RemoteFile]:
+        from pyarrow import fs
+
+        system, root = self._system()
+        try:
+            infos = system.get_file_info(fs.FileSelector(root, recursive=True))
+            with ThreadPoolExecutor(READERS) as pool:
+                return sorted(
+                    pool.map(lambda info: remote_file(system, root, info), [info for info in infos if info.is_file]),
+                    key=lambda file: file.path,
+                )
+        except OSError as error:
+            raise self._problem(error) from error
+
+    def _problem(self, error: OSError) -> Exception:
+        """ConfigError where only another address or another key helps."""
+        code = _AWS.search(str(error))
+        reason = code[1] if code is not None else re.split(r"[.;] Detail|\(Request ID", first_line(error))[0].strip()
+        if isinstance(error, FileNotFoundError):
+            return ConfigError(f"{self._name} holds nothing; check the address, and that the key may list it: {_CREDENTIALS}")
+        if _FINAL.search(reason if code is not None else str(error)):
+            return ConfigError(f"{self._name} can't be read ({reason}); check the address, and that the key may read it: {_CREDENTIALS}")
+        return MayPass(f"{self._name} can't be read: {reason}")
+
+
+def remote_file(system: Any, root: str, info: Any) -> RemoteFile:
+    """An object of the folder `root`, with its ETag. Raises OSError."""
+    with system.open_input_file(info.path) as stream:
+        return RemoteFile(info.path.removeprefix(root.rstrip("/") + "/"), info.size, _digest(stream.metadata()))
+
+
+def _digest(metadata: dict[str, bytes] | None) -> str:
+    tag = next((value for key, value in (metadata or {}).items() if key.lower() == "etag"), b"")
+    text = tag.decode(errors="replace") if isinstance(tag, bytes) else str(tag)
+    return f"etag:{text.strip(chr(34))}" if text else ""
+
+
+def _is_etag(path: Path, size: int, tag: str) -> bool:
+    value, _, parts = tag.partition("-")
+    if not parts:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == value
+    return any(_etag_in_parts(path, part) == value for part in _part_sizes(size, int(parts)))
+
+
+def _part_sizes(size: int, parts: int) -> Iterator[int]:
+    """Those that make so many parts of it; of one part any does."""
+    sizes = PART_BYTES if parts > 1 else (max(size, 1),)
+    return (part for part in sizes if max(1, -(-size // part)) == parts)
+
+
+def _etag_in_parts(path: Path, part_bytes: int) -> str:
+    """MD5 over the MD5s of the parts."""
+    whole = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        first = True
+        while first or file.peek(1):
+            part, left, first = hashlib.md5(usedforsecurity=False), part_bytes, False
+            while left and (chunk := file.read(min(left, CHUNK_BYTES))):
+                part.update(chunk)
+                left -= len(chunk)
+            whole.update(part.digest())
+    return whole.hexdigest()

@@ -1,0 +1,91 @@
+"""What a hub and an object store have in common: a listing that is pinned, and files that are read from any byte on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+CHUNK_BYTES = 8 << 20
+
+
+class MayPass(Exception):
+    """A network, a server or a store that fails now and may not fail later. The message is one sentence without its remedy."""
+
+
+class Cancelled(Exception):
+    """Another file's failure ends this one's transfer."""
+
+
+class Sink(Protocol):
+    """Where a remote writes a file's bytes to: a file opened to append."""
+
+    def write(self, data: bytes, /) -> int: ...
+    def tell(self) -> int: ...
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def truncate(self, size: int | None = None, /) -> int: ...
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    path: str
+    """Below the repository's root."""
+    size: int
+    """In bytes."""
+    digest: str
+    """`sha256:…`, `git:…` (SHA-1 of a git blob), `etag:…` (of an object store), or empty where the remote has none."""
+
+
+class Remote(Protocol):
+    """A repository of a hub, or a folder of an object store."""
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+
+    @property
+    def kind(self) -> str:
+        """`models` or `datasets`: also the folder of the cache that it goes to."""
+
+    def is_pin(self, revision: str | None) -> bool:
+        """Whether the revision names one content for ever, so that nothing needs to be asked."""
+
+    def resolve(self, revision: str | None) -> str:
+        """The pin of a revision, now. Raises ConfigError for a name, a revision or a token that can't be right, else MayPass."""
+
+    def files(self, pin: str) -> Sequence[RemoteFile]:
+        """All files at a pin. Raises as `resolve`."""
+
+    def read(self, file: RemoteFile, pin: str, sink: Sink, start: int) -> None:
+        """Append the file's bytes from `start` on. Raises as `resolve`, and OSError of the sink."""
+
+    def is_intact(self, file: RemoteFile, path: Path) -> bool:
+        """Whether the file on the volume is the remote's, by its digest."""
+
+
+Choose = Callable[[Sequence[RemoteFile], Callable[[str], bytes]], Sequence[RemoteFile]]
+"""(all files, reader of a small one) → those to fetch. Raises ConfigError for a repository that can't be used."""
+
+
+def everything(files: Sequence[RemoteFile], read: Callable[[str], bytes]) -> Sequence[RemoteFile]:
+    return files
+
+
+def git_digest(path: Path) -> str:
+    """SHA-1 of a file as a git blob: over `blob <size>`, a zero byte and its content."""
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def matches(digest: str, path: Path) -> bool:
+    """Whether a file has a digest of the forms `sha256:…` and `git:…`."""
+    kind, _, value = digest.partition(":")
+    if kind == "git":
+        return git_digest(path) == value
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == value
