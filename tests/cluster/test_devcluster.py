@@ -264,8 +264,8 @@ def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replace
     code = (
         "from lockstep.devcluster import processes\nfrom lockstep.devcluster.layout import Layout, cache_root\n"
         f"layout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\n"
-        "start = processes.start(layout.daemons, 'late', ['sleep', '1000'], layout.log('late'), f'{layout.cgroup}/etcd', layout.starting)\n"
-        "print(start.pid)\n"
+        "late = processes.start(layout.daemons, 'etcd', ['sleep', '1000'], layout.log('etcd'), f'{layout.cgroup}/etcd', layout.starting)\n"
+        "processes.record(layout.daemons, 'etcd').unlink()\nprint(late.pid)\n"
     )
     late = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
     cluster.up(LAYOUT, WANTED, print)
@@ -274,6 +274,7 @@ def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replace
 
 
 def test_a_group_is_removed_with_the_processes_that_came_after_the_others_were_killed() -> None:
+    cluster.down(LAYOUT, print)
     group = cgroups.create_tracking(f"{LAYOUT.cgroup}/etcd")
     with subprocess.Popen(["sleep", "1000"]) as late:
         group.write_text(str(late.pid))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from train.test_run_local import Folder
 
 WITHOUT_COMPILER = """
@@ -69,7 +71,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 DDP = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -83,6 +85,12 @@ dist.broadcast(first, 0)
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: same weights {torch.equal(mine, first)}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads live on in the model, and PyTorch aborts now and then when they outlive the interpreter
+"""
+ABORTS = """
+import ctypes
+library = ctypes.CDLL("libstdc++.so.6")
+ctypes.CDLL(None).{how}
 """
 
 
@@ -127,6 +135,22 @@ def test_fsdp2_with_a_distributed_checkpoint_runs_as_it_is(tmp_path: Path) -> No
     assert "rank 0 of 2: learned True, loaded True" in done.stdout
     assert "rank 1 of 2: learned True, loaded True" in (tmp_path / "workspace/runs/x/logs/node-1.log").read_text()
     assert len(list((tmp_path / "workspace/dcp").glob("*.distcp"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("__cxa_atexit(library._ZSt9terminatev, None, None)", True),  # what a thread that outlives the interpreter ends in
+        ("_Exit(library._ZSt9terminatev())", False),
+    ],
+)
+def test_a_script_that_pytorch_aborts_behind_its_last_line_is_told_how_to_end(tmp_path: Path, how: str, told: bool) -> None:
+    folder = Folder(tmp_path)
+    folder.job(ABORTS.format(how=how))
+    assert folder.run().returncode == 1
+    message = folder.end()["message"]
+    assert "was ended by SIGABRT" in message
+    assert ("End the script with `os._exit(0)`" in message) is told
 
 
 def test_ddp_runs_as_it_is(tmp_path: Path) -> None:

@@ -156,6 +156,11 @@ _REMEDIES = (
     (re.compile(r"ibv_\w+ failed with error Cannot allocate memory"), "RDMA needs locked memory: security.ipc_lock, or memlock: unlimited, of the cluster file"),
     (_NO_HOME, "the pod's user has no home to write to: set HOME (or HF_HOME and the like) to a folder of the volume in spec.env"),
     (re.compile(r"\[Errno 13?\] (Permission denied|Operation not permitted): "), "look at the owner and the rights of that folder: this process may not write or read there"),
+    (
+        re.compile(r"terminate called without an active exception(?!.*\bFile \")", re.DOTALL),
+        "no line of Python ran any more: a thread of PyTorch's process group outlived the interpreter (pytorch issue 190489). End the script with "
+        "`os._exit(0)`, its output flushed",
+    ),
     (re.compile(r"CUDA error: invalid device ordinal"), "a rank's GPU is the one of LOCAL_RANK, not of RANK"),
 )  # fmt: skip
 _NOT_JOINED = re.compile(rf"Timed out waiting|{TIMED_OUT.pattern}", re.IGNORECASE)
