@@ -144,8 +144,8 @@ test-operator-faults: cluster-programs ## the operator killed before and after e
 	@LOCKSTEP_FAULTS=all $(PYTEST) tests/faults/test_operator_faults.py -s -k killed
 
 test-cluster: cluster-programs ## a real API server and real pods; root
-	@$(PYTEST) -n auto -m "not alone and not corpus and not soak" tests/cluster
-	@$(PYTEST) -m "alone and not corpus and not soak" tests/cluster
+	@$(PYTEST) -n auto -m "not alone and not corpus and not soak" tests/cluster; shared=$$?; \
+	$(PYTEST) -m "alone and not corpus and not soak" tests/cluster && exit $$shared
 
 drills: cluster-programs ## faults done to a training job on the embedded cluster: what each costs, and that nothing is lost; a node of three that dies; to the operator at every write (parts of test); root
 	@$(PYTEST) tests/cluster/operator/test_drills.py tests/cluster/operator/test_lost_node.py tests/faults/test_operator_faults.py
