@@ -146,16 +146,82 @@ def test_rows_without_text_are_left_out_and_counted_and_other_broken_rows_are_na
     for _ in range(2):
         dataset = dataset_of(tmp_path / "cache", path=str(path))
         assert [text_of(example.ids) for example in dataset.training] == [" a ", "b"]
-        assert f"Data: {path}: left out 2 rows whose text is blank" in dataset.notes
-    other = write_parquet(tmp_path / "y.parquet", [{"text": "a", "note": "x"}, {"text": None, "note": "y"}])
+        assert f"Data: {path}: left out 2 blank rows" in dataset.notes
+    other = write_parquet(tmp_path / "y.parquet", [{"text": "a", "prompt": "x"}, {"text": None, "prompt": "y"}])
     with pytest.raises(ConfigError, match=r"1 broken lines in the data: .*y\.parquet:2: "):
         texts(tmp_path / "cache", path=str(other))
+
+
+@pytest.mark.parametrize(("name", "write"), [("x.csv", write_cells), ("x.parquet", write_parquet)])
+def test_a_row_whose_columns_are_empty_is_left_out_and_counted(tmp_path: Path, name: str, write: Callable[[Path, list[Any]], Path]) -> None:
+    rows = [{"text": None, "label": "1"}, {"text": "a", "label": "2"}, {"text": None, "label": "3"}]
+    dataset = dataset_of(tmp_path / "cache", path=str(write(tmp_path / name, rows)))
+    assert [text_of(example.ids) for example in dataset.training] == ["a"]
+    assert f"Data: {tmp_path / name}: left out 2 blank rows" in dataset.notes
+    pairs = [{"instruction": None, "output": None, "text": None}, {"instruction": None, "output": None, "text": "a"}]
+    assert texts(tmp_path / "cache", path=str(write(tmp_path / f"pairs-{name}", pairs))) == ["a"]
+
+
+def test_data_of_nothing_but_blank_rows_are_refused_with_their_number(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", [{"text": ""}, {"text": None}])
+    with pytest.raises(ConfigError, match=r"x\.parquet holds no samples; Data: .*x\.parquet: left out 2 blank rows"):
+        texts(tmp_path / "cache", path=str(path))
+
+
+def test_a_blank_line_of_a_csv_file_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("text\na\n\nb\n\n")
+    found = dataset_of(tmp_path / "cache", path=str(tmp_path / "x.csv"))
+    assert [example.source for example in found.training] == [f"{tmp_path / 'x.csv'}:{number}" for number in (1, 2)]
+    assert not any("blank rows" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("name", "write"), [("x.csv", write_cells), ("x.parquet", write_parquet)])
+def test_a_question_without_its_answer_is_broken_though_the_row_has_a_text(
+    tmp_path: Path, name: str, write: Callable[[Path, list[Any]], Path]
+) -> None:
+    rows = [{"instruction": "add", "output": output, "text": "### add"} for output in ("x", None)]
+    broken = Broken("x")
+    assert len(list(local_files(SourceConfig(str(write(tmp_path / name, rows))), print).samples(broken))) == 1
+    assert broken.first == ["x:2: `output` has no value"]
+
+
+def test_columns_that_no_sample_is_made_of_are_not_read(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a"], "time": pyarrow.array([9 * 10**18], pyarrow.timestamp("us"))})  # no datetime has that year
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    pyarrow.feather.write_feather(table, str(tmp_path / "x.arrow"))
+    for name in ("x.parquet", "x.arrow"):
+        assert texts(tmp_path / "cache", path=str(tmp_path / name)) == ["a"]
+
+
+def test_a_value_that_python_has_no_form_for_is_refused_with_the_file(tmp_path: Path) -> None:
+    calls = [{"role": "user", "content": "a", "time": 9 * 10**18}]
+    kind = pyarrow.list_(pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string()), ("time", pyarrow.timestamp("us"))]))
+    pyarrow.parquet.write_table(pyarrow.table({"messages": pyarrow.array([calls], kind)}), tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match=r"x\.parquet can't be read as parquet: "):
+        texts(tmp_path / "cache", path=str(tmp_path / "x.parquet"))
 
 
 def test_rows_of_a_table_become_paragraphs_where_the_format_is_text(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", [{"text": text} for text in (" = A = \n", "", "one \n", "two\n")])
     dataset = dataset_of(tmp_path / "cache", PLAIN_BYTES, path=str(path), format=DataFormat.TEXT)
     assert [text_of(example.ids) for example in dataset.training] == [" = A =\n\none\n\ntwo"]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+def test_lines_of_json_become_paragraphs_where_the_format_is_text(tmp_path: Path, name: str) -> None:
+    rows = [{"text": "one\n", "url": "u"}, {"text": ""}, {"text": "two"}]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / name).write_text(lines if name == "x.jsonl" else json.dumps(rows))
+    dataset = dataset_of(tmp_path / "cache", PLAIN_BYTES, path=str(tmp_path / name), format=DataFormat.TEXT)
+    assert [text_of(example.ids) for example in dataset.training] == ["one\n\ntwo"]
+    assert f"Data: {tmp_path / name}: left out 1 blank rows" in dataset.notes
+
+
+def test_a_row_without_text_is_broken_where_the_format_is_text(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": "b"}]
+    for path in (write_jsonl(tmp_path / "x.jsonl", rows), write_parquet(tmp_path / "x.parquet", rows)):
+        with pytest.raises(ConfigError, match=rf"{path.name}:1: there is no `text`"):
+            texts(tmp_path / "cache", path=str(path), format=DataFormat.TEXT)
 
 
 def test_a_table_is_read_batch_by_batch(tmp_path: Path) -> None:
@@ -191,6 +257,13 @@ def test_a_broken_row_of_the_second_file_has_its_number_through_all_files(tmp_pa
     write_jsonl(tmp_path / "a.jsonl", ROWS[:3])
     write_jsonl(tmp_path / "b.jsonl", [{"text": "x"}, {"text": 1}])
     with pytest.raises(ConfigError, match=r"\*\.jsonl:5: `text` is not a string"):
+        texts(tmp_path / "cache", path=str(tmp_path / "*.jsonl"))
+
+
+def test_blank_lines_at_the_end_of_a_file_are_counted_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n\n')
+    write_jsonl(tmp_path / "b.jsonl", [{"text": 1}])
+    with pytest.raises(ConfigError, match=r"\*\.jsonl:4: `text` is not a string"):
         texts(tmp_path / "cache", path=str(tmp_path / "*.jsonl"))
 
 
@@ -238,6 +311,21 @@ def test_a_folder_is_divided_into_splits_by_its_names(folder: Path, tmp_path: Pa
 def test_rows_of_a_part_of_a_split_are_counted_as_in_the_whole(folder: Path, tmp_path: Path) -> None:
     found = dataset_of(tmp_path / "cache", path=str(folder), split="train[4:7]").training
     assert [example.source for example in found] == [f"{folder}:{number}" for number in (5, 6, 7)]
+
+
+def test_parts_of_plain_text_are_of_its_lines_and_together_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for shard in range(2):
+        (tmp_path / f"d/train-{shard}.txt").write_text("".join(f"{shard} {line}\n" for line in range(10)))
+
+    def lines(split: str) -> list[str]:
+        found = local_files(SourceConfig(str(tmp_path / "d"), split=split), print).samples(Broken("x"))
+        return [line for sample in found for line in sample.text.split("\n")]  # type: ignore[union-attr]
+
+    whole = lines("train")
+    assert len(whole) == 20
+    assert (lines("train[:50%]"), lines("train[50%:]")) == (whole[:10], whole[10:])
+    assert (lines("train[:12]"), lines("train[12:]")) == (whole, [])  # a paragraph is of the part in which it begins
 
 
 def test_samples_for_evaluation_are_of_the_validation_split_or_of_the_only_one(folder: Path, tmp_path: Path) -> None:

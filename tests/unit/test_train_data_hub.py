@@ -121,7 +121,7 @@ def test_wikitext_is_trained_on_and_evaluated_by_name(hub: Hub, tmp_path: Path) 
     found = dataset_of(tmp_path, PLAIN_BYTES, own, name=NAME, format=DataFormat.TEXT, **SMALL)
     assert [text_of(example.ids) for example in found.training] == [" = A =\n\none\n\ntwo"]
     assert [text_of(example.ids) for example in found.evaluation] == ["three"]
-    assert f"Data: {NAME}/wikitext-2-raw-v1[train]: left out 1 rows whose text is blank" in found.notes
+    assert f"Data: {NAME}/wikitext-2-raw-v1[train]: left out 1 blank rows" in found.notes
     commit = hub.repositories["datasets", NAME].revisions["main"]
     assert f"{NAME}/wikitext-2-raw-v1[train]@{commit}" in found.files
 

@@ -94,6 +94,8 @@ def test_a_row_may_set_variables_of_the_template(options: Any) -> None:
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, "`chat_template_kwargs` is not an object"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"tools": []}}, "`chat_template_kwargs` holds tools, which is set for every chat"),
         ({"messages": [USER, ASSISTANT], "tools": "["}, "`tools` is not valid JSON"),
+        ({"instruction": "q", "output": None, "text": "q"}, "`output` has no value"),
+        ({"prompt": None, "completion": "a", "text": "q"}, "`prompt` has no value"),
         ({"input": "x"}, "neither `messages`, nor `conversations`, nor `prompt` and `completion`, nor `instruction` and `output`, nor `text`"),
     ],
 )  # fmt: skip
@@ -168,8 +170,39 @@ def test_bytes_that_are_not_utf8_in_an_array_are_told(tmp_path: Path) -> None:
         list(read_jsonl(tmp_path / "x.json", Broken("x.json")))
 
 
+DEEP = "[" * 100_000
+
+
+def test_what_is_nested_too_deeply_is_broken_and_the_other_lines_are_read(tmp_path: Path) -> None:
+    content = f'{{"text": {DEEP}\n{{"text": "a"}}\n{json.dumps({"messages": [USER, ASSISTANT], "tools": DEEP})}\n'
+    found, broken = read(tmp_path / "x.jsonl", content)
+    assert found == [Sample("a", None, 2)]
+    assert broken[0] == "x.jsonl:1: lists or objects nested too deeply to be read"
+    assert broken[1].startswith("x.jsonl:3: `tools` is not valid JSON")
+
+
+def test_what_is_nested_too_deeply_in_an_array_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x\.json:2: lists or objects nested too deeply"):
+        read(tmp_path / "x.json", f'[{{"text": "a"}},\n{{"text": {DEEP}')
+
+
+def test_plain_text_that_begins_as_an_object_of_any_depth_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text(f'{{"text": {DEEP}')
+    with pytest.raises(ConfigError, match="begins with a JSON object"):
+        read_module.is_plain_text(tmp_path / "x.txt")
+
+
+def test_records_without_a_key_are_of_the_form_they_fill() -> None:
+    assert sample_of({"prompt": "about x", "text": "x"}, 1) == Sample("x", None, 1)
+
+
 def test_a_mark_of_the_byte_order_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     assert read(tmp_path / "x.jsonl", '\ufeff{"text": "a"}\n{"text": "b"}') == ([Sample("a", None, 1), Sample("b", None, 2)], [])
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes("\ufeffa\n\n\ufeffb".encode())
+    assert list(read_module.read_text(tmp_path / "x.txt", Broken("x"))) == [Sample("a", None, 1), Sample("\ufeffb", None, 3)]
 
 
 def test_an_array_of_objects_under_another_name_is_never_taken_for_plain_text(tmp_path: Path) -> None:

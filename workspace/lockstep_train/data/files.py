@@ -12,10 +12,10 @@ from pathlib import Path
 from lockstep_sizes.choices import DataFormat
 from lockstep_train.config import SourceConfig
 from lockstep_train.data.layout import CARD, Layout, layout_of, one_of, split_names
-from lockstep_train.data.read import Broken, is_plain_text, read_jsonl, read_text
-from lockstep_train.data.records import AnySample
-from lockstep_train.data.streams import TABLES, suffix_of
-from lockstep_train.data.tables import PARQUET, parquet_row_count, read_paragraphs, read_table
+from lockstep_train.data.read import Broken, is_plain_text, paragraph_of, read_jsonl, read_text
+from lockstep_train.data.records import AnySample, sample_of
+from lockstep_train.data.streams import JSON, TABLES, suffix_of
+from lockstep_train.data.tables import PARQUET, parquet_row_count, read_table, row_sample
 from lockstep_train.errors import ConfigError, first_line
 
 WILD = set("*?[")
@@ -66,9 +66,12 @@ def reader_of(plain_text: bool, separator: str | None) -> Reader:
     """What reads a file, by its name and by whether its texts are paragraphs."""
 
     def read(path: Path, broken: Broken) -> Iterator[AnySample]:
-        if suffix_of(path) in TABLES:
-            return (read_paragraphs if plain_text else read_table)(path, broken, separator)
-        return (read_text if plain_text else read_jsonl)(path, broken)
+        suffix = suffix_of(path)
+        if suffix in TABLES:
+            return read_table(path, broken, paragraph_of if plain_text else row_sample, separator)
+        if suffix in JSON or not plain_text:
+            return read_jsonl(path, broken, paragraph_of if plain_text else sample_of)
+        return read_text(path, broken)
 
     return read
 
@@ -85,11 +88,13 @@ class _Through(Broken):
         self.before = 0
         """Rows of the files before."""
         self.last = 0
-        """The last row of the file at hand."""
+        """The last row that was read of the file at hand."""
+
+    def at(self, line: int) -> None:
+        self.last = line
 
     def number(self, line: int) -> int | None:
         """What stands for a row of this file; None for one that is left out."""
-        self.last = line
         row = self.before + line
         return self._offset + row if row > self._part.start and (self._part.end is None or row <= self._part.end) else None
 
@@ -127,11 +132,11 @@ def _samples_of(part: Part, read: Reader, broken: Broken, offset: int) -> Genera
     return through.before
 
 
-def row_count(paths: Sequence[Path], separator: str | None) -> int:
-    """Rows of tables, or lines of JSON files. Raises ConfigError."""
+def row_count(paths: Sequence[Path], read: Reader) -> int:
+    """Rows of tables, objects of arrays, or lines. Raises ConfigError."""
     if all(path.suffix.casefold() == PARQUET for path in paths):
         return sum(map(parquet_row_count, paths))
-    ignored = _samples_of(Part(tuple(paths)), reader_of(False, separator), Broken(""), 0)
+    ignored = _samples_of(Part(tuple(paths)), read, Broken(""), 0)
     while True:
         try:
             next(ignored)
@@ -191,7 +196,8 @@ def split_files(layout: Layout, root: Path, source: SourceConfig, say: Callable[
     everything = [path for files in paths.values() for path in files]
     plain_text = whole_files(everything, source.format).plain_text
     say(f"Data: {root}: split {split} of {one_of(layout.splits)}, {len(everything):,} files")
-    return DataFiles(tuple(_parts(split, paths, layout.separator)), plain_text, layout.separator)
+    parts = _parts(split, paths, reader_of(plain_text, layout.separator))
+    return DataFiles(tuple(parts), plain_text, layout.separator)
 
 
 def default_split(layout: Layout) -> str:
@@ -199,13 +205,13 @@ def default_split(layout: Layout) -> str:
     return next(iter(layout.splits)) if len(layout.splits) == 1 else "validation"
 
 
-def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], separator: str | None) -> Iterator[Part]:
+def _parts(split: str, paths: Mapping[str, tuple[Path, ...]], read: Reader) -> Iterator[Part]:
     if "[" not in split:
         yield from (Part(paths[name]) for name in split_names(split))
         return
     import datasets
 
-    counts = {name: row_count(files, separator) for name, files in paths.items()}
+    counts = {name: row_count(files, read) for name, files in paths.items()}
     try:
         chosen = datasets.ReadInstruction.from_spec(split).to_absolute(counts)
     except (ValueError, AssertionError) as error:

@@ -14,13 +14,16 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from lockstep_train.data.records import AnySample, Sample, object_of, parse_object, sample_of
+from lockstep_train.data.records import TOO_DEEP, AnySample, Sample, object_of, parse_object, sample_of
 from lockstep_train.data.streams import JSON, TABLES, open_data, suffix_of
 from lockstep_train.errors import ConfigError, refusal
 
 REPORTED_LINES = 5
 ARCHIVE = ".zip"
+Form = Callable[[dict[str, Any], int], AnySample | None]
+"""From a record and its line to a sample; None where the record holds nothing. Raises ValueError."""
 
 
 @dataclass
@@ -32,7 +35,10 @@ class Broken:
     """The first lines of them, in the order of the file, however they were found."""
     count: int = 0
     blank: int = 0
-    """Rows of tables that hold nothing."""
+    """Rows that hold nothing."""
+
+    def at(self, line: int) -> None:
+        """Called with each line or row that is read, before what becomes of it."""
 
     def skip(self, line: int) -> None:
         """A row holds nothing: that is no mistake, but said."""
@@ -100,6 +106,8 @@ def _begins_with_object(path: Path) -> bool:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
     try:
         return BEGINS_OBJECTS.match(beginning) is not None or isinstance(json.loads(first.decode("utf-8-sig")), dict)
+    except RecursionError:
+        return first.lstrip().startswith(b"{")
     except ValueError:
         return False
 
@@ -109,15 +117,41 @@ def read_lines(path: Path, broken: Broken) -> Iterator[tuple[int, str]]:
     try:
         with open_data(path) as file:
             for number, line in enumerate(file, start=1):
+                broken.at(number)
                 try:
-                    yield number, line.decode("utf-8").rstrip("\r\n")
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 except UnicodeDecodeError:
                     broken.add(number, "not UTF-8; convert the file to UTF-8")
     except OSError as error:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
 
-def read_jsonl(path: Path, broken: Broken) -> Iterator[AnySample]:
+def usable(form: Form, parse: Callable[[Any], dict[str, Any]], content: object, line: int, broken: Broken) -> Iterator[AnySample]:
+    """The sample of a line or a row; none where it holds nothing or is broken, which `broken` is told."""
+    try:
+        sample = form(parse(content), line)
+    except RecursionError:
+        broken.add(line, TOO_DEEP)
+    except ValueError as error:
+        broken.add(line, str(error))
+    else:
+        if sample is None:
+            broken.skip(line)
+        else:
+            yield sample
+
+
+def paragraph_of(record: dict[str, Any], line: int) -> Sample | None:
+    """The `text` of a record as a paragraph of plain text, None for a blank one. Raises ValueError."""
+    if "text" not in record:
+        raise ValueError("there is no `text`, and `format: Text` reads nothing else")
+    text = record["text"]
+    if text is not None and not isinstance(text, str):
+        raise ValueError("`text` is not a string")
+    return Sample(text.strip("\r\n").rstrip(), None, line) if text and text.strip() else None
+
+
+def read_jsonl(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[AnySample]:
     """One sample a line that is not blank, or one an object of an array. Raises ConfigError when the file can't be read."""
     try:
         with open_data(path) as file:
@@ -125,15 +159,11 @@ def read_jsonl(path: Path, broken: Broken) -> Iterator[AnySample]:
     except OSError as error:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
     if is_array:
-        yield from read_array(path, broken)
+        yield from read_array(path, broken, form)
         return
     for number, line in read_lines(path, broken):
-        if not line.strip():
-            continue
-        try:
-            yield sample_of(parse_object(line.removeprefix("\ufeff") if number == 1 else line), number)
-        except ValueError as error:
-            broken.add(number, str(error))
+        if line.strip():
+            yield from usable(form, parse_object, line, number, broken)
 
 
 def read_text(path: Path, broken: Broken) -> Iterator[AnySample]:
@@ -157,7 +187,7 @@ NOT_AT_AN_END = 16
 """Characters before the end of what was read by which the parser notices that a word, a number or an escape is cut off."""
 
 
-def read_array(path: Path, broken: Broken) -> Iterator[AnySample]:
+def read_array(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[AnySample]:
     """The samples of a file that is one JSON array, its objects counted from 1 as lines are. Raises ConfigError at an error of syntax, for what comes after it
     can't be read."""
     try:
@@ -174,10 +204,8 @@ def read_array(path: Path, broken: Broken) -> Iterator[AnySample]:
                     ) from error
                 if element is None:
                     return
-                try:
-                    yield sample_of(object_of(element[0]), number)
-                except ValueError as error:
-                    broken.add(number, str(error))
+                broken.at(number)
+                yield from usable(form, object_of, element[0], number, broken)
     except OSError as error:
         raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
 
@@ -231,6 +259,8 @@ class _Elements:
                     raise ValueError(f"an object of more than {LONGEST_OBJECT >> 20} MiB, or a quote that is never closed") from error
                 for _ in range(1 + (len(self._text) - self._position) // CHUNK):  # as much again, so that no object is parsed often
                     self._more()
+            except RecursionError as error:
+                raise ValueError(TOO_DEEP) from error
             else:
                 if end < len(self._text) or self._ended:
                     self._advance(end - self._position)

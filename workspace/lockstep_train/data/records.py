@@ -26,6 +26,11 @@ SPEAKERS = {
 }
 """ShareGPT's `from` → role. The calls of tools are spoken by:"""
 CALLER = "function_call"
+FORMS = ("messages", "conversations", "prompt", "completion", "instruction", "output", "text")
+"""Keys of which a record needs some."""
+KEYS = (*FORMS, "input", "system", "history", "tools", "chat_template_kwargs")
+"""All keys that are read."""
+TOO_DEEP = "lists or objects nested too deeply to be read"
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ def parse_object(line: str) -> dict[str, Any]:
     """Raises ValueError."""
     try:
         record = json.loads(line)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
     except ValueError as error:
         raise ValueError(f"not valid JSON ({error})") from error
     return object_of(record)
@@ -90,16 +97,24 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
         return _conversation(record, _messages(record, "messages"), 0, line)
     if record.get("conversations") is not None:
         return _conversation(record, _share_gpt(record), 0, line)
-    if record.get("prompt") is not None and record.get("completion") is not None:
+    if _are_filled(record, "prompt", "completion"):
         if isinstance(record["prompt"], str):
             return Sample(_text(record, "completion"), _text(record, "prompt"), line)
         prompt = _messages(record, "prompt")
         return _conversation(record, [*prompt, *_messages(record, "completion")], len(prompt), line)
-    if record.get("instruction") is not None and record.get("output") is not None:
+    if _are_filled(record, "instruction", "output"):
         return _conversation(record, _alpaca(record), 0, line)
     if record.get("text") is not None:
         return Sample(_text(record, "text"), None, line)
     raise ValueError("neither `messages`, nor `conversations`, nor `prompt` and `completion`, nor `instruction` and `output`, nor `text`")
+
+
+def _are_filled(record: Mapping[str, Any], question: str, answer: str) -> bool:
+    """Whether both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one, may be the bare question."""
+    filled = [record.get(key) is not None for key in (question, answer)]
+    if any(filled) and not all(filled) and {question, answer} <= record.keys():
+        raise ValueError(f"`{question if filled[1] else answer}` has no value")
+    return all(filled)
 
 
 def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], given: int, line: int) -> Conversation:
@@ -236,5 +251,5 @@ def _decoded(value: Any, name: str) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name if '`' in name else f'`{name}`'} is not valid JSON ({error})") from error

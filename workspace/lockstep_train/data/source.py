@@ -119,9 +119,9 @@ def write_tokens(
                 pace.at(seen)
         if on_broken is OnBroken.FAIL:
             broken.refuse()
+        blank = [f"Data: {source.name}: left out {broken.blank:,} blank rows"] if broken.blank else []
         if not samples:
-            raise ConfigError("; ".join([f"the data {source.name} holds no samples", *broken.left_out()]))
-        blank = [f"Data: {source.name}: left out {broken.blank:,} rows whose text is blank"] if broken.blank else []
+            raise ConfigError("; ".join([f"the data {source.name} holds no samples", *broken.left_out(), *blank]))
         notes = [*broken.left_out(), *remarks.notes(), *blank]
         facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
         writer.commit({**facts, "separator": len(paragraph_break(tokeniser))})

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lockstep_train.data.read import Broken
-from lockstep_train.data.records import AnySample, Sample, sample_of
+from lockstep_train.data.read import Broken, Form, usable
+from lockstep_train.data.records import FORMS, KEYS, AnySample, object_of, sample_of
 from lockstep_train.data.streams import open_data, suffix_of
 from lockstep_train.errors import first_line, refusal
 
@@ -28,36 +28,21 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 ARROW = {".arrow", ".feather"}
 JSON_CELLS = ("messages", "conversations")
 """Columns whose cells are JSON where a table has no nested columns."""
-OTHER_FORMS = {"messages", "conversations", "prompt", "completion", "instruction", "output"}
-"""Keys of rows that hold something else than a text."""
 
 
-def read_table(path: Path, broken: Broken, separator: str | None = None) -> Iterator[AnySample]:
-    """A sample a row, rows counted from 1 as lines are. A row whose `text` is blank holds nothing, and is skipped.
+def read_table(path: Path, broken: Broken, form: Form, separator: str | None = None) -> Iterator[AnySample]:
+    """A sample a row, rows counted from 1 as lines are.
 
     `separator`: of a CSV file that has another one than its name says. Raises ConfigError for a file that can't be read.
     """
     for number, row in enumerate(rows_of(path, separator), start=1):
-        record = without_nulls(row)
-        if is_blank(record):
-            broken.skip(number)
-            continue
-        try:
-            yield sample_of(record, number)
-        except ValueError as error:
-            broken.add(number, str(error))
+        broken.at(number)
+        yield from usable(form, object_of, row, number, broken)
 
 
-def read_paragraphs(path: Path, broken: Broken, separator: str | None = None) -> Iterator[AnySample]:
-    """The `text` of each row as a paragraph of plain text. Raises ConfigError."""
-    for number, row in enumerate(rows_of(path, separator), start=1):
-        text = row.get("text")
-        if isinstance(text, str) and text.strip():
-            yield Sample(text.strip("\r\n").rstrip(), None, number)
-        elif text is None or isinstance(text, str):
-            broken.skip(number)
-        else:
-            broken.add(number, "`text` is not a string")
+def row_sample(row: Row, line: int) -> AnySample | None:
+    """None for a row that holds nothing. Raises ValueError."""
+    return None if is_blank(row) else sample_of({key: without_nulls(value) for key, value in row.items()}, line)
 
 
 def rows_of(path: Path, separator: str | None = None) -> Iterator[Row]:
@@ -85,7 +70,7 @@ def _readable(path: Path) -> Iterator[None]:
     """Raises, for what the libraries raise, ConfigError, or TrainerError for a fault that may pass."""
     try:
         yield
-    except (OSError, csv.Error, ValueError) as error:  # pyarrow's errors are of these kinds, too
+    except (OSError, csv.Error, ValueError, OverflowError, NotImplementedError) as error:  # pyarrow's errors are of these kinds, too
         if isinstance(error, OSError) and error.errno is not None:
             raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
         kind = suffix_of(path).removeprefix(".")
@@ -98,7 +83,7 @@ def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
-        for batch in table.iter_batches(batch_size=BATCH_ROWS):
+        for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=list(KEYS)):
             yield from batch.to_pylist()
 
 
@@ -115,17 +100,18 @@ def _arrow_rows(file: BinaryIO) -> Iterator[Row]:
     else:
         batches = reader = pyarrow.ipc.open_stream(file)
     for batch in batches:
-        for first in range(0, batch.num_rows, BATCH_ROWS):
-            yield from batch.slice(first, BATCH_ROWS).to_pylist()
+        read = batch.select([number for number, name in enumerate(batch.schema.names) if name in KEYS])
+        for first in range(0, read.num_rows, BATCH_ROWS):
+            yield from read.slice(first, BATCH_ROWS).to_pylist()
 
 
 def _cells(file: BinaryIO, separator: str) -> Iterator[Row]:
-    """Cells are texts, but for messages, which are JSON; an empty one is none."""
+    """Cells are texts, but for messages, which are JSON; an empty one is none. A blank line is no row."""
     csv.field_size_limit(sys.maxsize)
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         lines = csv.reader(text, delimiter=separator, strict=True)
         header = next(lines, [])
-        for cells in lines:
+        for cells in filter(None, lines):
             if len(cells) > len(header):
                 raise csv.Error(f"line {lines.line_num} has {len(cells)} cells for {len(header)} columns")
             yield {name: _cell(name, cell) for name, cell in itertools.zip_longest(header, cells)}
@@ -136,14 +122,14 @@ def _cell(name: str, cell: str | None) -> Any:
         return cell or None
     try:
         return json.loads(cell)
-    except ValueError:
+    except (ValueError, RecursionError):
         return cell  # what is wrong with it is the row's reader's to say
 
 
-def is_blank(record: Row) -> bool:
-    """Whether a row holds nothing but a text without a letter: text datasets have one for each empty line."""
-    text = record.get("text")
-    return isinstance(text, str) and not text.strip() and record.keys().isdisjoint(OTHER_FORMS)
+def is_blank(row: Row) -> bool:
+    """Whether all of a row's columns that samples are made of are empty: text datasets have such a row for each empty line."""
+    values = [row[key] for key in FORMS if key in row]
+    return bool(values) and not any(value.strip() if isinstance(value, str) else value is not None for value in values)
 
 
 def without_nulls(value: Any) -> Any:
