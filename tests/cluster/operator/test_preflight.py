@@ -23,7 +23,9 @@ def test_data_that_is_missing_fails_the_job_before_any_rank_and_names_node_and_f
     spec = {"nodes": 2, "training": training}
     jobs.create({"apiVersion": API, "kind": "TrainingJob", "metadata": {"name": "blind"}, "spec": spec})
     failed = jobs.until_condition("blind", "Failed", "True", "PreflightFailed", 60)
-    assert "spec.training.data.path: there is no file or folder /datasets/nowhere.jsonl on node 0 (blind-0): put it there" in failed["message"]
+    assert (
+        "spec.training.data.path: there is no file or folder /datasets/nowhere.jsonl on node 0 (blind-0): put it there" in failed["message"]
+    )
     status = jobs.job("blind")["status"]
     assert (status["attempts"], status["failure"]["cause"], status["preflight"]["ok"]) == (0, "Configuration", False)
     found = status["preflight"]["findings"]
