@@ -1,9 +1,11 @@
-"""A chat template rendered as transformers renders it, and a tokenizer of words whose special tokens stand for themselves."""
+"""A chat template rendered as transformers renders it, a tokenizer of words whose special tokens stand for themselves, and one that the library makes."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -68,3 +70,22 @@ def samples(
 
 def says(*contents: str) -> list[dict[str, Any]]:
     return [{"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)]
+
+
+def saved_tokenizer(folder: Path, source: str, special: Sequence[Any], merges: Sequence[tuple[str, str]] = (), trim: bool = False) -> Path:
+    """A tokenizer of bytes as transformers saves it, whose model stops at all of its `special` tokens, which are `AddedToken`s."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    backend = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, list(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=trim), processors.TemplateProcessing(single="$A")])
+    backend.add_special_tokens(list(special))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer.chat_template = source
+    tokenizer.save_pretrained(folder)
+    stops = [backend.token_to_id(str(token.content)) for token in special]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    return folder

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from tokenizers import AddedToken
+
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.config import EvaluationConfig
+from lockstep_train.data.chat import encoded
 from lockstep_train.data.load import Dataset
 from lockstep_train.data.preview import marked_text
 from lockstep_train.data.read import Broken
-from lockstep_train.data.records import Conversation
+from lockstep_train.data.records import Conversation, sample_of
 from lockstep_train.data.source import Remarks
 from lockstep_train.data.template import stop_tokens
-from lockstep_train.data.tokenize import Encoded, Tokeniser
+from lockstep_train.data.tokeniser import load_tokeniser
+from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_samples
 from lockstep_train.data.wire import answer_line, answer_of, batch_line, batch_of
-from unit.chat_cases import TEXTS, decode, encode, template
-from unit.chat_families import FAMILIES, Family
+from unit.chat_cases import TEXTS, decode, encode, saved_tokenizer, says, template
+from unit.chat_families import CHATML, FAMILIES, PHI3, PHI4, Family
 from unit.data_cases import dataset_of, write_jsonl
 
 QWEN3 = next(family for family in FAMILIES if family.name == "Qwen3")
@@ -115,3 +121,68 @@ def test_stop_tokens_are_those_of_every_file_that_a_server_reads(tmp_path: Path)
     assert stop_tokens(tmp_path, Tokenizer(9)) == [2, 3, 4, 9]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2, 13, 100, None]}))
     assert stop_tokens(tmp_path, Tokenizer(9)) == [1, 2, 3, 4, 9], "one has no row, and one is no text"
+
+
+def learned_of(folder: Path, contents: list[str]) -> list[list[str]]:
+    """The tokens that are learned of a chat, a list for each run of them."""
+    mine, broken = load_tokeniser(folder), Broken("x")
+    (sample,) = encode_samples([sample_of({"messages": says(*contents)}, 1)], mine, TrainOn.ASSISTANT, broken)
+    broken.refuse()
+    groups: list[list[str]] = []
+    for number, (token, learned) in enumerate(zip(sample.ids, sample.learned, strict=True)):
+        if learned:
+            groups += [] if number and sample.learned[number - 1] else [[]]
+            groups[-1].append(mine.decode([token]))
+    return groups
+
+
+@pytest.mark.parametrize("trim", [True, False])
+def test_tokens_of_white_space_alone_are_learned_also_where_the_tokenizer_trims_their_places(tmp_path: Path, trim: bool) -> None:
+    special = [AddedToken("<|im_start|>"), AddedToken("<|im_end|>")]
+    folder = saved_tokenizer(tmp_path, CHATML, special, [("Ġ", "Ġ")], trim)
+    assert learned_of(folder, ["q", "a\n     b  c"]) == [["a", "\n", "  ", "  ", " ", "b", " ", " ", "c", "<|im_end|>"]]
+
+
+@pytest.mark.parametrize("source", [PHI3, PHI4, CHATML])
+@pytest.mark.parametrize("sides", [{"rstrip": True}, {"lstrip": True}, {"lstrip": True, "rstrip": True}])
+def test_special_tokens_that_swallow_white_space_are_learned_and_the_white_space_of_an_answer_is_its_own(
+    tmp_path: Path, source: str, sides: dict[str, bool]
+) -> None:
+    """Phi-3's <|end|> and <|assistant|> take the line breaks behind them, Phi-4's <|im_sep|> those before them, too."""
+    names = ("<|user|>", "<|assistant|>", "<|end|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>", "<|endoftext|>")
+    folder = saved_tokenizer(tmp_path, source, [AddedToken(name, **sides) for name in names])
+    stop = "<|end|>" if source is PHI3 else "<|im_end|>"
+    assert learned_of(folder, ["q", "a", "r", "  b\nc", "s", "\n d"]) == [["a", stop], [*"  b\nc", stop], [*"\n d", stop]]
+
+
+def test_an_answer_that_begins_with_white_space_is_cut_off_its_prompt_as_at_inference(tmp_path: Path) -> None:
+    """Qwen makes one token of the line break that ends the prompt and the one that begins the answer."""
+    folder = saved_tokenizer(tmp_path, CHATML, [AddedToken("<|im_start|>"), AddedToken("<|im_end|>")], [("Ċ", "Ċ"), ("Ġ", "a")])
+    assert learned_of(folder, ["q", "\n\na", "r", "b", "s", "\n a"]) == [
+        ["\n", "\n", "a", "<|im_end|>"],
+        ["b", "<|im_end|>"],
+        ["\n", " a", "<|im_end|>"],
+    ]
+    mine = load_tokeniser(folder)
+    (sample,) = encode_samples([sample_of({"messages": says("q", "\na")}, 1)], mine, TrainOn.ASSISTANT, Broken("x"))
+    assert sample.ids[: sample.learned.index(1)] == mine.encode("<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_an_answer_that_is_cut_off_its_prompt_gets_no_mark_of_a_beginning(tmp_path: Path) -> None:
+    """A tokenizer as Llama 2's, with a prompt that ends with the space of the answer's first word."""
+    from tokenizers import Tokenizer, models, normalizers
+
+    pieces = ["▁", *"qabAS:\n<>", "▁a", "▁b"]
+    backend = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, [("▁", "a"), ("▁", "b")]))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.add_special_tokens([AddedToken("</s>", normalized=False)])
+
+    def placed(text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = backend.encode(text)
+        return encoding.ids, encoding.offsets
+
+    mine = replace(template("", ["</s>"], special=["</s>"]), encode=placed)
+    sample = encoded(mine, "q A: ab</s>\n", [(5, 11)])
+    learned = [backend.id_to_token(token) for token, mask in zip(sample.ids, sample.learned, strict=True) if mask]
+    assert learned == ["a", "b", "</s>"]
+    assert [backend.id_to_token(token) for token in sample.ids[: sample.learned.index(1)]] == ["▁", "q", "▁", "A", ":", "▁"]

@@ -122,9 +122,16 @@ def test_marks_of_the_template_are_used_where_comparing_fails() -> None:
     assert learned(COUNTING, says("one", "two", "three", "four"), given=2, marked=marked) == ["four"]
 
 
-def test_a_token_across_the_border_of_a_turn_is_refused() -> None:
-    with pytest.raises(ValueError, match="a token lies across the border of the assistant's turn"):
-        learned(CHATML, says("one", "\ntwo"))
+def test_a_token_across_the_end_of_a_turn_is_refused() -> None:
+    stop = CHATML.replace("<|im_end|>", "\n")
+    with pytest.raises(
+        ValueError, match="a token lies across the border of the assistant's turn at character 48, and the chat template has no"
+    ):
+        samples(template(stop, ["\n"]), says("one", "two", "three", "four"))
+
+
+def test_an_answer_that_begins_within_a_token_is_encoded_by_itself() -> None:
+    assert learned(CHATML, says("one", "\ntwo", "three", "\n\nfour")) == ["\ntwo<|im_end|>", "\n\nfour<|im_end|>"]
 
 
 def test_what_the_template_raises_is_told() -> None:

@@ -8,8 +8,12 @@ refused: a mask that is guessed teaches the wrong thing without a word.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.records import Conversation
@@ -17,6 +21,7 @@ from lockstep_train.data.turns import Chat, ChatTemplate, Span, Turn, Unmasked, 
 from lockstep_train.errors import first_line
 
 ASSISTANT = "assistant"
+BREAK = "\n\n"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ def encode_conversation(conversation: Conversation, template: ChatTemplate, trai
     if train_on is TrainOn.LAST_TURN:
         turns = turns[-1:]
     try:
-        return [_encoded(template, text, spans, remarks) for text, spans, remarks in joined([turn_of(chat, number) for number in turns])]
+        return [encoded(template, text, spans, remarks) for text, spans, remarks in joined([turn_of(chat, number) for number in turns])]
     except Unmasked as problem:
         if template.marked is None:
             raise ValueError(
@@ -83,9 +88,63 @@ def _whole(chat: Chat, conversation: Conversation) -> Learnable:
     return Learnable(ids, b"\1" * len(ids))
 
 
-def _encoded(template: ChatTemplate, text: str, spans: Sequence[Span], remarks: tuple[str, ...] = ()) -> Learnable:
+def encoded(template: ChatTemplate, text: str, spans: Sequence[Span], remarks: tuple[str, ...] = ()) -> Learnable:
+    """A text of which these parts are learned. Raises Unmasked where one ends within a token."""
     ids, places = template.encode(text)
-    return Learnable(ids, learned_tokens(places, spans), remarks)
+    cuts = [start for start, _ in spans if across(places, start) is not None]
+    if cuts:
+        ids, places = _in_pieces(template, text, cuts)
+    return Learnable(ids, learned_tokens(_without_white_space(template, text, places, spans), spans), remarks)
+
+
+def across(places: Sequence[Span], border: int) -> int | None:
+    """The token that begins before this character and ends behind it."""
+    number = bisect_left(places, border, key=itemgetter(0)) - 1
+    return number if number >= 0 and places[number][1] > border else None
+
+
+def _in_pieces(template: ChatTemplate, text: str, cuts: Sequence[int]) -> tuple[list[int], list[Span]]:
+    """Encoded as at inference: what the model is given ends at a cut, and what it writes begins there."""
+    ids, places = template.encode(text[: cuts[0]])
+    for start, end in itertools.pairwise([*cuts, len(text)]):
+        more, found = _continued(template, text[start:end])
+        ids = [*ids, *more]
+        places = [*places, *((start + first, start + last) for first, last in found)]
+    return ids, places
+
+
+def _continued(template: ChatTemplate, text: str) -> tuple[list[int], list[Span]]:
+    """Tokens of a text that others stand before."""
+    return (_behind_break(template, text) if _marks_beginnings(template) else None) or template.encode(text)
+
+
+def _behind_break(template: ChatTemplate, text: str) -> tuple[list[int], list[Span]] | None:
+    """The text's own tokens when a break stands before it; None where one lies across its beginning."""
+    ids, places = template.encode(BREAK + text)
+    first = bisect_left(places, len(BREAK), key=itemgetter(0))
+    own = [(start - len(BREAK), end - len(BREAK)) for start, end in places[first:]]
+    return None if across(places, len(BREAK)) is not None else (ids[first:], own)
+
+
+@cache
+def _marks_beginnings(template: ChatTemplate) -> bool:
+    """Tokenizers of Llama 2 and Mistral put the mark of a word's beginning before every text, and there is none where a text goes on."""
+    behind = _behind_break(template, "a")
+    return behind is not None and behind[0] != template.encode("a")[0]
+
+
+def _without_white_space(template: ChatTemplate, text: str, places: Sequence[Span], spans: Sequence[Span]) -> Sequence[Span]:
+    """The places, those of special tokens at a span's end without the white space that some of them swallow (`rstrip`: Phi-3's <|end|>)."""
+    places = list(places)
+    for _, border in spans:
+        number = across(places, border)
+        if number is None:
+            continue
+        start, end = places[number]
+        literal = text[start:end].rstrip()
+        if literal.lstrip() in template.special:
+            places[number] = (start, start + len(literal))
+    return places
 
 
 def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
@@ -105,20 +164,16 @@ def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
                 "from the others"
             )
         spans = [span for span, number in zip(spans, messages, strict=True) if number in turns]
-    return _encoded(chat.template, text, spans)
+    return encoded(chat.template, text, spans)
 
 
 def learned_tokens(places: Sequence[Span], spans: Sequence[Span]) -> bytes:
-    """A byte a token: 1 inside a span. Raises Unmasked when a token lies across the border of one."""
+    """A byte a token: 1 where it begins inside a span. Raises Unmasked when a token lies across the border of one."""
     learned = bytearray(len(places))
-    remaining = iter(spans)
-    span = next(remaining, None)
-    for number, (begin, end) in enumerate(places):
-        while span is not None and begin >= span[1]:
-            span = next(remaining, None)
-        if span is None:
-            break
-        if begin < span[0] < end or begin < span[1] < end:
-            raise Unmasked(f"a token lies across the border of the assistant's turn at character {span[0] if begin < span[0] else span[1]}")
-        learned[number] = begin >= span[0] and end > begin
+    for span in spans:
+        for border in span:
+            if across(places, border) is not None:
+                raise Unmasked(f"a token lies across the border of the assistant's turn at character {border}")
+        first, behind = (bisect_left(places, border, key=itemgetter(0)) for border in span)
+        learned[first:behind] = b"\1" * (behind - first)
     return bytes(learned)

@@ -27,7 +27,7 @@ from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, 
 from lockstep_train.data.wire import Answer, Batch
 from lockstep_train.errors import ConfigError
 
-VERSION = 4
+VERSION = 5
 """Raised when the same text would give other tokens, or other facts about them."""
 BATCH = 2000
 """Samples that are tokenised at once, unless they have more characters:"""

@@ -30,6 +30,8 @@ def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         raise refusal(f"training.model.name {folder} holds no tokenizer that transformers can load: {first_line(error)}", error) from error
+    if tokenizer.is_fast:
+        keep_white_space_in_places(tokenizer.backend_tokenizer)
     tokenizer.model_max_length = int(1e30)  # a sample longer than the model's context is counted and told by us, not warned of
     end = tokenizer.eos_token_id
     begin = [token for token in tokenizer.encode("") if token != end]
@@ -52,6 +54,21 @@ def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
         vocabulary=vocabulary,
         stops=frozenset(stops),
     )
+
+
+def keep_white_space_in_places(backend: Any) -> None:
+    """Have a token's place in the text hold its white space, too. Tokenizers with `trim_offsets` (Llama 3) place a token of spaces nowhere."""
+    processor = backend.post_processor
+    if processor is not None:
+        processor.__setstate__(json.dumps(_untrimmed(json.loads(processor.__getstate__()))).encode())
+        backend.post_processor = processor
+
+
+def _untrimmed(state: Any) -> Any:
+    """A post-processor's state, which may hold those of others."""
+    if isinstance(state, dict):
+        return {name: False if name == "trim_offsets" else _untrimmed(value) for name, value in state.items()}
+    return [_untrimmed(value) for value in state] if isinstance(state, list) else state
 
 
 def vocabulary_size(folder: Path) -> int | None:
