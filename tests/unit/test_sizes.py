@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,10 @@ LLAMA_8B: dict[str, Any] = {
 TINY: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 64, "num_experts_per_tok": 2,
+}  # fmt: skip
 # An adapter of rank 2 on q_proj and v_proj: 2 × (4 + 4) each, 32 elements; 64 bytes in BF16.
 SETTINGS = Settings(max_length=16, micro_batch_size=2, adapter=Adapter(2, ("q_proj", "v_proj")), zero_stage=ZeroStage.STAGE2)
 PLACE = Place(world_size=4, ranks_per_node=2, gpu=True)
@@ -50,6 +55,37 @@ def test_a_config_that_does_not_say_enough_is_refused_and_not_guessed(config: di
     with pytest.raises(UnknownModel, match=r"known here are|it has no vocab_size"):
         shape_from_config(config)
     assert "llama" in FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"hidden_size": "64"}, "hidden_size is '64'; it must be a whole number from 1"),
+        ({"hidden_size": 64.0}, "hidden_size is 64.0; it must be a whole number from 1"),
+        ({"num_hidden_layers": None}, "it has no num_hidden_layers"),
+        ({"num_hidden_layers": [2]}, "num_hidden_layers is [2]; it must be a whole number from 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number from 1"),
+        ({"num_attention_heads": 3}, "hidden_size 64 is no multiple of num_attention_heads 3, and there is no head_dim"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads is '2'; it must be a whole number from 1"),
+        ({"head_dim": -1}, "head_dim is -1; it must be a whole number from 1"),
+        ({"vocab_size": True}, "vocab_size is True; it must be a whole number from 1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be a whole number from 1"),
+        ({"num_experts_per_tok": {}}, "num_experts_per_tok is {}; it must be a whole number from 0"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers is 3; it must be a list of layers' numbers"),
+        ({"mlp_only_layers": [[]]}, "mlp_only_layers is [[]]; it must be a list of layers' numbers"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
+        ({"model_type": ["llama"]}, "model_type is ['llama']; known here are"),
+    ],
+)
+def test_an_impossible_value_in_a_config_is_named(stated: dict[str, Any], message: str) -> None:
+    config = {**EXPERTS, **stated}
+    with pytest.raises(UnknownModel, match=f"^{re.escape(message)}"):
+        shape_from_config(config)
+
+
+def test_a_size_that_is_null_is_one_that_is_not_there() -> None:
+    absent = shape_from_config(EXPERTS)
+    assert shape_from_config({**EXPERTS, "head_dim": None, "tie_word_embeddings": None, "mlp_only_layers": None}) == absent
 
 
 def test_the_trainer_and_the_command_line_read_the_same_settings_of_one_document() -> None:

@@ -17,6 +17,12 @@ EXPERTS = ("mixtral", "qwen3_moe", "glm4_moe")
 FAMILIES = (*DENSE, *EXPERTS)
 NORMED = ("qwen3", "qwen3_moe")
 """Queries and keys have a norm of their own; in glm4_moe where use_qk_norm says so."""
+FROM_ONE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size", "decoder_sparse_step",
+)  # fmt: skip
+FROM_ZERO = ("num_experts_per_tok", "n_shared_experts", "first_k_dense_replace")
+YES_OR_NO = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_qk_norm")
 
 
 class UnknownModel(ValueError):
@@ -24,15 +30,38 @@ class UnknownModel(ValueError):
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    """Raises UnknownModel for a family that is not one of FAMILIES, or a file that lacks a size."""
+    """Raises UnknownModel for a family that is not one of FAMILIES, or a file that lacks a size or has an impossible one."""
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UnknownModel(f"model_type is {family!r}; known here are {', '.join(FAMILIES)}")
+    stated = {name: value for name, value in config.items() if value is not None}
+    _check(stated)
     try:
-        weights = tuple(_weights(str(family), config))
+        weights = tuple(_weights(str(family), stated))
     except KeyError as error:
         raise UnknownModel(f"it has no {error.args[0]}") from None
-    return shape_of(SimpleNamespace(**config), weights)
+    return shape_of(SimpleNamespace(**stated), weights)
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    """Raises UnknownModel for a value that no model of these families can have."""
+    for names, least in ((FROM_ONE, 1), (FROM_ZERO, 0)):
+        for name in names:
+            if name in config and not _is_whole(config[name], least):
+                raise UnknownModel(f"{name} is {config[name]!r}; it must be a whole number from {least}")
+    for name in YES_OR_NO:
+        if not isinstance(config.get(name, False), bool):
+            raise UnknownModel(f"{name} is {config[name]!r}; it must be true or false")
+    dense = config.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(_is_whole(layer, 0) for layer in dense):
+        raise UnknownModel(f"mlp_only_layers is {dense!r}; it must be a list of layers' numbers")
+    hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 1)
+    if "head_dim" not in config and hidden % heads:
+        raise UnknownModel(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and there is no head_dim")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _weights(family: str, config: Mapping[str, Any]) -> Iterator[Weight]:
@@ -60,8 +89,8 @@ def _linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Iterator[Wei
 
 def _attention(family: str, config: Mapping[str, Any], name: str) -> Iterator[Weight]:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head = config.get("head_dim") or hidden // heads
-    queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
+    head = config.get("head_dim", hidden // heads)
+    queries, keys = heads * head, config.get("num_key_value_heads", heads) * head
     stated = bool(config.get("attention_bias"))
     bias = family == "qwen2" or stated
     for projection, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
@@ -80,9 +109,9 @@ def _feed_forward(hidden: int, intermediate: int, name: str, *, bias: bool) -> I
 
 def _has_experts(family: str, config: Mapping[str, Any], layer: int) -> bool:
     if family == "glm4_moe":
-        return layer >= int(config["first_k_dense_replace"])
+        return layer >= config["first_k_dense_replace"]
     if family == "qwen3_moe":
-        return layer not in (config.get("mlp_only_layers") or []) and (layer + 1) % int(config.get("decoder_sparse_step", 1)) == 0
+        return layer not in config.get("mlp_only_layers", []) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
     return True
 
 
