@@ -40,7 +40,9 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         weights = tuple(_weights(str(family), stated))
     except KeyError as error:
         raise UnknownModel(f"it has no {error.args[0]}") from None
-    return shape_of(SimpleNamespace(**stated), weights)
+    head = Weight("lm_head.weight", (stated["vocab_size"], stated["hidden_size"]), linear=True)
+    is_tied = stated.get("tie_word_embeddings", False)
+    return shape_of(SimpleNamespace(**stated), weights if is_tied else (*weights, head), tied=(head,) if is_tied else ())
 
 
 def _check(config: Mapping[str, Any]) -> None:
@@ -65,8 +67,8 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _weights(family: str, config: Mapping[str, Any]) -> Iterator[Weight]:
-    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
-    yield Weight("model.embed_tokens.weight", (vocabulary, hidden))
+    hidden = config["hidden_size"]
+    yield Weight("model.embed_tokens.weight", (config["vocab_size"], hidden))
     for number in range(config["num_hidden_layers"]):
         layer = f"model.layers.{number}"
         yield from _attention(family, config, f"{layer}.self_attn")
@@ -77,8 +79,6 @@ def _weights(family: str, config: Mapping[str, Any]) -> Iterator[Weight]:
         yield Weight(f"{layer}.input_layernorm.weight", (hidden,))
         yield Weight(f"{layer}.post_attention_layernorm.weight", (hidden,))
     yield Weight("model.norm.weight", (hidden,))
-    if not config.get("tie_word_embeddings", False):
-        yield Weight("lm_head.weight", (vocabulary, hidden), linear=True)
 
 
 def _linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Iterator[Weight]:
@@ -109,9 +109,9 @@ def _feed_forward(hidden: int, intermediate: int, name: str, *, bias: bool) -> I
 
 def _has_experts(family: str, config: Mapping[str, Any], layer: int) -> bool:
     if family == "glm4_moe":
-        return layer >= config["first_k_dense_replace"]
+        return layer >= int(config["first_k_dense_replace"])
     if family == "qwen3_moe":
-        return layer not in config.get("mlp_only_layers", []) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+        return layer not in config.get("mlp_only_layers", []) and (layer + 1) % int(config.get("decoder_sparse_step", 1)) == 0
     return True
 
 

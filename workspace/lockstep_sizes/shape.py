@@ -48,6 +48,8 @@ class ModelShape:
     """The model does more to its logits after its last layer, so that the loss needs them whole."""
     score_heads: int = 0
     """Heads of an attention that holds its scores whole; 0: the scores are never whole."""
+    tied: tuple[Weight, ...] = ()
+    """Further names of tensors among `weights`, such as a head that is the embedding. An adapter or a trained copy of one is no longer shared."""
 
     @property
     def head_norms(self) -> bool:
@@ -92,15 +94,17 @@ class ModelShape:
         return [weight for weight in self.packable if weight.shape[1] % NF4_BLOCK]
 
     def adapted(self, targets: Sequence[str]) -> list[Weight]:
-        """Weights whose module, or which themselves, are named by an adapter's targets (peft's rule for lists)."""
+        """Weights, tied ones too, whose module, or which themselves, are named by an adapter's targets (peft's rule for lists)."""
         return [
             weight
-            for weight in self.weights
+            for weight in (*self.weights, *self.tied)
             if any(name == target or name.endswith(f".{target}") for target in targets for name in (weight.module, weight.name))
         ]
 
 
-def shape_of(config: Any, weights: tuple[Weight, ...], *, caps_logits: bool = False, eager: bool = False) -> ModelShape:
+def shape_of(
+    config: Any, weights: tuple[Weight, ...], *, tied: tuple[Weight, ...] = (), caps_logits: bool = False, eager: bool = False
+) -> ModelShape:
     """`config`: a transformers configuration, whose names for one thing differ from family to family. `eager`: of its attention."""
 
     def number(*names: str, default: int = 0) -> int:
@@ -124,4 +128,5 @@ def shape_of(config: Any, weights: tuple[Weight, ...], *, caps_logits: bool = Fa
         routed=routed,
         caps_logits=caps_logits,
         score_heads=heads if eager else 0,
+        tied=tied,
     )
