@@ -43,6 +43,7 @@ def refuse(reason: str) -> None:
 def template(source: str, stops: Sequence[str], marked: Any = None, special: Sequence[str] = ()) -> ChatTemplate:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
     environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     compiled = environment.from_string(on_one_day(source))
 
     def render(messages: Sequence[Any], tools: Sequence[Any], generation_prompt: bool, options: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.chat import Learnable
 from lockstep_train.data.turns import LOST_CALL, LOST_CONTENT, LOST_THOUGHT, NO_THOUGHT, ChatTemplate
 from unit.chat_cases import TEXTS, decode, runs, samples, says, template
-from unit.chat_families import FAMILIES, Family
+from unit.chat_families import CHATML, FAMILIES, GLM, Family
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/data.md"
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"x": "answer0"}}}
@@ -247,3 +247,42 @@ def test_the_date_that_a_template_writes_is_the_same_on_every_day() -> None:
     for name, date in (("Llama 3", "01 Jan 2025"), ("gpt-oss", "2025-01-01")):
         assert date in decode(samples(chat_of(BY_NAME[name]), says("question1", "answer1"))[0].ids)
     assert TEXTS
+
+
+CALLED = CHATML.replace("{{ call.function | tojson }}", "{{ call.function.name }} ARGUMENTS")
+"""A template that renders a call's arguments in one of the ways below."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_text", "as_object"),
+    [
+        ("call.function.arguments | tojson", '{"x": "é"}', '{"x": "é"}'),
+        ("call.function.arguments.x", "é", "é"),
+        ("call.function.name + ' ' + call.function.arguments", 'f {"x":"é"}', 'f {"x": "é"}'),
+        ("'' ~ call.function.arguments", '{"x":"é"}', '{"x": "é"}'),
+    ],
+)
+@pytest.mark.parametrize("tools", [(), TOOLS])
+def test_arguments_are_given_as_the_template_takes_them_whichever_way_the_data_have_them(
+    arguments: str, as_text: str, as_object: str, tools: list[Any]
+) -> None:
+    chat = template(CALLED.replace("ARGUMENTS", f"{{{{ {arguments} }}}}"), BY_NAME["Qwen2.5, ChatML"].stops)
+    for given, expected in (('{"x":"é"}', as_text), ({"x": "é"}, as_object)):
+        call = {"type": "function", "function": {"name": "f", "arguments": given}}
+        (made,) = samples(
+            chat, [{"role": "user", "content": "question1"}, {"role": "assistant", "content": "", "tool_calls": [call]}], tools=tools
+        )
+        assert learned(made) == f"<tool_call>\nf {expected}\n</tool_call><|im_end|>"
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", "{}"), ("print(1)", '"print(1)"'), ("[1]", '"[1]"')])
+def test_arguments_that_are_no_object_stay_text_and_empty_ones_are_none(given: str, expected: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": given}}
+    messages = [{"role": "user", "content": "question1"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert f'"arguments": {expected}' in learned(samples(chat_of(BY_NAME["Qwen2.5, ChatML"]), messages)[0])
+
+
+def test_the_marker_after_a_call_is_learned_also_where_arguments_have_to_be_text() -> None:
+    glm = GLM.replace("call.function.arguments.x", "'' + call.function.arguments")
+    (made,) = samples(template(glm, BY_NAME["GLM-4.5, 4.6"].stops), CALLING[:2], tools=TOOLS)
+    assert learned(made).endswith("</tool_call><|observation|>")

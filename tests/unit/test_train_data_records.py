@@ -60,6 +60,65 @@ def test_tools_of_messages_stay_as_they_are() -> None:
     assert sample_of({"messages": [USER, ASSISTANT], "tools": [FUNCTION]}, 1) == Conversation((USER, ASSISTANT), 0, (FUNCTION,), 1)
 
 
+FULL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+TEXT = {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+EMPTY = {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("message", "calls"),
+    [
+        ({"tool_calls": [FULL]}, [FULL]),
+        ({"tool_calls": json.dumps([FULL])}, [FULL]),
+        ({"tool_calls": [{"id": "a", "function": FULL["function"]}]}, [{"id": "a", **FULL}]),
+        ({"tool_calls": [{"id": "a", "name": "f", "arguments": {"x": 1}}]}, [{"id": "a", **FULL}]),
+        ({"tool_calls": [{"function": None, "name": "f", "arguments": None}]}, [EMPTY]),
+        ({"tool_calls": [{"function": {"name": "f"}}]}, [EMPTY]),
+        ({"function_call": {"name": "f", "arguments": '{"x": 1}'}}, [TEXT]),
+        ({"function_call": {"name": "f", "arguments": '{"x": 1}'}, "tool_calls": []}, [TEXT]),
+    ],
+)
+def test_calls_of_tools_have_one_form_also_those_of_the_older_function_call(message: dict[str, Any], calls: list[dict[str, Any]]) -> None:
+    sample = sample_of({"messages": [USER, {"role": "assistant", "content": "", **message}, {"role": "function", "content": "42"}]}, 1)
+    assert sample == Conversation((USER, ASSISTANT | {"content": "", "tool_calls": calls}, {"role": "tool", "content": "42"}), 0, (), 1)
+
+
+def test_functions_of_the_older_form_are_tools() -> None:
+    assert sample_of({"messages": [USER, ASSISTANT], "functions": [FUNCTION]}, 1) == Conversation((USER, ASSISTANT), 0, (TOOL,), 1)
+
+
+@pytest.mark.parametrize("calls", [{}, {"tool_calls": [FULL]}])
+def test_parts_of_a_content_that_are_text_are_its_lines(calls: dict[str, Any]) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert sample_of({"messages": [USER, ASSISTANT | calls | {"content": parts}]}, 1) == Conversation(
+        (USER, ASSISTANT | calls | {"content": "a\nb"}), 0, (), 1
+    )
+
+
+HALF = json.loads('"a \\ud83d"')
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"text": HALF},
+        {"prompt": HALF, "completion": "a"},
+        {"prompt": "q", "completion": HALF},
+        {"instruction": "q", "output": HALF},
+        {"messages": [USER, ASSISTANT | {"content": HALF}]},
+        {"messages": [USER, ASSISTANT | {"reasoning_content": HALF}]},
+        {"messages": [USER, ASSISTANT | {"tool_calls": [{"function": {"name": "f", "arguments": {HALF: 1}}}]}]},
+        {"messages": json.dumps([USER, ASSISTANT | {"content": HALF}])},
+        {"messages": [USER, ASSISTANT], "tools": [FUNCTION | {"description": HALF}]},
+        {"messages": [USER, ASSISTANT], "chat_template_kwargs": {"mood": HALF}},
+    ],
+)
+def test_half_a_surrogate_pair_is_a_fault_of_its_row(record: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"it holds half a surrogate pair \(\\ud83d\), which no tokenizer can read"):
+        sample_of(record, 1)
+    assert sample_of({"text": "a", "note": HALF}, 1) == Sample("a", None, 1), "what isn't read is no matter"
+
+
 @pytest.mark.parametrize("mark", [{"train": False}, {"weight": 0}, {"weight": 0.0}, {"train": False, "weight": None}])
 def test_a_message_that_is_not_to_be_learned_is_numbered_and_the_mark_does_not_reach_the_template(mark: dict[str, Any]) -> None:
     messages = [USER, ASSISTANT | mark, USER | {"train": False}, ASSISTANT | {"train": True, "weight": 1}]
@@ -93,6 +152,17 @@ def test_a_row_may_set_variables_of_the_template(options: Any) -> None:
         ({"messages": [USER | {"train": True}]}, "message 0 is to be learned, but is of the role user: only the assistant's can be"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, "`chat_template_kwargs` is not an object"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"tools": []}}, "`chat_template_kwargs` holds tools, which is set for every chat"),
+        ({"messages": [ASSISTANT | {"content": [{"type": "image_url", "image_url": {}}]}]}, r"the `content` of `messages\[0\]` is neither a string nor a list of parts of the type text"),
+        ({"messages": [ASSISTANT | {"content": 5, "tool_calls": [FULL]}]}, r"the `content` of `messages\[0\]` is neither"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, r"`messages\[0\]` has neither a `content` that is a string nor `tool_calls`"),
+        ({"messages": [ASSISTANT | {"tool_calls": "f"}]}, r"`tool_calls` of `messages\[0\]` is not valid JSON"),
+        ({"messages": [ASSISTANT | {"tool_calls": FULL}]}, r"`tool_calls` of `messages\[0\]` is not a list"),
+        ({"messages": [ASSISTANT | {"tool_calls": [FULL, {"function": "f"}]}]}, r"`messages\[0\].tool_calls\[1\]` is not an object with a `function` that has a `name`"),
+        ({"messages": [ASSISTANT | {"tool_calls": [None]}]}, r"`messages\[0\].tool_calls\[0\]` is not an object with a `function`"),
+        ({"messages": [ASSISTANT | {"tool_calls": [{"name": "f", "parameters": {"x": 1}}]}]}, r"`messages\[0\].tool_calls\[0\]` has `parameters`"),
+        ({"messages": [ASSISTANT | {"function_call": "f"}]}, r"`function_call` of `messages\[0\]` is not valid JSON"),
+        ({"messages": [ASSISTANT | {"tool_calls": [FULL], "function_call": FUNCTION}]}, r"`messages\[0\]` has both `tool_calls` and the older `function_call`"),
+        ({"messages": [USER, ASSISTANT], "functions": 3}, "`functions` is not a list"),
         ({"messages": [USER, ASSISTANT], "tools": "["}, "`tools` is not valid JSON"),
         ({"instruction": "q", "output": None, "text": "q"}, "`output` has no value"),
         ({"prompt": None, "completion": "a", "text": "q"}, "`prompt` has no value"),

@@ -9,15 +9,17 @@ refused: a mask that is guessed teaches the wrong thing without a word.
 from __future__ import annotations
 
 import itertools
+import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
+from typing import Any
 
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.records import Conversation
-from lockstep_train.data.turns import Chat, ChatTemplate, Span, Turn, Unmasked, next_speaker, place_of, turn_of
+from lockstep_train.data.turns import Chat, ChatTemplate, Message, Span, Turn, Unmasked, next_speaker, place_of, takes_text, turn_of
 from lockstep_train.errors import first_line
 
 ASSISTANT = "assistant"
@@ -37,7 +39,9 @@ class Learnable:
 
 def encode_conversation(conversation: Conversation, template: ChatTemplate, train_on: TrainOn) -> list[Learnable]:
     """The sample of the last turn, and one for each earlier turn that the template rewrites. Raises ValueError saying what is wrong with it."""
-    chat = Chat(conversation.messages, conversation.tools, conversation.options, template)
+    form = _as_text if takes_text(template, tools=bool(conversation.tools)) else _as_object
+    messages = tuple(_with_arguments(message, form) for message in conversation.messages)
+    chat = Chat(messages, conversation.tools, conversation.options, template)
     if train_on is TrainOn.ALL:
         return [_whole(chat, conversation)]
     turns = _learned_turns(conversation)
@@ -52,6 +56,28 @@ def encode_conversation(conversation: Conversation, template: ChatTemplate, trai
                 "(`train: false`), or set training.data.trainOn to All"
             ) from problem
         return [_marked(chat, turns)]
+
+
+def _with_arguments(message: Message, form: Callable[[Any], Any]) -> Message:
+    """With the arguments of its calls in one of the two forms that data have them in: servers give templates objects."""
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    changed = [{**function, "arguments": form(function["arguments"])} for function in functions]
+    return {**message, "tool_calls": [{**call, "function": one} for call, one in zip(message["tool_calls"], changed, strict=True)]}
+
+
+def _as_object(arguments: Any) -> Any:
+    """Text that is no JSON object stays what it is."""
+    try:
+        value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def joined(turns: Sequence[Turn]) -> list[tuple[str, list[Span], tuple[str, ...]]]:

@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +94,27 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
 
     Keys without a value are as good as absent: tables fill them in.
     """
+    sample = _sample_of(record, line)
+    for text in _texts(list(vars(sample).values())):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"it holds half a surrogate pair (\\u{ord(text[error.start]):x}), which no tokenizer can read: write the character whole, or leave it out"
+            ) from error
+    return sample
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings within it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in itertools.chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _sample_of(record: Mapping[str, Any], line: int) -> AnySample:
     if record.get("messages") is not None:
         return _conversation(record, _messages(record, "messages"), 0, line)
     if record.get("conversations") is not None:
@@ -119,9 +141,7 @@ def _are_filled(record: Mapping[str, Any], question: str, answer: str) -> bool:
 
 def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], given: int, line: int) -> Conversation:
     untrained = tuple(number for number, message in enumerate(messages) if not _is_trained(message, number))
-    rendered = tuple(
-        {name: item for name, item in message.items() if item is not None and name not in {"train", "weight"}} for message in messages
-    )
+    rendered = tuple(_without(message, "train", "weight") for message in messages)
     return Conversation(rendered, given, _tools(record), line, untrained, _options(record))
 
 
@@ -153,12 +173,58 @@ def _messages(record: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     value = _list(record[key], key)
     if not value:
         raise ValueError(f"`{key}` is not a list of messages")
-    for number, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"`{key}[{number}]` is not an object with a `role`")
-        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            raise ValueError(f"`{key}[{number}]` has neither a `content` that is a string nor `tool_calls`")
-    return value
+    return [_message(message, f"{key}[{number}]") for number, message in enumerate(value)]
+
+
+def _message(message: object, place: str) -> dict[str, Any]:
+    """In the form that templates know, also where it has the older one, of one `function_call` and answers of a `function`."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f"`{place}` is not an object with a `role`")
+    calls = _tool_calls(message, place)
+    content = _content(message.get("content"), place)
+    if content is None and not calls:
+        raise ValueError(f"`{place}` has neither a `content` that is a string nor `tool_calls`")
+    changed = {"role": "tool" if message["role"] == "function" else message["role"], "content": content, "tool_calls": calls}
+    return _without({name: changed.get(name, value) for name, value in {**message, **changed}.items()}, "function_call")
+
+
+def _without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """An object without these keys, and without those that have no value."""
+    return {name: item for name, item in value.items() if item is not None and name not in names}
+
+
+def _content(content: Any, place: str) -> str | None:
+    """Parts that are text are lines of one."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts) or any(part.get("type") not in (None, "text") for part in parts):
+        raise ValueError(f"the `content` of `{place}` is neither a string nor a list of parts of the type text")
+    return "\n".join(texts) if texts else None
+
+
+def _tool_calls(message: Mapping[str, Any], place: str) -> list[dict[str, Any]] | None:
+    calls, older = (_decoded(message.get(name) or None, f"`{name}` of `{place}`") for name in ("tool_calls", "function_call"))
+    if calls and older:
+        raise ValueError(f"`{place}` has both `tool_calls` and the older `function_call`: leave one out")
+    if calls and not isinstance(calls, list):
+        raise ValueError(f"`tool_calls` of `{place}` is not a list")
+    name = "tool_calls" if calls else "function_call"
+    return [_call(call, f"{place}.{name}[{number}]") for number, call in enumerate(calls or ([older] if older else []))] or None
+
+
+def _call(call: object, place: str) -> dict[str, Any]:
+    """With the object around the function that templates expect, and keys in the order of servers, for some templates render all of them."""
+    outer = _without(call) if isinstance(call, dict) else {}
+    own = {"id", "type", "index"}
+    function = outer.pop("function", None) or {name: outer.pop(name) for name in list(outer) if name not in own}
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"`{place}` is not an object with a `function` that has a `name` and `arguments`")
+    if function.get("arguments") is None and "parameters" in function:
+        raise ValueError(f"`{place}` has `parameters`, which are a tool's; those of a call are `arguments`")
+    outer.setdefault("type", "function")
+    return {**outer, "function": {"name": function["name"], "arguments": {}} | _without(function)}
 
 
 def _share_gpt(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -218,11 +284,12 @@ def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A function that stands there bare, as in ShareGPT's files, gets the object around it that templates expect."""
-    value = _decoded(record.get("tools") or [], "tools")
+    """A function that stands there bare, as in ShareGPT's files and OpenAI's older `functions`, gets the object around it that templates expect."""
+    name = "functions" if record.get("functions") and not record.get("tools") else "tools"
+    value = _decoded(record.get(name) or [], name)
     if not isinstance(value, list):
-        raise ValueError("`tools` is not a list")
-    bare = record.get("messages") is None and record.get("conversations") is not None
+        raise ValueError(f"`{name}` is not a list")
+    bare = name == "functions" or (record.get("messages") is None and record.get("conversations") is not None)
     return tuple(
         {"type": "function", "function": tool} if bare and isinstance(tool, dict) and "name" in tool and "function" not in tool else tool
         for tool in value

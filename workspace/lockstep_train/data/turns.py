@@ -289,8 +289,8 @@ def _with_stop(turn: Turn, chat: Chat) -> Turn:
 @cache
 def next_speaker(template: ChatTemplate, calls: bool) -> str | None:
     """The stop token with which the next message after an answer (or after calls of tools) begins; None where that is no stop token."""
-    call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"x": "1"}}}
-    answer: Message = {"role": "assistant", "content": "", "tool_calls": [call]} if calls else {"role": "assistant", "content": "y"}
+    arguments = '{"x": "1"}' if takes_text(template, tools=False) else {"x": "1"}
+    answer = _calling(arguments) if calls else {"role": "assistant", "content": "y"}
     follower: Message = (
         {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "z"} if calls else {"role": "user", "content": "z"}
     )
@@ -301,3 +301,23 @@ def next_speaker(template: ChatTemplate, calls: bool) -> str | None:
         return None
     following = longer[len(shorter) :] if longer.startswith(shorter) else ""
     return next((stop for stop in template.stops if following.startswith(stop)), None)
+
+
+def _calling(arguments: Any) -> Message:
+    call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+@cache
+def takes_text(template: ChatTemplate, tools: bool) -> bool:
+    """Whether arguments of calls have to be JSON text: the template refuses an object (DeepSeek's), or writes it in Python's form."""
+    tool = {"type": "function", "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}}}
+
+    def rendered(arguments: Any) -> str | None:
+        try:
+            return Chat(({"role": "user", "content": "x"}, _calling(arguments)), (tool,) * tools, {}, template).beginning(2, asked=False)
+        except Unmasked:
+            return None
+
+    as_object = rendered({"x": "1"})
+    return rendered('{"x": "1"}') is not None if as_object is None else "{'x': '1'}" in as_object
