@@ -365,6 +365,49 @@ def test_stage3_may_have_two_layers_gathered_where_one_is_more_than_deepspeeds_l
     assert gathered_elements(shape, stated, GPU, shape.largest_module) == shape.largest_module
 
 
+def raw(**zero: Any) -> TrainingConfig:
+    return replace(changed(zero_stage=ZeroStage.STAGE3), deepspeed={"zero_optimization": zero})
+
+
+@pytest.mark.parametrize(
+    ("stated", "elements"), [(500_000_000, 500_000_000), (1e6, 1_000_000), ("2000", 2000), ("many", None), (None, None)]
+)
+def test_a_bucket_of_a_stated_size_is_counted_with_it(stated: Any, elements: int | None) -> None:
+    trained = trained_elements(llama_8b(), settings_of(TRAINING))
+    assert sizes(raw(reduce_bucket_size=stated))["bucket of gradients that are reduced"] == 2 * (elements or trained)
+    stage2 = replace(TRAINING, deepspeed={"zero_optimization": {"reduce_bucket_size": 500_000_000}})
+    assert sizes(stage2)["bucket of gradients that are reduced"] == 1_000_000_000
+
+
+@pytest.mark.parametrize("zero", [{"offload_param": {"device": "cpu"}}, {"offload_param": {"device": "nvme"}}, {"cpu_offload_param": True}])
+def test_weights_that_are_offloaded_take_no_memory_of_a_gpu_but_what_is_gathered(zero: dict[str, Any]) -> None:
+    place = replace(GPU, partition=8)
+    there, away = sizes(raw(), place), sizes(raw(**zero), place)
+    assert there.keys() - away.keys() == {"weights", "second copy", "adapter"}
+    assert away["gathered weights"] == there["gathered weights"] > 0
+
+
+def test_a_model_that_fits_by_offloading_its_weights_is_not_refused() -> None:
+    gc, alone = {"gradient_checkpointing": True}, Place(2, 2, gpu=True)
+    offloaded = changed(raw(offload_param={"device": "cpu"}), optimization=gc)
+    assert plan(9.0, alone, training=changed(raw(), optimization=gc)).refusal() is not None
+    assert plan(9.0, alone, training=offloaded).refusal() is None
+
+
+@pytest.mark.parametrize(
+    ("zero", "counted"),
+    [
+        ({"offload_param": {"device": "cpu"}}, True),  # a CPU rank's own memory
+        ({"offload_param": {"device": "nvme"}}, False),
+        ({"offload_param": {"device": "none"}}, True),
+        ({"offload_param": {"device": "tape"}}, True),
+        ({"offload_param": None, "cpu_offload_param": False}, True),
+    ],
+)
+def test_weights_that_stay_in_a_ranks_memory_are_counted(zero: dict[str, Any], counted: bool) -> None:
+    assert ("weights" in sizes(raw(**zero), replace(GPU, gpu=False))) is counted
+
+
 @pytest.mark.parametrize(
     ("stage", "method", "each"),
     [
@@ -378,3 +421,9 @@ def test_the_bucket_holds_sums_under_stage1_and_is_there_twice_beside_the_backwa
     stage: ZeroStage, method: Method, each: int
 ) -> None:
     assert bucket_bytes(settings_of(changed(zero_stage=stage, method=method))) == each
+
+
+@pytest.mark.parametrize(("method", "overlap", "buckets"), [(Method.LORA, True, 2), (Method.FULL, False, 1), (Method.LORA, False, 1)])
+def test_a_stated_overlap_decides_how_many_buckets_there_are(method: Method, overlap: bool, buckets: int) -> None:
+    stated = replace(changed(zero_stage=ZeroStage.STAGE2, method=method), deepspeed={"zero_optimization": {"overlap_comm": overlap}})
+    assert bucket_bytes(settings_of(stated)) == 2 * buckets

@@ -20,7 +20,7 @@ from lockstep_sizes.activations import (
 )
 from lockstep_sizes.choices import Content, Method, Offload, Quantization, ZeroStage
 from lockstep_sizes.gathering import most_gathered
-from lockstep_sizes.settings import Settings
+from lockstep_sizes.settings import ParameterPlace, Settings
 from lockstep_sizes.shape import ModelShape
 
 GIB = 1 << 30
@@ -82,12 +82,13 @@ def _states(shape: ModelShape, settings: Settings, place: Place) -> list[Item]:
     gradients = trained * settings.gradient_bytes // (1 if stage is ZeroStage.STAGE1 else ranks)
     offloaded = settings.offload is Offload.CPU
     mapped = ranks == 1 and not stage3 and not place.gpu  # from the file: the kernel may drop what it can read again
+    here = 0 if stage3 and _elsewhere(settings, place) else 1
     return [
-        Item(f"weights{of_ranks if stage3 else ''}", weights // (ranks if stage3 else 1), not mapped),
-        Item(f"second copy / {place.partition} ranks of a node", weights // place.partition if place.partition > 1 else 0, True),
-        Item("adapter", 0 if full else trained * element // (ranks if stage3 else 1), True),
+        Item(f"weights{of_ranks if stage3 else ''}", here * weights // (ranks if stage3 else 1), not mapped),
+        Item(f"second copy / {place.partition} ranks of a node", here * weights // place.partition if place.partition > 1 else 0, True),
+        Item("adapter", 0 if full else here * trained * element // (ranks if stage3 else 1), True),
         Item(f"gradients{'' if stage is ZeroStage.STAGE1 else of_ranks}", gradients, True),
-        Item(BUCKET, bucket_elements(trained) * element if stage3 else 0, False),
+        Item(BUCKET, _bucket(trained, settings) * element if stage3 else 0, False),
         Item(f"FP32 masters and moments{of_ranks}", 0 if offloaded else STATE_BYTES * trained // ranks, True),
         Item(f"a save's copy{of_ranks}", 0 if place.gpu else snapshot_bytes(shape, settings, ranks), True),
     ]
@@ -97,6 +98,15 @@ def snapshot_bytes(shape: ModelShape, settings: Settings, world_size: int) -> in
     """Of host memory that a rank keeps for the copy of its state that a save is written from."""
     element = STATE_BYTES if settings.content is Content.FULL else settings.element_bytes
     return element * trained_elements(shape, settings) // world_size
+
+
+def _elsewhere(settings: Settings, place: Place) -> bool:
+    """Whether the shards of the weights take no memory of the rank's device."""
+    return settings.parameters is ParameterPlace.NVME or (settings.parameters is ParameterPlace.CPU and place.gpu)
+
+
+def _bucket(trained: int, settings: Settings) -> int:
+    return bucket_elements(trained) if settings.bucket_elements is None else settings.bucket_elements
 
 
 def bucket_elements(trained: int) -> int:
@@ -131,7 +141,7 @@ def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -
     stage3 = settings.zero_stage is ZeroStage.STAGE3
     attention, layer = attention_bytes(shape, settings), layer_bytes(shape, settings)
     copied = shape.copied_module * element if stage3 and place.world_size > 1 else 0
-    bucket = 0 if stage3 else bucket_elements(trained_elements(shape, settings)) * bucket_bytes(settings)
+    bucket = 0 if stage3 else _bucket(trained_elements(shape, settings), settings) * bucket_bytes(settings)
     moments = [
         (attention, [Item("gathered weights, copied out of one buffer", copied, certain=False)]),
         (attention, [Item("gradients of attention's scores", score_gradient_bytes(shape, settings), certain=False)]),
@@ -154,9 +164,10 @@ def _in_the_backward_pass(shape: ModelShape, settings: Settings, place: Place) -
 
 
 def bucket_bytes(settings: Settings) -> int:
-    """Of an element of the bucket under Stage1 and Stage2: Stage1 reduces sums, and beside the backward pass, with method Full, there are two buckets."""
+    """Of an element of the bucket under Stage1 and Stage2: Stage1 reduces sums, and to reduce beside the backward pass there are two buckets."""
     each = settings.gradient_bytes if settings.zero_stage is ZeroStage.STAGE1 else settings.element_bytes
-    return each * (2 if settings.method is Method.FULL else 1)
+    overlaps = settings.method is Method.FULL if settings.overlap is None else settings.overlap
+    return each * (2 if overlaps else 1)
 
 
 def _while_computing(shape: ModelShape, settings: Settings) -> list[Item]:

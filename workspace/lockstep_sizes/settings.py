@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from lockstep_sizes.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
@@ -18,6 +20,14 @@ class Adapter:
     target_parameters: tuple[str, ...] = ()
     modules_to_save: tuple[str, ...] = ()
     dora: bool = False
+
+
+class ParameterPlace(StrEnum):
+    """Where Stage3 keeps shards of the weights until they are gathered (offload_param of the raw settings)."""
+
+    DEVICE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,12 @@ class Settings:
     """Of an element of a gradient that is summed over micro-batches: see `summed_bytes`."""
     live_elements: int | None = None
     """Of weights that Stage3 may have gathered, as the raw settings state it; None: by the model's largest layer (gathering.py)."""
+    bucket_elements: int | None = None
+    """Of the bucket of gradients, as the raw settings state it; None: by what is trained."""
+    overlap: bool | None = None
+    """Whether gradients are reduced beside the backward pass, as the raw settings state it; None: with method Full."""
+    parameters: ParameterPlace = ParameterPlace.DEVICE
+    """Where Stage3 keeps the weights' shards."""
     packing: bool = False
     flash_attention: bool = True
     """Packed documents are kept apart by flash attention, and not by a mask."""
@@ -52,9 +68,39 @@ class Settings:
 
 def stated_live(deepspeed: Mapping[str, Any] | None) -> int | None:
     """stage3_max_live_parameters of the raw settings."""
+    zero = _zero(deepspeed)
+    return _number(zero.get("stage3_max_live_parameters", zero.get("max_live_parameters")))
+
+
+def stated_bucket(deepspeed: Mapping[str, Any] | None) -> int | None:
+    """reduce_bucket_size of the raw settings."""
+    return _number(_zero(deepspeed).get("reduce_bucket_size"))
+
+
+def stated_overlap(deepspeed: Mapping[str, Any] | None) -> bool | None:
+    """overlap_comm of the raw settings."""
+    stated = _zero(deepspeed).get("overlap_comm")
+    return stated if isinstance(stated, bool) else None
+
+
+def parameter_place(deepspeed: Mapping[str, Any] | None) -> ParameterPlace:
+    """offload_param.device of the raw settings, or the older cpu_offload_param. What DeepSpeed will refuse counts as nothing."""
+    zero = _zero(deepspeed)
+    offload = zero.get("offload_param")
+    device = offload.get("device") if isinstance(offload, Mapping) else "cpu" if zero.get("cpu_offload_param") is True else None
+    return ParameterPlace(device) if device in [place.value for place in ParameterPlace] else ParameterPlace.DEVICE
+
+
+def _zero(deepspeed: Mapping[str, Any] | None) -> Mapping[str, Any]:
     zero = (deepspeed or {}).get("zero_optimization")
-    stated = zero.get("stage3_max_live_parameters", zero.get("max_live_parameters")) if isinstance(zero, Mapping) else None
-    return int(stated) if isinstance(stated, int | float) else None
+    return zero if isinstance(zero, Mapping) else {}
+
+
+def _number(stated: Any) -> int | None:
+    """As DeepSpeed reads it, which takes 1e9, and digits in quotes, too."""
+    if isinstance(stated, str):
+        return int(stated) if stated.isdecimal() else None
+    return int(stated) if isinstance(stated, int) or (isinstance(stated, float) and math.isfinite(stated)) else None
 
 
 def summed_bytes(deepspeed: Mapping[str, Any] | None) -> int:
@@ -82,5 +128,8 @@ def read_settings(training: Mapping[str, Any]) -> Settings:
         content=Content(training["checkpoint"]["content"]),
         gradient_bytes=summed_bytes(training.get("deepspeed")),
         live_elements=stated_live(training.get("deepspeed")),
+        bucket_elements=stated_bucket(training.get("deepspeed")),
+        overlap=stated_overlap(training.get("deepspeed")),
+        parameters=parameter_place(training.get("deepspeed")),
         packing=training["data"]["packing"],
     )

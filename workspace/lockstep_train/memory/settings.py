@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep_sizes.settings import Adapter, Settings, stated_live, summed_bytes
+from lockstep_sizes.settings import Adapter, Settings, parameter_place, stated_bucket, stated_live, stated_overlap, summed_bytes
 from lockstep_train.config import TrainingConfig
 
 
@@ -23,6 +23,9 @@ def settings_of(training: TrainingConfig, *, flash_attention: bool = True) -> Se
         content=training.checkpoint.content,
         gradient_bytes=summed_bytes(training.deepspeed),
         live_elements=stated_live(training.deepspeed),
+        bucket_elements=stated_bucket(training.deepspeed),
+        overlap=stated_overlap(training.deepspeed),
+        parameters=parameter_place(training.deepspeed),
         packing=training.data.packing,
         flash_attention=flash_attention,
     )
