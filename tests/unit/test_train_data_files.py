@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import lzma
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,27 @@ def test_compressed_plain_text_is_plain_text(tmp_path: Path) -> None:
     assert texts(tmp_path / "cache", path=str(tmp_path / "x.txt.gz")) == ["one\n\ntwo"]
 
 
-def test_an_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.zip").write_bytes(b"PK")
-    with pytest.raises(ConfigError, match=r"x\.zip is an archive \(\.zip\); unpack it"):
-        texts(tmp_path / "cache", path=str(tmp_path / "x.zip"))
+@pytest.mark.parametrize("format", DataFormat)
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("x.zip", ".zip"), ("x.tar.gz", ".tar"), ("x.TAR", ".tar"), ("x.tgz", ".tgz"), ("x.7z", ".7z"), ("x.rar", ".rar")]
+)
+def test_an_archive_is_refused(tmp_path: Path, name: str, suffix: str, format: DataFormat) -> None:
+    (tmp_path / name).write_text("text")
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} is an archive \({suffix}\); unpack it"):
+        texts(tmp_path / "cache", path=str(tmp_path / name), format=format)
+
+
+@pytest.mark.parametrize("name", ["x.parquet.gz", "x.arrow.xz", "x.feather.zst"])
+def test_a_compressed_file_that_no_stream_can_be_read_from_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} is a compressed \.\w+ file, .*; decompress it"):
+        texts(tmp_path / "cache", path=str(tmp_path / name))
+
+
+def test_a_line_with_a_nul_byte_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"a\n\n\0\1\n\nb")
+    with pytest.raises(ConfigError, match=r"1 broken lines in the data: .*x\.bin:3: no text, for it holds a NUL byte"):
+        texts(tmp_path / "cache", path=str(tmp_path / "x.bin"))
 
 
 @pytest.mark.parametrize("kept", [0, 4, -1])
@@ -284,6 +302,76 @@ def test_a_path_without_data_is_refused(tmp_path: Path, path: str, reason: str) 
     (tmp_path / "pictures/a.png").touch()
     with pytest.raises(ConfigError, match=reason):
         texts(tmp_path / "cache", path=str(tmp_path / path))
+
+
+def read_texts(path: Path, told: list[str] | None = None) -> list[str]:
+    samples = local_files(SourceConfig(str(path)), (told if told is not None else []).append).samples(Broken("x"))
+    return [sample.text for sample in samples]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Two visible files and hidden ones of every kind, each with its name as the text."""
+    for name in ("a.jsonl", "b/__c.jsonl", ".d.jsonl", ".e/f.jsonl", "__g/h.jsonl", "b/.i/j.jsonl", "lost+found/k.jsonl"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(tmp_path / "tree" / name, [{"text": name}])
+    return tmp_path / "tree"
+
+
+def test_hidden_files_are_taken_neither_of_a_folder_nor_by_a_pattern_that_doesnt_name_them(tree: Path) -> None:
+    assert read_texts(tree) == read_texts(tree / "**/*.jsonl") == read_texts(tree / "**") == ["a.jsonl", "b/__c.jsonl"]
+    assert read_texts(tree / "*.jsonl") == ["a.jsonl"]
+    assert read_texts(tree / "*/*.jsonl") == ["b/__c.jsonl"]
+    assert read_texts(tree / ".*.jsonl") == [".d.jsonl"]
+    assert read_texts(tree / "*/.i/*.jsonl") == read_texts(tree / "**/.i/*.jsonl") == read_texts(tree / "b/.i/*") == ["b/.i/j.jsonl"]
+    with pytest.raises(ConfigError, match=r"no file matches the pattern .*/\*e/\* but 1 hidden ones"):
+        read_texts(tree / "*e/*")
+
+
+def test_links_to_folders_are_followed_once_and_loops_end(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    for path, text in ((folder / "v1/a.jsonl", "a"), (folder / ".store/b.jsonl", "b"), (tmp_path / "far/c.jsonl", "c")):
+        path.parent.mkdir(parents=True)
+        write_jsonl(path, [{"text": text}])
+    for place, target in (
+        (folder / "latest", folder / "v1"),
+        (folder / "loop", folder),
+        (folder / "up", tmp_path),
+        (folder / "z-store", folder / ".store"),
+        (folder / "z-far", tmp_path / "far"),
+        (tmp_path / "far/back", folder),
+        (tmp_path / "far/again", tmp_path / "far"),
+    ):
+        place.symlink_to(target)
+    assert read_texts(folder) == read_texts(folder / "**/*.jsonl") == ["a", "c", "b"]
+
+
+def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ROWS)
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    for path in (tmp_path, tmp_path / "*.jsonl"):
+        with pytest.raises(ConfigError, match=r"b\.jsonl can't be read: No such file"):
+            read_texts(path)
+
+
+def test_a_pattern_that_python_refuses_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the pattern .*\*\*\.jsonl can't be looked for: "):
+        read_texts(tmp_path / "**.jsonl")
+
+
+def test_files_of_a_folder_that_are_left_out_are_told(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "F.JSONL", "notes.txt", "c.parquet", "state.json", "dataset_info.json", "about.md"):
+        write_jsonl(tmp_path / name, [{"text": name}])
+    told: list[str] = []
+    assert read_texts(tmp_path, told) == ["a.jsonl", "b.jsonl"]
+    assert told[0].startswith(
+        f"WARNING: the folder {tmp_path}: left out 3 files that look like data and are of no split: F.JSONL, c.parquet, notes.txt; "
+    )
+    for name in ("F.JSONL", "notes.txt", "c.parquet"):
+        (tmp_path / name).unlink()
+    told.clear()
+    read_texts(tmp_path, told)
+    assert len(told) == 1
 
 
 @pytest.fixture

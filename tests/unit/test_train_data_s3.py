@@ -77,7 +77,19 @@ def test_a_folder_of_a_bucket_has_splits_and_only_the_asked_one_is_fetched(store
 def test_objects_are_named_one_by_one_or_by_a_pattern(store: Any, tmp_path: Path) -> None:
     assert texts(dataset(tmp_path, "s3://data/lines.jsonl")) == ["of a line"]
     assert fetched(tmp_path) == {"lines.jsonl"}
+    put(store, "wiki/._train.parquet", b"what a Mac writes beside a file")
     assert texts(dataset(tmp_path, "s3://data/wiki/*.parquet")) == ["c", "a", "b"]
+
+
+def test_objects_of_a_folder_that_are_left_out_are_told(store: Any, tmp_path: Path) -> None:
+    for name in ("wiki/more.jsonl", "wiki/._more.jsonl"):
+        put(store, name, b"{}")
+    told: list[str] = []
+    hub_dataset(SourceConfig("s3://data/wiki"), tmp_path, told.append)
+    assert any(
+        line.startswith("WARNING: the folder s3://data/wiki: left out 1 files that look like data and are of no split: more.jsonl")
+        for line in told
+    )
 
 
 @pytest.mark.parametrize(

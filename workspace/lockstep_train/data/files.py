@@ -11,12 +11,12 @@ from pathlib import Path
 
 from lockstep_sizes.choices import DataFormat
 from lockstep_train.config import SourceConfig
-from lockstep_train.data.layout import CARD, Layout, layout_of, one_of, split_names
-from lockstep_train.data.read import Broken, is_plain_text, paragraph_of, read_jsonl, read_text
+from lockstep_train.data.layout import CARD, Layout, layout_of, left_out, one_of, split_names
+from lockstep_train.data.read import Broken, is_plain_text, paragraph_of, read_jsonl, read_text, refuse_packed
 from lockstep_train.data.records import AnySample, sample_of
-from lockstep_train.data.streams import JSON, TABLES, suffix_of
-from lockstep_train.data.tables import PARQUET, parquet_row_count, read_table, row_sample
-from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.data.streams import JSON, PARQUET, TABLES, suffix_of
+from lockstep_train.data.tables import parquet_row_count, read_table, row_sample
+from lockstep_train.errors import ConfigError, first_line, refusal
 
 WILD = set("*?[")
 Reader = Callable[[Path, Broken], Iterator[AnySample]]
@@ -150,21 +150,71 @@ def is_several(path: Path) -> bool:
 
 
 def local_files(source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
-    """Those of `source.path`: a file, a pattern or a folder. Raises ConfigError."""
+    """Those of `source.path`: a file, a pattern or a folder. Raises ConfigError, or TrainerError for a volume that may answer later."""
     path = Path(source.path or "")
-    if path.is_dir():
-        return folder_files(path, source, say)
     if not is_several(path):
         return whole_files([path], source.format)
-    matches = sorted(match for match in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if match.is_file())
-    if not matches:
-        raise ConfigError(f"no file matches the pattern {path}; every node must see the files there")
+    try:
+        if path.is_dir():
+            return folder_files(path, source, say)
+        matches = pattern_files(path)
+    except OSError as error:
+        raise refusal(
+            f"{error.filename or path}, of the data {path}, can't be read: {error.strerror or first_line(error)}", error
+        ) from error
     say(f"Data: {path}: {len(matches):,} files")
     return whole_files(matches, source.format)
 
 
+def pattern_files(pattern: Path) -> list[Path]:
+    """Those that match, in the order of their names. Hidden ones match where a part of the pattern begins as they do. Raises ConfigError and OSError."""
+    count = next(number for number, part in enumerate(pattern.parts) if WILD & set(part))
+    top, parts = Path(*pattern.parts[:count]), pattern.parts[count:]
+    try:
+        matches = {match for match in _matches(top, parts) if _is_file(match)}
+    except ValueError as error:
+        raise ConfigError(f"the pattern {pattern} can't be looked for: {first_line(error)}") from error
+    asked = any(part.startswith((".", "__")) for part in parts)
+    hidden = set() if asked else {match for match in matches if _is_hidden(match.relative_to(top))}
+    if not matches - hidden:
+        but = f" but {len(hidden):,} hidden ones (.name, or in .folder or __folder)" if hidden else ""
+        raise ConfigError(f"no file matches the pattern {pattern}{but}; every node must see the files there")
+    return sorted(matches - hidden)
+
+
+def _matches(top: Path, parts: tuple[str, ...]) -> Iterator[Path]:
+    if "**" not in parts:
+        yield from top.glob(str(Path(*parts)))
+        return
+    place = parts.index("**")
+    for start in top.glob(str(Path(*parts[:place]))) if place else [top]:
+        for folder in folders_of(start) if start.is_dir() else ():
+            yield from _matches(folder, parts[place + 1 :] or ("*",))
+
+
+def folders_of(folder: Path, walked: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The folder and those below it, but hidden ones. A link is followed unless it leads to where the walk comes anyway: loops end so, and nothing
+    is read twice. Raises OSError."""
+    walked = walked or (folder.resolve(),)
+    yield folder
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and not _is_hidden(Path(child.name, "x")):
+            target = child.resolve()
+            if not child.is_symlink():
+                yield from folders_of(child, walked)
+            elif not any(_comes_to(target, root) for root in walked):
+                yield from folders_of(child, (*walked, target))
+
+
+def _comes_to(target: Path, root: Path) -> bool:
+    """Whether a walk from the root comes to the target, or one from the target to the root."""
+    return root.is_relative_to(target) or (target.is_relative_to(root) and not _is_hidden(target.relative_to(root) / "x"))
+
+
 def whole_files(paths: Sequence[Path], format: DataFormat) -> DataFiles:
     """All rows of these files. Raises ConfigError where some are plain text and others are not."""
+    for path in paths:
+        refuse_packed(path)
     texts = [path for path in paths if _is_text(path, format)]
     if texts and len(texts) < len(paths):
         other = next(path for path in paths if path not in texts)
@@ -177,16 +227,25 @@ def _is_text(path: Path, format: DataFormat) -> bool:
 
 
 def folder_files(folder: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
-    """Those of a split of a folder. Raises ConfigError."""
-    names = sorted(
-        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder))
-    )
+    """Those of a split of a folder. Raises ConfigError and OSError."""
+    files = [path for below in folders_of(folder) for path in below.iterdir() if _is_file(path) and not _is_hidden(Path(path.name))]
+    names = sorted(str(path.relative_to(folder)) for path in files)
     card = (folder / CARD).read_bytes() if CARD in names else None
-    return split_files(layout_of(f"the folder {folder}", names, card, source.config), folder, source, say)
+    layout = layout_of(f"the folder {folder}", names, card, source.config)
+    for line in left_out(layout, names):
+        say(line)
+    return split_files(layout, folder, source, say)
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith((".", "__")) for part in path.parts)
+def _is_file(path: Path) -> bool:
+    """Also for a link to nothing: it is refused when it is read, and no data are missed."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def _is_hidden(file: Path) -> bool:
+    """By its path below what was asked for; so is what a file system lost and found."""
+    folders = file.parent.parts
+    return any(part.startswith(".") for part in file.parts) or any(part.startswith("__") or part == "lost+found" for part in folders)
 
 
 def split_files(layout: Layout, root: Path, source: SourceConfig, say: Callable[[str], None]) -> DataFiles:

@@ -17,7 +17,7 @@ from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.config import SourceConfig
 from lockstep_train.data.arrays import remove
 from lockstep_train.data.files import DataFiles, default_split, split_files, whole_files
-from lockstep_train.data.layout import CARD, Layout, layout_of, split_names
+from lockstep_train.data.layout import CARD, Layout, layout_of, left_out, split_names
 from lockstep_train.data.remote import is_folder_like, remote_name, remote_of
 from lockstep_train.errors import TrainerError
 from lockstep_train.fetch.fetch import fetch, pin_of
@@ -91,6 +91,8 @@ def _fetched(remote: Remote, commit: str, source: SourceConfig, cache: Path, say
     def choose(files: Sequence[RemoteFile], read: Callable[[str], bytes]) -> list[RemoteFile]:
         names = [file.path for file in files]
         layout = layout_of(what, names, read(CARD) if CARD in names else None, source.config)
+        for line in left_out(layout, names):
+            say(line)
         wanted = {file for split in split_names(source.split or default_split(layout)) for file in layout.files(split)}
         make_directory(note.parent)
         write_durably(note, json.dumps(asdict(layout), indent=1).encode())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lockstep_train.data.streams import JSON, TABLES, TEXT, suffix_of
 from lockstep_train.errors import ConfigError, first_line
 
 CARD = "README.md"
@@ -20,6 +21,8 @@ READABLE = {"parquet", "arrow", "csv", "json", "text"}
 """Builders of `datasets` whose files Lockstep reads."""
 NO_DATA = {"state.json"}
 """What `save_to_disk` of `datasets` puts beside the data, and its own rules don't leave out."""
+ABOUT_DATA = {*NO_DATA, "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+"""Files that are named as data are, and hold none."""
 SHOWN = 20
 
 
@@ -61,6 +64,23 @@ def layout_of(what: str, names: Sequence[str], card: bytes | None, config: str |
         if card is not None:
             (root / CARD).write_bytes(card)
         return _asked(what, root, config, Path(folder) / "cache")
+
+
+def left_out(layout: Layout, names: Sequence[str]) -> list[str]:
+    """A line that says so of files that look like data and are of no split; none where a configuration was chosen, for the others are meant to be left out."""
+    used = {file for files in layout.splits.values() for file in files}
+    others = [name for name in names if name not in used and _looks_like_data(PurePosixPath(name))] if layout.config is None else []
+    if not others:
+        return []
+    return [
+        f"WARNING: {layout.what}: left out {len(others):,} files that look like data and are of no split: {one_of(others)}; "
+        "by the rules of Hugging Face datasets, a folder's files are of one kind, and their suffixes in lower case"
+    ]
+
+
+def _looks_like_data(path: PurePosixPath) -> bool:
+    is_hidden = any(part.startswith((".", "__")) for part in path.parts)
+    return not is_hidden and path.name not in ABOUT_DATA and suffix_of(path) in {*TABLES, *JSON, TEXT}
 
 
 def _asked(what: str, root: Path, config: str | None, cache: Path) -> Layout:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_train.data.records import TOO_DEEP, AnySample, Sample, object_of, parse_object, sample_of
-from lockstep_train.data.streams import JSON, TABLES, open_data, suffix_of
+from lockstep_train.data.streams import ARCHIVES, ARROW, JSON, PARQUET, TABLES, is_compressed, open_data, suffix_of
 from lockstep_train.errors import ConfigError, refusal
 
 REPORTED_LINES = 5
-ARCHIVE = ".zip"
 Form = Callable[[dict[str, Any], int], AnySample | None]
 """From a record and its line to a sample; None where the record holds nothing. Raises ValueError."""
 
@@ -77,12 +76,7 @@ class Broken:
 
 def is_plain_text(path: Path) -> bool:
     """By its name, where no format is stated. Raises ConfigError for what is neither, though it may look so."""
-    suffix = suffix_of(path)
-    if path.suffix.casefold() == ARCHIVE:
-        raise ConfigError(f"the data {path} is an archive ({ARCHIVE}); unpack it, and name its folder")
-    if suffix in TABLES:
-        return False
-    if suffix in JSON:
+    if suffix_of(path) in {*TABLES, *JSON}:
         return False
     if _begins_with_object(path):
         raise ConfigError(
@@ -90,6 +84,17 @@ def is_plain_text(path: Path) -> bool:
             "or set its format to Text to learn the JSON itself"
         )
     return True
+
+
+def refuse_packed(path: Path) -> None:
+    """Raises ConfigError for a file whose content can't be read from its beginning to its end."""
+    suffix = suffix_of(path)
+    if suffix in ARCHIVES:
+        raise ConfigError(f"the data {path} is an archive ({suffix}); unpack it, and name its folder")
+    if suffix in {PARQUET, *ARROW} and is_compressed(path):
+        raise ConfigError(
+            f"the data {path} is a compressed {suffix} file, which can't be read as a stream; decompress it ({suffix} files compress their columns themselves)"
+        )
 
 
 BEGINS_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[")
@@ -166,12 +171,17 @@ def read_jsonl(path: Path, broken: Broken, form: Form = sample_of) -> Iterator[A
             yield from usable(form, parse_object, line, number, broken)
 
 
+NO_TEXT = "no text, for it holds a NUL byte; if the file is text, convert it to UTF-8"
+
+
 def read_text(path: Path, broken: Broken) -> Iterator[AnySample]:
     """Paragraphs: runs of lines that are not blank, each with the number of its first line."""
     block: list[str] = []
     first = 1
     for number, line in read_lines(path, broken):
-        if line.strip():
+        if "\0" in line:
+            broken.add(number, NO_TEXT)
+        elif line.strip():
             first = first if block else number
             block.append(line.rstrip())
         elif block:

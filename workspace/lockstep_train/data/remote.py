@@ -11,13 +11,11 @@ from typing import Any
 from lockstep_sizes.modelnames import is_address
 from lockstep_train.config import SourceConfig
 from lockstep_train.data.files import WILD
-from lockstep_train.data.streams import JSON, TABLES, suffix_of
+from lockstep_train.data.streams import JSON, TABLES, TEXT, suffix_of
 from lockstep_train.errors import ConfigError
 from lockstep_train.fetch.hub import DATASETS, HubRepository
 from lockstep_train.fetch.objects import READERS, ObjectFolder, remote_file
 from lockstep_train.fetch.remote import Remote, RemoteFile
-
-TEXT = ".txt"
 
 
 def remote_name(source: Any) -> str | None:
@@ -74,5 +72,7 @@ class ObjectFiles(ObjectFolder):
 
         if WILD & set(self._pattern):
             infos = system.get_file_info(fs.FileSelector(root))
-            return [info for info in infos if info.is_file and fnmatchcase(info.base_name, self._pattern)]
+            hidden = self._pattern.startswith(".")  # only a pattern that names such files matches them, as in a shell
+            matches = [info for info in infos if info.is_file and fnmatchcase(info.base_name, self._pattern)]
+            return [info for info in matches if hidden or not info.base_name.startswith(".")]
         return [info for info in system.get_file_info([f"{root}/{self._pattern}"]) if info.is_file]

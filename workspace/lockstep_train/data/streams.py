@@ -15,7 +15,12 @@ from typing import Any
 from lockstep_train.errors import first_line
 
 JSON = {".jsonl", ".json", ".ndjson"}
-TABLES = {".parquet", ".arrow", ".feather", ".csv", ".tsv"}
+PARQUET = ".parquet"
+ARROW = {".arrow", ".feather"}
+TABLES = {PARQUET, *ARROW, ".csv", ".tsv"}
+TEXT = ".txt"
+ARCHIVES = {".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".7z", ".rar"}
+"""Files that hold others, whose bytes would pass for text."""
 
 
 def _zstd(path: Path) -> Any:
@@ -29,8 +34,13 @@ DECOMPRESSORS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2
 
 def suffix_of(path: PurePath) -> str:
     """How the content's name ends, in lower case, whatever it is compressed with: .jsonl of data.jsonl.gz."""
-    name = path.with_suffix("") if path.suffix.casefold() in DECOMPRESSORS else path
+    name = path.with_suffix("") if is_compressed(path) else path
     return name.suffix.casefold()
+
+
+def is_compressed(path: PurePath) -> bool:
+    """By its name."""
+    return path.suffix.casefold() in DECOMPRESSORS
 
 
 def open_data(path: Path) -> io.BufferedReader:

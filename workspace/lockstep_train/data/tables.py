@@ -18,14 +18,12 @@ from typing import Any, BinaryIO
 
 from lockstep_train.data.read import Broken, Form, usable
 from lockstep_train.data.records import FORMS, KEYS, AnySample, object_of, sample_of
-from lockstep_train.data.streams import open_data, suffix_of
+from lockstep_train.data.streams import ARROW, PARQUET, open_data, suffix_of
 from lockstep_train.errors import first_line, refusal
 
 Row = dict[str, Any]
 BATCH_ROWS = 1000
-PARQUET = ".parquet"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-ARROW = {".arrow", ".feather"}
 JSON_CELLS = ("messages", "conversations")
 """Columns whose cells are JSON where a table has no nested columns."""
 
