@@ -134,7 +134,7 @@ def test_a_part_of_a_split_is_rows_of_the_same_files(hub: Hub, tmp_path: Path) -
 
 
 def test_keys_that_a_table_gives_to_every_object_are_not_rendered_as_nulls(hub: Hub, tmp_path: Path) -> None:
-    calls = [{"function": {"name": name, "arguments": {key: 1}}} for name, key in (("f", "x"), ("g", "y"))]
+    calls = [{"type": "function", "function": {"name": name, "arguments": {key: 1}}} for name, key in (("f", "x"), ("g", "y"))]
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls}]
     tools = [{"name": name, "parameters": {key: {"type": "number"}}} for name, key in (("f", "x"), ("g", "y"))]
     sink = pyarrow.BufferOutputStream()
