@@ -15,6 +15,7 @@ from rank_cases import CountCollectives, set_constants
 
 from lockstep_sizes.choices import Precision
 from lockstep_train import __main__ as trainer
+from lockstep_train import generate
 from lockstep_train.engine import ranks as engine_ranks
 from lockstep_train.engine.start import prepare_deepspeed
 from lockstep_train.environment import rank_environment
@@ -105,27 +106,66 @@ def _check_bytes(path: Path, read: int, buffers: int, ranks: engine_ranks.Ranks)
 
 
 def compare_incomplete(folder: str) -> None:
-    """A tensor that is missing and one too many: the same report as transformers gives, and one drawn value on all ranks."""
+    """A tensor that is missing and one too many: the same report as transformers gives. Training would go on from numbers drawn at random,
+    so that the folder is refused in every stage, on every rank alike."""
     from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
     from transformers.integrations import HfDeepSpeedConfig
 
     ranks = joined()
     path = Path(folder)
+    gone = "model.layers.1.mlp.up_proj.weight"
     if ranks.first:
         stored = load_file(path / "model.safetensors")
-        stored["model.layers.7.gone.weight"] = stored.pop("model.layers.1.mlp.up_proj.weight")
+        stored["model.layers.7.gone.weight"] = stored.pop(gone)
         save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
     dist.barrier()
-    _, expected = loading.from_pretrained(path, Precision.BF16, output_loading_info=True)  # type: ignore[misc]
+    _, expected = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, output_loading_info=True)
     stage3 = HfDeepSpeedConfig(settings())
     with reading_slices(SliceLoad()):
-        model, found = loading.from_pretrained(path, Precision.BF16, output_loading_info=True)  # type: ignore[misc]
+        _, found = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, output_loading_info=True)
     del stage3
     assert found == expected
-    assert found["missing_keys"] == {"model.layers.1.mlp.up_proj.weight"}
+    assert found["missing_keys"] == {gone}
     assert found["unexpected_keys"] == {"model.layers.7.gone.weight"}
-    drawn = tensors(model)["model.layers.1.mlp.up_proj.weight"].float()
-    assert 0.1 < float(drawn.std()) < 0.9, drawn.std()  # initializer_range is 0.3
+    for stage in (1, 2, 3):
+        _refused_load(path, stage, f"training.model.name {path}: its weight files lack {gone}, which its config.json asks for")
+    engine_ranks.leave()
+
+
+def _refused_load(folder: Path, stage: int, expected: str) -> None:
+    try:
+        loading.load_base(folder, Precision.BF16, {**settings(), "zero_optimization": {"stage": stage}})
+    except ConfigError as error:
+        assert str(error).startswith(expected), str(error)
+    else:
+        raise AssertionError(f"not refused in Stage{stage}: {expected}")
+
+
+def refuse_renamed(folder: str) -> None:
+    """Weights under names of another model. The tied lm_head, which no file holds, is not missing."""
+    from safetensors.torch import load_file, save_file
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    joined()
+    path = Path(folder)
+    for stage in (2, 3):
+        loading.load_base(path, Precision.BF16, {**settings(), "zero_optimization": {"stage": stage}})
+    renamed = {f"other.{name}": tensor for name, tensor in load_file(path / "model.safetensors").items()}
+    assert "other.lm_head.weight" not in renamed
+    save_file(renamed, path / "model.safetensors", metadata={"format": "pt"})
+    names = f"lm_head.weight, model.embed_tokens.weight, model.layers.0.input_layernorm.weight and {len(renamed) - 2} more"
+    for stage in (2, 3):
+        _refused_load(path, stage, f"training.model.name {path}: its weight files lack {names}, which")
+    (path / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str())
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    try:
+        generate.load(path, None)
+    except ConfigError as error:
+        assert str(error).startswith(f"--model {path}: its weight files lack {names}, which"), str(error)
+    else:
+        raise AssertionError("generate samples from random numbers")
     engine_ranks.leave()
 
 

@@ -29,9 +29,14 @@ def qwen2(families: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(families / "qwen2", tmp_path / "qwen2"))
 
 
-def test_missing_and_unexpected_tensors_are_reported_as_transformers_reports_them(ranks: ForkServer, qwen2: Path) -> None:
+def test_missing_tensors_are_refused_and_found_as_transformers_finds_them(ranks: ForkServer, qwen2: Path) -> None:
     ended = ranks.run("compare_incomplete", [None] * 2, arguments={"folder": str(qwen2)})
     assert ended.codes == [0, 0], ended.output
+
+
+def test_weights_under_other_names_are_refused_in_every_stage(ranks: ForkServer, qwen2: Path) -> None:
+    ended = ranks.run("refuse_renamed", [None], arguments={"folder": str(qwen2)})
+    assert ended.codes == [0], ended.output
 
 
 def test_the_first_forward_is_right_with_a_secondary_shard_on_each_node(ranks: ForkServer, families: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import os
+import ssl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,14 @@ import torch
 import torch.distributed as dist
 
 from lockstep_sizes.choices import Precision
+from lockstep_train.checkpoint.layout import CommitName
+from lockstep_train.checkpoint.manifest import ShardRecord
+from lockstep_train.collected import Commit
 from lockstep_train.data import share, tables, tokeniser
 from lockstep_train.data.cachefolder import content_digest
 from lockstep_train.data.read import Broken, read_lines
 from lockstep_train.ending import exit_code_of
-from lockstep_train.errors import ConfigError, OutOfMemoryError, Problem, TrainerError, may_pass, problem_of, refusal
+from lockstep_train.errors import ConfigError, OutOfMemoryError, Problem, TrainerError, may_pass, problem_of, reason_of, refusal
 from lockstep_train.model import load
 from lockstep_train.model.base_files import hash_base
 
@@ -72,6 +76,15 @@ PASSING: list[BaseException | str] = [
     HubError(503),
     HubError(429),
     "step-4.a1: shard-0 can't be read: Input/output error",
+    "step-4.a1: shard-0 can't be read: [Errno 116] Kein solcher Eintrag",
+    RuntimeError("io error: es geht nicht (os error 116)"),
+    RuntimeError("[../third_party/gloo] Application timeout caused pair closure"),
+    RuntimeError("Gloo connectFullMesh failed with timed out connecting"),
+    ExceptionGroup("two readers failed", [ValueError("no"), OSError(errno.EIO, "Input/output error")]),
+    ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed"),
+    raised_from(raised_from(ValueError("no model"), OSError(errno.EIO, "Input/output error"), explicit=False), KeyError("x")),
+    "NCCL error in: x, unhandled cuda error\nLast error:\nFailed to CUDA host alloc 8388608 bytes",
+    "Failed to CUDA host alloc 8388608 bytes",
 ]  # fmt: skip
 
 LASTING: list[BaseException | str] = [
@@ -85,6 +98,8 @@ LASTING: list[BaseException | str] = [
     HubError(401),
     HubError(404),
     "step-4.a1: shard-0 is damaged: its checksum is not the manifest's",
+    "step-4.a1: shard-0 can't be read: [Errno 13] Keine Rechte",
+    ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate"),
 ]  # fmt: skip
 
 
@@ -104,7 +119,39 @@ def test_what_can_t_work_ends_the_job(cause: BaseException | str) -> None:
     assert str(error) == "/models/x can't be loaded"
 
 
+def test_words_of_the_system_s_errors_are_judged_as_the_errors_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in errno.errorcode:
+        typed = OSError(number, os.strerror(number))
+        for words in (f"shard-0 can't be read: {os.strerror(number)}", str(typed), f"error while reading (os error {number})"):
+            assert may_pass(words) is may_pass(typed), (number, words)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ESHUTDOWN, 1), (errno.EMFILE, 1), (errno.EUCLEAN, 1), (None, 1), (errno.EACCES, 78)], ids=str
+)
+def test_a_commit_that_can_t_be_read_now_does_not_end_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, code: int
+) -> None:
+    (tmp_path / "shard").write_bytes(b"abc")
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise OSError("Read failed: Stale file handle") if number is None else OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", fail)
+    commit = Commit(CommitName(attempt=1, step=4), (tmp_path,))
+    manifest: Any = SimpleNamespace(shards=[ShardRecord("shard", 3, "0", ())])
+    with pytest.raises(TrainerError, match=r"shard can't be read: ") as failed:
+        commit.shard_paths(manifest)
+    assert failed.value.exit_code == code
+
+
 OUT_OF_MEMORY = [
+    "Failed to CUDA calloc 10485760 bytes",
+    "NCCL error in: x, unhandled cuda error\nLast error:\nFailed to CUDA malloc 4096 bytes",
+    "CUDA error 2 (cudaErrorMemoryAllocation)",
+    "hipErrorMemoryAllocation",
+    "cudaMallocAsync failed: 2",
+    "Error out of memory at line 380 in file /src/csrc/ops.cu",
     "CUDA out of memory. Tried to allocate 2.00 GiB",
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
     "CUDA driver error: out of memory",
@@ -128,7 +175,14 @@ def test_a_device_s_memory_that_is_exhausted_is_recognized_in_every_library_s_wo
 
 
 @pytest.mark.parametrize(
-    "words", ["CUDA error: an illegal memory access was encountered", "shape mismatch", "NCCL error: unhandled system error"]
+    "words",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "shape mismatch",
+        "NCCL error: unhandled system error",
+        "Failed to CUDA host alloc 8388608 bytes",
+        "cudaMallocHost failed: 2",
+    ],
 )
 def test_other_errors_are_not_called_out_of_memory(words: str) -> None:
     assert exit_code_of(RuntimeError(words)) == 1
@@ -143,12 +197,21 @@ def test_other_errors_are_not_called_out_of_memory(words: str) -> None:
             "the quota of the volume is used up: delete what isn't needed on it or raise the quota, and the next attempt goes on",
         ),
         (errno.EIO, "this may pass, and the next attempt tries it again"),
+        (errno.ENOMEM, "the node's own memory is used up, not a GPU's: give the job more of it; the next attempt tries it again"),
     ],
 )
 def test_a_passing_fault_names_its_cause_and_what_helps(number: int, remedy: str) -> None:
     cause = raised_from(ValueError("no tokenizer"), OSError(number, os.strerror(number), "/models/x"))
     message = str(refusal("/models/x can't be loaded: no tokenizer", cause))
     assert message == f"/models/x can't be loaded: no tokenizer (OSError: [Errno {number}] {os.strerror(number)}: '/models/x'); {remedy}"
+
+
+def test_an_error_is_told_with_its_type_where_it_is_no_sentence() -> None:
+    assert reason_of(ValueError("Unrecognized model\nmore")) == "Unrecognized model"
+    assert reason_of(ValueError("Validation error for field 'hidden_size':\n    TypeError: Field expected int")) == (
+        "Validation error for field 'hidden_size': TypeError: Field expected int"
+    )
+    assert reason_of(KeyError("nonsense")) == "KeyError: 'nonsense'"
 
 
 def test_a_problem_comes_to_other_ranks_as_what_it_was() -> None:
@@ -230,6 +293,9 @@ def test_a_base_model_that_can_t_be_hashed_now_is_no_wrong_setting(tmp_path: Pat
         (torch.OutOfMemoryError("CUDA out of memory."), OutOfMemoryError),
         (RuntimeError("CUDA error: out of memory"), OutOfMemoryError),
         (ValueError("Unrecognized model"), ConfigError),
+        (ImportError("Loading a GPTQ quantized model requires optimum"), ConfigError),
+        (KeyError("nonsense"), ConfigError),
+        (AttributeError("'list' object has no attribute 'get'"), ConfigError),
     ],
 )
 def test_loading_a_model_tells_a_fault_from_a_wrong_folder(
@@ -246,10 +312,19 @@ def test_loading_a_model_tells_a_fault_from_a_wrong_folder(
         load.from_pretrained(tmp_path, Precision.BF16)
     assert type(failed.value) is kind
     assert failed.value.__cause__ is error
-    if isinstance(error, OSError | ValueError):
+    if not isinstance(error, RuntimeError):
         with pytest.raises(TrainerError) as failed:
             tokeniser.load_tokeniser(tmp_path)
         assert type(failed.value) is kind
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"version": "1.0", "model": {"type": "Nonsense"}}'])
+def test_a_tokenizer_s_file_without_a_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 128}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"holds no tokenizer that transformers can load: \S"):
+        tokeniser.load_tokeniser(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Commit:
                 shapes(manifest.shards)
                 return manifest
             except (OSError, ValueError) as error:
-                problems.append(f"{folder / MANIFEST}: {error.strerror if isinstance(error, OSError) else error}")
+                problems.append(f"{folder / MANIFEST}: {getattr(error, 'strerror', None) or error}")
         raise ValueError("; ".join(problems) or "it has no folder")
 
     def shard(self, record: ShardRecord, *, checksum: bool = True) -> tuple[Path | None, str | None]:
@@ -76,7 +76,7 @@ def size_problem(folder: Path, record: ShardRecord) -> str | None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        return f"{path} is missing" if isinstance(error, FileNotFoundError) else f"{path} can't be read: {error.strerror}"
+        return f"{path} is missing" if isinstance(error, FileNotFoundError) else f"{path} can't be read: {error.strerror or error}"
     return None if size == record.bytes else f"{path} has {size} bytes, not {record.bytes}"
 
 

@@ -68,34 +68,46 @@ _LASTING = frozenset(
     {
         errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES, errno.EPERM, errno.ELOOP,
         errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL, errno.EBADF, errno.EFBIG, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP,
+        errno.ENOTTY, errno.ESPIPE, errno.E2BIG, errno.ENOEXEC, errno.EMSGSIZE, errno.EILSEQ, errno.EDOM, errno.ERANGE,
     }
 )  # fmt: skip
-"""The system's errors that the same again would meet again: names, kinds and rights. All others are a volume's, a network's or a device's."""
-_PASSING_NUMBERS = (
-    errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET,
-    errno.ECONNREFUSED, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EPIPE, errno.ENOMEM, errno.EHOSTDOWN,
-)  # fmt: skip
+"""The system's errors that the same again would meet again: names, kinds, rights and sizes. All others are a volume's, a network's or a device's."""
+_PASSING_NUMBERS = sorted(errno.errorcode.keys() - _LASTING)
 _PASSING_CLASSES = frozenset(
     {
         ("torch", "DistError"), ("torch", "AcceleratorError"), ("httpx", "TransportError"), ("httpx2", "TransportError"),
         ("requests", "ConnectionError"), ("requests", "Timeout"), ("urllib3", "HTTPError"), ("aiohttp", "ClientConnectionError"),
+        ("aiohttp", "ClientPayloadError"), ("http", "IncompleteRead"),
     }
 )  # fmt: skip
 """Package and class, since none of these packages need be imported."""
 _PASSING_WORDS = re.compile(
     "|".join(re.escape(os.strerror(number)) for number in _PASSING_NUMBERS)
     + r"|\bCUDA (driver )?error\b|\bHIP error\b|\bcuDNN error\b|\bCU(DNN|BLAS|SPARSE|SOLVER)_STATUS_|\bNCCL (error|Error)\b"
-    r"|Connection closed by peer|Timed out waiting|operation timed out",
+    r"|Connection closed by peer|Application timeout caused pair closure|Timed out waiting|timed out connecting|operation timed out|error sending request",
 )
 """Of errors that libraries write in C++ and Rust raise as RuntimeError and the like, and of problems that are text already."""
-_LASTING_WORDS = re.compile(r"no kernel image is available|driver version is insufficient|invalid device function")
+_NUMBER = re.compile(r"\[Errno (-?\d+)\]|\(os error (\d+)\)")
+"""As Python and Rust write the system's errors, whatever the language of the words beside it."""
+_LASTING_WORDS = re.compile(
+    r"no kernel image is available|driver version is insufficient|invalid device function|driver on your system is too old|driver is a stub library"
+    r"|not supported in the installed CUDA driver|unsupported display driver|forward compatibility was attempted|compiled with an unsupported toolchain"
+)
 """A GPU or a driver that doesn't fit the image."""
 _OUT_OF_MEMORY = re.compile(
     r"\b(CUDA|HIP|Triton)\b[^\n]{0,60}\bout of memory|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bCu\w+[^\n]{0,40}'out of memory'|hipErrorOutOfMemory"
-    r"|\b(CU|HIP|ROC)[A-Z]+_(STATUS_)?(\w+_)?ALLOC(ATION)?_FAILED",
+    r"|\b(CU|HIP|ROC)[A-Z]+_(STATUS_)?(\w+_)?ALLOC(ATION)?_FAILED|\bFailed to CUDA (m|c)alloc\b|\b(cuda|hip)ErrorMemoryAllocation\b"
+    r"|\b(cuda|hip)Malloc(?!Host)\w* failed|\bError (2: )?out of memory\b",
     re.IGNORECASE,
 )
-"""CUDA's, Triton's, NCCL's, cuBLAS', cuDNN's and their siblings' words for a device's memory that is exhausted."""
+"""The words of CUDA, Triton, NCCL, cuBLAS, cuDNN, bitsandbytes and their siblings for a device's memory that is exhausted."""
+_HOST_MEMORY = re.compile(
+    r"Failed to CUDA host alloc|\b(cuda|hip)(HostAlloc|MallocHost|HostMalloc)\w* failed|" + re.escape(os.strerror(errno.ENOMEM))
+)
+"""The host's memory, which a plan for the device's says nothing of."""
+
+
+TRIED_AGAIN = "this may pass, and the next attempt tries it again"
 
 
 class Problem(NamedTuple):
@@ -142,13 +154,16 @@ def out_of_memory(cause: BaseException | str) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what led to it: libraries raise a new one while they handle the first, with `from` or without."""
+    """The error, and what led to it: libraries raise a new one while they handle the first, with `from`, without, or with another one there.
+    Of a group also its members."""
     seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            yield link
+            links += [*getattr(link, "exceptions", ()), link.__context__, link.__cause__]
 
 
 def _passes(error: BaseException) -> bool:
@@ -158,6 +173,8 @@ def _passes(error: BaseException) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int):
         return status in {408, 425, 429} or status >= 500
+    if ("ssl", "SSLError") in names:  # an OSError whose number is OpenSSL's
+        return ("ssl", "SSLCertVerificationError") not in names
     if isinstance(error, OSError) and isinstance(error.errno, int):
         return error.errno not in _LASTING
     if isinstance(error, ConnectionError | TimeoutError | MemoryError) or not names.isdisjoint(_PASSING_CLASSES):
@@ -166,7 +183,17 @@ def _passes(error: BaseException) -> bool:
 
 
 def _words_may_pass(text: str) -> bool:
-    return not _LASTING_WORDS.search(text) and bool(_PASSING_WORDS.search(text) or _OUT_OF_MEMORY.search(text))
+    if _LASTING_WORDS.search(text):
+        return False
+    numbers = [int(python or rust) for python, rust in _NUMBER.findall(text)]
+    return any(number not in _LASTING for number in numbers) or any(
+        words.search(text) for words in (_PASSING_WORDS, _OUT_OF_MEMORY, _HOST_MEMORY)
+    )
+
+
+def lasts_on_this_device(words: str) -> bool:
+    """Whether a library's words for a GPU that can't be used say that GPU or driver don't fit the image; all others may pass."""
+    return _LASTING_WORDS.search(words) is not None
 
 
 def _with_cause(message: str, cause: BaseException | str) -> str:
@@ -180,17 +207,26 @@ def _with_cause(message: str, cause: BaseException | str) -> str:
 
 
 def _remedy(cause: BaseException | str) -> str:
-    text = cause if isinstance(cause, str) else " ".join(f"{error}" for error in _chain(cause))
+    text = cause if isinstance(cause, str) else " ".join(f"{type(error).__name__} {error}" for error in _chain(cause))
     if os.strerror(errno.ENOSPC) in text:
         return "the volume is full: delete what isn't needed on it or make it larger, and the next attempt goes on"
     if os.strerror(errno.EDQUOT) in text:
         return "the quota of the volume is used up: delete what isn't needed on it or raise the quota, and the next attempt goes on"
-    return "this may pass, and the next attempt tries it again"
+    if _HOST_MEMORY.search(text) or "MemoryError" in text:
+        return "the node's own memory is used up, not a GPU's: give the job more of it; the next attempt tries it again"
+    return TRIED_AGAIN
 
 
 def first_line(error: BaseException) -> str:
     """Of a library's error, which may go on with advice for others."""
     return str(error).strip().split("\n", 1)[0]
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in words: its first line, with the next one where that ends in a colon, and with its type where it is no sentence."""
+    first, *others = (line.strip() for line in str(error).strip().split("\n"))
+    words = f"{first} {others[0]}" if first.endswith(":") and others else first
+    return words if " " in words else f"{type(error).__name__}: {words}"
 
 
 def tell(error: TrainerError | OSError) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from lockstep_sizes.choices import Precision
 from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
-from lockstep_train.errors import refusal
+from lockstep_train.errors import reason_of, refusal
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.folder import CONFIG, copy_others
 from lockstep_train.model.weight_files import weight_paths
@@ -57,9 +57,9 @@ def empty_model(base: Path) -> Any:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
         raise refusal(
-            f"{base} is the base model of this run, but can't be read ({error}); its {CONFIG} and tokenizer are needed", error
+            f"{base} is the base model of this run, but can't be read ({reason_of(error)}); its {CONFIG} and tokenizer are needed", error
         ) from error
 
 

@@ -60,7 +60,7 @@ def base_of(adapter: Path) -> Path:
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     """(model, tokeniser), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
     from lockstep_train.imports import import_peft
-    from lockstep_train.model.load import quiet_transformers
+    from lockstep_train.model.load import quiet_transformers, refuse_missing_tensors
 
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model {folder} holds no config.json; it must be a model's folder")
@@ -78,9 +78,10 @@ def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
         trained, remedy = f"the adapter {adapter}", "name the model that it was trained on with --model"
         checked = beside.submit(refuse_other_base, folder, recorded, trained, remedy) if recorded else None
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
+        model, report = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
         if checked is not None:
             checked.result()
+    refuse_missing_tensors(report["missing_keys"], f"--model {folder}")
     if adapter is not None:
         model = import_peft().PeftModel.from_pretrained(model, str(adapter))
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer

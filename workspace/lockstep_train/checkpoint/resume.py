@@ -248,7 +248,7 @@ def _read_manifest(path: Path) -> tuple[str | None, str | None]:
         text = path.read_text()
         shapes(decode(text).shards)
     except OSError as error:
-        return None, f"{path} can't be read: {error.strerror}"
+        return None, f"{path} can't be read: {error.strerror or error}"
     except ValueError as error:
         return None, f"{path}: {error}"
     return text, None

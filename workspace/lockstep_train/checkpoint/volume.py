@@ -98,7 +98,7 @@ def size_problem(folder: Path, shard: ShardRecord) -> str | None:
     except FileNotFoundError:
         return f"{path} {MISSING}"
     except OSError as error:
-        return f"{path} can't be read: {error.strerror}"
+        return f"{path} can't be read: {error.strerror or error}"
     return None if size == shard.bytes else f"{path} has {size} bytes, not {shard.bytes}"
 
 
@@ -114,7 +114,7 @@ def shard_problem(folder: Path, shard: ShardRecord) -> str | None:
     except FileNotFoundError:
         return f"{path} {MISSING}"
     except OSError as error:
-        return f"{path} can't be read: {error.strerror}"
+        return f"{path} can't be read: {error.strerror or error}"
     return None if digest == shard.sha256 else f"{path} is damaged: its checksum is not the manifest's"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep_train.data.template import chat_template, own_template, stop_tokens
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.data.turns import Span, TemplateChoice
-from lockstep_train.errors import first_line, refusal
+from lockstep_train.errors import reason_of, refusal
 
 FILES = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)"
@@ -28,8 +28,8 @@ def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> T
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise refusal(f"training.model.name {folder} holds no tokenizer that transformers can load: {first_line(error)}", error) from error
+    except Exception as error:  # also KeyError, TypeError and others: whatever its files lead to
+        raise refusal(f"training.model.name {folder} holds no tokenizer that transformers can load: {reason_of(error)}", error) from error
     if tokenizer.is_fast:
         keep_white_space_in_places(tokenizer.backend_tokenizer)
     tokenizer.model_max_length = int(1e30)  # a sample longer than the model's context is counted and told by us, not warned of

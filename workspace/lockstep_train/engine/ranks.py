@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import DistStoreError, PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from lockstep_train.environment import RankEnvironment
-from lockstep_train.errors import first_line, refusal
+from lockstep_train.errors import TRIED_AGAIN, ConfigError, OutOfMemoryError, TrainerError, first_line, lasts_on_this_device, out_of_memory
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
 PATIENCE = timedelta(seconds=30)
@@ -87,13 +87,12 @@ class Ranks:
 def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT_SECONDS) -> Ranks:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT. `timeout_seconds`: how long a collective waits for the others.
 
-    Raises ConfigError where the node holds GPUs that torch can't use, TrainerError where one of them is at fault.
+    Raises ConfigError where the node holds GPUs that this image can never use, TrainerError where they can't be used now.
     """
     timeout = timedelta(seconds=timeout_seconds)
     cuda = torch.cuda.is_available()
     if environment.gpus_per_node > 0 and not cuda:
-        unusable = _unusable_gpus(environment.gpus_per_node)
-        raise refusal(unusable, unusable)
+        raise _unusable_gpus(environment.gpus_per_node)
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if cuda else "cpu")
     for name, value in (("RANK", environment.rank), ("WORLD_SIZE", environment.world_size), ("LOCAL_RANK", environment.local_rank)):
         os.environ.setdefault(name, str(value))  # DeepSpeed reads them even for a lone process
@@ -159,18 +158,29 @@ def _set_default_timeout(timeout: timedelta) -> None:
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
 
-def _unusable_gpus(gpus: int) -> str:
-    """Training on CPUs would hold the GPUs for nothing, and say so nowhere."""
+def _unusable_gpus(gpus: int) -> TrainerError:
+    """The error to raise: training on CPUs would hold the GPUs for nothing, and say so nowhere.
+
+    Only an image that doesn't fit the driver ends the job. GPUs may still be starting, be busy or be lost to this pod alone.
+    """
     held = f"this node holds {gpus} GPUs (GPUS_PER_NODE), but torch {torch.__version__}"
     if torch.version.cuda is None:
-        return f"{held} of this image is built without CUDA; use an image whose torch is built with it, or set gpusPerNode to 0"
+        return ConfigError(
+            f"{held} of this image is built without CUDA; use an image whose torch is built with it, or set gpusPerNode to 0"
+        )
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        said = "torch.cuda.is_available() is False"
+        reason = "torch.cuda.is_available() is False"
     except Exception as error:  # whatever torch raises: it is told
-        said = first_line(error)
-    needs = f"CUDA {torch.version.cuda} needs a driver that is new enough (nvidia-smi on the node), and the GPUs must be visible in the pod"
-    return f"{held} can't use them: {said}; {needs}; or use an image with an older CUDA, or set gpusPerNode to 0"
+        reason = first_line(error)
+    unusable = f"{held} can't use them: {reason}"
+    if out_of_memory(reason):
+        return OutOfMemoryError(f"{unusable}; see with nvidia-smi on the node who holds their memory")
+    if lasts_on_this_device(reason):
+        needs = f"CUDA {torch.version.cuda} needs a driver that is new enough (nvidia-smi on the node)"
+        return ConfigError(f"{unusable}; {needs}; or use an image with an older CUDA, or set gpusPerNode to 0")
+    needs = "the GPUs must be visible in the pod and ready (nvidia-smi in it; with NVSwitch also nvidia-fabricmanager on the node)"
+    return TrainerError(f"{unusable}; {needs}; {TRIED_AGAIN}")
 
 
 def vote(asked: bool, ranks: Ranks) -> bool:

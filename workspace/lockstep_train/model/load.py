@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import torch
 
 from lockstep_sizes.choices import Precision, Quantization, ZeroStage
 from lockstep_train.config import ModelConfig
-from lockstep_train.errors import ConfigError, first_line, refusal
+from lockstep_train.errors import ConfigError, TrainerError, reason_of, refusal
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options
@@ -20,6 +20,8 @@ from lockstep_train.model.slices import SliceLoad, reading_slices, say_fallback
 from lockstep_train.model.weight_files import INDEX, SINGLE, read_headers, weight_paths
 
 SAMPLED_BYTES = 1 << 16
+SHOWN = 3
+"""Tensors in a message."""
 
 
 def model_folder(config: ModelConfig) -> Path:
@@ -116,9 +118,26 @@ def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch
     from transformers import AutoModelForCausalLM
 
     try:
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, dtype=DTYPES[precision], **options
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=DTYPES[precision], output_loading_info=True, **options
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise refusal(f"training.model.name {folder} can't be loaded as a causal language model: {first_line(error)}", error) from error
-    return model
+    except TrainerError:
+        raise
+    except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
+        raise refusal(f"training.model.name {folder} can't be loaded as a causal language model: {reason_of(error)}", error) from error
+    refuse_missing_tensors(report["missing_keys"], f"training.model.name {folder}")
+    return cast(torch.nn.Module, model)
+
+
+def refuse_missing_tensors(missing: Collection[str], folder: str) -> None:
+    """Raises ConfigError for tensors that the model has and its files don't: transformers draws them at random.
+
+    `missing`: as transformers reports them, without tied ones and those that the model's code fills itself.
+    """
+    if missing:
+        names = sorted(missing)
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        raise ConfigError(
+            f"{folder}: its weight files lack {shown}, which its config.json asks for; its weights and its config.json must be of one model, "
+            "so download the model again"
+        )

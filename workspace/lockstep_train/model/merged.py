@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lockstep_train.errors import ConfigError, first_line, refusal
+from lockstep_train.errors import ConfigError, reason_of, refusal
 from lockstep_train.imports import import_peft
 from lockstep_train.model.layouts import Unfitting, model_layouts
 from lockstep_train.model.load import quiet_transformers
@@ -43,10 +43,10 @@ def skeleton(base: Path, tensors: Mapping[str, StoredTensor]) -> Skeleton:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(base), local_files_only=True))
         layouts, _ = model_layouts(model, get_model_conversion_mapping(model), tensors)
-    except (OSError, ValueError) as error:
-        raise refusal(f"{base} can't be built as a causal language model: {first_line(error)}", error) from error
     except Unfitting as error:
         raise ConfigError(f"{base} can't be merged into: {error}; give a folder with unquantised safetensors weights") from error
+    except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
+        raise refusal(f"{base} can't be built as a causal language model: {reason_of(error)}", error) from error
     return Skeleton(model, layouts, dict(getattr(model, "all_tied_weights_keys", None) or {}))
 
 
