@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from golden.plan_cases import CONTEXT, of_kind, pod_of, profile, trainer_of
-from hub_server import TOKEN, Hub, running_hub
+from hub_server import LFS_BYTES, TOKEN, Hub, running_hub
 from lockstep.api.job import TrainingJob
+from lockstep.cli import hubconfig
 from lockstep.cli import model as model_verb
 from lockstep.cli.planfacts import known_facts
 from lockstep.plan.objects import render
@@ -133,6 +134,68 @@ def test_a_plan_reads_the_sizes_of_a_hubs_model_from_the_hub(hub: Hub, monkeypat
     assert unasked.shape is None and hub.requests == []
     assert "org/m is of the hub, which is not asked with --offline: --model-config FILE" in unasked.shape_source
     assert known.shape_source == f"{hub.endpoint}/org/m/resolve/v1/config.json"
+
+
+@pytest.mark.parametrize("elsewhere", ["127.0.0.1", "127.0.0.2"])
+def test_a_plan_gives_its_token_to_the_hub_and_to_no_other_place(hub: Hub, monkeypatch: pytest.MonkeyPatch, elsewhere: str) -> None:
+    files = {"config.json": json.dumps(CONFIG).encode().ljust(LFS_BYTES)}
+    hub.add("org/m", files, gated=True)
+    hub.moved["org/old"] = "org/m"
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with running_hub(elsewhere) as storage:
+        storage.add("org/m", files)
+        hub.endpoint = storage.endpoint
+        assert facts({"name": "org/old"}).shape is not None
+        assert (hub.tokens, storage.tokens) == ([TOKEN, TOKEN], [""])
+
+
+def test_a_token_is_of_one_scheme_host_and_port() -> None:
+    assert hubconfig._origin("https://Hub.example/a") == hubconfig._origin("https://hub.example:443/b?c")
+    assert len({hubconfig._origin(f"{place}/a") for place in ("https://hub", "http://hub", "http://hub:443", "https://other")}) == 4
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}\r\n", f" {TOKEN}"])
+def test_a_plan_takes_the_token_without_what_a_file_had_around_it(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    hub.add("org/m", {"config.json": json.dumps(CONFIG).encode()}, gated=True)
+    monkeypatch.setenv("HF_TOKEN", token)
+    assert facts({"name": "org/m"}).shape is not None
+
+
+def test_a_plan_asks_without_a_token_where_it_is_empty(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/m", {"config.json": json.dumps(CONFIG).encode()})
+    monkeypatch.setenv("HF_TOKEN", "\n")
+    assert facts({"name": "org/m"}).shape is not None
+    assert hub.tokens == [""]
+
+
+@pytest.mark.parametrize("token", ["hf_secret\nword", "hf_secret\u2019word"])
+def test_a_token_that_can_not_be_sent_is_not_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    message = facts({"name": "org/m"}).shape_source
+    assert "HF_TOKEN in this shell holds characters that no token has; set it again: --model-config FILE" in message
+    assert "secret" not in message and "word" not in message
+
+
+def test_a_mirrors_login_is_used_and_not_printed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/m", {"config.json": json.dumps(CONFIG).encode()})
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint.replace("://", "://me:pass%2Fword@"))
+    assert facts({"name": "org/m"}).shape_source == f"{hub.endpoint}/org/m/resolve/main/config.json"
+    assert hub.tokens == ["Basic bWU6cGFzcy93b3Jk"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://me:pass/word@127.0.0.1:9", "HF_ENDPOINT http://127.0.0.1:9 is no address of a hub"),
+        ("me:pass/word@127.0.0.1:9", "HF_ENDPOINT 127.0.0.1:9 is no address of a hub"),
+        ("http://me:pass/word@127.0.0.1:port", "HF_ENDPOINT http://127.0.0.1:port is no address of a hub"),
+        ("http://127.0.0.1:port", r"http://127.0.0.1:port can't be asked for its config.json (InvalidURL); check HF_ENDPOINT"),
+    ],
+)
+def test_a_wrong_address_of_a_hub_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch, endpoint: str, message: str) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    assert f"org/m is of the hub, and {message}: --model-config FILE" in facts({"name": "org/m"}).shape_source
 
 
 def test_a_plan_without_the_hub_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
