@@ -95,6 +95,9 @@ NUMBERS: list[tuple[str, str, list[Any], list[Any]]] = [
 ]  # fmt: skip
 """Section and field of spec.training, and what a field that is a number or text takes, and what not."""
 SECRET_KEY = {"secretKeyRef": {"name": "s", "key": "k"}}
+NO_PASSWORD = (
+    "{} may not hold a password or a port (: or @ before an address's first /, or sig=): an object store's credentials go into env"
+)
 LABEL_KEYS = "keys must be label keys such as rack or example.com/rack"
 KEY_PREFIX = "the part of a label key before / must have at most 253 characters"
 LONGEST_PREFIX = ".".join(["a" * 63] * 3 + ["a" * 61])
@@ -207,6 +210,24 @@ JOB_CASES = {
         training(lora={"targetParameters": ["mlp.experts.gate_up_proj"]}),
         training(lora={"targetParameters": ["mlp.experts.gate_up_proj"], "dora": True}),
         "spec.training.lora.targetParameters",
+    ),
+    ("spec.training.model", NO_PASSWORD.format("name")): Case(
+        training(model={"name": "abfs://container@account/m@v1"}),
+        training(model={"name": "s3://key:a/word@bucket/m"}),
+        "spec.training.model.name",
+    ),
+    ("spec.training.data", NO_PASSWORD.format("path")): Case(
+        training(data={"path": "/d://a:b@c"}), training(data={"path": "s3://word@bucket/d"}), "spec.training.data.path"
+    ),
+    ("spec.training.data.sources[]", NO_PASSWORD.format("path")): Case(
+        training(data={"sources": [{"path": "gs://anonymous@bucket/a:b"}]}),
+        training(data={"sources": [{"path": "gs://host:80/d"}]}),
+        "spec.training.data.sources[0].path",
+    ),
+    ("spec.training.evaluation.data", NO_PASSWORD.format("path")): Case(
+        training(evaluation={"data": {"path": "s3://bucket/a?.csv"}}),
+        training(evaluation={"data": {"path": "abfs://container@account/d?sv=1&sig=word"}}),
+        "spec.training.evaluation.data.path",
     ),
     ("spec.training.data", "exactly one of path, name and sources must be set"): Case(
         training(data={"sources": [{"path": "/d"}]}), training(data={"path": "/d", "name": "org/d"}), "spec.training.data"

@@ -57,6 +57,15 @@ def test_a_job_with_its_status_is_read() -> None:
     assert parse_job_file(f"{JOB}status: {{nodes: 2}}\n", "j.yaml").spec.nodes == 2
 
 
+@pytest.mark.parametrize(
+    "address", ["s3://key:hidden@bucket/d", "s3://key:hidden@bucket", "S3://key:a/hidden@bucket/d", "abfs://c:hidden@a/d"]
+)
+@pytest.mark.parametrize("field", ["model: {name: /m}", "data: {path: /d}"])
+def test_a_password_in_an_address_is_refused_and_not_printed(field: str, address: str) -> None:
+    lines = told(changed(field, field.replace(field[-3:-1], address)))
+    assert len(lines) == 1 and "a password or a port" in lines[0] and "hidden" not in lines[0]
+
+
 def test_a_field_without_a_value_is_left_out() -> None:
     assert parse_job_file(changed("nodes: 2", "nodes:\n  restart:\n  env:"), "j.yaml").spec.nodes is None
 

@@ -21,7 +21,7 @@ from lockstep.plan.reader import reader_pod, with_secrets
 from lockstep.plan.references import references
 from lockstep.plan.resolve import Resolved, resolve
 from lockstep.plan.variables import variable_warnings
-from lockstep_sizes.modelnames import fetched_folder, folder_name, is_address, is_folder, is_hub_name, model_title
+from lockstep_sizes.modelnames import fetched_folder, folder_name, holds_password, is_address, is_folder, is_hub_name, model_title
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -61,6 +61,36 @@ def test_a_name_says_what_it_is_and_where_its_files_lie(name: str, kind: Any, fo
     if folder is not None:
         assert folder_name(name) == folder
         assert str(fetched_folder("/workspace/cache", name, "c0")) == f"/workspace/cache/models/{folder}/c0"
+
+
+def test_a_long_name_has_a_folder_of_its_own_that_a_volume_takes(tmp_path: Path) -> None:
+    long = "s3://bucket/" + "/".join(["team artifacts"] * 40)
+    folders = {folder_name(long), folder_name(f"{long}/a"), folder_name(f"{long}/b")}
+    assert len(folders) == 3 and all(folder.startswith("s3--bucket--team%20artifacts--") for folder in folders)
+    assert folder_name(f"{long}/") == folder_name(long)
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [
+        ("/models/a://b:c@d", False),
+        ("org/m", False),
+        ("s3://bucket/m@v1:2", False),
+        ("gs://anonymous@bucket/m", False),
+        ("abfs://container@account.dfs.core.windows.net/m", False),
+        ("abfs://container@account/a?.csv", False),
+        ("s3://anonymous@bucket/m", True),
+        ("gs://anonymous:x@bucket/m", True),
+        ("s3://host:9000/m", True),
+        ("abfs://account:key/x==@container/m", True),
+        ("abfs://container@account:key/m", True),
+        ("abfs://container@account/m?sv=1&sig=x", True),
+    ],
+)
+def test_an_address_may_hold_no_password(name: str, holds: bool) -> None:
+    assert holds_password(name) is holds
 
 
 def test_a_fetched_folder_is_called_by_the_models_name() -> None:

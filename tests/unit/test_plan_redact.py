@@ -29,6 +29,8 @@ def test_names_of_a_training_that_are_none(name: str) -> None:
         f"login with {TOKEN} now",
         "Authorization: Bearer abcdef123456",
         "git clone https://me:hunter2x@host/repo",
+        "model s3://key:hun/ter/hunter2x@bucket/m",
+        "abfs://container@account/m?sv=1&sig=hunter2x%3D",
         'export WANDB_API_KEY="0123456789abcdef0123456789abcdef01234567"',
         '{"environment": {"MY_SECRET": "hunter2x"}}',
         "token eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
@@ -49,6 +51,8 @@ def test_secrets_are_taken_out_of_text(text: str) -> None:
         "[rank 0] step 120 loss=1.8312 tokens_per_second: 18234.5 token: 123456789",
         "OSError: [Errno 28] No space left on device: '/workspace/runs/x'",
         "tokenizer: /workspace/models/base/tokenizer.json, TOKEN_FILE=/var/run/secrets/lockstep/token",
+        "image docker://registry:5000/team/image@sha256:0123456789abcdef",
+        '{"proxy":"http://proxy:3128","mail":"me@host"}',
         "NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
     ],
 )

@@ -7,15 +7,24 @@ s3://bucket/models/Qwen3-8B        a folder of an object store
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote
 
+LOGIN_PATTERN = "^[^/]*://[^/]*[:@]"
+"""A bucket's name has neither. What follows the first `/` may have both, and the secret key of `s3://key:secret@bucket` may have a `/`."""
+NO_LOGIN_PATTERN = "^(gc?s://anonymous|abfss?://[^/:@]+)@[^/:@]+(/|$)"
+"""What is no password there: no key at all, or an account's container."""
+SIGNATURE_PATTERN = "^[^/]*://.*[?&]sig="
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FETCHED = ".lockstep-fetched.json"
 """In a folder of fetched files: what they are. It is written last, so that a folder without it is never taken for whole."""
 MODELS = "models"
 """In the workspace's cache: the folder of fetched models."""
+FOLDER_CHARACTERS = 200
+"""Volumes take names of 255 bytes."""
+DIGEST_CHARACTERS = 16
 
 
 def is_folder(name: str) -> bool:
@@ -26,13 +35,23 @@ def is_address(name: str) -> bool:
     return "://" in name
 
 
+def holds_password(name: str) -> bool:
+    """Whether an address has something where a password or a signature may be: messages, logs and folders name addresses."""
+    login = re.search(LOGIN_PATTERN, name) and not re.search(NO_LOGIN_PATTERN, name)
+    return bool(login or re.search(SIGNATURE_PATTERN, name))
+
+
 def is_hub_name(name: str) -> bool:
     return not is_folder(name) and not is_address(name)
 
 
 def folder_name(name: str) -> str:
-    """What stands for a name in a folder: org--model, s3--bucket--models--Qwen3-8B."""
-    return quote(name.replace("://", "/").strip("/").replace("/", "--"), safe="-._")
+    """What stands for a name in a folder: org--model, s3--bucket--models--Qwen3-8B. Of a long one the beginning and a digest."""
+    folder = quote(name.replace("://", "/").strip("/").replace("/", "--"), safe="-._")
+    if len(folder) <= FOLDER_CHARACTERS:
+        return folder
+    digest = hashlib.sha256(name.strip("/").encode()).hexdigest()[:DIGEST_CHARACTERS]
+    return f"{folder[: FOLDER_CHARACTERS - DIGEST_CHARACTERS - 1]}-{digest}"
 
 
 def fetched_folder(cache: PurePosixPath | str, name: str, pin: str, kind: str = MODELS) -> PurePosixPath:

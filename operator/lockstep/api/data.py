@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, Share, free_form_fits
+from lockstep.api.model import AbsolutePath, Decimal, Model, Rule, Share, free_form_fits, no_password
 from lockstep_sizes.choices import TEMPLATE_OWN, DataFormat, OnBroken, Overlong, TrainOn
 
 DATA_PATH_PATTERN = r"^(/[^\x00]*|(s3|gs|gcs|abfs|abfss)://[^\s/]+/[^\s]+)$"
@@ -39,6 +39,7 @@ class DataSource(Model):
         Rule(
             "has(self.path) != has(self.name)", "exactly one of path and name must be set", lambda o: (o.path is None) != (o.name is None)
         ),
+        no_password("path"),
     )
 
 
@@ -89,6 +90,7 @@ class Data(Model):
             "exactly one of path, name and sources must be set",
             _one_source,
         ),
+        no_password("path"),
     )
 
 
@@ -111,6 +113,7 @@ class EvaluationData(Model):
         Rule(
             "has(self.path) != has(self.name)", "exactly one of path and name must be set", lambda o: (o.path is None) != (o.name is None)
         ),
+        no_password("path"),
     )
 
 

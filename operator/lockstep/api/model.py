@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from lockstep_sizes.modelnames import LOGIN_PATTERN, NO_LOGIN_PATTERN, SIGNATURE_PATTERN, holds_password
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -93,6 +95,18 @@ def immutable(field: str, why: str) -> Rule:
         cel=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
         message=f"{field} may not be changed after creation: {why}",
         holds=None,
+        field=field,
+    )
+
+
+def no_password(field: str) -> Rule:
+    """`field` may be an address, which everybody who sees the job can read."""
+    value = f"self.{field}"
+    login = f"{value}.matches('{LOGIN_PATTERN}') && !{value}.matches('{NO_LOGIN_PATTERN}')"
+    return Rule(
+        f"!has({value}) || !(({login}) || {value}.matches('{SIGNATURE_PATTERN}'))",
+        f"{field} may not hold a password or a port (: or @ before an address's first /, or sig=): an object store's credentials go into env",
+        lambda o: not holds_password(getattr(o, field) or ""),
         field=field,
     )
 

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from lockstep.api import model
 from lockstep.api.errors import ConfigError
+from lockstep_sizes.modelnames import holds_password
 
 
 @dataclass(frozen=True, order=True)
@@ -72,7 +73,8 @@ def explain(error: ErrorDetails) -> str:
         from lockstep.api.words import PATTERN_WORDS  # (which imports models that most verbs don't need)
 
         pattern = str(context["pattern"])
-        return f"{error['input']!r} is not valid: must be {PATTERN_WORDS.get(pattern, f'text that matches {pattern}')}"
+        value = "an address with a password or a port" if holds_password(str(error["input"])) else repr(error["input"])
+        return f"{value} is not valid: must be {PATTERN_WORDS.get(pattern, f'text that matches {pattern}')}"
     if kind in ("enum", "literal_error"):
         close = nearest(str(error["input"]), re.findall(r"'([^']+)'", context["expected"]))
         return f"{error['input']!r} is not valid{f'; did you mean {close}?' if close else ''} (valid: {context['expected']})"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from lockstep.api.data import Data, Evaluation
-from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, DnsName, Fraction, Model, Rule, free_form_fits
+from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, DnsName, Fraction, Model, Rule, free_form_fits, no_password
 from lockstep.api.shared import KEY_PATTERN
 from lockstep_sizes.choices import (
     Content,
@@ -63,6 +63,7 @@ class BaseModelSource(Model):
             lambda m: m.token_secret is None or is_hub_name(m.name),
             field="tokenSecret",
         ),
+        no_password("name"),
     )
 
 

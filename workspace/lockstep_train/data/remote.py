@@ -14,7 +14,7 @@ from lockstep_train.data.files import WILD
 from lockstep_train.data.streams import JSON, TABLES, TEXT, suffix_of
 from lockstep_train.errors import ConfigError
 from lockstep_train.fetch.hub import DATASETS, HubRepository
-from lockstep_train.fetch.objects import READERS, ObjectFolder, remote_file
+from lockstep_train.fetch.objects import READERS, ObjectFolder, refuse_password, remote_file
 from lockstep_train.fetch.remote import Remote, RemoteFile
 
 
@@ -24,7 +24,7 @@ def remote_name(source: Any) -> str | None:
 
 
 def remote_of(name: str) -> Remote:
-    """Raises ConfigError for a pattern that can't be looked for."""
+    """Raises ConfigError for a pattern that can't be looked for, or an address with a password."""
     if not is_address(name):
         return HubRepository(name, DATASETS)
     return ObjectFiles(name) if names_objects(name) else ObjectFolder(name, DATASETS)
@@ -44,6 +44,7 @@ class ObjectFiles(ObjectFolder):
     """The objects of one folder whose names are that of `address`, or match it: s3://bucket/texts/*.parquet. No others are looked at."""
 
     def __init__(self, address: str) -> None:
+        refuse_password(address)
         folder, _, self._pattern = address.rpartition("/")
         if WILD & set(folder) or folder.endswith("/"):
             raise ConfigError(

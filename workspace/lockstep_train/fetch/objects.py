@@ -6,24 +6,28 @@ so the pin is a digest over each object's path, size and ETag: another listing i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.modelnames import MODELS
-from lockstep_train.errors import ConfigError, TrainerError, first_line
-from lockstep_train.fetch.remote import CHUNK_BYTES, Cancelled, MayPass, RemoteFile, Sink
+from lockstep_sizes.modelnames import MODELS, holds_password
+from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.fetch.remote import CHUNK_BYTES, MayPass, RemoteFile, Sink
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 READERS = 16
-_AWS = re.compile(r"AWS Error (\w+)")
+_AWS = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
+_UNKNOWN = re.compile(r"ExceptionName: (\w+) Message: (.*?) \(Request")
+"""What pyarrow leaves of an error that it has no word for."""
+_FINAL_STATUSES = frozenset({"301", "400", "401", "403", "404"})
 _FINAL = re.compile(
     r"NO_SUCH_BUCKET|NO_SUCH_KEY|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT"
-    r"|MISSING_AUTHENTICATION_TOKEN|RESOURCE_NOT_FOUND|HTTP status 40[0134]|\b(403|404)\b|[Pp]ermission denied|does not exist"
+    r"|MISSING_AUTHENTICATION_TOKEN|RESOURCE_NOT_FOUND|\b(403|404)\b|[Pp]ermission denied|does not exist|Bucket '[^']*' not found|not valid for the object's"
 )
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL come from the job's variables, by a Secret in envFrom"
@@ -38,6 +42,8 @@ class ObjectFolder:
     """`address` in its store, such as s3://bucket/models/Qwen3-8B."""
 
     def __init__(self, address: str, kind: str = MODELS) -> None:
+        """Raises ConfigError for an address that holds a password, so that none gets into a message or a folder's name."""
+        refuse_password(address)
         self._name = address.rstrip("/")
         self._kind = kind
         self._listings: dict[str, list[RemoteFile]] = {}
@@ -70,6 +76,12 @@ class ObjectFolder:
         return self._listings[pin]
 
     def read(self, file: RemoteFile, pin: str, sink: Sink, start: int) -> None:
+        with contextlib.closing(self._chunks(file, start)) as chunks:
+            for chunk in chunks:
+                sink.write(chunk)
+
+    def _chunks(self, file: RemoteFile, start: int) -> Generator[bytes]:
+        """Its errors are the store's: those of whoever takes the chunks don't come by here."""
         system, root = self._system()
         try:
             with system.open_input_file(f"{root}/{file.path}") as stream:
@@ -79,12 +91,8 @@ class ObjectFolder:
                     )
                 stream.seek(start)
                 while chunk := stream.read(CHUNK_BYTES):
-                    sink.write(chunk)
-        except (Cancelled, TrainerError):
-            raise
+                    yield chunk
         except OSError as error:
-            if error.filename is not None:  # (of the volume: the store's have none)
-                raise
             raise self._problem(error) from error
 
     def is_intact(self, file: RemoteFile, path: Path) -> bool:
@@ -103,14 +111,12 @@ class ObjectFolder:
         return False
 
     def _system(self) -> tuple[Any, str]:
-        """pyarrow's file system and the folder in it. Raises ConfigError."""
+        """pyarrow's file system and the folder in it. Raises ConfigError, MayPass."""
         from pyarrow import fs
 
         scheme, _, rest = self._name.partition("://")
         if scheme not in SCHEMES:
             raise ConfigError(f"{self._name} can't be fetched from: addresses begin with {', '.join(f'{known}://' for known in SCHEMES)}")
-        if re.match(r"[^/@]*:[^/@]*@", rest):
-            raise ConfigError(f"an address of {scheme}:// holds a password; take it out: {_CREDENTIALS}")
         # Stated like this, no other server is asked where the bucket is.
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
@@ -118,8 +124,10 @@ class ObjectFolder:
             if scheme == "s3" and (endpoint or region):
                 return fs.S3FileSystem(endpoint_override=endpoint, region=region or "us-east-1"), rest
             system, root = fs.FileSystem.from_uri(self._name)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise ConfigError(f"{self._name} is no address that can be used: {first_line(error)}") from error
+        except OSError as error:
+            raise self._problem(error) from error
         return system, root
 
     def _list(self) -> list[RemoteFile]:
@@ -138,13 +146,34 @@ class ObjectFolder:
 
     def _problem(self, error: OSError) -> Exception:
         """ConfigError where only another address or another key helps."""
-        code = _AWS.search(str(error))
-        reason = code[1] if code is not None else re.split(r"[.;] Detail|\(Request ID", first_line(error))[0].strip()
         if isinstance(error, FileNotFoundError):
             return ConfigError(f"{self._name} holds nothing; check the address, and that the key may list it: {_CREDENTIALS}")
-        if _FINAL.search(reason if code is not None else str(error)):
+        reason, final = _reason(error)
+        if final:
             return ConfigError(f"{self._name} can't be read ({reason}); check the address, and that the key may read it: {_CREDENTIALS}")
         return MayPass(f"{self._name} can't be read: {reason}")
+
+
+def refuse_password(address: str) -> None:
+    """Raises ConfigError, which doesn't quote the address."""
+    if holds_password(address):
+        scheme = address.partition("://")[0]
+        raise ConfigError(
+            f"an address of {scheme}:// holds a password or a port (: or @ before its first /, or sig=); take it out: {_CREDENTIALS}"
+        )
+
+
+def _reason(error: OSError) -> tuple[str, bool]:
+    """The store's words, and whether the same again would get the same answer."""
+    text = str(error)
+    code = _AWS.search(text)
+    if code is None:
+        return re.split(r"[.;] Detail|\(Request ID", first_line(error))[0].strip(), _FINAL.search(text) is not None
+    word, status = code.groups()
+    if status is None:
+        return word, _FINAL.search(word) is not None
+    unknown = _UNKNOWN.search(text)
+    return f"{unknown[1]}: {unknown[2]}" if unknown is not None else f"HTTP status {status}", status in _FINAL_STATUSES
 
 
 def remote_file(system: Any, root: str, info: Any) -> RemoteFile:
