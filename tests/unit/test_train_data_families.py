@@ -12,7 +12,7 @@ from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.chat import Learnable
 from lockstep_train.data.turns import LOST_CALL, LOST_CONTENT, LOST_THOUGHT, NO_THOUGHT, ChatTemplate
 from unit.chat_cases import TEXTS, decode, runs, samples, says, template
-from unit.chat_families import CHATML, FAMILIES, GLM, Family
+from unit.chat_families import CHATML, FAMILIES, GLM, QWEN3, Family
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/data.md"
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"x": "answer0"}}}
@@ -286,3 +286,70 @@ def test_the_marker_after_a_call_is_learned_also_where_arguments_have_to_be_text
     glm = GLM.replace("call.function.arguments.x", "'' + call.function.arguments")
     (made,) = samples(template(glm, BY_NAME["GLM-4.5, 4.6"].stops), CALLING[:2], tools=TOOLS)
     assert learned(made).endswith("</tool_call><|observation|>")
+
+
+def naming(family: Family, stop: str) -> list[list[dict[str, Any]]]:
+    """Chats whose answer, thought or call names a stop token."""
+    question = {"role": "user", "content": "question1"}
+    chats = [[question, {"role": "assistant", "content": content}] for content in (f"the {stop} token", f" at {stop}", stop)]
+    if family.thinks:
+        chats.append([question, {"role": "assistant", **family.thought(f"the {stop} token", f"answer1 {stop} answer2")}])
+        chats.append([question, {"role": "assistant", **family.thought(f"the {stop} token", f"the {stop} token")}])
+    if family.calls:
+        call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": f"the {stop} token"}}}
+        chats.append([question, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    return chats
+
+
+def test_an_answer_that_names_a_stop_token_is_learned_to_its_own_end(family: Family) -> None:
+    """It is learned as one is that names another word in its place."""
+    for stop in family.stops:
+        for messages, plain in zip(naming(family, stop), naming(family, "STOP"), strict=True):
+            tools = TOOLS if "tool_calls" in messages[1] else ()
+            expected = everything(samples(chat_of(family), plain, tools=tools))
+            assert everything(samples(chat_of(family), messages, tools=tools)) == expected.replace("STOP", stop), (stop, messages)
+
+
+def test_an_answer_whose_stop_token_the_template_changes_is_refused() -> None:
+    chat = template(CHATML.replace("message.content if", "message.content.replace('<|im_end|>', 'the end') if"), ["<|im_end|>"])
+    with pytest.raises(ValueError, match=r"messages\[1\] names a stop token of the model, and the chat template changes it"):
+        samples(chat, says("question1", "the <|im_end|> token is at the very end"))
+
+
+def test_a_thought_that_the_answer_repeats_is_restored_or_remarked_as_any_other() -> None:
+    question = {"role": "user", "content": "question1"}
+    (made,) = samples(
+        chat_of(BY_NAME["DeepSeek-R1"]), [question, {"role": "assistant", "content": "<think>\nFour\n</think>\n\nFour it is."}]
+    )
+    assert learned(made) == "Four\n</think>\n\nFour it is.<｜end▁of▁sentence｜>"
+    (made,) = samples(chat_of(BY_NAME["Phi-4"]), [question, {"role": "assistant", "reasoning": "Four", "content": "Four it is."}])
+    assert (learned(made), made.remarks) == ("Four it is.<|im_end|>", (LOST_THOUGHT,))
+    (made,) = samples(chat_of(BY_NAME["Qwen3"]), [question, {"role": "assistant", "reasoning_content": "Four", "content": "Four it is."}])
+    assert (learned(made), made.remarks) == ("<think>\nFour\n</think>\n\nFour it is.<|im_end|>", ())
+
+
+def test_a_thought_is_found_behind_a_field_that_holds_none() -> None:
+    message = {"role": "assistant", "reasoning_content": "", "thinking": "thought1", "content": "answer1"}
+    (made,) = samples(chat_of(BY_NAME["gpt-oss"]), [{"role": "user", "content": "question1"}, message])
+    assert "thought1" in learned(made)
+    assert made.remarks == ()
+    assert "thought1" in learned(samples(chat_of(BY_NAME["DeepSeek-R1"]), [{"role": "user", "content": "question1"}, message])[0])
+
+
+def test_calls_and_contents_that_are_left_out_are_noticed_also_where_another_part_holds_the_same_words() -> None:
+    question = {"role": "user", "content": "question1"}
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": "weather", "arguments": {"x": "the weather"}}}
+    (made,) = samples(chat_of(BY_NAME["Phi-4"]), [question, {"role": "assistant", "content": "the weather", "tool_calls": [call]}])
+    assert made.remarks == (LOST_CALL,)
+    (made,) = samples(chat_of(BY_NAME["Mistral"]), [question, {"role": "assistant", "content": "the weather", "tool_calls": [call]}])
+    assert made.remarks == (LOST_CONTENT,)
+    (made,) = samples(
+        chat_of(BY_NAME["Qwen2.5, ChatML"]), [question, {"role": "assistant", "content": "the weather", "tool_calls": [call]}]
+    )
+    assert made.remarks == ()
+    thought_alone = QWEN3.replace("{{ answer_of(message) if message.role == 'assistant' else message.content }}", "{{ message.role }}")
+    with pytest.raises(ValueError, match=r"the chat template leaves out the content of messages\[1\], or changes it"):
+        samples(
+            template(thought_alone, ["<|im_end|>"]),
+            [question, {"role": "assistant", "content": "<think>\nit is answer1\n</think>\n\nanswer1"}],
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,14 @@ def test_the_last_turn_or_everything_can_be_learned_instead() -> None:
     assert learned(CHATML, says("one", "two"), TrainOn.ALL) == ["<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n"]
 
 
+def test_what_the_template_has_before_every_chat_is_not_learned_with_all_the_rest() -> None:
+    mine = template(GLM_LIKE, STOPS, special=["[gMASK]", "<sop>", *STOPS, "<|assistant|>"])
+    (made,) = samples(mine, says("one", "two"), TrainOn.ALL)
+    assert (decode(made.ids)[:13], runs(made)) == ("[gMASK]<sop><", ["<|user|>one<|assistant|><think></think>\ntwo<|user|>"])
+    preface = "be brief" + CHATML
+    assert runs(samples(template(preface, STOPS), says("one", "two"), TrainOn.ALL)[0])[0].startswith("be brief<|im_start|>user")
+
+
 def test_messages_given_as_the_prompt_are_not_learned_whoever_speaks() -> None:
     assert learned(CHATML, says("one", "two", "three", "four"), given=3) == ["four<|im_end|>"]
 
@@ -112,14 +121,63 @@ def test_a_template_without_stable_beginnings_is_refused_saying_why() -> None:
         learned(COUNTING, says("one", "two"))
 
 
-def test_marks_of_the_template_are_used_where_comparing_fails() -> None:
-    def marked(messages: Sequence[Any], tools: Sequence[Any], options: Mapping[str, Any]) -> list[Span]:
-        text = template(COUNTING, STOPS).render(messages, tools, False, options)
-        return [(text.index(message["content"]), text.index(message["content"]) + len(message["content"])) for message in messages[1::2]]
+def marks(source: str, begin: str = "", end: str = "") -> Any:
+    """Marks around each answer's content, from `begin` through `end`."""
 
-    assert learned(COUNTING, says("one", "two", "three", "four"), marked=marked) == ["two", "four"]
-    assert learned(COUNTING, says("one", "two", "three", "four"), TrainOn.LAST_TURN, marked=marked) == ["four"]
-    assert learned(COUNTING, says("one", "two", "three", "four"), given=2, marked=marked) == ["four"]
+    def marked(messages: Sequence[Any], tools: Sequence[Any], options: Mapping[str, Any]) -> list[Span]:
+        text = template(source, STOPS).render(messages, tools, False, options)
+        parts = [f"{begin}{message['content']}{end}" for message in messages if message["role"] == "assistant"]
+        return [(text.index(part), text.index(part) + len(part)) for part in parts]
+
+    return marked
+
+
+def test_marks_of_the_template_are_used_where_comparing_fails() -> None:
+    marked = marks(COUNTING)
+    assert learned(COUNTING, says("one", "two", "three", "four"), marked=marked) == ["two<|im_end|>", "four<|im_end|>"]
+    assert learned(COUNTING, says("one", "two", "three", "four"), TrainOn.LAST_TURN, marked=marked) == ["four<|im_end|>"]
+    assert learned(COUNTING, says("one", "two", "three", "four"), given=2, marked=marked) == ["four<|im_end|>"]
+
+
+@pytest.mark.parametrize("end", ["", "<|im_end|>", "<|im_end|>\n"])
+def test_marks_reach_through_the_stop_token_and_no_further(end: str) -> None:
+    source = COUNTING.replace("<|im_end|>", "<|im_end|>\n")
+    assert learned(source, says("one", "two", "three", "four"), marked=marks(source, end=end)) == ["two<|im_end|>", "four<|im_end|>"]
+
+
+def test_marks_reach_through_the_marker_of_the_next_speaker_where_that_is_the_stop_token() -> None:
+    source = COUNTING.replace("({{ message.role }} {{ loop.revindex }})", "<|{{ message.role }}|>{{ loop.revindex }}").replace(
+        "<|im_end|>", ""
+    )
+    speaking = "<|user|>" + source.replace("{{ loop.revindex }}", "")
+    assert learned(source, says("one", "two", "three", "four"), marked=marks(source)) == ["two<|user|>", "four"]
+    assert learned(speaking, OPENED[1:], marked=marks(speaking)) == ["two<|user|>"]
+
+
+@pytest.mark.parametrize(
+    ("end", "special", "remark"),
+    [
+        ("", (), "answers end with no token at which the model could stop .*, but with other text such as 'two'"),
+        ("<|end|>", ("<|end|>",), "answers end with <|end|>, which is none of the model's stop tokens"),
+    ],
+)
+def test_marks_without_a_stop_token_are_remarked(end: str, special: tuple[str, ...], remark: str) -> None:
+    source = COUNTING.replace("<|im_end|>", "<|end|>")
+    (made,) = samples(template(source, STOPS, marks(source, end=end), special), says("one", "two"))
+    assert runs(made) == [f"two{end}"]
+    assert re.search(remark.replace("|", r"\|"), made.remarks[0])
+
+
+def test_marks_that_are_not_one_for_each_answer_or_hold_nothing_of_one_are_refused() -> None:
+    def marked(*spans: Span) -> Any:
+        return lambda messages, tools, options: list(spans)
+
+    messages = says("one", "two", "three", "four")
+    for spans in ([(1, 2)], [(1, 2), (3, 4), (5, 6)]):
+        with pytest.raises(ValueError, match=rf"^the chat template marks {len(spans)} parts of it for 2 of the assistant's messages; "):
+            learned(COUNTING, messages, marked=marked(*spans))
+    with pytest.raises(ValueError, match=r"^the chat template's generation marks hold nothing of messages\[1\]; "):
+        learned(COUNTING, messages, marked=marked((1, 1), (5, 6)))
 
 
 def test_a_token_across_the_end_of_a_turn_is_refused() -> None:
@@ -167,11 +225,7 @@ def test_a_template_that_refuses_a_beginning_refuses_the_line_and_not_the_rank(m
 
 
 def test_marks_of_the_template_are_used_where_it_refuses_a_beginning() -> None:
-    def marked(messages: Sequence[Any], tools: Sequence[Any], options: Mapping[str, Any]) -> list[Span]:
-        text = template(ASKING, STOPS).render(messages, tools, False, options)
-        return [(text.index(message["content"]), text.index(message["content"]) + len(message["content"])) for message in messages[::2]]
-
-    assert learned(ASKING, OPENED, marked=marked) == ["welcome", "two"]
+    assert learned(ASKING, OPENED, marked=marks(ASKING)) == ["welcome<|im_end|>", "two<|im_end|>"]
 
 
 def test_what_the_template_raises_while_its_marks_are_looked_for_is_told() -> None:

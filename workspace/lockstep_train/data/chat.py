@@ -19,7 +19,20 @@ from typing import Any
 
 from lockstep_sizes.choices import TrainOn
 from lockstep_train.data.records import Conversation
-from lockstep_train.data.turns import Chat, ChatTemplate, Message, Span, Turn, Unmasked, next_speaker, place_of, takes_text, turn_of
+from lockstep_train.data.turns import (
+    Chat,
+    ChatTemplate,
+    Message,
+    Span,
+    Turn,
+    Unmasked,
+    next_speaker,
+    no_end,
+    other_end,
+    place_of,
+    takes_text,
+    turn_of,
+)
 from lockstep_train.errors import first_line
 
 ASSISTANT = "assistant"
@@ -111,7 +124,20 @@ def _whole(chat: Chat, conversation: Conversation) -> Learnable:
     if last["role"] == ASSISTANT and not text.rstrip().endswith((*chat.template.stops, *chat.template.special)):
         text += next_speaker(chat.template, bool(last.get("tool_calls"))) or ""
     ids, _ = chat.template.encode(text)
-    return Learnable(ids, b"\1" * len(ids))
+    begin = _beginning(chat.template)
+    masked = len(begin) if tuple(ids[: len(begin)]) == begin else 0
+    return Learnable(ids, bytes(masked) + b"\1" * (len(ids) - masked))
+
+
+@cache
+def _beginning(template: ChatTemplate) -> tuple[int, ...]:
+    """What the template has before every message, where that is special tokens alone: GLM's [gMASK]<sop>, which the model is always given."""
+    try:
+        text = Chat((), (), {}, template).beginning(0, asked=False)
+    except Unmasked:
+        return ()
+    ids, places = template.encode(text)
+    return tuple(ids) if all(text[start:end].strip() in template.special for start, end in places) else ()
 
 
 def encoded(template: ChatTemplate, text: str, spans: Sequence[Span], remarks: tuple[str, ...] = ()) -> Learnable:
@@ -181,16 +207,42 @@ def _marked(chat: Chat, turns: Sequence[int]) -> Learnable:
         marked = chat.template.marked(chat.messages, chat.tools, chat.options)
     except Exception as error:  # templates raise whatever they like
         raise ValueError(f"the chat template refuses it: {first_line(error) or type(error).__name__}") from error
-    spans = [span for span in marked if span[1] > span[0]]
     messages = [number for number, message in enumerate(chat.messages) if message["role"] == ASSISTANT]
-    if len(turns) < len(messages):
-        if len(spans) != len(messages):
-            raise ValueError(
-                f"the chat template marks {len(spans)} parts of it for {len(messages)} of the assistant's messages, so those that are learned can't be told "
-                "from the others"
-            )
-        spans = [span for span, number in zip(spans, messages, strict=True) if number in turns]
-    return encoded(chat.template, text, spans)
+    if len(marked) != len(messages):
+        raise ValueError(
+            f"the chat template marks {len(marked)} parts of it for {len(messages)} of the assistant's messages; its generation marks have to stand around "
+            "each of those once"
+        )
+    places = dict(zip(messages, marked, strict=True))
+    last = places[messages[-1]][1]
+    if not text[last:].strip() and not text[:last].rstrip().endswith(chat.template.stops):
+        text = text[:last] + (next_speaker(chat.template, bool(chat.messages[messages[-1]].get("tool_calls"))) or text[last:])
+    empty = next((number for number in turns if _says_something(chat.messages[number]) and not text[slice(*places[number])].strip()), None)
+    if empty is not None:
+        raise ValueError(
+            f"the chat template's generation marks hold nothing of messages[{empty}]; they have to stand around all that the model writes"
+        )
+    ended = [_ended(chat.template, text, places[number]) for number in turns]
+    return encoded(chat.template, text, [span for span, _ in ended], tuple(itertools.chain.from_iterable(remarks for _, remarks in ended)))
+
+
+def _says_something(message: Message) -> bool:
+    return bool(str(message.get("content") or "").strip() or message.get("tool_calls"))
+
+
+def _ended(template: ChatTemplate, text: str, span: Span) -> tuple[Span, tuple[str, ...]]:
+    """A marked part through its stop token, which stands at its end or right behind it, and what is odd about it."""
+    start, end = span
+    written, following = text[start:end].rstrip(), text[end:].lstrip()
+    if written.endswith(template.stops):
+        return (start, start + len(written)), ()
+    stop = next((stop for stop in template.stops if following.startswith(stop)), None)
+    if stop is not None:
+        return (start, len(text) - len(following) + len(stop)), ()
+    token = next((token for token in template.special if written.endswith(token)), None)
+    if token is not None:
+        return (start, start + len(written)), (other_end(template, token),)
+    return span, (no_end(template, written[-40:]),)
 
 
 def learned_tokens(places: Sequence[Span], spans: Sequence[Span]) -> bytes:

@@ -95,7 +95,7 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
     Keys without a value are as good as absent: tables fill them in.
     """
     sample = _sample_of(record, line)
-    for text in _texts(list(vars(sample).values())):
+    for text in texts_of(list(vars(sample).values())):
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -105,13 +105,13 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
     return sample
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_of(value: Any) -> Iterator[str]:
     """All strings within it."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for item in itertools.chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
-            yield from _texts(item)
+            yield from texts_of(item)
 
 
 def _sample_of(record: Mapping[str, Any], line: int) -> AnySample:

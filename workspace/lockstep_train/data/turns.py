@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from lockstep_train.data.records import texts_of
 from lockstep_train.errors import first_line
 
 OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
@@ -112,12 +113,41 @@ class Turn:
 
 def turn_of(chat: Chat, number: int) -> Turn:
     """The assistant's message of this number, as the model meets it. Raises Unmasked; ValueError where no end could be learned."""
+    turn = _without_end(chat, number)
+    message = hidden(chat.messages[number], chat.template.stops)
+    if message == chat.messages[number]:
+        return _with_stop(turn, chat, turn.answer)
+    answer = _without_end(_with_message(chat, number, message), number).answer
+    if len(answer) != len(turn.answer):
+        raise Unmasked(
+            f"messages[{number}] names a stop token of the model, and the chat template changes it, so the turn's own end can't be told from it"
+        )
+    return _with_stop(turn, _with_message(chat, number, message), answer)
+
+
+def _without_end(chat: Chat, number: int) -> Turn:
+    """The turn with all that the template has after it."""
     given, answer, opened = _divided(chat, number)
-    turn = _with_thought(Turn(number, given, "", answer), chat.messages[number], opened, chat.template.thinks)
+    turn = _with_thought(Turn(number, given, "", answer), chat, opened)
     form = (CLOSED_AT_ONCE if OPEN_THOUGHT.search(turn.given) else EMPTY_THOUGHT).match(turn.answer)
     if form:
         turn = replace(turn, form=form.group(), answer=turn.answer[form.end() :])
-    return _with_stop(_checked(turn, chat.messages[number]), chat)
+    return _checked(turn, chat)
+
+
+def _with_message(chat: Chat, number: int, message: Message) -> Chat:
+    return replace(chat, messages=(*chat.messages[:number], message, *chat.messages[number + 1 :]))
+
+
+def hidden(value: Any, tokens: Sequence[str]) -> Any:
+    """The value with as many other letters in place of these tokens in its texts: those that a template renders are its own then."""
+    if isinstance(value, str):
+        for token in tokens:
+            value = value.replace(token, "x" * len(token))
+        return value
+    if isinstance(value, Mapping):
+        return {name: hidden(item, tokens) for name, item in value.items()}
+    return [hidden(item, tokens) for item in value] if isinstance(value, list) else value
 
 
 def place_of(turn: Turn, text: str) -> Span | None:
@@ -200,17 +230,14 @@ NO_THOUGHT = (
 LOST_THOUGHT = "answers have a thought in a field of its own that the chat template doesn't render: it is not learned"
 
 
-def _with_thought(turn: Turn, message: Message, opened: bool, thinks: bool) -> Turn:
+def _with_thought(turn: Turn, chat: Chat, opened: bool) -> Turn:
     """With the message's thought where the template dropped it, for that is what the model writes."""
-    content = message.get("content")
-    written = WRITTEN_THOUGHT.match(content) if isinstance(content, str) else None
-    apart = next((message[name] for name in THOUGHT_FIELDS if isinstance(message.get(name), str)), "")
-    thought = (written["thought"] if written else apart).strip()
+    thought, others, changed, pause = _thought_of(chat.messages[turn.number])
     if not thought:
         return replace(turn, remarks=(NO_THOUGHT,)) if opened else turn
-    if thought in turn.answer:
+    if _renders(chat, turn, thought, others, changed):
         return _without_second_thought(turn)
-    if not written and not (opened or thinks):
+    if pause is None and not (opened or chat.template.thinks):
         return replace(turn, remarks=(LOST_THOUGHT,))
     if opened and not OPEN_THOUGHT.search(turn.given):
         turn = replace(turn, given=turn.given + "<think>\n")
@@ -218,8 +245,44 @@ def _with_thought(turn: Turn, message: Message, opened: bool, thinks: bool) -> T
     answer = turn.answer
     form = (CLOSED_AT_ONCE if not begin else EMPTY_THOUGHT).match(answer)
     answer = answer[form.end() :] if form else answer
-    pause = "" if answer[:1].isspace() else (written["break"] if written else "\n\n")
+    pause = "" if answer[:1].isspace() else "\n\n" if pause is None else pause
     return replace(turn, answer=f"{begin}{thought}\n</think>{pause}{answer}")
+
+
+def _thought_of(message: Message) -> tuple[str, list[Any], Message, str | None]:
+    """The thought, what else the message says, the message with STAND_IN in the thought's place, and the white space behind a thought that the content holds."""
+    content = message.get("content")
+    written = WRITTEN_THOUGHT.match(content) if isinstance(content, str) else None
+    if isinstance(content, str) and written:
+        begin, end = written.span("thought")
+        changed = {**message, "content": content[:begin] + STAND_IN + content[end:]}
+        return written["thought"].strip(), [content[end:], *_others(message, "content")], changed, written["break"]
+    for name in THOUGHT_FIELDS:
+        thought = message.get(name)
+        if isinstance(thought, str) and thought.strip():
+            return thought.strip(), _others(message, *THOUGHT_FIELDS), {**message, name: STAND_IN}, None
+    return "", [], message, None
+
+
+STAND_IN = "qx-a-part-of-this-message-xq"
+"""Stands in place of a part of a message, to see whether a template renders that."""
+
+
+def _renders(chat: Chat, turn: Turn, text: str, others: Any, changed: Message) -> bool:
+    """Whether the template renders this part of the message. Where `others` hold the same text, too, the message `changed` tells, with STAND_IN in its place."""
+    if text not in turn.answer:
+        return False
+    if not any(text in other for other in texts_of(others)):
+        return True
+    try:
+        return STAND_IN in _with_message(chat, turn.number, changed).beginning(turn.number + 1, asked=False)
+    except Unmasked:
+        return True
+
+
+def _others(message: Message, *names: str) -> list[Any]:
+    """What a message says besides these parts."""
+    return [value for name, value in message.items() if name not in (*names, "role")]
 
 
 def _without_second_thought(turn: Turn) -> Turn:
@@ -236,29 +299,44 @@ LOST_CONTENT = "answers say something beside a call of a tool that the chat temp
 LOST_CALL = "answers call tools in a way that the chat template doesn't render: the calls are not learned"
 
 
-def _checked(turn: Turn, message: Message) -> Turn:
+def _checked(turn: Turn, chat: Chat) -> Turn:
     """Raises Unmasked where the answer isn't what the message says; templates may leave it out beside calls of tools."""
-    calls = [call.get("function", call).get("name") for call in message.get("tool_calls") or () if isinstance(call, dict)]
-    if any(isinstance(name, str) and name not in turn.answer for name in calls):
+    message = chat.messages[turn.number]
+    calls = message.get("tool_calls") or []
+    if not all(_renders_call(chat, turn, number) for number in range(len(calls))):
         return replace(turn, remarks=(*turn.remarks, LOST_CALL))
-    content = str(message.get("content") or "").rpartition("</think>")[2].strip()
-    if content[-ENDING:] in turn.answer:
+    before, tag, own = str(message.get("content") or "").rpartition("</think>")
+    changed = {**message, "content": before + tag + STAND_IN}
+    if not own.strip() or _renders(chat, turn, own.strip()[-ENDING:], [before, *_others(message, "content")], changed):
         return turn
     if calls:
         return replace(turn, remarks=(*turn.remarks, LOST_CONTENT))
     raise Unmasked(f"the chat template leaves out the content of messages[{turn.number}], or changes it")
 
 
+def _renders_call(chat: Chat, turn: Turn, number: int) -> bool:
+    message = chat.messages[turn.number]
+    calls = message["tool_calls"]
+    function = calls[number]["function"]
+    changed = {**calls[number], "function": {**function, "name": STAND_IN}}
+    others = [*_others(message, "tool_calls"), *calls[:number], function["arguments"], *calls[number + 1 :]]
+    return _renders(chat, turn, function["name"], others, {**message, "tool_calls": [*calls[:number], changed, *calls[number + 1 :]]})
+
+
 ENDING = 20
 """Characters by which a content is looked for: what stands before may have been laid out anew."""
 
 
-def _with_stop(turn: Turn, chat: Chat) -> Turn:
-    """The answer through the first stop token after the message's content, or with the one that would follow."""
+def _with_stop(turn: Turn, chat: Chat, shown: str) -> Turn:
+    """The answer through the first stop token after the message's content, or with the one that would follow.
+
+    `chat` and `shown` are without the stop tokens that the message names; `shown` is as long as the answer.
+    """
     template, message = chat.template, chat.messages[turn.number]
-    content = str(message.get("content") or "").strip()
-    after = turn.answer.find(content) + len(content) if content and content in turn.answer else 0
-    ends = [turn.answer.index(stop, after) + len(stop) for stop in template.stops if stop in turn.answer[after:]]
+    content = str(message.get("content") or "")
+    parts = (content.strip(), content.rpartition("</think>")[2].strip())
+    after = next((shown.find(part) + len(part) for part in parts if part and part in shown), 0)
+    ends = [shown.index(stop, after) + len(stop) for stop in template.stops if stop in shown[after:]]
     if ends:
         return replace(turn, answer=turn.answer[: min(ends)])
     following = chat.messages[turn.number + 1]["role"] if turn.number + 1 < len(chat.messages) else ""
@@ -266,24 +344,35 @@ def _with_stop(turn: Turn, chat: Chat) -> Turn:
     if marker is not None:
         return replace(turn, answer=turn.answer + marker)
     end = turn.answer.rstrip()
-    names = ", ".join(template.stops) or "none"
     token = next((special for special in template.special if end.endswith(special)), None)
     if token is not None:
-        remark = (
-            f"answers end with {token}, which is none of the model's stop tokens ({names}): generation won't stop there unless you add it to "
-            "eos_token_id of generation_config.json, or tell the server to stop at it"
-        )
-        return replace(turn, answer=end, remarks=(*turn.remarks, remark))
+        return replace(turn, answer=end, remarks=(*turn.remarks, other_end(template, token)))
     if after and not end[after:].strip():
         raise ValueError(
-            f"the chat template puts nothing after messages[{turn.number}] at which the model could learn to stop (its stop tokens: {names}); "
-            "set training.data.chatTemplate to a template that ends answers, or training.data.trainOn to All"
+            f"the chat template puts nothing after messages[{turn.number}] at which the model could learn to stop "
+            f"(its stop tokens: {_named(template)}); set training.data.chatTemplate to a template that ends answers, or training.data.trainOn to All"
         )
-    remark = (
-        f"answers end with no token at which the model could stop (its stop tokens: {names}), but with other text"
-        f"{f' such as {end[after:].strip()[:40]!r}' if after else ''}: generation won't stop there by itself; see training.data.chatTemplate"
+    return replace(turn, remarks=(*turn.remarks, no_end(template, end[after:].strip()[:40] if after else "")))
+
+
+def other_end(template: ChatTemplate, token: str) -> str:
+    """Remark on answers that end with a token which is no stop token."""
+    return (
+        f"answers end with {token}, which is none of the model's stop tokens ({_named(template)}): generation won't stop there unless you add it to "
+        "eos_token_id of generation_config.json, or tell the server to stop at it"
     )
-    return replace(turn, remarks=(*turn.remarks, remark))
+
+
+def no_end(template: ChatTemplate, text: str) -> str:
+    """Remark on answers that end without any."""
+    return (
+        f"answers end with no token at which the model could stop (its stop tokens: {_named(template)}), but with other text"
+        f"{f' such as {text!r}' if text else ''}: generation won't stop there by itself; see training.data.chatTemplate"
+    )
+
+
+def _named(template: ChatTemplate) -> str:
+    return ", ".join(template.stops) or "none"
 
 
 @cache
