@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ import pytest
 
 from lockstep_sizes.choices import OnBroken, Overlong, TrainOn
 from lockstep_train.checkpoint.identity import Identity
-from lockstep_train.config import DataConfig, EvaluationConfig
+from lockstep_train.config import DataConfig, EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.data import arrays, cachefolder
 from lockstep_train.data import source as source_module
-from lockstep_train.data.arrays import ArrayWriter, Damaged, open_arrays
+from lockstep_train.data.arrays import Arrays, ArrayWriter, Damaged, open_arrays
 from lockstep_train.data.cachefolder import cache_folder, content_digest
-from lockstep_train.data.load import Dataset, settings_of
+from lockstep_train.data.load import Dataset, resolve_source, settings_of
 from lockstep_train.data.records import Conversation, Sample
+from lockstep_train.data.source import tokens_of
 from lockstep_train.data.tokenize import Tokeniser
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, TrainerError
 from unit.data_cases import BYTES, dataset_of, text_of, write_jsonl
 
 RECORDS = [{"text": "x" * (number % 7) + str(number)} for number in range(50)]
@@ -116,6 +118,41 @@ def test_of_two_builders_of_one_folder_both_are_served(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
+@pytest.mark.parametrize("part", ["tokens", "plans"])
+def test_what_another_job_has_made_since_the_look_stays(tmp_path: Path, data: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This job finds nothing or damage there; before it goes on, the other one has made it."""
+    cache = tmp_path / "cache"
+    first = dataset_of(cache, path=data)
+    victim = next(path for path in sorted((cache / part).rglob("index.json")))
+    victim.write_text("{")
+    made: list[int] = []
+    real = arrays.open_arrays
+
+    def late(folder: Path, verify: bool) -> Arrays:
+        try:
+            return real(folder, verify)
+        except Damaged:
+            if not made:
+                made.append(0)
+                dataset_of(cache, path=data)
+                made.append(victim.stat().st_ino)
+            raise
+
+    monkeypatch.setattr(arrays, "open_arrays", late)
+    assert dataset_of(cache, path=data).digest == first.digest
+    assert made == [0, victim.stat().st_ino]
+
+
+def test_a_folder_that_appears_after_a_failed_look_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(folder: Path, verify: bool) -> Arrays:
+        folder.mkdir()
+        raise Damaged("nothing was there")
+
+    monkeypatch.setattr(arrays, "open_arrays", late)
+    assert arrays.whole_arrays(tmp_path / "key", lambda problem: None) is None
+    assert (tmp_path / "key").is_dir()
+
+
 def test_what_a_killed_builder_left_is_removed_when_nobody_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     abandoned = ArrayWriter(tmp_path / "key", {"a": "<i4"})
     abandoned.append("a", numpy.arange(3))
@@ -132,6 +169,46 @@ def test_broken_data_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.jsonl:2"):
         dataset_of(tmp_path / "cache", path=str(tmp_path / "x.jsonl"))
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def read_while(change: Callable[[Path], None], data: str, folder: Path) -> Arrays:
+    """The tokens of a file that changes once, between the look at its sum and its reading."""
+    changed: list[Path] = []
+
+    def digest(path: Path, cache: Path) -> str:
+        before = content_digest(path, cache)
+        if path not in changed:
+            changed.append(path)
+            change(path)
+        return before
+
+    source = resolve_source(SourceConfig(data), folder, print, digest)
+    return tokens_of(source, BYTES, TrainOn.ALL, folder / "tokens", print)
+
+
+def test_a_file_that_grows_while_it_is_read_is_not_kept_under_the_sum_of_what_it_was(tmp_path: Path, data: str) -> None:
+    def grow(path: Path) -> None:
+        with path.open("a") as file:
+            file.write('{"text": "later"}\n')
+
+    with pytest.raises(TrainerError, match=r"x\.jsonl changed while they were read; once nothing writes there any more") as failed:
+        read_while(grow, data, tmp_path / "cache")
+    assert failed.value.exit_code == 1
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    assert len(dataset_of(tmp_path / "cache", path=data).training) == len(RECORDS) + 1
+
+
+def test_a_file_whose_times_change_while_it_is_read_is_used(tmp_path: Path, data: str) -> None:
+    assert len(read_while(lambda path: os.utime(path, (1, 1)), data, tmp_path / "cache")["lines"]) == len(RECORDS)
+
+
+def test_notes_on_tokens_name_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    for name in ("old.jsonl", "new.jsonl"):
+        path = write_jsonl(tmp_path / name, [{"text": "a"}, {"txt": 1}])
+        notes = dataset_of(tmp_path / "cache", path=str(path), on_broken=OnBroken.DROP).notes
+        assert any(note.startswith(f"WARNING: {path}: 1 broken lines are left out: {path}:2: neither") for note in notes)
+        (tmp_path / name).rename(tmp_path / "moved.jsonl")
+    assert len(list((tmp_path / "cache/tokens").iterdir())) == 1
 
 
 def test_a_batch_ends_at_so_many_characters_too_so_that_long_documents_need_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +304,26 @@ def test_other_settings_are_another_dataset_and_are_named(tmp_path: Path, change
     )
     assert named in first.differences(second)
     assert any(line.startswith("the dataset is ") for line in first.differences(second))
+
+
+def test_other_samples_for_evaluation_are_the_same_dataset(tmp_path: Path, data: str) -> None:
+    own = write_jsonl(tmp_path / "own.jsonl", [{"text": "a"}])
+    evaluation = EvaluationConfig(1, 0.1, 5, EvaluationDataConfig(str(own)))
+    without, first = dataset_of(tmp_path / "cache", path=data), dataset_of(tmp_path / "cache", path=data, evaluation=evaluation)
+    write_jsonl(own, [{"text": "a"}, {"text": "b"}])
+    second = dataset_of(tmp_path / "cache", path=data, evaluation=evaluation)
+    assert (len(first.evaluation), len(second.evaluation)) == (1, 2)
+    assert without.digest == first.digest == second.digest
+    assert content(without) == content(first) == content(second)
+
+
+def test_of_a_path_that_is_evaluated_too_the_sum_is_that_of_what_is_trained_on(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        write_jsonl(tmp_path / f"d/{split}.jsonl", [{"text": split}])
+    path = str(tmp_path / "d")
+    evaluation = EvaluationConfig(1, 0.1, 5, EvaluationDataConfig(path))
+    assert dataset_of(tmp_path / "cache", path=path, evaluation=evaluation).files == dataset_of(tmp_path / "cache", path=path).files
 
 
 def test_other_masks_another_order_and_another_holdout_are_another_dataset(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,30 @@ def open_arrays(folder: Path, verify: bool) -> Arrays:
         if file_digest(folder / name) != expected:
             raise Damaged(f"{folder / name} is damaged: its SHA-256 is not the one in {INDEX}")
     return Arrays(folder, facts, sums, arrays)
+
+
+def whole_arrays(folder: Path, tell: Callable[[Damaged], None]) -> Arrays | None:
+    """The arrays of a folder, all their bytes compared with their sums; None where there are none, and where a damaged folder was removed.
+
+    `tell` is called before a folder is removed. One that another process has put there since the look stays.
+    """
+    before = _seen(folder)
+    try:
+        return open_arrays(folder, verify=True)
+    except Damaged as problem:
+        if before is not None and _seen(folder) == before:
+            tell(problem)
+            remove(folder)
+        return None
+
+
+def _seen(folder: Path) -> tuple[int, int] | None:
+    """Tells a folder from another one of its name; None where there is none."""
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
 
 def map_array(path: Path, code: str, length: int) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,20 @@ from typing import Any
 from lockstep_sizes.choices import TEMPLATE_OWN
 from lockstep_sizes.modelnames import is_address
 from lockstep_train.config import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
-from lockstep_train.data.arrays import Damaged, open_arrays, remove
-from lockstep_train.data.cachefolder import content_digest
+from lockstep_train.data.arrays import open_arrays, whole_arrays
+from lockstep_train.data.cachefolder import content_digest, stamp
 from lockstep_train.data.divide import Rule, divide
-from lockstep_train.data.files import is_several, local_files
+from lockstep_train.data.files import DataFiles, is_several, local_files
 from lockstep_train.data.hub import hub_dataset
+from lockstep_train.data.read import Broken
+from lockstep_train.data.records import AnySample
 from lockstep_train.data.remote import remote_name
 from lockstep_train.data.sequences import CONTENT as PLAN_CONTENT
 from lockstep_train.data.sequences import Sequences, write_sequences
-from lockstep_train.data.source import CONTENT, Say, Source, token_key, tokens_of
+from lockstep_train.data.source import CONTENT, Say, Source, named, token_key, tokens_of
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.data.turns import TemplateChoice
-from lockstep_train.errors import ConfigError, refusal
+from lockstep_train.errors import ConfigError, TrainerError, refusal
 
 VERSION = 1
 """Raised when the same tokens would give other sequences."""
@@ -105,7 +107,25 @@ def resolve_source(source: SourceConfig, cache: Path, say: Say, digest: Digest =
         dataset = hub_dataset(source, cache, say)
         return Source(dataset.title, dataset.digest, dataset.files.plain_text, source.weight, dataset.files.samples, dataset.pinned)
     files = local_files(source, say)
-    return Source(source.path, files.digest(lambda path: digest(path, cache)), files.plain_text, source.weight, files.samples, source.path)
+    before = _stamps(files)
+    content = files.digest(lambda path: digest(path, cache))
+
+    def samples(broken: Broken) -> Iterator[AnySample]:
+        yield from files.samples(broken)
+        if _stamps(files) != before and files.digest(lambda path: digest(path, cache)) != content:
+            raise TrainerError(
+                f"the data {source.path} changed while they were read; once nothing writes there any more, the next attempt reads them again"
+            )
+
+    return Source(source.path, content, files.plain_text, source.weight, samples, source.path)
+
+
+def _stamps(files: DataFiles) -> list[list[int]]:
+    """What changes with the files. Raises ConfigError, or TrainerError for a volume that may answer later."""
+    try:
+        return [stamp(path) for path in files.paths]
+    except OSError as error:
+        raise refusal(f"the data {error.filename} can't be read: {error.strerror}", error) from error
 
 
 def template_choice(data: DataConfig) -> TemplateChoice:
@@ -154,14 +174,16 @@ def prepare(data: DataConfig, evaluation: EvaluationConfig | None, tokeniser: To
         write_sequences(divided.evaluation, capacity, plan / EVALUATION, {})
         write_sequences(divided.training, capacity, plan / TRAINING, {"notes": divided.notes})
     training = open_arrays(plan / TRAINING, verify=False)
-    contents = [training.digest(*PLAN_CONTENT), *(found.digest(*CONTENT) for found in tokens)]
+    trained = tokens[: len(tokens) - rule.own_file]
+    contents = [training.digest(*PLAN_CONTENT), *(found.digest(*CONTENT) for found in trained)]
+    made = [note for source, found in zip(sources, tokens, strict=True) for note in named(found.facts["notes"], source)]
     return Prepared(
         tokens=tuple(str(found.folder) for found in tokens),
         names=tuple(source.name for source in sources),
         plan=str(plan),
-        notes=(*training.facts["notes"], *(note for found in tokens for note in found.facts["notes"]), *packing_note(training.facts, data)),
+        notes=(*training.facts["notes"], *made, *packing_note(training.facts, data)),
         digest=hashlib.sha256(json.dumps(contents).encode()).hexdigest(),
-        files={source.pinned: source.digest for source in sources},
+        files={source.pinned: source.digest for source in reversed(sources)},  # where evaluation is of another split, training's counts
     )
 
 
@@ -173,16 +195,11 @@ def _plain(rule: Rule) -> list[Any]:
 
 def _whole(plan: Path, say: Say) -> bool:
     """Whether both parts of the plan are there; a damaged one is removed."""
-    found = True
-    for part in (plan / EVALUATION, plan / TRAINING):
-        try:
-            open_arrays(part, verify=True)
-        except Damaged as problem:
-            if part.exists():
-                say(f"The plan of the sequences is made again: {problem}")
-            remove(part)
-            found = False
-    return found
+    parts = [
+        whole_arrays(plan / part, lambda problem: say(f"The plan of the sequences is made again: {problem}"))
+        for part in (EVALUATION, TRAINING)
+    ]
+    return all(part is not None for part in parts)
 
 
 def packing_note(facts: dict[str, Any], data: DataConfig) -> list[str]:

@@ -13,13 +13,13 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
 
 from lockstep_sizes.choices import OnBroken, TrainOn
-from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, Damaged, open_arrays, remove
+from lockstep_train.data.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.data.pool import Encoder, encode_batch, start_pool
 from lockstep_train.data.read import Broken
 from lockstep_train.data.records import AnySample
@@ -34,6 +34,8 @@ BATCH = 2000
 BATCH_CHARACTERS = 4_000_000
 """150 bytes of memory a token; one sample may have more."""
 TOLD_EVERY_SECONDS = 30.0
+NAME = "\0"
+"""Stands for the source's name in the notes that are kept with its tokens: other files of the same content have the same tokens."""
 REMARKS = 8
 """Kinds of remark that are told, at most."""
 TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
@@ -78,12 +80,9 @@ def tokens_of(
 ) -> Arrays:
     """The source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
     place = folder / token_key(source, tokeniser, train_on, on_broken)
-    if place.exists():
-        try:
-            return open_arrays(place, verify=True)
-        except Damaged as problem:
-            say(f"The token cache of {source.name} is made again: {problem}")
-            remove(place)
+    found = whole_arrays(place, lambda problem: say(f"The token cache of {source.name} is made again: {problem}"))
+    if found is not None:
+        return found
     write_tokens(source, tokeniser, train_on, place, say, on_broken)
     return open_arrays(place, verify=False)
 
@@ -102,7 +101,7 @@ def write_tokens(
             return encode_paragraphs(batch, tokeniser), Broken(source.name)
         return encode_batch(batch, tokeniser, train_on, source.name)
 
-    remarks = Remarks(source.name)
+    remarks = Remarks(NAME)
     encoder = Encoder(here, lambda: start_pool(tokeniser, train_on, source.name, say), say)
     try:
         writer.append("offsets", numpy.zeros(1, numpy.int64))
@@ -119,15 +118,21 @@ def write_tokens(
                 pace.at(seen)
         if on_broken is OnBroken.FAIL:
             broken.refuse()
-        blank = [f"Data: {source.name}: left out {broken.blank:,} blank rows"] if broken.blank else []
+        blank = [f"Data: {NAME}: left out {broken.blank:,} blank rows"] if broken.blank else []
+        lost = replace(broken, name=NAME).left_out()
         if not samples:
-            raise ConfigError("; ".join([f"the data {source.name} holds no samples", *broken.left_out(), *blank]))
-        notes = [*broken.left_out(), *remarks.notes(), *blank]
+            raise ConfigError("; ".join(named([f"the data {NAME} holds no samples", *lost, *blank], source)))
+        notes = [*lost, *remarks.notes(), *blank]
         facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
         writer.commit({**facts, "separator": len(paragraph_break(tokeniser))})
     except BaseException:
         writer.discard()
         raise
+
+
+def named(notes: Sequence[str], source: Source) -> list[str]:
+    """Notes on the tokens of a source, which stand for its name as `NAME`."""
+    return [note.replace(NAME, source.name) for note in notes]
 
 
 class Remarks:
