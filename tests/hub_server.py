@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,6 +60,10 @@ class Faults:
     """While `held` names a file, its transfers wait in the middle for this."""
     held: str = ""
     bytes_per_second: float | None = None
+    pages: dict[str, bytes] = field(default_factory=dict)
+    """Name of a file → what is sent in its place, every time."""
+    retry_after: str = "0"
+    """With 429."""
 
 
 class Hub:
@@ -75,6 +79,8 @@ class Hub:
         self.moved: dict[str, str] = {}
         """Name of a repository → the one that it has now: it is redirected there."""
         self.endpoint = ""
+        self.storage = ""
+        """Where large files are redirected to."""
         self.lock = threading.Lock()
 
     def add(self, name: str, files: Mapping[str, bytes], kind: str = "models", **options: Any) -> Repository:
@@ -88,6 +94,10 @@ class Handler(BaseHTTPRequestHandler):
     hub: Hub
 
     def log_message(self, format: str, *args: Any) -> None: ...
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that ends in the middle
+            super().handle()
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -104,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             planned = next((statuses for part, statuses in hub.faults.statuses.items() if part in path and statuses), None)
             status = planned.pop(0) if planned else None
         if status is not None:
-            return self._send(status, {"Retry-After": "0"} if status == 429 else {})
+            return self._send(status, {"Retry-After": hub.faults.retry_after} if status == 429 else {})
         if path.startswith("/cdn/"):
             return self._content(path.split("/")[-1], self._stored(path.split("/")[2]), body, {})
         kind = "datasets" if path.startswith(("/api/datasets/", "/datasets/")) else "models"
@@ -183,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
             return self._content(file, content, body, headers | {"ETag": f'"{git_sha(content)}"'})
         digest = hashlib.sha256(content).hexdigest()
         linked = {"X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(content)), "ETag": f'"{digest}"'}
-        self._send(302, headers | linked | {"Location": f"{self.hub.endpoint}/cdn/{digest}/{file}?signature=secret"})
+        self._send(302, headers | linked | {"Location": f"{self.hub.storage}/cdn/{digest}/{file}?signature=secret"})
 
     def _stored(self, digest: str) -> bytes:
         every = (
@@ -193,9 +203,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _content(self, file: str, content: bytes, body: bool, headers: dict[str, str]) -> None:
         faults, start = self.hub.faults, 0
+        content = faults.pages.get(file, content)
         asked = self.headers.get("Range")
         if asked is not None:
             start = int(asked.removeprefix("bytes=").split("-")[0])
+            if start >= len(content):
+                return self._send(416, {"Content-Range": f"bytes */{len(content)}"})
             headers |= {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
         with self.hub.lock:
             cut = faults.cuts[file].pop(0) if faults.cuts.get(file) else None
@@ -255,7 +268,7 @@ def running_hub(address: str = "127.0.0.1") -> Iterator[Hub]:
     hub = Hub()
     server = ThreadingHTTPServer((address, 0), type("HubHandler", (Handler,), {"hub": hub}))
     server.daemon_threads = True
-    hub.endpoint = f"http://{address}:{server.server_port}"
+    hub.endpoint = hub.storage = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

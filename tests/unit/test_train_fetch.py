@@ -6,8 +6,10 @@ import errno
 import hashlib
 import json
 import os
+import shutil
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,13 @@ from lockstep_sizes.modelnames import FETCHED
 from lockstep_train.errors import ConfigError, TrainerError
 from lockstep_train.fetch import fetch as fetching
 from lockstep_train.fetch import folders
+from lockstep_train.fetch import hub as hubs
 from lockstep_train.fetch.choose import model_files, texts_only
 from lockstep_train.fetch.fetch import Fetched, fetch, pin_of
 from lockstep_train.fetch.hub import DATASETS, HubRepository
+from lockstep_train.fetch.model import TEXTS
 from lockstep_train.fetch.progress import Progress
+from lockstep_train.fetch.remote import MayPass
 
 WEIGHTS = {name: os.urandom(300_000) for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")}
 INDEX = json.dumps({"weight_map": {f"layer.{number}": name for number, name in enumerate(WEIGHTS)}}).encode()
@@ -288,6 +293,14 @@ def test_a_volume_that_fills_up_meanwhile_keeps_what_is_there_and_is_no_final_fa
         ({"model-q4.gguf": b"g"}, r"has no config.json, so it is no model that transformers can load \(its files: .gguf\)"),
         ({"config.json": b"{}", "model.safetensors.index.json": INDEX}, "has no model-00001-of-00002.safetensors, which its .* names"),
         ({"config.json": b"{}", "model.safetensors.index.json": b"<html>"}, "is no index of weight files"),
+        (
+            {
+                "config.json": b"{}",
+                "pytorch_model.bin": b"p",
+                "model.safetensors.index.json": b'{"weight_map": {"a": "pytorch_model.bin"}}',
+            },
+            "model.safetensors.index.json of org/tiny names pytorch_model.bin, which is no safetensors file",
+        ),
     ],
 )
 def test_a_repository_that_is_no_model_of_safetensors_is_refused(hub: Hub, tmp_path: Path, files: dict[str, bytes], words: str) -> None:
@@ -388,5 +401,273 @@ def test_an_adapter_of_a_hubs_model_finds_it_in_the_cache_above(hub: Hub, tmp_pa
         ConfigError, match=f"is in no cache above it; fetch it with: lockstep model get org/tiny --revision {commit}, and name"
     ):
         base_of(adapter)
-    folder = get(tmp_path / "cache").folder
-    assert base_of(adapter) == folder
+    fetch(HubRepository(NAME), commit, tmp_path / "cache", print, choose=texts_only(NAME), part=TEXTS)
+    for revision in (None, "main", commit):
+        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": NAME, "revision": revision}))
+        with pytest.raises(ConfigError, match="is in no cache above it"):
+            base_of(adapter)  # (a folder without the weights is none)
+    folder = get(tmp_path / "cache", "main").folder
+    for revision in (None, "main", commit):
+        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": NAME, "revision": revision}))
+        assert base_of(adapter) == folder
+
+
+def test_a_branch_that_moves_while_a_folder_is_filled_begins_it_anew(hub: Hub, tmp_path: Path) -> None:
+    last = list(WEIGHTS)[-1]
+    repository = hub.add(NAME, TINY)
+    hub.faults.statuses[last] = [503] * 6
+    with pytest.raises(TrainerError, match="it answers 503"):
+        get(tmp_path, to=tmp_path / "mine")
+    hub.faults.statuses.clear()
+    moved = {name: bytes(reversed(content)) for name, content in TINY.items() if name in WEIGHTS} | {
+        "config.json": TINY["config.json"],
+        "model.safetensors.index.json": INDEX,
+    }
+    commit = repository.commit(moved)
+    folder = get(tmp_path, to=tmp_path / "mine").folder
+    assert {name: (folder / name).read_bytes() for name in names(folder) - {FETCHED}} == moved
+    assert json.loads((folder / FETCHED).read_bytes())["pin"] == commit
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.lock", "mine"], "nothing is left of the other commit"
+
+
+def test_a_damaged_folder_of_one_model_never_becomes_another(hub: Hub, tmp_path: Path) -> None:
+    hub.add(NAME, TINY)
+    folder = get(tmp_path, to=tmp_path / "mine").folder
+    commit = hub.add("org/other", {**TINY, "generation_config.json": b"[]"}).revisions["main"]
+    (folder / "config.json").unlink()
+    with pytest.raises(
+        ConfigError, match=r"mine holds org/tiny at .*, not org/other at .*, and files of it are missing; name another folder"
+    ):
+        fetch(HubRepository("org/other"), commit, tmp_path, print, choose=model_files("org/other"), to=folder)
+    (folder / FETCHED).write_bytes(b"{")
+    with pytest.raises(ConfigError, match="mine holds something at an unknown commit"):
+        get(tmp_path, to=folder)
+    (folder / FETCHED).unlink()
+    assert names(folder) == NEEDED - {"config.json"}
+
+
+def test_a_folder_is_filled_though_somebody_has_made_an_empty_one_meanwhile(hub: Hub, tmp_path: Path) -> None:
+    hub.add(NAME, TINY)
+    hub.faults.statuses["model-00001"] = [503] * 6
+    with pytest.raises(TrainerError, match="it answers 503"):
+        get(tmp_path, to=tmp_path / "mine")
+    (tmp_path / "mine").mkdir()
+    assert names(get(tmp_path, to=tmp_path / "mine").folder) == {*NEEDED, FETCHED}
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(folders.fcntl, "flock", refuse)
+
+
+def once(patch: pytest.MonkeyPatch, method: str, act: Callable[[], Any]) -> None:
+    """Have `act` happen when the first process calls this of the weights' remote, before it goes on."""
+    real, done = getattr(HubRepository, method), threading.Lock()
+
+    def patched(self: HubRepository, *arguments: Any) -> Any:
+        file = arguments[0] if method != "files" else None
+        if (file is None or file.path in WEIGHTS) and done.acquire(blocking=False):
+            act()
+        return real(self, *arguments)
+
+    patch.setattr(HubRepository, method, patched)
+
+
+@pytest.mark.usefixtures("no_locks")
+@pytest.mark.parametrize("moment", ["files", "read", "is_intact"])
+def test_without_locks_a_process_that_is_overtaken_takes_what_the_other_has_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    hub.add(NAME, TINY)
+    faster: list[Fetched] = []
+    once(monkeypatch, moment, lambda: faster.append(get(tmp_path)))
+    lines: list[str] = []
+    assert [get(tmp_path, lines=lines)] == faster
+    assert f"Another process has fetched {faster[0].folder}" in lines
+    assert names(faster[0].folder) == {*NEEDED, FETCHED}
+    assert all((faster[0].folder / name).read_bytes() == TINY[name] for name in NEEDED)
+    assert not list(faster[0].folder.parent.glob(".*.partial"))
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_each_process_writes_files_of_its_own_and_only_abandoned_ones_are_taken_over(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add(NAME, TINY).revisions["main"]
+    partial = tmp_path / "models" / "org--tiny" / f".{commit}.partial"
+    partial.mkdir(parents=True)
+    abandoned, written = WEIGHTS
+    for name in WEIGHTS:
+        (partial / f"{name}.{'0' * 16}.part").write_bytes(WEIGHTS[name][:200_000])
+    os.utime(partial / f"{abandoned}.{'0' * 16}.part", (1, 1))
+    folder = get(tmp_path).folder
+    assert (hub.sent[abandoned], hub.sent[written]) == (100_000, 300_000)
+    assert names(folder) == {*NEEDED, FETCHED}
+
+
+def test_a_lock_that_holds_on_one_node_only_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = folders.Target(tmp_path / "mine")
+    with folders.one_at_a_time(target, print) as suffix:
+        assert suffix == ".part"
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /workspace rw - nfs server:/ rw,vers=3,nolock,local_lock=all\n")
+    monkeypatch.setattr(folders, "MOUNTS", mounts)
+    with folders.one_at_a_time(target, print) as suffix:
+        assert len(suffix) > len(".part")
+
+
+@pytest.mark.parametrize("fault", ["longer", "removed"])
+def test_what_another_process_does_to_files_that_are_checked_is_no_final_failure_and_never_whole(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    hub.add(NAME, TINY)
+    first = next(iter(WEIGHTS))
+
+    def tamper(self: fetching.Transfer, files: Any) -> None:
+        real(self, files)
+        if fault == "longer":
+            with (self._folder / first).open("ab") as file:
+                file.write(b"x")
+        else:
+            shutil.rmtree(self._folder)
+
+    real = fetching.Transfer.bring_all
+    monkeypatch.setattr(fetching.Transfer, "bring_all", tamper)
+    with pytest.raises(TrainerError, match="only one process fetches into a volume whose locks don't work") as refused:
+        get(tmp_path)
+    assert refused.value.exit_code == 1
+    monkeypatch.setattr(fetching.Transfer, "bring_all", real)
+    assert (get(tmp_path).folder / first).read_bytes() == WEIGHTS[first]
+
+
+@pytest.mark.parametrize("page", [b"<html>log in</html>" * 10, b"<html>log in</html>" * 100_000])
+def test_a_server_that_sends_more_than_was_published_is_not_asked_for_ever(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: bytes
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 5)
+    hub.add(NAME, TINY)
+    hub.faults.pages["config.json"] = page
+    with pytest.raises(
+        TrainerError, match=r"org/tiny sends more of config.json than the 23 bytes .*; a proxy may answer in its place"
+    ) as refused:
+        get(tmp_path)
+    assert refused.value.exit_code == 1
+    assert sum(request.endswith("/config.json") for request in hub.requests) == fetching.ATTEMPTS
+    del hub.faults.pages["config.json"]
+    assert get(tmp_path).folder.is_dir()
+
+
+def test_a_server_that_has_less_than_was_published_is_not_asked_for_ever(hub: Hub, tmp_path: Path) -> None:
+    hub.add(NAME, TINY)
+    hub.faults.pages["config.json"] = b"{}"
+    with pytest.raises(TrainerError, match=r"config\.json of org/tiny ended after 2 of 23 bytes|it answers 416") as refused:
+        get(tmp_path)
+    assert refused.value.exit_code == 1
+
+
+def test_a_part_that_the_server_cannot_go_on_with_is_begun_anew(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add(NAME, TINY).revisions["main"]
+    heavy = next(iter(WEIGHTS))
+    part = tmp_path / "models" / "org--tiny" / f".{commit}.partial" / f"{heavy}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(WEIGHTS[heavy][:100_000])
+    hub.faults.statuses[heavy] = [416]
+    assert (get(tmp_path).folder / heavy).read_bytes() == WEIGHTS[heavy]
+    assert hub.sent[heavy] == 300_000
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda remote: remote.resolve(None), lambda remote: remote.resolve("main"), lambda remote: remote.files("0" * 40)]
+)
+def test_a_server_that_says_nothing_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch, ask: Callable[[HubRepository], Any]) -> None:
+    monkeypatch.setitem(hubs.LIMITS_SECONDS, "read", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(MayPass, match="can't be asked for the model org/tiny: ReadTimeout"):
+            ask(HubRepository(NAME))
+
+
+@pytest.mark.parametrize("storage", ["of the hub's host", "of another host"])
+def test_a_refusal_of_the_hubs_storage_is_no_word_on_the_name_or_the_token(hub: Hub, tmp_path: Path, storage: str) -> None:
+    hub.add(NAME, TINY)
+    if storage == "of another host":
+        hub.storage = hub.endpoint.replace("127.0.0.1", "localhost")
+    hub.faults.statuses["/cdn/"] = [403, 401, 404]
+    assert get(tmp_path / "once").folder.is_dir()
+    hub.faults.statuses["/cdn/"] = [403] * 100
+    with pytest.raises(
+        TrainerError, match=r"the hub's storage \S+ answers 403 when asked for \S+ of the model org/tiny; what is there"
+    ) as refused:
+        get(tmp_path / "always")
+    assert refused.value.exit_code == 1
+    assert "signature" not in str(refused.value)
+
+
+def test_a_file_of_any_size_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.MAX_HTTP_DOWNLOAD_SIZE", 50_000)  # stands for the client's 50 GB
+    hub.add(NAME, TINY)
+    assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
+
+
+def test_a_folder_that_was_fetched_and_then_published_is_whole_without_the_record_that_came_with_it(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add(NAME, {**TINY, FETCHED: b'{"name": "org/origin", "pin": "0", "files": {}}'}).revisions["main"]
+    assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
+    hub.requests.clear()
+    assert get(tmp_path, commit).pin == commit
+    assert hub.requests == []
+
+
+def test_a_volume_that_does_not_say_what_is_free_is_not_full(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(NAME, TINY)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((512, 512, 0, 0, 0, 0, 0, 0, 0, 255)))
+    assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
+
+
+@pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("100000", fetching.LONGEST_WAIT_SECONDS), ("", hubs.THROTTLED_SECONDS)])
+@pytest.mark.parametrize("where", ["/api/models/org/tiny", "/tree/", "config.json"])
+def test_a_hub_that_is_asked_too_often_is_left_alone_for_as_long_as_it_says(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, asked: str, waited: float
+) -> None:
+    waits: list[float] = []
+    real = fetching._wait_after
+    monkeypatch.setattr(fetching, "_wait_after", lambda *arguments: waits.append(real(*arguments)) or 0.0)
+    hub.add(NAME, TINY)
+    hub.faults.retry_after = asked
+    hub.faults.statuses[where] = [429]
+    assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
+    assert waits == [waited]
+
+
+def test_a_hub_that_is_asked_too_often_holds_up_no_model_that_is_there(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add(NAME, TINY)
+    folder = get(tmp_path).folder
+    waits: list[float] = []
+    monkeypatch.setattr(fetching.time, "sleep", waits.append)
+    hub.faults.retry_after = "100000"
+    hub.faults.statuses["/api/"] = [429] * 2
+    assert get(tmp_path).folder == folder
+    assert waits == [fetching.SHORT_WAIT_SECONDS]
+
+
+def test_how_a_dataset_gets_its_token_is_said_without_a_model(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add("org/rows", {"a.jsonl": b"{}"}, kind=DATASETS, gated=True).revisions["main"]
+    words = (
+        r"the dataset org/rows at .* is gated and no token was given: .* a Secret that HF_TOKEN of spec.env takes it from \(valueFrom\), or"
+    )
+    with pytest.raises(ConfigError, match=words):
+        fetch(HubRepository("org/rows", DATASETS), commit, tmp_path, print)
+
+
+@pytest.mark.parametrize("status", [None, 404, 403, 503])
+def test_the_password_of_a_mirror_is_in_no_message(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint.replace("//", "//bob:PASS/WORD@" if status is None else "//bob:PASSWORD@"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.faults.statuses["/api/"] = [status or 404] * 10
+    lines: list[str] = []
+    with pytest.raises(TrainerError) as refused:
+        get(tmp_path, lines=lines)
+    text = "\n".join([str(refused.value), *lines])
+    assert not any(word in text for word in ("bob", "PASS", "WORD", TOKEN))
+    assert "HF_ENDPOINT is no address" in text if status is None else f"{hub.endpoint} " in text

@@ -67,6 +67,11 @@ def _weights(name: str, files: dict[str, RemoteFile], read: Read) -> set[str]:
         named = {str(path) for path in json.loads(read(INDEX))["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{INDEX} of {name} is no index of weight files ({error}); name another revision") from error
+    pickled = sorted(path for path in named if not path.endswith(".safetensors"))
+    if pickled:
+        raise ConfigError(
+            f"{INDEX} of {name} names {pickled[0]}, which is no safetensors file; name a revision or a copy of it with safetensors files"
+        )
     missing = sorted(named - files.keys())
     if missing:
         raise ConfigError(f"{name} has no {missing[0]}, which its {INDEX} names; name another revision")

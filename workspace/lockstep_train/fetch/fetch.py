@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
+from lockstep_sizes.modelnames import FETCHED
 from lockstep_train.checkpoint.durable import make_directory
 from lockstep_train.errors import ConfigError, TrainerError, refusal
 from lockstep_train.fetch.folders import (
@@ -42,10 +44,16 @@ TRANSFERS = 8
 ATTEMPTS = 6
 BACKOFF_SECONDS = 1.0
 """Doubled with each attempt that brought nothing: half a minute in all."""
+LONGEST_WAIT_SECONDS = 300.0
+"""However long a server asks to be left alone. The hub counts requests by five minutes."""
+SHORT_WAIT_SECONDS = 10.0
+"""Where there is another answer."""
 RESERVE_BYTES = 64 << 20
 """Left free on the volume."""
 TICK_SECONDS = 1.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MOVED = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ESTALE})
+"""What a process meets whose folder another has finished, renamed or removed."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,8 @@ def pin_of(remote: Remote, revision: str | None, cache: Path, say: Say) -> str:
             )
         return before
     try:
-        return _with_patience(lambda: remote.resolve(revision), say, ATTEMPTS if before is None else 2)
+        patience = (ATTEMPTS, LONGEST_WAIT_SECONDS) if before is None else (2, SHORT_WAIT_SECONDS)
+        return _with_patience(lambda: remote.resolve(revision), say, *patience)
     except MayPass as problem:
         if before is None:
             raise TrainerError(
@@ -97,7 +106,7 @@ def fetch(
 
     Raises ConfigError for what can't work, TrainerError for a network, a server or a volume with which it may work later.
     """
-    target = Target(to) if to is not None else target_in(cache, remote.kind, remote.name, pin, part)
+    target = Target(to, pin) if to is not None else target_in(cache, remote.kind, remote.name, pin, part)
     named = to is None and not part and not remote.is_pin(revision)
     if _is_there(target, remote, pin):
         if named and remembered_revision(cache, remote.kind, remote.name, revision) != pin:
@@ -107,9 +116,9 @@ def fetch(
     if is_offline():
         raise ConfigError(f"{remote.name} at {pin} is not in {target.folder}, and HF_HUB_OFFLINE is set; fetch it with: lockstep model get")
     try:
-        with one_at_a_time(target, say):
+        with one_at_a_time(target, say) as suffix:
             if not _is_there(target, remote, pin):
-                _fill(target, remote, pin, choose, say)
+                _fill_or_take(target, remote, pin, choose, say, suffix)
         if named:
             remember_revision(cache, remote.kind, remote.name, revision, pin)
     except MayPass as problem:
@@ -130,11 +139,28 @@ def _is_there(target: Target, remote: Remote, pin: str) -> bool:
     return True
 
 
-def _fill(target: Target, remote: Remote, pin: str, choose: Choose, say: Say) -> None:
-    listing = _with_patience(lambda: remote.files(pin), say)
+def _fill_or_take(target: Target, remote: Remote, pin: str, choose: Choose, say: Say, suffix: str) -> None:
+    """Fill the folder, or take it as another process has filled it meanwhile, on a volume without locks."""
+    try:
+        _fill(target, remote, pin, choose, say, suffix)
+    except (TrainerError, MayPass, OSError) as error:
+        if _is_there(target, remote, pin):
+            say(f"Another process has fetched {target.folder}")
+            shutil.rmtree(target.partial, ignore_errors=True)
+        elif isinstance(error, OSError) and error.errno in _MOVED:
+            raise TrainerError(
+                f"{error.filename or target.partial} was moved or removed while it was written ({error.strerror}); see that only one process "
+                "fetches into a volume whose locks don't work, and start again"
+            ) from error
+        else:
+            raise
+
+
+def _fill(target: Target, remote: Remote, pin: str, choose: Choose, say: Say, suffix: str) -> None:
+    listing = [file for file in _with_patience(lambda: remote.files(pin), say) if file.path != FETCHED]
     by_path = {file.path: file for file in listing}
-    prepare_partial(target)
-    places = Transfer(target.partial, remote, pin, say)
+    prepare_partial(target, remote.name, suffix)
+    places = Transfer(target.partial, remote, pin, say, suffix)
 
     def read(path: str) -> bytes:
         _refuse_outside(remote, by_path[path])
@@ -143,7 +169,7 @@ def _fill(target: Target, remote: Remote, pin: str, choose: Choose, say: Say) ->
     files = list(choose(listing, read))
     for file in files:
         _refuse_outside(remote, file)
-    _refuse_full(target, remote, files)
+    _refuse_full(target, remote, files, suffix)
     places.bring_all(files)
     commit_folder(target, {"name": remote.name, "kind": remote.kind, "pin": pin, "files": {file.path: file.size for file in files}})
     say(f"Fetched {remote.name} at {pin}: {gigabytes(sum(file.size for file in files))} in {target.folder}")
@@ -156,10 +182,10 @@ def _refuse_outside(remote: Remote, file: RemoteFile) -> None:
         raise ConfigError(f"{remote.name} has a file {file.path!r}, which can't be kept in a folder; name another revision or copy")
 
 
-def _refuse_full(target: Target, remote: Remote, files: Sequence[RemoteFile]) -> None:
-    present = sum(max(_size(target.partial / file.path), _size(target.partial / f"{file.path}{PART}")) for file in files)
+def _refuse_full(target: Target, remote: Remote, files: Sequence[RemoteFile], suffix: str) -> None:
+    present = sum(max(_size(target.partial / file.path), _size(target.partial / f"{file.path}{suffix}")) for file in files)
     needed, free = sum(file.size for file in files) - present + RESERVE_BYTES, free_bytes(target.partial)
-    if needed > free:
+    if free is not None and needed > free:
         raise TrainerError(
             f"{remote.name} needs {gigabytes(needed)} more in {target.folder.parent}, and {gigabytes(free)} are free there; free "
             f"{gigabytes(needed - free)}, or take a larger claim"
@@ -185,25 +211,36 @@ def _at(revision: str | None) -> str:
     return "" if revision is None else f" at {revision}"
 
 
-def _with_patience(ask: Callable[[], T], say: Say, attempts: int = ATTEMPTS) -> T:
+def _with_patience(ask: Callable[[], T], say: Say, attempts: int = ATTEMPTS, longest_seconds: float = LONGEST_WAIT_SECONDS) -> T:
     """The answer, asked for again while what is wrong may pass. Raises MayPass at the end."""
-    for attempt in range(1, attempts):
+    for failures in range(1, attempts):
         try:
             return ask()
         except MayPass as problem:
-            say(f"{problem}; trying again in {BACKOFF_SECONDS * 2 ** (attempt - 1):g} s")
-            time.sleep(BACKOFF_SECONDS * 2 ** (attempt - 1))
+            wait_seconds = min(_wait_after(problem, failures), longest_seconds)
+            say(f"{problem}; trying again in {wait_seconds:g} s")
+            time.sleep(wait_seconds)
     return ask()
 
 
-class Transfer:
-    """Files of one remote into one folder."""
+def _wait_after(problem: MayPass, failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return min(max(problem.wait_seconds, BACKOFF_SECONDS * 2.0 ** max(0, failures - 1)), LONGEST_WAIT_SECONDS)
 
-    def __init__(self, folder: Path, remote: Remote, pin: str, say: Say) -> None:
+
+class _TooLong(MayPass):
+    """The remote sends more bytes of a file than it has published."""
+
+
+class Transfer:
+    """Files of one remote into one folder. `suffix`: of unfinished ones."""
+
+    def __init__(self, folder: Path, remote: Remote, pin: str, say: Say, suffix: str = PART) -> None:
         self._folder = folder
         self._remote = remote
         self._pin = pin
         self._say = say
+        self._suffix = suffix
         self._cancelled = threading.Event()
         self._progress = Progress(remote.name, 0, 0, say)
 
@@ -231,7 +268,9 @@ class Transfer:
             self._progress.present(file.size)
             self._progress.done()
             return path
-        part = path.with_name(path.name + PART)
+        part = path.with_name(path.name + self._suffix)
+        if not self._folder.is_dir():  # another process has finished it: nothing is to be begun anew in its place
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
         make_directory(part.parent)
         for _ in range(2):
             self._read(file, part)
@@ -247,11 +286,11 @@ class Transfer:
         )
 
     def _read(self, file: RemoteFile, part: Path) -> None:
-        """All bytes of it. As many attempts as bring anything, and a few more."""
-        failures = 0
-        self._progress.present(min(_size(part), file.size))
+        """All bytes of it. As many attempts as bring it further, and a few more."""
+        failures, furthest = 0, _size(part) if _size(part) <= file.size else 0
+        self._progress.present(furthest)
         while True:
-            with self._sink(part, file.size) as sink:
+            with self._sink(part, file) as sink:
                 start = sink.tell()
                 try:
                     if start < file.size:
@@ -261,33 +300,47 @@ class Transfer:
                     os.fsync(sink.fileno())
                     return
                 except MayPass as problem:
-                    failures = 0 if sink.tell() > start else failures + 1
+                    if isinstance(problem, _TooLong):
+                        sink.restart()
+                    failures = 0 if sink.tell() > furthest else failures + 1
+                    furthest = max(furthest, sink.tell())
                     if failures >= ATTEMPTS:
                         raise
                     self._say(f"{problem}; trying again")
-            if self._cancelled.wait(BACKOFF_SECONDS * 2 ** max(0, failures - 1)):
+                    wait_seconds = _wait_after(problem, failures)
+            if self._cancelled.wait(wait_seconds):
                 raise Cancelled
 
     @contextlib.contextmanager
-    def _sink(self, part: Path, size: int) -> Iterator[Counted]:
+    def _sink(self, part: Path, remote: RemoteFile) -> Iterator[Counted]:
+        problem = _TooLong(
+            f"{self._remote.name} sends more of {remote.path} than the {remote.size} bytes it has published; a proxy may answer in its place"
+        )
         with part.open("ab") as file:
-            if file.tell() > size:
+            if file.tell() > remote.size:
                 file.truncate(0)
             file.seek(0, os.SEEK_END)
-            yield Counted(file, self._progress, self._cancelled)
+            yield Counted(file, self._progress, self._cancelled, remote.size, problem)
 
 
 class Counted:
-    """A file that is written to, of which each byte counts as progress. Ends its writer where another's failure has ended the fetch."""
+    """A file that is written to, of which each byte counts as progress.
 
-    def __init__(self, file: BinaryIO, progress: Progress, cancelled: threading.Event) -> None:
+    Ends its writer where another's failure has ended the fetch, and, with `too_long`, where the file would grow beyond `size`.
+    """
+
+    def __init__(self, file: BinaryIO, progress: Progress, cancelled: threading.Event, size: int, too_long: Exception) -> None:
         self._file = file
         self._progress = progress
         self._cancelled = cancelled
+        self._size = size
+        self._too_long = too_long
 
     def write(self, data: bytes, /) -> int:
         if self._cancelled.is_set():
             raise Cancelled
+        if self._file.tell() + len(data) > self._size:
+            raise self._too_long
         written = self._file.write(data)
         self._progress.moved(written)
         return written
@@ -295,14 +348,10 @@ class Counted:
     def tell(self) -> int:
         return self._file.tell()
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def truncate(self, size: int | None = None, /) -> int:
-        before = os.fstat(self.fileno()).st_size
-        after = self._file.truncate(size)
-        self._progress.moved(after - before)
-        return after
+    def restart(self) -> None:
+        self._progress.moved(-os.fstat(self.fileno()).st_size)
+        self._file.seek(0)  # (else `tell` goes on from where it was)
+        self._file.truncate(0)
 
     def fileno(self) -> int:
         self._file.flush()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.modelnames import is_address, is_folder
+from lockstep_sizes.modelnames import COMMIT, is_address, is_folder
 from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.checkpoint.layout import MANIFEST
 from lockstep_train.config import ModelConfig, Origin, RunConfig
@@ -17,7 +17,7 @@ from lockstep_train.data.cachefolder import cache_folder
 from lockstep_train.errors import TrainerError
 from lockstep_train.fetch.choose import model_files, texts_only
 from lockstep_train.fetch.fetch import Say, fetch, pin_of
-from lockstep_train.fetch.folders import target_in, whole_record
+from lockstep_train.fetch.folders import remembered_revision, target_in, whole_record
 from lockstep_train.fetch.hub import HubRepository
 from lockstep_train.fetch.objects import ObjectFolder
 from lockstep_train.fetch.remote import Remote
@@ -103,13 +103,19 @@ def described(adapter: Mapping[str, Any], origin: Origin | None) -> dict[str, An
 def fetched_near(start: Path, name: str, revision: str | None) -> Path | None:
     """The folder of a hub's model that some folder above `start` has in its cache; None where none has."""
     for parent in start.resolve().parents:
-        for pin in [revision] if revision else _pins(parent / "cache", name):
+        for pin in _pins(parent / "cache", name, revision):
             with contextlib.suppress(TrainerError):
                 if is_fetched(name, pin, parent / "cache"):
                     return target_in(parent / "cache", HubRepository(name).kind, name, pin).folder
     return None
 
 
-def _pins(cache: Path, name: str) -> list[str]:
-    folder = target_in(cache, HubRepository(name).kind, name, "x").folder.parent
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+def _pins(cache: Path, name: str, revision: str | None) -> list[str]:
+    """Commits that may be in the cache: the revision's, or all of them."""
+    kind = HubRepository(name).kind
+    if revision:
+        pins = [revision, remembered_revision(cache, kind, name, revision) or ""]
+    else:
+        folder = target_in(cache, kind, name, "x").folder.parent
+        pins = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return [pin for pin in pins if COMMIT.fullmatch(pin)]

@@ -12,7 +12,14 @@ CHUNK_BYTES = 8 << 20
 
 
 class MayPass(Exception):
-    """A network, a server or a store that fails now and may not fail later. The message is one sentence without its remedy."""
+    """A network, a server or a store that fails now and may not fail later. The message is one sentence without its remedy.
+
+    `wait_seconds`: how long the server asks to be left alone.
+    """
+
+    def __init__(self, message: str, wait_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_seconds = wait_seconds
 
 
 class Cancelled(Exception):
@@ -23,9 +30,9 @@ class Sink(Protocol):
     """Where a remote writes a file's bytes to: a file opened to append."""
 
     def write(self, data: bytes, /) -> int: ...
-    def tell(self) -> int: ...
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-    def truncate(self, size: int | None = None, /) -> int: ...
+
+    def restart(self) -> None:
+        """Begin the file anew."""
 
 
 @dataclass(frozen=True)
