@@ -365,9 +365,9 @@ def test_files_of_a_folder_that_are_left_out_are_told(tmp_path: Path) -> None:
     told: list[str] = []
     assert read_texts(tmp_path, told) == ["a.jsonl", "b.jsonl"]
     assert told[0].startswith(
-        f"WARNING: the folder {tmp_path}: left out 3 files that look like data and are of no split: F.JSONL, c.parquet, notes.txt; "
+        f"WARNING: the folder {tmp_path}: left out 2 files that look like data and are of no split: F.JSONL, c.parquet; "
     )
-    for name in ("F.JSONL", "notes.txt", "c.parquet"):
+    for name in ("F.JSONL", "c.parquet"):
         (tmp_path / name).unlink()
     told.clear()
     read_texts(tmp_path, told)
@@ -414,6 +414,25 @@ def test_parts_of_plain_text_are_of_its_lines_and_together_the_whole(tmp_path: P
     assert len(whole) == 20
     assert (lines("train[:50%]"), lines("train[50%:]")) == (whole[:10], whole[10:])
     assert (lines("train[:12]"), lines("train[12:]")) == (whole, [])  # a paragraph is of the part in which it begins
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "*.jsonl"])
+def test_a_part_of_files_is_taken_of_all_their_rows(tmp_path: Path, name: str) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ROWS)
+    path = str(tmp_path / name)
+    assert texts(tmp_path / "cache", path=path, split="train[5:10]") == [row["text"] for row in ROWS[5:10]]
+    assert len(texts(tmp_path / "cache", path=path, split="train[:50%]")) == 10
+    assert len(texts(tmp_path / "cache", path=path)) == 20
+
+
+def test_a_split_that_files_dont_have_is_ignored_and_told(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    told: list[str] = []
+    dataset = dataset_of(tmp_path / "cache", told=told, path=str(path), split="validation")
+    assert len(dataset.training) == 20
+    assert (
+        told[0] == f"WARNING: split validation is ignored: {path} has all rows in train; splits are of folders and of datasets of the hub"
+    )
 
 
 def test_samples_for_evaluation_are_of_the_validation_split_or_of_the_only_one(folder: Path, tmp_path: Path) -> None:

@@ -81,6 +81,13 @@ def test_objects_are_named_one_by_one_or_by_a_pattern(store: Any, tmp_path: Path
     assert texts(dataset(tmp_path, "s3://data/wiki/*.parquet")) == ["c", "a", "b"]
 
 
+def test_a_part_of_objects_is_another_dataset(store: Any, tmp_path: Path) -> None:
+    whole, part = (dataset(tmp_path, "s3://data/wiki/*.parquet", split=split) for split in ("train", "train[1:]"))
+    assert (texts(whole), texts(part)) == (["c", "a", "b"], ["a", "b"])
+    assert (whole.title, part.title) == ("s3://data/wiki/*.parquet", "s3://data/wiki/*.parquet[train[1:]]")
+    assert whole.digest != part.digest
+
+
 def test_objects_of_a_folder_that_are_left_out_are_told(store: Any, tmp_path: Path) -> None:
     for name in ("wiki/more.jsonl", "wiki/._more.jsonl"):
         put(store, name, b"{}")

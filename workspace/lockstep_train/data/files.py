@@ -19,6 +19,8 @@ from lockstep_train.data.tables import parquet_row_count, read_table, row_sample
 from lockstep_train.errors import ConfigError, first_line, refusal
 
 WILD = set("*?[")
+ALL = "train"
+"""The split of files that aren't divided into any."""
 Reader = Callable[[Path, Broken], Iterator[AnySample]]
 
 
@@ -46,6 +48,11 @@ class DataFiles:
     @property
     def paths(self) -> list[Path]:
         return [path for part in self.parts for path in part.paths]
+
+    @property
+    def is_whole(self) -> bool:
+        """All rows of all files, each once."""
+        return len(self.parts) == 1 and (self.parts[0].start, self.parts[0].end) == (0, None)
 
     def samples(self, broken: Broken) -> Iterator[AnySample]:
         """All samples. Raises ConfigError for a file that can't be read."""
@@ -153,7 +160,7 @@ def local_files(source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
     """Those of `source.path`: a file, a pattern or a folder. Raises ConfigError, or TrainerError for a volume that may answer later."""
     path = Path(source.path or "")
     if not is_several(path):
-        return whole_files([path], source.format)
+        return rows_of_files([path], source, say)
     try:
         if path.is_dir():
             return folder_files(path, source, say)
@@ -163,7 +170,7 @@ def local_files(source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
             f"{error.filename or path}, of the data {path}, can't be read: {error.strerror or first_line(error)}", error
         ) from error
     say(f"Data: {path}: {len(matches):,} files")
-    return whole_files(matches, source.format)
+    return rows_of_files(matches, source, say)
 
 
 def pattern_files(pattern: Path) -> list[Path]:
@@ -209,6 +216,16 @@ def folders_of(folder: Path, walked: tuple[Path, ...] = ()) -> Iterator[Path]:
 def _comes_to(target: Path, root: Path) -> bool:
     """Whether a walk from the root comes to the target, or one from the target to the root."""
     return root.is_relative_to(target) or (target.is_relative_to(root) and not _is_hidden(target.relative_to(root) / "x"))
+
+
+def rows_of_files(paths: Sequence[Path], source: SourceConfig, say: Callable[[str], None]) -> DataFiles:
+    """All rows of files that aren't divided into splits, or the part of them that `train[…]` takes. Raises ConfigError."""
+    files = whole_files(paths, source.format)
+    split = source.split or ALL
+    if set(split_names(split)) != {ALL}:
+        say(f"WARNING: split {split} is ignored: {source.path} has all rows in {ALL}; splits are of folders and of datasets of the hub")
+        return files
+    return replace(files, parts=tuple(_parts(split, {ALL: tuple(paths)}, reader_of(files.plain_text, None))))
 
 
 def whole_files(paths: Sequence[Path], format: DataFormat) -> DataFiles:

@@ -16,7 +16,7 @@ from lockstep_sizes.modelnames import FETCHED, folder_name, is_address
 from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.config import SourceConfig
 from lockstep_train.data.arrays import remove
-from lockstep_train.data.files import DataFiles, default_split, split_files, whole_files
+from lockstep_train.data.files import DataFiles, default_split, rows_of_files, split_files
 from lockstep_train.data.layout import CARD, Layout, layout_of, left_out, split_names
 from lockstep_train.data.remote import is_folder_like, remote_name, remote_of
 from lockstep_train.errors import TrainerError
@@ -66,7 +66,8 @@ def hub_dataset(source: SourceConfig, cache: Path, say: Say) -> HubDataset:
         folder = fetch(remote, commit, cache, say).folder
         paths = sorted(path for path in folder.iterdir() if path.name != FETCHED)
         say(f"Data {name}, {len(paths):,} files, as they were at {commit}")
-        return HubDataset(name, None, None, commit, whole_files(paths, source.format))
+        files = rows_of_files(paths, source, say)
+        return HubDataset(name, None, None if files.is_whole else source.split, commit, files)
     layout, folder = _fetched(remote, commit, source, cache, say)
     remember_revision(cache, DATASETS, name, source.revision, commit)
     split = source.split or default_split(layout)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lockstep_train.data.streams import JSON, TABLES, TEXT, suffix_of
+from lockstep_train.data.streams import JSON, TABLES, suffix_of
 from lockstep_train.errors import ConfigError, first_line
 
 CARD = "README.md"
@@ -80,7 +80,7 @@ def left_out(layout: Layout, names: Sequence[str]) -> list[str]:
 
 def _looks_like_data(path: PurePosixPath) -> bool:
     is_hidden = any(part.startswith((".", "__")) for part in path.parts)
-    return not is_hidden and path.name not in ABOUT_DATA and suffix_of(path) in {*TABLES, *JSON, TEXT}
+    return not is_hidden and path.name not in ABOUT_DATA and suffix_of(path) in {*TABLES, *JSON}
 
 
 def _asked(what: str, root: Path, config: str | None, cache: Path) -> Layout:
