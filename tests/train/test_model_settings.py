@@ -12,11 +12,13 @@ import torch
 
 from lockstep_sizes.choices import Method, Quantization, ZeroStage
 from lockstep_sizes.shape import Weight, shape_of
+from lockstep_train.config import LoraConfig
 from lockstep_train.errors import ConfigError
 from lockstep_train.model.experts import LayerUsage, chosen_experts, layer_number, usage_fields
 from lockstep_train.model.initial import description_differences, tensor_differences
+from lockstep_train.model.lora import adapter_names, add_lora
 from lockstep_train.model.quantize import check_blocks, check_quantization, loading_options
-from lockstep_train.model.targets import unmatched_targets
+from lockstep_train.model.targets import check_targets, unmatched_targets, whole_modules
 
 MINE: dict[str, Any] = {
     "r": 8,
@@ -30,6 +32,45 @@ def test_a_target_is_a_whole_part_of_a_dotted_name() -> None:
     names = ["model.layers.0.self_attn.q_proj", "lm_head"]
     assert unmatched_targets(["q_proj", "self_attn.q_proj", "lm_head"], names) == []
     assert unmatched_targets(["proj", "head", "layers"], names) == ["proj", "head", "layers"]
+
+
+def layers(**names: torch.nn.Module) -> torch.nn.Module:
+    """A model of one block that has these layers, and a `norm` after it."""
+    block = torch.nn.ModuleDict({name: module for name, module in names.items()})
+    return torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"block": block, "norm": torch.nn.LayerNorm(4)}), "lm_head": torch.nn.Linear(4, 8)})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "trained"),
+    [
+        (("norm",), {"model.norm"}),
+        (("gate",), {"model.block.gate"}),
+        (("block.gate", "lm_head"), {"model.block.gate", "lm_head"}),
+        (("norm", "q_norm"), {"model.norm", "model.block.q_norm"}),
+    ],
+    ids=" ".join,
+)
+def test_layers_trained_whole_are_those_named_and_no_others(wanted: tuple[str, ...], trained: set[str]) -> None:
+    """peft itself takes all whose names end so: `q_norm` for `norm`, `shared_gate` for `gate`."""
+    model = layers(
+        q_proj=torch.nn.Linear(4, 4), q_norm=torch.nn.LayerNorm(4), gate=torch.nn.Linear(4, 2), shared_gate=torch.nn.Linear(4, 1)
+    ).requires_grad_(False)
+    model.prepare_inputs_for_generation = None  # type: ignore[assignment]  # peft asks for it
+    wrapped = add_lora(model, LoraConfig(rank=2, alpha=2, dropout=0.0, target_modules=("q_proj",), modules_to_save=wanted), seed=0)
+    names = {name for name, parameter in wrapped.named_parameters() if parameter.requires_grad and ".modules_to_save." in name}
+    assert {name.split(".modules_to_save.")[0].removeprefix("base_model.model.") for name in names} == trained
+    assert sorted(adapter_names(wrapped).keys() - {name for name in adapter_names(wrapped) if "lora_" in name}) == sorted(names)
+
+
+def test_an_adapter_s_settings_name_layers_as_the_run_does_where_no_other_name_ends_so() -> None:
+    model = layers(gate=torch.nn.Linear(4, 2), shared_gate=torch.nn.Linear(4, 1))
+    assert whole_modules(model, ("lm_head", "gate")) == ["lm_head", "model.block.gate"]
+
+
+def test_a_layer_with_an_adapter_is_not_trained_whole_under_another_name_either() -> None:
+    config = LoraConfig(rank=2, alpha=2, dropout=0.0, target_modules=("gate",), modules_to_save=("block.gate",))
+    with pytest.raises(ConfigError, match=r"gate stands in targetModules and in modulesToSave"):
+        check_targets(layers(gate=torch.nn.Linear(4, 2)), config)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 from lockstep_train.config import LoraConfig
 from lockstep_train.imports import import_peft
-from lockstep_train.model.targets import check_targets
+from lockstep_train.model.targets import check_targets, whole_modules
 
 TIED_WARNING = "Model has `tie_word_embeddings=True`"
 
@@ -27,7 +27,7 @@ def add_lora(model: torch.nn.Module, config: LoraConfig, seed: int) -> torch.nn.
         # With tied embeddings, a trained copy of the one leaves the other as it was. So does the adapter where it is loaded.
         warnings.filterwarnings("ignore", message=TIED_WARNING)
         # autocast_adapter_dtype would keep the adapter in FP32 under Stage3 but not under Stage2; masters are FP32 in both anyway.
-        wrapped: torch.nn.Module = peft.get_peft_model(model, peft_config(config), autocast_adapter_dtype=False)
+        wrapped: torch.nn.Module = peft.get_peft_model(model, peft_config(model, config), autocast_adapter_dtype=False)
     gather_whole_experts(wrapped)
     return wrapped
 
@@ -49,7 +49,7 @@ def gather_whole_experts(model: torch.nn.Module) -> None:
             set_z3_leaf_module(wrapper, True)
 
 
-def peft_config(config: LoraConfig) -> Any:
+def peft_config(model: torch.nn.Module, config: LoraConfig) -> Any:
     peft = import_peft()
     return peft.LoraConfig(
         r=config.rank,
@@ -57,7 +57,7 @@ def peft_config(config: LoraConfig) -> Any:
         lora_dropout=config.dropout,
         target_modules=list(config.target_modules),
         target_parameters=list(config.target_parameters) or None,
-        modules_to_save=list(config.modules_to_save) or None,
+        modules_to_save=whole_modules(model, config.modules_to_save) or None,
         use_rslora=config.rank_stabilized,
         use_dora=config.dora,
         task_type="CAUSAL_LM",

@@ -15,7 +15,25 @@ SHOWN = 24
 def unmatched_targets(targets: Sequence[str], names: Iterable[str]) -> list[str]:
     """Targets that are no name, nor the end of a dotted name (peft's rule for a list)."""
     known = list(names)
-    return [target for target in targets if not any(name == target or name.endswith(f".{target}") for name in known)]
+    return [target for target in targets if not matching_names([target], known)]
+
+
+def matching_names(targets: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Names that one of the targets is, or the end of whose dotted parts it is."""
+    return [name for name in names if any(name == target or name.endswith(f".{target}") for target in targets)]
+
+
+def whole_modules(model: torch.nn.Module, targets: Sequence[str]) -> list[str]:
+    """What to give peft as modules_to_save, so that it trains the layers that `targets` name and no others.
+
+    peft asks only how a name ends, and for `norm` trained `q_norm` too. Where that happens the layers' full names are given.
+    """
+    weighted, modules = weighted_modules(model), [name for name, _ in model.named_modules(remove_duplicate=False)]
+    found: list[str] = []
+    for target in targets:
+        named = matching_names([target], weighted)
+        found += [target] if {name for name in modules if name.endswith(target)} <= set(named) else named
+    return list(dict.fromkeys(found))
 
 
 def linear_modules(model: torch.nn.Module) -> list[str]:
@@ -45,10 +63,12 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
             raise ConfigError(
                 f"training.lora.{field}: no {kind} named {', '.join(unmatched)} in this model; available: {_shown(names, field)}"
             )
-    both = sorted(set(config.target_modules) & set(config.modules_to_save))
+    both = sorted(
+        set(matching_names(config.target_modules, linear_modules(model))) & set(matching_names(config.modules_to_save, weighted_modules(model)))
+    )
     if both:
         raise ConfigError(
-            f"training.lora: {', '.join(both)} stands in targetModules and in modulesToSave; a layer either gets an adapter or is trained whole"
+            f"training.lora: {_shown(both, 'modulesToSave')} stands in targetModules and in modulesToSave; a layer either gets an adapter or is trained whole"
         )
     if config.target_parameters and (config.dropout > 0 or config.dora):
         raise ConfigError('training.lora.targetParameters needs dropout "0" and dora false: peft folds these adapters into the weights')
