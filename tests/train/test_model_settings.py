@@ -36,8 +36,10 @@ def test_a_target_is_a_whole_part_of_a_dotted_name() -> None:
 
 def layers(**names: torch.nn.Module) -> torch.nn.Module:
     """A model of one block that has these layers, and a `norm` after it."""
-    block = torch.nn.ModuleDict({name: module for name, module in names.items()})
-    return torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"block": block, "norm": torch.nn.LayerNorm(4)}), "lm_head": torch.nn.Linear(4, 8)})
+    block = torch.nn.ModuleDict(names)
+    return torch.nn.ModuleDict(
+        {"model": torch.nn.ModuleDict({"block": block, "norm": torch.nn.LayerNorm(4)}), "lm_head": torch.nn.Linear(4, 8)}
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from lockstep_sizes.shape import ModelShape, Weight, shape_of
 from lockstep_train.config import TrainingConfig
 from lockstep_train.engine.idle_settings import IDLE_ZERO, NEVER_STAGE3, ONLY_STAGE3
+from lockstep_train.engine.raw_values import SECTIONS
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import refuse_invalid
 from lockstep_train.errors import ConfigError
@@ -91,6 +92,39 @@ def test_raw_settings_are_laid_over_ours_section_by_section() -> None:
             {"zero_optimization": {"round_robin_gradients": True}},
             "round_robin_gradients would do nothing here: it acts in Stage1 and Stage2 only, and training.zeroStage is Stage3",
         ),
+        (
+            {"steps_per_print": 10},
+            "steps_per_print would do nothing here: DeepSpeed prints it at log_level info or debug only; leave it out",
+        ),
+        (
+            {"dump_state": True, "log_level": "warning"},
+            "dump_state would do nothing here: DeepSpeed prints it at log_level info or debug only",
+        ),
+        ({"flops_profiler": {"profile_step": 2}}, "flops_profiler would do nothing here: it lacks enabled: true"),
+        (
+            {"flops_profiler": {"enabled": True, "profile_steps": 2}},
+            "training.deepspeed.flops_profiler.profile_steps is no setting of DeepSpeed (did you mean profile_step?); valid here: enabled, ",
+        ),
+        (
+            {"aio": {"thread_count": 2}, "zero_optimization": {"offload_param": {"device": "nvme"}}},
+            "training.deepspeed.aio.thread_count is no setting of DeepSpeed; valid here: block_size, ",
+        ),
+        ({"zero_optimization": None}, "training.deepspeed.zero_optimization is null, but must be an object"),
+        ({"zero_optimization": 5}, "training.deepspeed.zero_optimization is 5, but must be an object"),
+        ({"flops_profiler": True}, "training.deepspeed.flops_profiler is true, but must be an object"),
+        ({"data_types": None}, "must be an object with grad_accum_dtype alone"),
+        ({"communication_data_type": "fp99"}, 'communication_data_type is "fp99", but must be one of fp32, fp16, bf16, or null'),
+        ({"log_level": "loud"}, 'log_level is "loud", but must be one of debug, info, '),
+        ({"steps_per_print": 0, "log_level": "info"}, "steps_per_print is 0, but must be a whole number from 1 on"),
+        ({"wall_clock_breakdown": "true"}, 'wall_clock_breakdown is "true", but must be true or false'),
+        ({"gradient_predivide_factor": "2"}, 'gradient_predivide_factor is "2", but must be a number above 0'),
+        ({"gradient_predivide_factor": 2}, "gradient_predivide_factor can't be used with training.zeroStage Stage3, where"),
+        ({"prescale_gradients": True}, "prescale_gradients can't be used with training.zeroStage Stage3, where"),
+        ({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}, "zenflow would put an optimizer of its own in the place of"),
+        (
+            {"zero_optimization": {"max_live_parameters": 7, "stage3_max_live_parameters": 7}},
+            "zero_optimization has max_live_parameters and stage3_max_live_parameters, which are one setting; keep one of them",
+        ),
         ({"wall_clock_brakedown": True}, "no setting of DeepSpeed that can be used here (did you mean wall_clock_breakdown?)"),
         (
             {"curriculum_learning": {"enabled": True}},
@@ -113,8 +147,45 @@ def test_what_acts_in_stage3_only_is_refused_in_others(stage: str, name: str) ->
         deepspeed_settings(training(zeroStage=stage, deepspeed={"zero_optimization": {name: 1}}), 1)
 
 
+@pytest.mark.parametrize(
+    ("stage", "raw"),
+    [
+        ("Stage1", {"prescale_gradients": True, "gradient_predivide_factor": 2.0}),
+        ("Stage2", {"prescale_gradients": True, "zero_optimization": {"reduce_scatter": False}}),
+        ("Stage3", {"prescale_gradients": False, "gradient_predivide_factor": 1.0, "communication_data_type": None}),
+        ("Stage3", {"steps_per_print": 10, "dump_state": True, "log_level": "INFO"}),
+        ("Stage3", {"flops_profiler": {"enabled": False, "profile_step": 2}, "dump_state": False}),
+    ],
+)
+def test_raw_settings_that_work_are_passed_on(stage: str, raw: dict[str, Any]) -> None:
+    settings = deepspeed_settings(training(zeroStage=stage, deepspeed=raw), 1)
+    assert {key: settings[key] for key in raw if key != "zero_optimization"} == {
+        key: value for key, value in raw.items() if key != "zero_optimization"
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "stage3_"])
+def test_a_setting_of_stage3_may_be_stated_with_its_prefix_or_without(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    from deepspeed.runtime.zero.config import get_zero_config
+
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    raw = {f"{prefix}max_live_parameters": 77, f"{prefix}prefetch_bucket_size": 7}
+    settings = deepspeed_settings(training(deepspeed={"zero_optimization": raw}), 1, shape=shape({"mlp.weight": (8, 8)}))
+    refuse_invalid(settings)
+    read = get_zero_config(settings)
+    assert (read.max_live_parameters, read.prefetch_bucket_size) == (77, 7)
+
+
+def test_sections_that_deepspeed_reads_by_name_have_the_names_that_it_reads() -> None:
+    from deepspeed.profiling.config import DeepSpeedFlopsProfilerConfig
+    from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
+
+    assert set(SECTIONS["flops_profiler"]) == set(vars(DeepSpeedFlopsProfilerConfig({})))
+    assert set(SECTIONS["aio"]) == set(AIO_DEFAULT_DICT)
+
+
 def test_asynchronous_reads_are_passed_on_where_weights_are_offloaded_to_nvme() -> None:
-    raw = {"aio": {"thread_count": 2}, "zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/scratch"}}}
+    raw = {"aio": {"queue_depth": 2}, "zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/scratch"}}}
     assert deepspeed_settings(training(deepspeed=raw), 1)["aio"] == raw["aio"]
 
 

@@ -30,14 +30,14 @@ IDLE_ZERO = {
     "save_muon_momentum_buffer_in_memory": "training.optimization.optimizer is never Muon",
 }
 """Settings of zero_optimization in every stage."""
-_STAGE3 = (
+STAGE3 = (
     "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters", "max_reuse_distance",
     "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
 )  # fmt: skip
 """With the prefix stage3_ or without."""
 ONLY_STAGE3 = frozenset(
     {
-        *_STAGE3, *(f"stage3_{name}" for name in _STAGE3), "offload_param", "cpu_offload_param", "sub_group_size", "zero_quantized_weights",
+        *STAGE3, *(f"stage3_{name}" for name in STAGE3), "offload_param", "cpu_offload_param", "sub_group_size", "zero_quantized_weights",
         "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "memory_efficient_linear", "override_module_apply",
         "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module",
     }
@@ -64,6 +64,13 @@ def refuse_idle(raw: Mapping[str, Any], stage: ZeroStage) -> None:
         if key in (ONLY_STAGE3 if stage is not ZeroStage.STAGE3 else NEVER_STAGE3):
             acting = "Stage3" if stage is not ZeroStage.STAGE3 else "Stage1 and Stage2"
             raise _idle(f"zero_optimization.{key}", f"it acts in {acting} only, and training.zeroStage is {stage.value}")
+    level = str(raw.get("log_level")).lower()
+    for key in ("steps_per_print", "dump_state"):
+        if raw.get(key) and level not in {"info", "debug"}:
+            raise _idle(key, "DeepSpeed prints it at log_level info or debug only")
+    profiler = raw.get("flops_profiler")
+    if isinstance(profiler, Mapping) and "enabled" not in profiler:
+        raise _idle("flops_profiler", "it lacks enabled: true")
     parameters = zero.get("offload_param")
     if "aio" in raw and not (isinstance(parameters, Mapping) and parameters.get("device") == "nvme"):
         raise _idle("aio", "nothing is offloaded to NVMe")

@@ -11,7 +11,8 @@ from lockstep_sizes.choices import Method, Offload, Precision, ZeroStage
 from lockstep_sizes.gathering import ahead_elements, live_elements
 from lockstep_sizes.shape import ModelShape
 from lockstep_train.config import TrainingConfig
-from lockstep_train.engine.idle_settings import refuse_idle
+from lockstep_train.engine.idle_settings import STAGE3, refuse_idle
+from lockstep_train.engine.raw_values import refuse_unusable
 from lockstep_train.errors import ConfigError
 
 OWNED = {
@@ -84,7 +85,7 @@ def deepspeed_settings(training: TrainingConfig, accumulation: int, partition: i
         settings["zero_force_ds_cpu_optimizer"] = False  # DeepSpeed's own must be compiled; torch's runs on the CPU as well
     raw = training.deepspeed or {}
     refuse_contradictions(raw, training)
-    return overlaid(settings, raw)
+    return overlaid(settings, with_full_names(raw))
 
 
 def _overlaps(training: TrainingConfig) -> bool:
@@ -94,7 +95,7 @@ def _overlaps(training: TrainingConfig) -> bool:
 
 
 def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> None:
-    """Raises ConfigError naming the first raw setting that would do nothing, that Lockstep decides itself, or that it doesn't know."""
+    """Raises ConfigError naming the first raw setting that would do nothing, that Lockstep decides itself, that it doesn't know, or that can't work."""
     refuse_idle(raw, training.zero_stage)
     for key in raw:
         if key not in PASSED_ON and key not in OWNED:
@@ -107,6 +108,7 @@ def refuse_contradictions(raw: Mapping[str, Any], training: TrainingConfig) -> N
     for path in _paths(raw):
         if path in OWNED:
             raise ConfigError(f"training.deepspeed.{path} contradicts {OWNED[path]}, which decides it; set that one instead")
+    refuse_unusable(raw, training.zero_stage)
     _refuse_data_types(raw.get("data_types", {}), training.precision)
     if "fp16" in raw and training.precision is not Precision.FP16:
         raise ConfigError(f"training.deepspeed.fp16 is only read with training.precision FP16, which is {training.precision.value}")
@@ -116,11 +118,26 @@ def _refuse_data_types(chosen: Any, precision: Precision) -> None:
     """Gradients are summed in FP32, or in the format that they have."""
     valid = sorted({"fp32", precision.value.lower()})
     value = chosen.get("grad_accum_dtype") if isinstance(chosen, Mapping) else None
-    if chosen and (set(chosen) != {"grad_accum_dtype"} or value not in valid):
+    if chosen != {} and (not isinstance(chosen, Mapping) or set(chosen) != {"grad_accum_dtype"} or value not in valid):
         raise ConfigError(
             f"training.deepspeed.data_types is {json.dumps(chosen)}, but must be an object with grad_accum_dtype alone, the format in which gradients "
             f"are summed, which with training.precision {precision.value} is {' or '.join(valid)}"
         )
+
+
+def with_full_names(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`raw` with the prefix stage3_ before the settings of zero_optimization that DeepSpeed takes under either name: under both it fails, and ours have it.
+
+    Raises ConfigError for a setting that stands there twice.
+    """
+    zero = raw.get("zero_optimization", {})
+    twice = [name for name in STAGE3 if name in zero and f"stage3_{name}" in zero]
+    if twice:
+        raise ConfigError(
+            f"training.deepspeed.zero_optimization has {twice[0]} and stage3_{twice[0]}, which are one setting; keep one of them"
+        )
+    full = {f"stage3_{name}" if name in STAGE3 else name: value for name, value in zero.items()}
+    return {**raw, "zero_optimization": full} if full else raw
 
 
 def _paths(raw: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

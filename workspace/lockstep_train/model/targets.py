@@ -64,7 +64,8 @@ def check_targets(model: torch.nn.Module, config: LoraConfig) -> None:
                 f"training.lora.{field}: no {kind} named {', '.join(unmatched)} in this model; available: {_shown(names, field)}"
             )
     both = sorted(
-        set(matching_names(config.target_modules, linear_modules(model))) & set(matching_names(config.modules_to_save, weighted_modules(model)))
+        set(matching_names(config.target_modules, linear_modules(model)))
+        & set(matching_names(config.modules_to_save, weighted_modules(model)))
     )
     if both:
         raise ConfigError(
