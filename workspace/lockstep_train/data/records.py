@@ -133,10 +133,10 @@ def _sample_of(record: Mapping[str, Any], line: int) -> AnySample:
 
 def _are_filled(record: Mapping[str, Any], question: str, answer: str) -> bool:
     """Whether both keys have a value. Raises ValueError where one of two that are there has none: the row's `text`, if it has one, may be the bare question."""
-    filled = [record.get(key) is not None for key in (question, answer)]
-    if any(filled) and not all(filled) and {question, answer} <= record.keys():
-        raise ValueError(f"`{question if filled[1] else answer}` has no value")
-    return all(filled)
+    asked, answered = record.get(question) is not None, record.get(answer) is not None
+    if asked != answered and question in record and answer in record:
+        raise ValueError(f"`{answer if asked else question}` has no value")
+    return asked and answered
 
 
 def _conversation(record: Mapping[str, Any], messages: list[dict[str, Any]], given: int, line: int) -> Conversation:
