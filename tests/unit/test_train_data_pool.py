@@ -137,10 +137,10 @@ def test_a_process_answers_each_batch_until_its_input_ends() -> None:
 
 def test_batches_and_answers_come_back_as_they_were_sent() -> None:
     tool = {"type": "function", "function": {"name": "f", "arguments": {"x": [1, 2.5, None, True]}}}
-    said = ({"role": "user", "content": 'é \ud800 "\n'}, {"role": "assistant", "content": "", "tool_calls": [tool]})
+    said = ({"role": "user", "content": 'é "\n'}, {"role": "assistant", "content": "", "tool_calls": [tool]})
     batch: Batch = [Conversation(said, 1, (tool,), 7), Sample("a", None, 8), Sample("b", "c", 9)]
     assert batch_of(batch_line(batch)) == batch
-    broken = Broken("x", [(3, "why")], 12)
+    broken = Broken("x", [(3, "why \ud800")], 12)
     sent: Answer = ([Encoded([1, 2, 300_000], b"\x00\x01\x01", 7)], broken)
     assert answer_of(answer_line(sent)) == sent
     with pytest.raises(ValueError):

@@ -119,6 +119,15 @@ def test_half_a_surrogate_pair_is_a_fault_of_its_row(record: dict[str, Any]) -> 
     assert sample_of({"text": "a", "note": HALF}, 1) == Sample("a", None, 1), "what isn't read is no matter"
 
 
+def test_half_a_surrogate_pair_of_a_paragraph_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": HALF}) + '\n{"text": "a"}\n')
+    broken = Broken("x.jsonl")
+    assert list(read_jsonl(tmp_path / "x.jsonl", broken, read_module.paragraph_of)) == [Sample("a", None, 2)]
+    assert broken.first == [
+        "x.jsonl:1: it holds half a surrogate pair (\\ud83d), which no tokenizer can read: write the character whole, or leave it out"
+    ]
+
+
 @pytest.mark.parametrize("mark", [{"train": False}, {"weight": 0}, {"weight": 0.0}, {"train": False, "weight": None}])
 def test_a_message_that_is_not_to_be_learned_is_numbered_and_the_mark_does_not_reach_the_template(mark: dict[str, Any]) -> None:
     messages = [USER, ASSISTANT | mark, USER | {"train": False}, ASSISTANT | {"train": True, "weight": 1}]

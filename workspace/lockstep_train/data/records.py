@@ -34,14 +34,37 @@ KEYS = (*FORMS, "input", "system", "history", "tools", "chat_template_kwargs")
 TOO_DEEP = "lists or objects nested too deeply to be read"
 
 
+def texts_of(value: Any) -> Iterator[str]:
+    """All strings within it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in itertools.chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
+            yield from texts_of(item)
+
+
+def refuse_half_characters(*values: Any) -> None:
+    """Raises ValueError where JSON's escapes made a string that has no UTF-8."""
+    for text in texts_of(values):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"it holds half a surrogate pair (\\u{ord(text[error.start]):x}), which no tokenizer can read: write the character whole, or leave it out"
+            ) from error
+
+
 @dataclass(frozen=True)
 class Sample:
-    """Text as it was read. With a `prompt`, only the `text` after it is the answer."""
+    """Text as it was read. With a `prompt`, only the `text` after it is the answer. Raises ValueError for half a character."""
 
     text: str
     prompt: str | None
     line: int
     """Number of its first line in the file, from 1."""
+
+    def __post_init__(self) -> None:
+        refuse_half_characters(self.text, self.prompt)
 
     @property
     def characters(self) -> int:
@@ -50,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages for the tokenizer's chat template."""
+    """Messages for the tokenizer's chat template. Raises ValueError for half a character."""
 
     messages: tuple[dict[str, Any], ...]
     given: int
@@ -61,6 +84,9 @@ class Conversation:
     """Numbers of the assistant's messages that are not learned: `train: false` or `weight: 0`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The row's `chat_template_kwargs`."""
+
+    def __post_init__(self) -> None:
+        refuse_half_characters(self.messages, self.tools, self.options)
 
     @property
     def characters(self) -> int:
@@ -94,27 +120,6 @@ def sample_of(record: Mapping[str, Any], line: int) -> AnySample:
 
     Keys without a value are as good as absent: tables fill them in.
     """
-    sample = _sample_of(record, line)
-    for text in texts_of(list(vars(sample).values())):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"it holds half a surrogate pair (\\u{ord(text[error.start]):x}), which no tokenizer can read: write the character whole, or leave it out"
-            ) from error
-    return sample
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """All strings within it."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in itertools.chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
-            yield from texts_of(item)
-
-
-def _sample_of(record: Mapping[str, Any], line: int) -> AnySample:
     if record.get("messages") is not None:
         return _conversation(record, _messages(record, "messages"), 0, line)
     if record.get("conversations") is not None:
