@@ -168,6 +168,13 @@ def test_an_answer_that_begins_with_white_space_is_cut_off_its_prompt_as_at_infe
     assert sample.ids[: sample.learned.index(1)] == mine.encode("<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("trim", [True, False])
+def test_a_space_that_ends_the_prompt_is_no_part_of_the_answers_first_token(tmp_path: Path, trim: bool) -> None:
+    spaced = "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    folder = saved_tokenizer(tmp_path, spaced, [AddedToken("<|end|>")], [("Ġ", "a")], trim)
+    assert learned_of(folder, ["q", "ab"]) == [["a", "b", "<|end|>"]]
+
+
 def test_an_answer_that_is_cut_off_its_prompt_gets_no_mark_of_a_beginning(tmp_path: Path) -> None:
     """A tokenizer as Llama 2's, with a prompt that ends with the space of the answer's first word."""
     from tokenizers import Tokenizer, models, normalizers

@@ -166,23 +166,12 @@ def _in_pieces(template: ChatTemplate, text: str, cuts: Sequence[int]) -> tuple[
 
 
 def _continued(template: ChatTemplate, text: str) -> tuple[list[int], list[Span]]:
-    """Tokens of a text that others stand before."""
-    return (_behind_break(template, text) if _marks_beginnings(template) else None) or template.encode(text)
-
-
-def _behind_break(template: ChatTemplate, text: str) -> tuple[list[int], list[Span]] | None:
-    """The text's own tokens when a break stands before it; None where one lies across its beginning."""
+    """Tokens of a text that others stand before. Tokenizers of Llama 2 and Mistral would put the mark of a word's beginning before one that stands alone."""
     ids, places = template.encode(BREAK + text)
+    if across(places, len(BREAK)) is not None:
+        return template.encode(text)
     first = bisect_left(places, len(BREAK), key=itemgetter(0))
-    own = [(start - len(BREAK), end - len(BREAK)) for start, end in places[first:]]
-    return None if across(places, len(BREAK)) is not None else (ids[first:], own)
-
-
-@cache
-def _marks_beginnings(template: ChatTemplate) -> bool:
-    """Tokenizers of Llama 2 and Mistral put the mark of a word's beginning before every text, and there is none where a text goes on."""
-    behind = _behind_break(template, "a")
-    return behind is not None and behind[0] != template.encode("a")[0]
+    return ids[first:], [(start - len(BREAK), end - len(BREAK)) for start, end in places[first:]]
 
 
 def _without_white_space(template: ChatTemplate, text: str, places: Sequence[Span], spans: Sequence[Span]) -> Sequence[Span]:
