@@ -6,6 +6,7 @@ import builtins
 import errno
 import os
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,9 @@ from lockstep_train.data import share, tables, tokeniser
 from lockstep_train.data.cachefolder import content_digest
 from lockstep_train.data.read import Broken, read_lines
 from lockstep_train.ending import exit_code_of
+from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError, OutOfMemoryError, Problem, TrainerError, may_pass, problem_of, reason_of, refusal
+from lockstep_train.fetch import share as model_share
 from lockstep_train.model import load
 from lockstep_train.model.base_files import hash_base
 
@@ -347,6 +350,26 @@ def test_a_volume_that_is_full_while_data_are_prepared_ends_the_attempt_alone(
     assert problem is not None
     assert problem.final is final
     assert said in problem.message
+
+
+def test_a_model_that_one_volume_can_not_hold_at_all_goes_before_the_passing_fault_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    quiet: Any = SimpleNamespace(activity=lambda name: None, say=lambda line: None)
+    monkeypatch.setattr(model_share, "_agreed_pin", lambda *arguments: "c" * 40)
+    monkeypatch.setattr(model_share, "_attempt", lambda config, *arguments: {"problem": config.outcome})
+
+    def start(node: int) -> tuple[int, str]:
+        outcome = Problem("full", final=False) if node == 0 else Problem("wrong")
+        model = SimpleNamespace(name="org/m", revision=None)
+        config: Any = SimpleNamespace(run_dir=tmp_path / f"{node}/runs/x", training=SimpleNamespace(model=model), outcome=outcome)
+        with pytest.raises(TrainerError) as failed:
+            model_share.with_model_here(config, Ranks(node, 2, 0, 1, node, 2, torch.device("cpu"), store), quiet)
+        return failed.value.exit_code, str(failed.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(start, range(2))) == [(78, "wrong")] * 2
 
 
 def test_a_wrong_setting_of_one_volume_goes_before_the_fault_of_another() -> None:

@@ -16,7 +16,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 EXIT_DONE = 0
@@ -118,6 +118,12 @@ class Problem(NamedTuple):
 
     def error(self) -> TrainerError:
         return (ConfigError if self.final else TrainerError)(self.message)
+
+
+def gravest(problems: Iterable[Problem]) -> Problem | None:
+    """The first that is final, else the first: what may pass on one node must not hide what can't on another."""
+    every = list(problems)
+    return next((problem for problem in every if problem.final), every[0] if every else None)
 
 
 def problem_of(error: TrainerError) -> Problem:

@@ -26,7 +26,7 @@ from lockstep_train.data.progress import Progress
 from lockstep_train.data.source import Say
 from lockstep_train.data.tokenize import Tokeniser
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import Problem, TrainerError, problem_of, refusal
+from lockstep_train.errors import Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.watch import UNWATCHED, Watch
 
 PATIENCE = timedelta(seconds=30)
@@ -100,9 +100,9 @@ def everyone_looked(ranks: Ranks, topic: str) -> None:
 
 def first_problem(made: dict[int, dict[str, Any]]) -> Problem | None:
     """The first problem of any volume, one that is final before others; None when all volumes hold the same data."""
-    problems = [Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome]
-    if problems:
-        return next((problem for problem in problems if problem.final), problems[0])
+    problem = gravest(Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome)
+    if problem is not None:
+        return problem
     if len({outcome["prepared"]["digest"] for outcome in made.values()}) > 1:
         files = {node: outcome["prepared"]["files"] for node, outcome in made.items()}
         first = next(iter(files.values()))

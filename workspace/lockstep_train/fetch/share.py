@@ -15,7 +15,7 @@ from lockstep_train.data.cachefolder import cache_folder
 from lockstep_train.data.progress import Progress
 from lockstep_train.data.share import await_made, find_builders
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import Problem, TrainerError, problem_of, refusal
+from lockstep_train.errors import Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.fetch.fetch import Say, fetch_problem
 from lockstep_train.fetch.folders import target_in
 from lockstep_train.fetch.model import fetch_model, in_folder, is_fetched, record_pin, recorded_pin, remote_of, resolved_pin
@@ -46,9 +46,9 @@ def with_model_here(config: RunConfig, ranks: Ranks, reporter: Reporter, watch: 
         if ranks.first_of_node and ranks.node == builders[ranks.node]:
             ranks.store.set(f"{TOPIC}/made/{ranks.node}", json.dumps(_attempt(config, pin, say)))
         made = await_made(ranks, sorted(set(builders)), progress, TOPIC)
-        problems = [Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome]
-        if problems:
-            raise problems[0].error()
+        problem = gravest(Problem(*outcome["problem"]) for outcome in made.values() if "problem" in outcome)
+        if problem is not None:
+            raise problem.error()
     folder = target_in(cache, remote.kind, model.name, pin).folder
     reporter.startup.done("fetch")
     reporter.say(f"Base model {model.name} at {pin} in {folder}")

@@ -19,7 +19,7 @@ from lockstep_train.checkpoint.together import refused_together
 from lockstep_train.data.cachefolder import file_hash, stamp
 from lockstep_train.data.tokeniser import tokeniser_files
 from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError, Problem, TrainerError, problem_of, refusal
+from lockstep_train.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
 from lockstep_train.model.weight_files import INDEX, weight_paths
 from lockstep_train.watch import Watch, limits
 
@@ -223,9 +223,9 @@ class BaseHash:
         for rank in range(self._ranks.world_size):
             self._ranks.wait_for(f"base/hashes/{rank}")
             answers.append(json.loads(self._ranks.store.get(f"base/hashes/{rank}")))
-        problems = [Problem(*problem) for _, _, problem in answers if problem is not None]
-        if problems:
-            return {}, next((problem for problem in problems if problem.final), problems[0])
+        unread = gravest(Problem(*problem) for _, _, problem in answers if problem is not None)
+        if unread is not None:
+            return {}, unread
         copies = merged_copies(self._groups, [(node, files) for node, files, _ in answers])
         remedy = "put the recorded files back, or set training.checkpoint.resumeFrom to None to train anew on these"
         problem = base_problem(self._folder, copies, recorded, commit, remedy)
