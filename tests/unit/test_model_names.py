@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from golden.plan_cases import CONTEXT, of_kind, pod_of, profile, trainer_of
 from hub_server import LFS_BYTES, TOKEN, Hub, running_hub
+from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
 from lockstep.cli import hubconfig
 from lockstep.cli import model as model_verb
@@ -249,6 +251,35 @@ def test_a_verb_fetches_what_a_job_file_names_unless_it_is_told_otherwise() -> N
     assert model_verb._arguments("org/m", "v1", Path("/workspace/models/m")) == [
         "org/m", "--cache", "/workspace/cache", "--revision", "v1", "--to", "/workspace/models/m",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "org/m --token-secret hub",
+            "--token-secret is for --claim: a job names its own in training.model.tokenSecret, and here HF_TOKEN is used",
+        ),
+        ("org/m --job x --token-secret hub", "--token-secret is for --claim"),
+        ("org/m --job x --workspace w", "--workspace is for a fetch on this machine"),
+        ("org/m --cluster local", "--cluster is for -f, --job or --claim, which say whose volumes are filled"),
+        ("org/m -n team --context c", "--namespace and --context are for -f, --job or --claim"),
+        ("s3://bucket/m --revision v1", "revision needs the name of a model of the hub, such as org/name"),
+        ("s3://key:hidden@bucket/m", "name may not hold a password or a port"),
+        ("S3://key:hidden@bucket/m --job x", "name: an address with a password or a port is not valid: must be a folder"),
+    ],
+)
+def test_an_option_that_would_do_nothing_or_a_name_that_no_job_could_have_is_refused(words: str, message: str) -> None:
+    answer = CliRunner().invoke(model_verb.app, ["get", *words.split()])
+    assert isinstance(answer.exception, ConfigError)
+    assert str(answer.exception).startswith(message)
+    assert "hidden" not in str(answer.exception)
+
+
+def test_a_revision_is_refused_where_the_jobs_model_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_verb, "_job_of_file", lambda *arguments: resolved({"name": "s3://bucket/m"}))
+    with pytest.raises(ConfigError, match="revision needs the name of a model of the hub"):
+        model_verb.get(revision="v1", files=[tmp_path / "job.yaml"])
 
 
 def test_a_claim_is_filled_as_by_a_job_that_names_it(tmp_path: Path) -> None:

@@ -67,6 +67,11 @@ def test_a_model_of_an_object_store_is_fetched_as_one_of_the_hub(store: Any, tmp
     assert get(tmp_path, pin=fetched.pin) == fetched
 
 
+def test_a_revision_of_an_object_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{ADDRESS} has no revision v1: an object store has none; leave it out"):
+        pin_of(remote_of(ADDRESS), "v1", tmp_path, print)
+
+
 def test_objects_that_change_are_another_model_and_a_run_is_told(store: Any, tmp_path: Path) -> None:
     before = get(tmp_path / "a")
     put(store, "config.json", b'{"a": 1}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ app = typer.Typer(help="Work with base models.", no_args_is_help=True)
 MODULE = "lockstep_train.fetch"
 LIFETIME_SECONDS = 86400
 """Lifetime of the pod: enough for a model of a terabyte over a slow link."""
+HERE = Path(".lockstep/workspace")
 INTERRUPTED = 130
 EXIT_FAILED = 1
 
@@ -58,8 +59,9 @@ def get(
         Path | None, typer.Option("--to", help="A folder for it, in a pod below /workspace. Default: the cache that jobs look in.")
     ] = None,
     workspace: Annotated[
-        Path, typer.Option("--workspace", help="Here: the folder of `lockstep run --local`, whose cache is filled.")
-    ] = Path(".lockstep/workspace"),
+        Path | None,
+        typer.Option("--workspace", help=f"Here: the folder of `lockstep run --local`, whose cache is filled. Default: {HERE}."),
+    ] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -77,9 +79,21 @@ def get(
     """
     if sum(option is not None for option in (files, job, claim)) > 1:
         raise ConfigError("--file, --job and --claim each say which volumes are meant: give one of them")
+    if claim is None:
+        _refuse_unread(
+            {"--token-secret": token_secret}, "--claim: a job names its own in training.model.tokenSecret, and here HF_TOKEN is used"
+        )
+    if files or job is not None or claim is not None:
+        _refuse_unread({"--workspace": workspace}, "a fetch on this machine: pods have their own /workspace")
+    else:
+        places = {"--cluster": cluster, "--namespace": namespace, "--context": context}
+        _refuse_unread(places, "-f, --job or --claim, which say whose volumes are filled: without these it is fetched here")
+    if name is not None:
+        _refuse_unusable(name, revision)
     if files or claim is not None:
         read = _job_of_file(only(files, "model get") if files else None, claim, token_secret, name, cluster, namespace, context)
         name, revision = _named(name, revision, read)
+        _refuse_unusable(name, revision)
         code = _run(_before_start(read, _arguments(name, revision, to), context))
     elif name is None:
         raise ConfigError("NAME is missing: lockstep model get org/name, or -f FILE, whose model is fetched")
@@ -89,9 +103,31 @@ def get(
         place = namespace_of(cluster or unnamed_cluster(context), namespace, context)
         code = _run(_on_volumes(job, place, _arguments(name, revision, to), context))
     else:
-        return _here(name, revision, to, workspace)
+        return _here(name, revision, to, workspace or HERE)
     if code:
         raise typer.Exit(code)
+
+
+def _refuse_unread(options: Mapping[str, object], need: str) -> None:
+    """Whoever states an option relies on it. Raises ConfigError where it would do nothing."""
+    stated = [option for option, value in options.items() if value is not None]
+    if stated:
+        raise ConfigError(f"{' and '.join(stated)} {'are' if len(stated) > 1 else 'is'} for {need}")
+
+
+def _refuse_unusable(name: str, revision: str | None) -> None:
+    """Raises ConfigError where no job could name the model so, by the API's own rules and in their words."""
+    from pydantic import ValidationError
+
+    from lockstep.api.problems import broken_rules, explain
+    from lockstep.api.training import BaseModelSource
+
+    try:
+        BaseModelSource(name=name, revision=revision)
+    except ValidationError as error:
+        details = error.errors()
+        rules = [rule.message for detail in details for rule in broken_rules(detail)]
+        raise ConfigError(*(rules or [f"{detail['loc'][0]}: {explain(detail)}" for detail in details])) from None
 
 
 def _here(name: str, revision: str | None, to: Path | None, workspace: Path) -> None:

@@ -61,6 +61,8 @@ class ObjectFolder:
         return False
 
     def resolve(self, revision: str | None) -> str:
+        if revision is not None:
+            raise ConfigError(f"{self._name} has no revision {revision}: an object store has none; leave it out")
         listing = self._list()
         pin = hashlib.sha256("".join(f"{file.path}\0{file.size}\0{file.digest}\n" for file in listing).encode()).hexdigest()[:40]
         self._listings[pin] = listing
