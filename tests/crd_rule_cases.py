@@ -98,6 +98,7 @@ SECRET_KEY = {"secretKeyRef": {"name": "s", "key": "k"}}
 NO_PASSWORD = (
     "{} may not hold a password or a port (: or @ before an address's first /, or sig=): an object store's credentials go into env"
 )
+NO_REVISION = "revision needs the name of a dataset of the hub: files and object stores have none"
 LABEL_KEYS = "keys must be label keys such as rack or example.com/rack"
 KEY_PREFIX = "the part of a label key before / must have at most 253 characters"
 LONGEST_PREFIX = ".".join(["a" * 63] * 3 + ["a" * 61])
@@ -228,6 +229,21 @@ JOB_CASES = {
         training(evaluation={"data": {"path": "s3://bucket/a?.csv"}}),
         training(evaluation={"data": {"path": "abfs://container@account/d?sv=1&sig=word"}}),
         "spec.training.evaluation.data.path",
+    ),
+    ("spec.training.data", NO_REVISION): Case(
+        training(data={"name": "org/d", "revision": "v1"}),
+        training(data={"path": "s3://bucket/d", "revision": "v1"}),
+        "spec.training.data.revision",
+    ),
+    ("spec.training.data.sources[]", NO_REVISION): Case(
+        training(data={"sources": [{"name": "org/d", "revision": "v1"}]}),
+        training(data={"sources": [{"path": "/d", "revision": "v1"}]}),
+        "spec.training.data.sources[0].revision",
+    ),
+    ("spec.training.evaluation.data", NO_REVISION): Case(
+        training(evaluation={"data": {"name": "org/d", "revision": "v1"}}),
+        training(evaluation={"data": {"path": "/d", "revision": "v1"}}),
+        "spec.training.evaluation.data.revision",
     ),
     ("spec.training.data", "exactly one of path, name and sources must be set"): Case(
         training(data={"sources": [{"path": "/d"}]}), training(data={"path": "/d", "name": "org/d"}), "spec.training.data"

@@ -18,6 +18,14 @@ ConfigName = Annotated[str, Field(min_length=1, max_length=128)]
 Split = Annotated[str, Field(min_length=1, max_length=128)]
 
 
+_REVISION_OF_NAME = Rule(
+    "!has(self.revision) || has(self.name)",
+    "revision needs the name of a dataset of the hub: files and object stores have none",
+    lambda o: o.revision is None or o.name is not None,
+    field="revision",
+)
+
+
 class DataSource(Model):
     """One of several sources of samples."""
 
@@ -40,6 +48,7 @@ class DataSource(Model):
             "has(self.path) != has(self.name)", "exactly one of path and name must be set", lambda o: (o.path is None) != (o.name is None)
         ),
         no_password("path"),
+        _REVISION_OF_NAME,
     )
 
 
@@ -91,6 +100,7 @@ class Data(Model):
             _one_source,
         ),
         no_password("path"),
+        _REVISION_OF_NAME,
     )
 
 
@@ -114,6 +124,7 @@ class EvaluationData(Model):
             "has(self.path) != has(self.name)", "exactly one of path and name must be set", lambda o: (o.path is None) != (o.name is None)
         ),
         no_password("path"),
+        _REVISION_OF_NAME,
     )
 
 
