@@ -176,7 +176,7 @@ def test_a_plan_gives_its_token_to_the_hub_and_to_no_other_place(hub: Hub, monke
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with running_hub(elsewhere) as storage:
         storage.add("org/m", files)
-        hub.endpoint = storage.endpoint
+        hub.storage = storage.endpoint
         assert facts({"name": "org/old"}).shape is not None
         assert (hub.tokens, storage.tokens) == ([TOKEN, TOKEN], [""])
 
