@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
+    JetMoeConfig,
+    JetMoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)  # fmt: skip
 
 from lockstep_train.config import LoraConfig
 from lockstep_train.engine.balance import find_balance, trained_routers
@@ -30,13 +41,29 @@ def glm() -> Any:
     )
 
 
+def jetmoe() -> Any:
+    return JetMoeForCausalLM(
+        JetMoeConfig(
+            **{name: SMALL[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+            num_key_value_heads=2, kv_channels=8, num_local_experts=4, num_experts_per_tok=2, aux_loss_coef=0.25,
+        )
+    )  # fmt: skip
+
+
+def hunyuan() -> Any:
+    return HunYuanMoEV1ForCausalLM(
+        HunYuanMoEV1Config(**{name: SMALL[name] for name in SMALL if name != "num_experts_per_tok"}, num_experts=4, moe_topk=2)
+    )
+
+
 def adapted(model: Any, **changes: Any) -> Any:
     model.requires_grad_(False)
     return add_lora(model, LoraConfig(rank=2, alpha=4, dropout=0.0, target_modules=("q_proj",), **changes), seed=1)
 
 
-def test_the_loss_is_that_of_the_models_own_forward_pass_without_padding() -> None:
-    model = qwen()
+@pytest.mark.parametrize("make", [qwen, jetmoe])
+def test_the_loss_is_that_of_the_models_own_forward_pass_without_padding(make: Any) -> None:
+    model = make()
     balance, warning = find_balance(model)
     assert warning is None
     assert balance is not None
@@ -64,10 +91,30 @@ def test_a_router_that_is_trained_beside_an_adapter_counts() -> None:
 
 @pytest.mark.parametrize(
     ("make", "cause"),
-    [(glm, "transformers has none for glm4_moe"), (lambda: qwen(coefficient=0.0), "its config.json has router_aux_loss_coef 0")],
+    [
+        (glm, "transformers has none for glm4_moe"),
+        (hunyuan, "transformers has none for hunyuan_v1_moe"),
+        (lambda: qwen(coefficient=0.0), "its config.json has router_aux_loss_coef 0"),
+    ],
 )
 def test_routers_that_are_trained_without_such_a_loss_are_warned_of(make: Any, cause: str) -> None:
     balance, warning = find_balance(make())
     assert balance is None
     assert cause in str(warning)
-    assert "maxShare in logs/expert_usage.jsonl" in str(warning)
+    assert ("maxShare in logs/expert_usage.jsonl" in str(warning)) is (make is not hunyuan), "its experts aren't counted"
+
+
+class Experts(torch.nn.Module):
+    """A layer whose router is a plain one, as a model's own code may have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(4, 2)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+        self.shared_expert_gate = torch.nn.Linear(4, 1)
+
+
+def test_the_gate_beside_experts_is_a_router_whatever_its_class() -> None:
+    model = torch.nn.ModuleDict({"mlp": Experts(), "gate": torch.nn.Linear(4, 4)})
+    assert list(trained_routers(model)) == ["mlp.gate"]
+    assert list(trained_routers(model.requires_grad_(False))) == []

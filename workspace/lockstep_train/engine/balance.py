@@ -5,12 +5,20 @@ Without it a router that learns soon sends most tokens to few experts. Routers t
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from lockstep_train.model.experts import find_routers
+
+ROUTER_CLASS = re.compile(r"Router$|Gating$|MoE\w*Gate$", re.IGNORECASE)
+"""Names that transformers gives a router's class."""
+COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""Names of the factor: that of nearly all models, and JetMoe's."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +41,27 @@ def find_balance(model: torch.nn.Module) -> tuple[Balance | None, str | None]:
         return None, None
     causal: Any = getattr(model, "get_base_model", lambda: model)()
     loss = getattr(sys.modules[type(causal).__module__], "load_balancing_loss_func", None)
-    coefficient = float(getattr(causal, "router_aux_loss_coef", 0) or 0)
+    field = next((name for name in COEFFICIENTS if hasattr(causal, name)), COEFFICIENTS[0])
+    coefficient = float(getattr(causal, field, 0) or 0)
     if loss is not None and coefficient > 0:
         return Balance(coefficient, causal.num_experts, causal.num_experts_per_tok, loss), None
-    cause = "its config.json has router_aux_loss_coef 0" if loss is not None else f"transformers has none for {causal.config.model_type}"
+    cause = f"its config.json has {field} 0" if loss is not None else f"transformers has none for {causal.config.model_type}"
+    watch = "watch maxShare in logs/expert_usage.jsonl, and " if find_routers(causal) else ""
     return None, (
         f"Warning: the routers of this model are trained without a loss that keeps their experts evenly loaded ({cause}); "
-        "watch maxShare in logs/expert_usage.jsonl, and train an adapter with the routers left out if few experts take most tokens"
+        f"{watch}train an adapter with the routers left out if few experts take most tokens"
     )
 
 
 def trained_routers(model: torch.nn.Module) -> Iterator[str]:
     """Names of routers that have a trained weight, be it their own, a copy that peft trains, or an adapter's."""
-    names = {
-        name.removesuffix(".base_layer").removesuffix(".original_module")
-        for name, module in model.named_modules()
-        if type(module).__name__.endswith("Router")
-    }
+    modules = dict(model.named_modules())
+    names = {name.removesuffix(".base_layer").removesuffix(".original_module") for name in modules if _is_router(name, modules)}
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return (router for router in sorted(names) if any(name.startswith(f"{router}.") for name in trained))
+
+
+def _is_router(name: str, modules: Mapping[str, torch.nn.Module]) -> bool:
+    """By its class, or as the `gate` or `router` beside `experts`, whatever its class is."""
+    parent, _, last = name.rpartition(".")
+    return ROUTER_CLASS.search(type(modules[name]).__name__) is not None or (last in {"gate", "router"} and f"{parent}.experts" in modules)
