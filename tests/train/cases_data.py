@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -244,25 +245,46 @@ def isolation_of(model: str) -> None:
             found = isolation.check_isolation(engine, [example], rows, torch.device("cpu"))
             assert found.apart == 0, (attention, rows, found)
             assert found.together > 0.1, (attention, rows, found)
+    assert isolation.check_isolation(Engine(Nested(module)), [example], 1, torch.device("cpu")).apart == 0
     try:
         isolation.check_isolation(Engine(forgetting_positions(module)), [example], 1, torch.device("cpu"))
     except ConfigError as error:
         assert "changing one document moved the logits of the next one" in str(error), error
     else:
         raise AssertionError("a leak was not seen")
-    for problem, kind in (("FlashAttention only supports Ampere GPUs or newer.", ConfigError), ("Connection closed by peer", RuntimeError)):
+    lost: BaseException = OSError(errno.EIO, "Input/output error")
+    for problem, cause, kind in (
+        (RuntimeError("FlashAttention only supports Ampere GPUs or newer."), None, ConfigError),
+        (RuntimeError("Connection closed by peer"), None, RuntimeError),
+        (RuntimeError("flash_attn: CUDA error: an illegal memory access was encountered"), None, RuntimeError),
+        (ValueError("this layer takes no position_ids"), None, ConfigError),
+        (ValueError("the layer failed"), lost, ValueError),
+    ):
+        problem.__cause__ = cause
         try:
             isolation.check_isolation(Engine(failing(module, problem)), [example], 1, torch.device("cpu"))
         except Exception as error:
-            assert type(error) is kind and problem in str(error), error
+            assert type(error) is kind and str(problem) in str(error), error
         else:
             raise AssertionError("the error was lost")
     engine_ranks.leave()
 
 
-def failing(module: Any, problem: str) -> Any:
+class Nested(torch.nn.Module):
+    """A model whose config has the text's settings inside of others."""
+
+    def __init__(self, text: Any) -> None:
+        super().__init__()
+        self.text = text
+        self.config = SimpleNamespace(get_text_config=lambda: text.config)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.text(**inputs)
+
+
+def failing(module: Any, problem: Exception) -> Any:
     def forward(**inputs: Any) -> None:
-        raise RuntimeError(problem)
+        raise problem
 
     module.forward = forward
     return module
