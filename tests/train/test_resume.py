@@ -239,6 +239,18 @@ def test_a_commit_of_another_run_is_refused_by_naming_the_difference(
     assert named in ended.output
 
 
+def test_a_run_that_goes_on_with_another_optimizer_says_so(
+    ranks: ForkServer, run_file: RunFile, tmp_path: Path, saved: dict[str, Path]
+) -> None:
+    commit = saved_commit(ranks, run_file, saved, tmp_path, "Stage2")
+    change: dict[str, Any] = {"optimizer": "Adam", "beta2": "0.9"}
+    ended = ranks.run("main", [run_file("other", checkpoint={"resumeFrom": str(commit)}, optimization=change)])
+    assert ended.codes == [0], ended.output
+    assert (
+        "It was trained otherwise up to there: training.optimization.optimizer is Adam and was AdamW, training.optimization.beta2 is 0.9 and was 0.999\n"
+    ) in ended.output
+
+
 def test_a_commit_of_another_base_model_is_refused(ranks: ForkServer, run_file: RunFile, tmp_path: Path, model: Path) -> None:
     """4,000 bytes in the middle of a file were changed between attempts, with the time of change put back; merge and others know the right one."""
     base = shutil.copytree(model, tmp_path / "base")

@@ -164,6 +164,26 @@ def test_a_manifest_names_the_optimizer_of_the_run(tmp_path: Path) -> None:
         assert decode(encode(made)) == made
 
 
+def test_what_a_run_has_otherwise_than_the_commit_it_goes_on_from_is_told() -> None:
+    from lockstep_train.checkpoint.manifest import decode, encode
+    from lockstep_train.describe import changed_settings, optimizer_settings
+
+    before = training({"weightDecay": "0.1", "beta2": "0.95"})
+    made = replace(manifest(), precision=before.precision.value, optimizer_settings=optimizer_settings(before.optimization))
+    assert decode(encode(made)).optimizer_settings == made.optimizer_settings
+    assert changed_settings(made, before) == []
+    assert changed_settings(made, training({"weightDecay": "0", "beta2": "0.999", "epsilon": "1e-6", "optimizer": "Adam"})) == [
+        "training.optimization.optimizer is Adam and was AdamW",
+        "training.optimization.weightDecay is 0.0 and was 0.1",
+        "training.optimization.beta2 is 0.999 and was 0.95",
+        "training.optimization.epsilon is 1e-06 and was 1e-08",
+    ]
+    older = replace(made, optimizer_settings={}, precision="FP32" if before.precision.value == "BF16" else "BF16")
+    assert changed_settings(older, training({"beta2": "0.9"})) == [
+        f"training.precision is {before.precision.value} and was {older.precision}"
+    ]
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_an_evaluation_that_is_not_finite_never_makes_a_commit_the_best(loss: float) -> None:
     from lockstep_train.describe import Description

@@ -24,7 +24,7 @@ from lockstep_train.data.load import Dataset, template_choice
 from lockstep_train.data.share import load_dataset
 from lockstep_train.data.tokeniser import load_tokeniser
 from lockstep_train.data.tokenize import Tokeniser
-from lockstep_train.describe import Description, manifest_template, run_identity
+from lockstep_train.describe import Description, changed_settings, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.engine.ranks import Ranks
@@ -178,4 +178,7 @@ def _announce(run: Run, start: resume.Start) -> None:
         run.reporter.say(note)
     if start.source is not None:
         run.reporter.say(f"Resuming from {start.source.folder} (step {start.source.manifest.step})")
+        changed = changed_settings(start.source.manifest, training)
+        if changed:
+            run.reporter.say(f"It was trained otherwise up to there: {', '.join(changed)}")
         run.reporter.resumed(plan.done.steps, plan.total_steps)

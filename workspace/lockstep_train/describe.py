@@ -11,7 +11,7 @@ from lockstep_sizes import length
 from lockstep_train.checkpoint import resume, zero_access
 from lockstep_train.checkpoint.identity import Identity, parameters_digest, training_settings
 from lockstep_train.checkpoint.manifest import Manifest
-from lockstep_train.config import RunConfig, TrainingConfig
+from lockstep_train.config import OptimizationConfig, RunConfig, TrainingConfig
 from lockstep_train.data.load import Dataset, data_settings
 from lockstep_train.engine.ranks import Ranks
 
@@ -83,6 +83,29 @@ def manifest_template(config: RunConfig, start: resume.Start, identity: Identity
         shards=(),
         content=training.checkpoint.content.value,
         optimizer=training.optimization.optimizer.value,
+        optimizer_settings=optimizer_settings(training.optimization),
         eval_loss=start.source.manifest.eval_loss if start.source else None,
         eval_step=start.source.manifest.eval_step if start.source else None,
     )
+
+
+def optimizer_settings(optimization: OptimizationConfig) -> dict[str, float]:
+    """What of the update may change between attempts, by its path below `training`. Learning rate and schedule are functions of the step."""
+    return {
+        "optimization.weightDecay": optimization.weight_decay,
+        "optimization.beta1": optimization.beta1,
+        "optimization.beta2": optimization.beta2,
+        "optimization.epsilon": optimization.epsilon,
+    }
+
+
+def changed_settings(manifest: Manifest, training: TrainingConfig) -> list[str]:
+    """In words, what a commit was trained with otherwise of that which a run may change; pure."""
+    before = {"precision": manifest.precision, "optimization.optimizer": manifest.optimizer, **manifest.optimizer_settings}
+    optimization = training.optimization
+    now = {
+        "precision": training.precision.value,
+        "optimization.optimizer": optimization.optimizer.value,
+        **optimizer_settings(optimization),
+    }
+    return [f"training.{name} is {now[name]} and was {value}" for name, value in before.items() if now.get(name, value) != value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep_train.checkpoint.identity import Identity
@@ -66,6 +66,8 @@ class Manifest:
     content: str = "Full"
     """`Full`: the shards hold masters and moments; `Lite`: the trained weights alone (checkpoint/kinds.py has the tensors' names)."""
     optimizer: str = "AdamW"
+    optimizer_settings: Mapping[str, float] = field(default_factory=dict)
+    """Path below `training` → value, to tell what a later attempt has otherwise. Empty in commits from before they were recorded."""
     loss_scaler: dict[str, Any] | None = None
     """FP16 only: what the dynamic loss scaler knows."""
     eval_loss: float | None = None
@@ -89,7 +91,12 @@ class Manifest:
             "identity": self.identity.to_json(),
             "globalBatchSize": self.identity.global_batch_size,
             "data": {"samplesConsumed": self.samples_consumed, "seed": self.identity.seed, "sha256": self.identity.dataset},
-            "optimizer": {"type": self.optimizer, "step": self.optimizer_step, "lossScaler": self.loss_scaler},
+            "optimizer": {
+                "type": self.optimizer,
+                "settings": dict(self.optimizer_settings),
+                "step": self.optimizer_step,
+                "lossScaler": self.loss_scaler,
+            },
             "evalLoss": self.eval_loss,
             "evalStep": self.eval_step,
             "evalLossBefore": self.eval_loss_before,
@@ -125,6 +132,7 @@ def decode(text: bytes | str) -> Manifest:
             shards=tuple(ShardRecord.from_json(shard) for shard in value["shards"]),
             content=value["content"],
             optimizer=value["optimizer"]["type"],
+            optimizer_settings=dict(value["optimizer"].get("settings", {})),
             loss_scaler=value["optimizer"]["lossScaler"],
             eval_loss=value["evalLoss"],
             eval_step=value["evalStep"],
@@ -168,6 +176,7 @@ def _counts(manifest: Manifest) -> Iterator[tuple[str, object]]:
 def _typed(manifest: Manifest) -> Iterator[tuple[str, object, type | tuple[type, ...]]]:
     yield from (("content", manifest.content, str), ("precision", manifest.precision, str), ("zeroStage", manifest.zero_stage, str))
     yield "optimizer.type", manifest.optimizer, str
+    yield from ((name, value, (int, float)) for name, value in manifest.optimizer_settings.items())
     yield "evalLoss", manifest.eval_loss, (int, float, type(None))
     yield "evalStep", manifest.eval_step, (int, type(None))
     yield "adapter", manifest.adapter, dict
