@@ -336,6 +336,13 @@ def test_a_thought_is_found_behind_a_field_that_holds_none() -> None:
     assert "thought1" in learned(samples(chat_of(BY_NAME["DeepSeek-R1"]), [{"role": "user", "content": "question1"}, message])[0])
 
 
+def test_a_thought_in_two_fields_that_the_answer_repeats_is_learned_once() -> None:
+    message = {"role": "assistant", "reasoning_content": "Four", "thinking": "Four", "content": "Four it is."}
+    for name in ("Qwen3", "gpt-oss"):
+        (made,) = samples(chat_of(BY_NAME[name]), [{"role": "user", "content": "question1"}, message])
+        assert (learned(made).count("Four"), made.remarks) == (2, ())
+
+
 def test_calls_and_contents_that_are_left_out_are_noticed_also_where_another_part_holds_the_same_words() -> None:
     question = {"role": "user", "content": "question1"}
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "weather", "arguments": {"x": "the weather"}}}

@@ -257,11 +257,9 @@ def _thought_of(message: Message) -> tuple[str, list[Any], Message, str | None]:
         begin, end = written.span("thought")
         changed = {**message, "content": content[:begin] + STAND_IN + content[end:]}
         return written["thought"].strip(), [content[end:], *_others(message, "content")], changed, written["break"]
-    for name in THOUGHT_FIELDS:
-        thought = message.get(name)
-        if isinstance(thought, str) and thought.strip():
-            return thought.strip(), _others(message, *THOUGHT_FIELDS), {**message, name: STAND_IN}, None
-    return "", [], message, None
+    thoughts = {name: message[name] for name in THOUGHT_FIELDS if isinstance(message.get(name), str) and message[name].strip()}
+    thought = next(iter(thoughts.values()), "").strip()
+    return thought, _others(message, *thoughts), message | dict.fromkeys(thoughts, STAND_IN), None
 
 
 STAND_IN = "qx-a-part-of-this-message-xq"
