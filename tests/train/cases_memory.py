@@ -42,6 +42,22 @@ SHARED = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
+LATENT = {
+    "head_dim": 16,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "num_key_value_heads": 8,
+    "n_routed_experts": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "moe_intermediate_size": 256,
+    "num_experts_per_tok": 2,
+}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MOE = {"moe_intermediate_size": 256, "num_experts_per_tok": 2, "num_experts": 16}
 
 
@@ -49,7 +65,11 @@ def configuration(family: str) -> Any:
     """Large enough that each item of the plan is some megabytes."""
     import transformers
 
+    narrow = {name: SHARED[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
     families = {
+        "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**SHARED, **LATENT}),
+        "gpt2": lambda: transformers.GPT2Config(**narrow, n_inner=768, bos_token_id=0, eos_token_id=0, **NO_DROPOUT),
+        "opt": lambda: transformers.OPTConfig(**narrow, ffn_dim=1024, word_embed_proj_dim=256, dropout=0.0),
         "llama": lambda: transformers.LlamaConfig(**SHARED),
         "gemma2": lambda: transformers.Gemma2Config(**SHARED),
         "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SHARED, **MOE, norm_topk_prob=True),
@@ -101,7 +121,7 @@ def peak_of(folder: Path, variant: dict[str, Any], ranks: engine_ranks.Ranks) ->
     """The most that tensors took in each part of the second step, and the plan's items of the same run."""
     training = training_of(folder, variant)
     place = Place(ranks.world_size, ranks.local_world_size, gpu=ranks.device.type == "cuda")
-    items = estimate(read_shape(folder), settings_of(training), place)
+    items = estimate(read_shape(folder, ranks.device), settings_of(training), place)
     plan: Any = SimpleNamespace(accumulation=ACCUMULATION, done=SimpleNamespace(steps=0))
     with PeakMemory(ranks.device) as peak:
         engine, loss, _ = start_model(training, folder, plan, ranks, Reporter(None, ranks.rank))

@@ -1,5 +1,5 @@
-"""The memory plan beside what tensors really took: dense models and mixtures of experts, adapters and all weights, in every stage, with and
-without gradient checkpointing, with tiled and with whole logits."""
+"""The memory plan beside what tensors really took: dense models, mixtures of experts and other architectures, adapters and all weights, in every
+stage, with and without gradient checkpointing, with tiled and with whole logits."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
     "adapters of experts, recomputed": {"family": "qwen3_moe", "stage": "Stage2", "gc": True, "lora": {"targetParameters": EXPERTS}},
     "all weights, sharded": {"family": "qwen3_moe", "stage": "Stage3", "method": "Full"},
 }
+LATENT = ["q_b_proj", "kv_b_proj", "o_proj"]
+OTHERS: dict[str, dict[str, Any]] = {
+    "latent attention": {"family": "deepseek_v3", "precision": "FP32", "stage": "Stage2", "lora": {"targetModules": LATENT}},
+    "latent attention, sharded, recomputed": {"family": "deepseek_v3", "stage": "Stage3", "gc": True, "lora": {"targetModules": LATENT}},
+    "one fused projection, all weights": {"family": "gpt2", "precision": "FP32", "stage": "Stage2", "method": "Full"},
+    "no gate": {"family": "opt", "precision": "FP32", "stage": "Stage2", "lora": {"targetModules": ["q_proj", "v_proj", "fc2"]}},
+}
+"""Most in FP32, which takes CPUs without BF16 a few seconds. What layers keep in BF16 is measured in test_sizes.py."""
 NO_TENSORS = ("the process itself", "a save's copy")
 """The latter is memory that ranks share with the threads that write it."""
 
@@ -40,6 +48,11 @@ def dense(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcom
 @pytest.fixture(scope="module")
 def of_experts(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return measured(ranks, tmp_path_factory.mktemp("experts"), OF_EXPERTS)
+
+
+@pytest.fixture(scope="module")
+def others(ranks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return measured(ranks, tmp_path_factory.mktemp("others"), OTHERS)
 
 
 def measured(ranks: ForkServer, folder: Path, variants: dict[str, Any]) -> Outcomes:
@@ -61,3 +74,8 @@ def test_the_plan_of_a_dense_model_is_what_its_tensors_take(dense: Outcomes, var
 def test_the_plan_of_a_mixture_of_experts_is_what_its_tensors_take(of_experts: Outcomes, variant: str) -> None:
     """Without gradient checkpointing, too, no rank keeps gathered experts from the forward to the backward pass."""
     assert abs(off(of_experts[variant])) < TOLERANCE, of_experts[variant]
+
+
+@pytest.mark.parametrize("variant", OTHERS)
+def test_the_plan_of_another_architecture_is_what_its_tensors_take(others: Outcomes, variant: str) -> None:
+    assert abs(off(others[variant])) < TOLERANCE, others[variant]

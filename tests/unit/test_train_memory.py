@@ -296,6 +296,26 @@ def test_the_lines_name_every_item_and_the_total() -> None:
     assert any("weights" in line and "16.1 GB" in line for line in lines)
 
 
+def test_activations_of_an_architecture_that_was_not_measured_are_told_to_be_of_another() -> None:
+    told = "estimated for another architecture: those of model_type newest have not been measured"
+    unmeasured = replace(llama_8b(), unmeasured="newest")
+    assert f"  Activations are {told}" in plan(80.0, shape=unmeasured).lines()
+    refused = plan(7.0, shape=unmeasured).refusal()
+    assert refused is not None and f"; activations are {told}); what would fit: " in refused
+    assert not any("another architecture" in text for text in (*plan(80.0).lines(), plan(7.0).refusal() or ""))
+
+
+def test_layers_are_found_by_whatever_name_they_have() -> None:
+    """GPT-2's are transformer.h.0, OPT's model.decoder.layers.0."""
+    weights = (
+        Weight("wte.weight", (50, 8)),
+        Weight("transformer.h.0.mlp.c_fc.weight", (8, 32)),
+        Weight("transformer.h.0.ln_1.weight", (8,)),
+    )
+    gpt2 = shape_of(SimpleNamespace(hidden_size=8, num_attention_heads=2), weights)
+    assert (gpt2.largest_module, gpt2.layer_norms, gpt2.intermediate, gpt2.factors) == (256, 1, 32, 1)
+
+
 def test_advice_after_running_out_of_memory_says_what_each_setting_saves() -> None:
     last = after_out_of_memory(plan(80.0))[-1]
     assert last.startswith("What would lower it: optimization.gradientCheckpointing: true (saves about ")

@@ -12,6 +12,12 @@ from lockstep_sizes.settings import Settings
 from lockstep_sizes.shape import ModelShape
 
 FP32_BYTES = 4
+INTO_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "q_a_proj", "kv_a_proj_with_mqa")
+FROM_LATENT = ("q_b_proj", "kv_b_proj")
+OUT_OF_ATTENTION = ("o_proj", "out_proj", "dense")
+INTO_FEED_FORWARD = ("gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h")
+OUT_OF_FEED_FORWARD = ("down_proj", "fc2", "c_proj", "dense_4h_to_h")
+"""Linear layers by transformers' names for them."""
 TILE_ELEMENTS = 1 << 26
 """Logits of a tile (engine/tiles.py), of which no others exist: 256 MB in FP32, still hundreds of tokens for the largest vocabularies."""
 
@@ -28,7 +34,8 @@ def layer_bytes(shape: ModelShape, settings: Settings) -> int:
 
 def attention_bytes(shape: ModelShape, settings: Settings) -> int:
     """Of these what is there before the feed-forward part computes, and when its backward pass is done: attention's, and the norms'."""
-    return tokens_of(settings) * (_attention(shape, settings) + _norms(shape, settings)) + _scores(shape, settings)
+    mask = settings.element_bytes * settings.micro_batch_size * settings.max_length**2 if shape.masked else 0
+    return tokens_of(settings) * (_attention(shape, settings) + _norms(shape, settings)) + _scores(shape, settings) + mask
 
 
 def kept_bytes(shape: ModelShape, settings: Settings) -> int:
@@ -47,7 +54,8 @@ def gradient_bytes(shape: ModelShape, settings: Settings) -> int:
 
 def score_gradient_bytes(shape: ModelShape, settings: Settings) -> int:
     """Of scores that are held whole: before and after the softmax in FP32, when what came after it is gone."""
-    return _pairs(shape, settings) * (2 * FP32_BYTES - settings.element_bytes)
+    gone = 0 if shape.by_steps else settings.element_bytes
+    return _pairs(shape, settings) * (2 * FP32_BYTES - gone)
 
 
 def last_rows_bytes(shape: ModelShape, settings: Settings) -> int:
@@ -111,21 +119,29 @@ def _inputs_kept(settings: Settings, *linear: str) -> bool:
 
 def _attention(shape: ModelShape, settings: Settings) -> int:
     """Queries and attention's output, keys and values. A block mask leaves keys and values no way but to be repeated for each query."""
-    masked = settings.packing and not settings.flash_attention
-    keys = shape.query if masked else shape.key_value
-    inputs = shape.hidden if _inputs_kept(settings, "q_proj", "k_proj", "v_proj") else 0
+    repeated = settings.packing and not settings.flash_attention and shape.key < shape.query
+    computed = shape.query + shape.attended + (shape.query + shape.attended if repeated else shape.key + shape.value)
+    if shape.by_steps:
+        computed = 2 * (shape.query + shape.attended) * FP32_BYTES // settings.element_bytes
+    elements = computed
+    if _inputs_kept(settings, *INTO_ATTENTION):
+        elements += shape.hidden
+    if _inputs_kept(settings, *FROM_LATENT):
+        elements += shape.latent
+    if shape.joined and _inputs_kept(settings, *OUT_OF_ATTENTION):
+        elements += shape.attended
     low_rank = settings.adapter.rank * len(settings.adapter.target_modules) if settings.method is Method.LORA else 0
-    return settings.element_bytes * (2 * shape.query + 2 * keys + inputs + low_rank)
+    return settings.element_bytes * (elements + low_rank)
 
 
 def _feed_forward(shape: ModelShape, settings: Settings) -> int:
-    """The gate, what is left of it and the other factor, each of them as wide as the feed-forward part; of routed experts also the
-    output for each of a token's experts."""
+    """What is kept between its first and its last layer; of routed experts also the output for each of a token's experts."""
     through_linear = shape.intermediate - shape.routed
-    elements = 3 * shape.intermediate + shape.experts_per_token * shape.hidden
-    if _inputs_kept(settings, "gate_proj", "up_proj"):
+    elements = shape.factors * shape.intermediate + shape.experts_per_token * shape.hidden
+    attentions = shape.layer_norms == 1 and _inputs_kept(settings, *INTO_ATTENTION)
+    if _inputs_kept(settings, *INTO_FEED_FORWARD) and not attentions:
         elements += shape.hidden
-    if _inputs_kept(settings, "down_proj"):
+    if shape.product and _inputs_kept(settings, *OUT_OF_FEED_FORWARD):
         elements += through_linear
     if settings.method is Method.FULL:
         elements += shape.experts_per_token * shape.hidden + shape.routed
@@ -133,14 +149,18 @@ def _feed_forward(shape: ModelShape, settings: Settings) -> int:
 
 
 def _norms(shape: ModelShape, settings: Settings) -> int:
-    """They compute in FP32 and keep their input so; where their weights are trained, also what these are multiplied with."""
-    elements = shape.layer_norms * shape.hidden + (shape.query + shape.key_value if shape.head_norms else 0)
-    return elements * (FP32_BYTES + (settings.element_bytes if settings.method is Method.FULL else 0))
+    """Most compute in FP32 and keep their input so; where their weights are trained, also what these are multiplied with."""
+    heads = shape.latent + (shape.query + shape.key if shape.head_norms else 0)
+    each = FP32_BYTES + (settings.element_bytes if settings.method is Method.FULL else 0)
+    if shape.casts_norms:
+        return (shape.layer_norms * shape.hidden + heads) * each
+    inputs = 1 if shape.parallel else shape.layer_norms
+    return inputs * shape.hidden * settings.element_bytes + heads * each
 
 
 def _scores(shape: ModelShape, settings: Settings) -> int:
-    """Of attention that holds them whole, as where they are capped: before and after the softmax, and that in FP32."""
-    return _pairs(shape, settings) * (FP32_BYTES + 2 * settings.element_bytes)
+    """Of attention that holds them whole, as where they are capped: before and after the softmax, and that in FP32; step by step after it alone."""
+    return _pairs(shape, settings) * (FP32_BYTES + (0 if shape.by_steps else 2 * settings.element_bytes))
 
 
 def _pairs(shape: ModelShape, settings: Settings) -> int:

@@ -17,6 +17,8 @@ EXPERTS = ("mixtral", "qwen3_moe", "glm4_moe")
 FAMILIES = (*DENSE, *EXPERTS)
 NORMED = ("qwen3", "qwen3_moe")
 """Queries and keys have a norm of their own; in glm4_moe where use_qk_norm says so."""
+JOINED = ("glm4_moe",)
+"""A part of each query and key is rotated, and then joined with the rest."""
 FROM_ONE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size", "decoder_sparse_step",
@@ -42,7 +44,9 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         raise UnknownModel(f"it has no {error.args[0]}") from None
     head = Weight("lm_head.weight", (stated["vocab_size"], stated["hidden_size"]), linear=True)
     is_tied = stated.get("tie_word_embeddings", False)
-    return shape_of(SimpleNamespace(**stated), weights if is_tied else (*weights, head), tied=(head,) if is_tied else ())
+    return shape_of(
+        SimpleNamespace(**stated), weights if is_tied else (*weights, head), tied=(head,) if is_tied else (), joined=family in JOINED
+    )
 
 
 def _check(config: Mapping[str, Any]) -> None:

@@ -52,9 +52,16 @@ class MemoryPlan:
         head = f"Memory plan per {device}: about {gigabytes(self.total_bytes)} of {gigabytes(self.capacity_bytes)}"
         rows = sorted(self.items, key=lambda item: -item.size_bytes)
         lines = [head, *(f"  {gigabytes(row.size_bytes):>10}  {row.name}{'' if row.certain else ' (estimated)'}" for row in rows)]
+        if self._doubt:
+            lines.append(f"  Activations are {self._doubt}")
         if self.fits and self.tight:
             lines.append("  This may run out of memory; if it does, " + "; or ".join(nearest_settings(self)))
         return lines
+
+    @property
+    def _doubt(self) -> str:
+        model_type = self.shape.unmeasured
+        return model_type and f"estimated for another architecture: those of model_type {model_type} have not been measured"
 
     def refusal(self) -> str | None:
         """Why this can't run, and what would; None when it may fit."""
@@ -63,7 +70,7 @@ class MemoryPlan:
         largest = max(self.items, key=lambda item: item.size_bytes)
         return (
             f"training needs about {gigabytes(self.total_bytes)} on each {'GPU' if self.place.gpu else 'rank'}, which has {gigabytes(self.capacity_bytes)} "
-            f"(most of it: {largest.name}, {gigabytes(largest.size_bytes)}); what would fit: {'; or '.join(nearest_settings(self))}"
+            f"(most of it: {largest.name}, {gigabytes(largest.size_bytes)}{self._doubt and f'; activations are {self._doubt}'}); what would fit: {'; or '.join(nearest_settings(self))}"
         )
 
 

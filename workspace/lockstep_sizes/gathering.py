@@ -6,23 +6,19 @@ exceed alone, so that nothing would be fetched while they compute; and it fetche
 
 from __future__ import annotations
 
-import re
-
-from lockstep_sizes.shape import ModelShape
+from lockstep_sizes.shape import ModelShape, layer_of
 
 LIVE_ELEMENTS = 1_000_000_000
 AHEAD_ELEMENTS = 50_000_000
 """DeepSpeed's defaults, below which nothing is gained: smaller models stay gathered for longer, and are gathered less often."""
-_LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 def layer_elements(shape: ModelShape) -> int:
     """Of the layer with the most weights: of all modules below the same number, such as model.layers.3."""
     layers: dict[str, int] = {}
     for weight in shape.weights:
-        match = _LAYER.match(weight.name)
-        if match is not None:
-            layers[match[1]] = layers.get(match[1], 0) + weight.numel
+        if layer := layer_of(weight.name):
+            layers[layer] = layers.get(layer, 0) + weight.numel
     return max(layers.values(), default=0)
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 NF4_BLOCK = 64
 """Weights that share one scale in NF4 (QLoRA, arXiv 2305.14314, section 3)."""
+FUSED = frozenset({"qkv_proj", "query_key_value", "c_attn"})
+"""Linear layers that project to queries, keys and values at once."""
+GATES = frozenset({"gate_proj", "gate_up_proj"})
+"""Linear layers, or stacks of experts, whose output an activation function turns into a factor."""
+PLAIN = frozenset({"fc1", "c_fc", "dense_h_to_4h", "up_proj"})
+"""First layers of a feed-forward part without a gate."""
+HEAD_NORMS = ("q_norm", "k_norm")
+LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -35,8 +45,14 @@ class ModelShape:
     hidden: int
     query: int
     """Elements of a token's queries: heads × head size."""
-    key_value: int
-    """Elements of its keys, and of its values."""
+    key: int
+    """Elements of its keys."""
+    value: int
+    """Elements that are kept with its values: where these are a view of what a fused layer projected, all of that."""
+    attended: int
+    """Elements of attention's output."""
+    heads: int
+    """Of queries."""
     intermediate: int
     """Of the feed-forward part that a token passes; in a mixture of experts over the experts that it is sent to."""
     experts_per_token: int
@@ -50,11 +66,33 @@ class ModelShape:
     """Heads of an attention that holds its scores whole; 0: the scores are never whole."""
     tied: tuple[Weight, ...] = ()
     """Further names of tensors among `weights`, such as a head that is the embedding. An adapter or a trained copy of one is no longer shared."""
+    latent: int = 0
+    """Elements of a token's compressed queries, keys and values, each with a norm of its own (multi-head latent attention); 0: none are."""
+    by_steps: bool = False
+    """Attention has no kernel of its own: it computes step by step in FP32, with scores that are whole."""
+    masked: bool = False
+    """The model builds a mask for every batch, of which each layer keeps one in numbers."""
+    joined: bool = False
+    """Queries and keys are joined from a part that is rotated and one that isn't, after which attention's output is copied for the layer behind it."""
+    parallel: bool = False
+    """Attention and feed-forward part have the same input, which their norms keep once."""
+    factors: int = 3
+    """Tensors as wide as the feed-forward part that are kept of it: of SiLU and a gate the gate, what is left of it, and the other factor."""
+    product: bool = True
+    """The last layer of the feed-forward part reads a further such tensor."""
+    unmeasured: str = ""
+    """model_type of an architecture whose activations nobody has measured: they are counted as those of others are."""
 
     @property
     def head_norms(self) -> bool:
         """Whether queries and keys have norms of their own."""
-        return any(weight.name.endswith(".q_norm.weight") for weight in self.weights)
+        return any(_last(weight.module) in HEAD_NORMS for weight in self.weights)
+
+    @property
+    def casts_norms(self) -> bool:
+        """Whether norms compute in FP32 and keep their input so, as RMSNorm does. torch's LayerNorm, which has a bias, does not."""
+        biased = {weight.module for weight in self.weights if weight.name.endswith(".bias")}
+        return not any(norm.module in biased for norm in self._norms)
 
     @property
     def numel(self) -> int:
@@ -65,15 +103,27 @@ class ModelShape:
         """Elements of the weights that the module of a layer with the most of them owns itself: Stage3 gathers module by module."""
         owned: dict[str, int] = {}
         for weight in self.weights:
-            if ".layers." in weight.name:
+            if layer_of(weight.name):
                 owned[weight.module] = owned.get(weight.module, 0) + weight.numel
         return max(owned.values(), default=0)
 
     @property
     def layer_norms(self) -> int:
-        """Norms over the hidden size in each layer: two, or four where a norm follows attention and feed-forward part as well."""
-        first = [weight.name for weight in self.weights if ".layers.0." in weight.name and weight.shape == (self.hidden,)]
-        return max(2, sum(name.endswith("layernorm.weight") for name in first))
+        """Norms over the hidden size in each layer: mostly two; four where a norm follows attention and feed-forward part as well."""
+        return len(self._norms) or 2
+
+    @property
+    def _norms(self) -> list[Weight]:
+        """Of the first layer, over the hidden size."""
+        first = next((layer for weight in self.weights if (layer := layer_of(weight.name))), "")
+        return [
+            weight
+            for weight in self.weights
+            if weight.shape == (self.hidden,)
+            and layer_of(weight.name) == first
+            and weight.name.endswith(".weight")
+            and _last(weight.module) not in (*HEAD_NORMS, *LATENT_NORMS)
+        ]
 
     @property
     def copied_module(self) -> int:
@@ -102,31 +152,91 @@ class ModelShape:
         ]
 
 
+def without_kernel(shape: ModelShape) -> ModelShape:
+    """The same on a CPU, where torch's attention has a kernel only for values that are as wide as keys."""
+    heads = shape.heads if shape.attended != shape.query else 0
+    return replace(shape, by_steps=True, score_heads=heads) if heads and not shape.score_heads else shape
+
+
+def layer_of(name: str) -> str:
+    """The numbered module that a weight is in, such as model.layers.3; "" for one outside of all layers."""
+    match = _LAYER.match(name)
+    return match[1] if match is not None else ""
+
+
 def shape_of(
-    config: Any, weights: tuple[Weight, ...], *, tied: tuple[Weight, ...] = (), caps_logits: bool = False, eager: bool = False
+    config: Any,
+    weights: tuple[Weight, ...],
+    *,
+    tied: tuple[Weight, ...] = (),
+    caps_logits: bool = False,
+    eager: bool = False,
+    activation: tuple[int, bool] = (1, False),
+    rotated: bool = True,
+    joined: bool = False,
+    masked: bool = False,
+    unmeasured: str = "",
 ) -> ModelShape:
-    """`config`: a transformers configuration, whose names for one thing differ from family to family. `eager`: of its attention."""
+    """`config`: a transformers configuration, whose names for one thing differ from family to family. `eager`: of its attention.
+    `activation`: how many tensors its activation function keeps, and whether its output is one of them (by default SiLU's and GELU's).
+    `rotated`: queries and keys are turned by their position. `joined`, `masked`: see ModelShape."""
 
     def number(*names: str, default: int = 0) -> int:
         return next((int(value) for name in names if (value := getattr(config, name, None)) is not None), default)
 
     hidden = number("hidden_size")
     heads = number("num_attention_heads", default=1)
-    head = number("head_dim", default=hidden // heads)
     experts = number("num_experts_per_tok", "num_experts_per_token")
     routed = experts * number("moe_intermediate_size", "intermediate_size")
     shared = number("n_shared_experts") * number("moe_intermediate_size") + number("shared_expert_intermediate_size")
+    kept, is_output_kept = activation
+    gated = _is_gated(weights)
     return ModelShape(
         weights=weights,
         layers=number("num_hidden_layers"),
         hidden=hidden,
-        query=heads * head,
-        key_value=number("num_key_value_heads", default=heads) * head,
-        intermediate=routed + shared if experts else number("intermediate_size"),
+        heads=heads,
+        **(_latent_attention(number, heads) if number("kv_lora_rank") else _attention(number, weights, heads, rotated)),
+        intermediate=routed + shared
+        if experts
+        else number("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", default=4 * hidden),
         experts_per_token=experts,
         vocabulary=number("vocab_size"),
         routed=routed,
         caps_logits=caps_logits,
         score_heads=heads if eager else 0,
         tied=tied,
+        parallel=any(getattr(config, name, False) for name in ("parallel_attn", "use_parallel_residual")),
+        factors=kept + (1 if is_output_kept else 2) if gated else kept,
+        product=gated or not is_output_kept,
+        joined=joined or bool(number("kv_lora_rank")),
+        masked=masked,
+        unmeasured=unmeasured,
     )
+
+
+def _attention(number: Callable[..., int], weights: tuple[Weight, ...], heads: int, rotated: bool) -> dict[str, Any]:
+    """Widths where all heads have one size. Of one fused projection the values stay a view, unless a key is shared by all queries (Falcon)."""
+    head = number("head_dim", default=number("hidden_size") // heads)
+    query = heads * head
+    fused = next((max(weight.shape) for weight in weights if _last(weight.module) in FUSED and len(weight.shape) == 2), 0)
+    key = (fused - query) // 2 if fused else number("num_key_value_heads", default=heads) * head
+    viewed = bool(fused) and rotated and not number("multi_query")
+    return {"query": query, "key": key, "value": fused if viewed else key, "attended": query}
+
+
+def _latent_attention(number: Callable[..., int], heads: int) -> dict[str, Any]:
+    """Widths where queries, keys and values are made of latent vectors; the values stay a view of what keys and values are made in."""
+    fixed, value = number("qk_nope_head_dim"), number("v_head_dim")
+    query = heads * (fixed + number("qk_rope_head_dim"))
+    latent = number("kv_lora_rank") + number("q_lora_rank")
+    return {"query": query, "key": query, "value": heads * (fixed + value), "attended": heads * value, "latent": latent}
+
+
+def _is_gated(weights: tuple[Weight, ...]) -> bool:
+    names = {_last(weight.module) for weight in weights} | {_last(weight.name) for weight in weights}
+    return bool(names & GATES) or not names & PLAIN
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]

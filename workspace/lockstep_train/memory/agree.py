@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep_sizes.choices import HierarchicalPartition
 from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
@@ -20,6 +20,9 @@ from lockstep_train.memory.settings import settings_of
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.model.quantize import check_blocks
 from lockstep_train.report import Reporter
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def agree_on_memory(training: TrainingConfig, folder: Path, ranks: Ranks, report
         training = replace(training, hierarchical_partition=HierarchicalPartition.NONE)
     flash = ranks.device.type == "cuda" and training.precision in HALF and varlen_attention() is not None
     settings = settings_of(training, flash_attention=flash)
-    shape = _shape(folder, reporter)
+    shape = _shape(folder, ranks.device, reporter)
     if shape is not None:
         check_blocks(shape, settings.quantization, ranks.device)
     capacity = facts["capacity"]
@@ -76,9 +79,9 @@ def _refuse_unequal_nodes(training: TrainingConfig) -> None:
         )
 
 
-def _shape(folder: Path, reporter: Reporter) -> ModelShape | None:
+def _shape(folder: Path, device: torch.device, reporter: Reporter) -> ModelShape | None:
     try:
-        return read_shape(folder)
+        return read_shape(folder, device)
     except Exception as error:  # whatever a model's own code raises; loading it will say what is wrong
         reporter.say(f"The shapes of {folder} can't be told from its config.json ({type(error).__name__}: {str(error).splitlines()[:1]})")
         return None

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lockstep_sizes.shape import ModelShape, Weight, shape_of
+from lockstep_sizes.shape import ModelShape, Weight, shape_of, without_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+MEASURED = frozenset(
+    {
+        "deepseek_v2", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_neox", "llama", "mistral",
+        "mixtral", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2",
+    }
+)  # fmt: skip
+"""model_type of the architectures whose layers keep what the plan counts (tests/train/test_sizes.py)."""
+MASKED = frozenset({"falcon"})
+"""Of these: those that never leave the mask to attention's kernel."""
+ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+"""Names that configurations have for an activation function."""
 
 
-def read_shape(folder: Path) -> ModelShape:
-    """From config.json alone: the model is built without memory. Raises what transformers raises for a configuration it doesn't know."""
+def read_shape(folder: Path, device: torch.device | None = None) -> ModelShape:
+    """From config.json alone: the model is built without memory. `device`: where it will compute; None: on a GPU.
+
+    Raises what transformers raises for a configuration it doesn't know.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -25,11 +44,37 @@ def read_shape(folder: Path) -> ModelShape:
     ]
     head = model.get_output_embeddings()
     caps_logits = type(head) is not torch.nn.Linear or not ends_with(model, head)
-    eager = model.config.get_text_config()._attn_implementation == "eager"
-    return shape_of(
-        config.get_text_config(),
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None)
+    shape = shape_of(
+        text,
         tuple(weight for weight in weights if weight.name in own),
         tied=tuple(weight for weight in weights if weight.name not in own),
         caps_logits=caps_logits,
-        eager=eager,
+        eager=model.config.get_text_config()._attn_implementation == "eager",
+        activation=kept_by_activation(text),
+        rotated=rope is not None,
+        joined=isinstance(rope, dict) and rope.get("partial_rotary_factor") is not None,
+        masked=text.model_type in MASKED,
+        unmeasured="" if text.model_type in MEASURED else text.model_type,
     )
+    return without_kernel(shape) if device is not None and device.type == "cpu" else shape
+
+
+def kept_by_activation(config: Any) -> tuple[int, bool]:
+    """How many tensors autograd keeps of the activation function, and whether its output is one of them. Of an unknown one: its input."""
+    import torch
+    from transformers.activations import ACT2FN
+
+    name = next((value for key in ACTIVATIONS if isinstance(value := getattr(config, key, None), str)), None)
+    if name not in ACT2FN:
+        return 1, False
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = ACT2FN[name](torch.empty(1, device="meta", requires_grad=True))
+    return len(kept), output.untyped_storage()._cdata in kept
