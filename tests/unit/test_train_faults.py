@@ -321,6 +321,32 @@ def test_loading_a_model_tells_a_fault_from_a_wrong_folder(
         assert type(failed.value) is kind
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), OutOfMemoryError),
+        (OSError(errno.EIO, "Input/output error"), TrainerError),
+        (ValueError("expected a non-empty list of Tensors"), ConfigError),
+    ],
+)
+def test_a_fault_while_weights_are_fused_is_told_from_weights_that_don_t_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[TrainerError]
+) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers.core_model_loading import Concatenate
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 16}
+    MixtralForCausalLM(MixtralConfig(**sizes, num_hidden_layers=1, num_local_experts=2)).save_pretrained(tmp_path)
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Concatenate, "convert", fail)
+    with pytest.raises(TrainerError) as failed:
+        load.from_pretrained(tmp_path, Precision.FP32)
+    assert type(failed.value) is kind
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", '{"version": "1.0", "model": {"type": "Nonsense"}}'])
 def test_a_tokenizer_s_file_without_a_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 128}')

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,8 @@ import torch
 
 from lockstep_sizes.choices import Precision, Quantization, ZeroStage
 from lockstep_train.config import ModelConfig
-from lockstep_train.errors import ConfigError, TrainerError, reason_of, refusal
+from lockstep_train.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
+from lockstep_train.imports import replaced
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options
@@ -118,15 +120,41 @@ def from_pretrained(folder: Path, precision: Precision, **options: Any) -> torch
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, dtype=DTYPES[precision], output_loading_info=True, **options
-        )
+        with judging_conversions():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                str(folder), local_files_only=True, dtype=DTYPES[precision], output_loading_info=True, **options
+            )
     except TrainerError:
         raise
     except Exception as error:  # also ImportError, KeyError and errors of its own: whatever a config.json leads to
         raise refusal(f"training.model.name {folder} can't be loaded as a causal language model: {reason_of(error)}", error) from error
     refuse_missing_tensors(report["missing_keys"], f"training.model.name {folder}")
     return cast(torch.nn.Module, model)
+
+
+@contextlib.contextmanager
+def judging_conversions() -> Iterator[None]:
+    """Let faults that may pass end the load: transformers notes whatever fails while it fuses or packs a tensor, also a device's memory that is exhausted,
+    and raises an error in the end that has none of it."""
+    from transformers import core_model_loading
+
+    noted = core_model_loading.log_conversion_errors
+
+    @contextlib.contextmanager
+    def judged(*arguments: Any, **options: Any) -> Iterator[None]:
+        passing: Exception | None = None
+        try:
+            with noted(*arguments, **options):
+                try:
+                    yield
+                except Exception as error:
+                    passing = error if may_pass(error) else None
+                    raise
+        except Exception as error:
+            raise passing or error from None
+
+    with replaced(core_model_loading, "log_conversion_errors", judged):
+        yield
 
 
 def refuse_missing_tensors(missing: Collection[str], folder: str) -> None:
