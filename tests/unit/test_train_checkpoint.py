@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from checkpoint_cases import IDENTITY, commits, make_commit, manifest, names, record
-from lockstep_train.checkpoint import volume
+from lockstep_train.checkpoint import resume, volume
 from lockstep_train.checkpoint.chain import Claim, candidates, follows_chain, next_attempt
 from lockstep_train.checkpoint.layout import CommitName, parse_commit, parse_record
 from lockstep_train.checkpoint.manifest import FragmentRecord, ShardRecord, decode, encode, shapes
 from lockstep_train.checkpoint.rotation import Rotation
-from lockstep_train.errors import ConfigError
+from lockstep_train.errors import ConfigError, TrainerError
 
 
 def test_names_are_parsed_as_they_are_written() -> None:
@@ -154,6 +157,38 @@ def test_shards_whose_manifest_is_on_another_volume_alone_are_not_swept(tmp_path
     (tmp_path / "step-2.a1").mkdir()
     volume.sweep(tmp_path, committed=commits("step-2.a1"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-2.a1"]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, TrainerError), (errno.EACCES, None)])
+def test_a_record_that_can_t_be_read_now_starts_no_run_from_an_older_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[TrainerError] | None
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from lockstep_train.engine.ranks import Ranks
+
+    volume.write_record(tmp_path, record(1))
+    make_commit(tmp_path, "step-2.a1")
+    whole = volume.read_view(tmp_path)
+
+    def fail(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    torn = volume.View.from_json(volume.read_view(tmp_path).to_json())
+    assert torn.damaged == [1]
+    assert volume.merge_views([torn, whole]) == whole, "the other volume has it"
+    said: list[str] = []
+    alone = Ranks(0, 1, 0, 1, 0, 1, torch.device("cpu"), dist.HashStore())  # type: ignore[attr-defined]
+    with pytest.raises(TrainerError) if kind else contextlib.nullcontext() as failed:
+        resume.choose_start(alone, tmp_path, "Auto", Claim(None, None), said.append)
+    if failed is not None:
+        assert str(failed.value) == (
+            f"{tmp_path}/chain/a1.json can't be read: Input/output error; this may pass, and the next attempt tries it again"
+        )
+        assert failed.value.exit_code == 1
+    assert (said == []) is (kind is TrainerError)
 
 
 def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:

@@ -138,6 +138,8 @@ def _merged_view(ranks: Ranks, checkpoints: Path, say: Say) -> View:
     views = ranks.gather("start/view", mine.to_json())
     merged: Any = merge_views([View.from_json(view) for view in views]).to_json() if views is not None else None
     view = View.from_json(ranks.publish("start/merged", merged))
+    for problem in view.unreadable.values():  # to leave its commits out would start the run from an older one, or anew
+        raise refusal(problem, problem)
     for attempt in view.damaged:
         say(f"{checkpoints / CHAIN / record_file(attempt)} is damaged: commits of attempt {attempt} don't count")
     for name in view.unrecorded:

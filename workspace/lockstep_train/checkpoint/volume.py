@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lockstep_train.checkpoint.durable import make_directory, write_durably
 from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, TRASH, CommitName, parse_commit, parse_record, record_file
 from lockstep_train.checkpoint.manifest import ShardRecord
 from lockstep_train.checkpoint.seal import seal, unseal
+from lockstep_train.errors import may_pass
 
 MISSING = "is missing"
 
@@ -27,6 +28,8 @@ class View:
     records: list[Record]
     damaged: list[int]
     """Attempts whose record can't be read: their commits don't count, and their number is taken."""
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    """Those among them whose record may be read at another attempt, and why it can't be now."""
 
     @property
     def unrecorded(self) -> list[CommitName]:
@@ -36,12 +39,13 @@ class View:
 
     def to_json(self) -> dict[str, Any]:
         records = [record.to_json() for record in self.records]
-        return {"commits": [str(name) for name in self.commits], "records": records, "damaged": self.damaged}
+        unreadable = [[attempt, problem] for attempt, problem in self.unreadable.items()]
+        return {"commits": [str(name) for name in self.commits], "records": records, "damaged": self.damaged, "unreadable": unreadable}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> View:
         commits = [name for name in map(parse_commit, value["commits"]) if name is not None]
-        return View(commits, [Record.from_json(record) for record in value["records"]], list(value["damaged"]))
+        return View(commits, [Record.from_json(record) for record in value["records"]], list(value["damaged"]), dict(value["unreadable"]))
 
 
 def merge_views(views: Iterable[View]) -> View:
@@ -50,12 +54,14 @@ def merge_views(views: Iterable[View]) -> View:
     records = {record.attempt: record for view in known for record in view.records}
     commits = {name for view in known for name in view.commits}
     damaged = {attempt for view in known for attempt in view.damaged}
-    return View(sorted(commits), [records[attempt] for attempt in sorted(records)], sorted(damaged - records.keys()))
+    unreadable = {attempt: problem for view in known for attempt, problem in view.unreadable.items() if attempt not in records}
+    return View(sorted(commits), [records[attempt] for attempt in sorted(records)], sorted(damaged - records.keys()), unreadable)
 
 
 def read_view(checkpoints: Path) -> View:
     records: list[Record] = []
     damaged: list[int] = []
+    unreadable: dict[int, str] = {}
     folder = checkpoints / CHAIN
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         attempt = parse_record(entry.name)
@@ -66,9 +72,11 @@ def read_view(checkpoints: Path) -> View:
             if record.attempt != attempt:
                 raise ValueError("it is another attempt's")
             records.append(record)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             damaged.append(attempt)
-    return View(list_commits(checkpoints), records, damaged)
+            if may_pass(error):
+                unreadable[attempt] = f"{entry} can't be read: {getattr(error, 'strerror', None) or error}"
+    return View(list_commits(checkpoints), records, damaged, unreadable)
 
 
 def list_commits(checkpoints: Path) -> list[CommitName]:
