@@ -64,6 +64,8 @@ class Faults:
     """Name of a file → what is sent in its place, every time."""
     retry_after: str = "0"
     """With 429."""
+    ranges: bool = True
+    """Whether ranges are served; else always the whole file."""
 
 
 class Hub:
@@ -204,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
     def _content(self, file: str, content: bytes, body: bool, headers: dict[str, str]) -> None:
         faults, start = self.hub.faults, 0
         content = faults.pages.get(file, content)
-        asked = self.headers.get("Range")
+        asked = self.headers.get("Range") if faults.ranges else None
         if asked is not None:
             start = int(asked.removeprefix("bytes=").split("-")[0])
             if start >= len(content):

@@ -567,13 +567,16 @@ def test_a_server_that_has_less_than_was_published_is_not_asked_for_ever(hub: Hu
     assert refused.value.exit_code == 1
 
 
-def test_a_part_that_the_server_cannot_go_on_with_is_begun_anew(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["no such range", "no ranges at all"])
+def test_a_part_that_the_server_cannot_go_on_with_is_begun_anew(hub: Hub, tmp_path: Path, fault: str) -> None:
     commit = hub.add(NAME, TINY).revisions["main"]
     heavy = next(iter(WEIGHTS))
     part = tmp_path / "models" / "org--tiny" / f".{commit}.partial" / f"{heavy}.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(WEIGHTS[heavy][:100_000])
-    hub.faults.statuses[heavy] = [416]
+    if fault == "no such range":
+        hub.faults.statuses[heavy] = [416]
+    hub.faults.ranges = fault == "no such range"
     assert (get(tmp_path).folder / heavy).read_bytes() == WEIGHTS[heavy]
     assert hub.sent[heavy] == 300_000
 
@@ -671,3 +674,20 @@ def test_the_password_of_a_mirror_is_in_no_message(hub: Hub, tmp_path: Path, mon
     text = "\n".join([str(refused.value), *lines])
     assert not any(word in text for word in ("bob", "PASS", "WORD", TOKEN))
     assert "HF_ENDPOINT is no address" in text if status is None else f"{hub.endpoint} " in text
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_nothing_is_fetched_a_second_time_once_another_process_has_all(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, TINY)
+    real, done = fetching.prepare_partial, threading.Lock()
+
+    def overtaken(*arguments: Any) -> None:
+        real(*arguments)
+        if done.acquire(blocking=False):
+            get(tmp_path)
+
+    monkeypatch.setattr(fetching, "prepare_partial", overtaken)
+    assert names(get(tmp_path).folder) == {*NEEDED, FETCHED}
+    assert all(hub.sent[name] == len(TINY[name]) for name in NEEDED)
