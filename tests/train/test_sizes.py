@@ -70,7 +70,7 @@ def test_as_many_elements_are_counted_as_an_adapter_trains(tmp_path: Path, tied:
     assert trained_elements(read_shape(tmp_path), settings) == trained
 
 
-TOKENS = 256
+TOKENS = 64
 HEADS: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 256,
