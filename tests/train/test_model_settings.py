@@ -50,7 +50,7 @@ def layers(**names: torch.nn.Module) -> torch.nn.Module:
         (("block.gate", "lm_head"), {"model.block.gate", "lm_head"}),
         (("norm", "q_norm"), {"model.norm", "model.block.q_norm"}),
     ],
-    ids=" ".join,
+    ids=["norm", "gate", "a part of two names and the head", "two norms"],
 )
 def test_layers_trained_whole_are_those_named_and_no_others(wanted: tuple[str, ...], trained: set[str]) -> None:
     """peft itself takes all whose names end so: `q_norm` for `norm`, `shared_gate` for `gate`."""
