@@ -17,7 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "workspace"
-TIMEOUT_SECONDS = 180
+TIMEOUT_SECONDS = 450
 RunFile = Callable[..., Path]
 
 
