@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 READY_TIMEOUT_SECONDS = 90.0
 POLL_SECONDS = 0.1
 KEPT = {"lock", "starting", "volumes", "nodes"}
-"""What `down` leaves of the state folder: the locks, the data of claims, and of the nodes only the images."""
+"""Entries of the state folder that `down` keeps: the locks, the data of claims, and of the nodes only the images."""
 
 
 class ClusterError(Failed):
