@@ -31,6 +31,7 @@ from lockstep_train.checkpoint.upkeep import Exporter, Upkeep
 from lockstep_train.collected import collect, newest_whole
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.errors import ConfigError
+from lockstep_train.export import export_shards
 
 OLD, NEW = 4, 6
 """Steps of the two newest commits; one of step 2 is there too, and rotated away by the save of step 6."""
@@ -153,7 +154,7 @@ class CommitSession:
         return disk / "run/checkpoints"
 
     def _upkeep(self, checkpoints: Path, ranks: Ranks) -> Upkeep:
-        exporter = Exporter(local_only(ranks), print) if ranks.first_of_node else None
+        exporter = Exporter(local_only(ranks), export_shards, print) if ranks.first_of_node else None
         return Upkeep(checkpoints, 2, local_only(ranks), print, mine=ranks.first_of_node, exporter=exporter)
 
     def _apart(self, what: str) -> Ranks:

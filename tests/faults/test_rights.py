@@ -19,11 +19,10 @@ from kubernetes import client, config, dynamic
 
 from cluster_jobs import Jobs, kubeconfig_of, prepare, until
 from control_plane import AUDIT_LOG, CHECKOUT, connected, control_plane, default_objects, local_profile
-from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
+from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, TLS_SECRET, report_url
 from lockstep.plan.scope import NAMED_BINDING, PROFILE_KEY, Scope
 from lockstep.platforms.kubernetes.certificate import Certificates, renew
 from lockstep.platforms.kubernetes.install import operator_objects
-from lockstep.platforms.kubernetes.secrets import TLS_SECRET
 from lockstep.platforms.kubernetes.send import Sent, send_permitted
 from lockstep_gang.contract import State
 from operator_faults import SCENARIOS, Rig, free_port, is_complete, is_failed, is_suspended, rig_in, running

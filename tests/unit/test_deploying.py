@@ -14,9 +14,10 @@ from typer import Exit
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT
 from lockstep.cli import clean, deployed
+from lockstep.cli import deployment as remembered
 from lockstep.cli.deploy import Mode, planned
 from lockstep.cli.deploying import _rails_are_there, _refuse_platform
-from lockstep.cli.diff import diff_deployment
+from lockstep.cli.difference import diff_deployment
 from lockstep.cli.main import main
 from lockstep.cli.progress import Progress
 from lockstep.cli.target import load
@@ -654,12 +655,12 @@ def test_one_cluster_of_two_is_removed_once_no_job_uses_it(api: Api, capsys: pyt
         clean.uninstall("local", cluster_only=True, yes=True)
     assert set(api.objects) == before
     del api.objects["TrainingJob ml/x"]
-    deployed.remember_forced("local", "https://elsewhere")
+    remembered.remember_forced("local", "https://elsewhere")
     clean.uninstall("local", cluster_only=True, yes=True)
     assert before - set(api.objects) == {"TrainingCluster local", "TrainingJob ml/x"}
     assert "TrainingCluster local is removed; Lockstep stays, with other.\n" in capsys.readouterr().out
     assert asyncio.run(read_record(api)).previous is None, "a rollback would bring it back"
-    assert not deployed.was_forced("local", "https://elsewhere")
+    assert not remembered.was_forced("local", "https://elsewhere")
     clean.uninstall("local", cluster_only=True, yes=True)
     assert "There is nothing of TrainingCluster local; Lockstep stays" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="leave out one of them"):

@@ -10,7 +10,8 @@ import pytest
 
 from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, RestartPolicy, State
 from lockstep_gang.contract.messages import Checkpoint, Leaving, RankState, Start, Started, Step, Stopped
-from lockstep_gang.lifecycle.budget import may_start_at, stamp
+from lockstep_gang.contract.times import stamp
+from lockstep_gang.lifecycle.budget import may_start_at
 from lockstep_gang.lifecycle.causes import rank_cause
 from lockstep_gang.lifecycle.gang import Budget, Phase, new_gang
 from lockstep_gang.lifecycle.history import AttemptRecord, begun_records, closed_records, resumed

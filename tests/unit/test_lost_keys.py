@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lockstep.api.names import KEY_VOLUME, REPORT_AUDIENCE, key_secret_name
+from lockstep.api.names import KEY_SECRET, KEY_VOLUME, REPORT_AUDIENCE, TLS_SECRET, key_secret_name
 from lockstep.plan.objects import RenderContext
 from lockstep.plan.observed import Object, Observed
 from lockstep.plan.pods import lacks_secret
@@ -28,16 +28,7 @@ from lockstep.platforms.kubernetes.inventory import Inventory
 from lockstep.platforms.kubernetes.operator import Settings
 from lockstep.platforms.kubernetes.replica import Replica
 from lockstep.platforms.kubernetes.report_server import PATH, ReportServer
-from lockstep.platforms.kubernetes.secrets import (
-    KEY_SECRET,
-    TLS_SECRET,
-    UnusableSecret,
-    certificates,
-    job_key,
-    key_secret,
-    master_key,
-    run_key,
-)
+from lockstep.platforms.kubernetes.secrets import UnusableSecret, certificates, job_key, key_secret, master_key, run_key
 from lockstep_gang.contract import JOB_HEADER, SIGNATURE_HEADER, job_header, parse_key, report_body, report_signature
 from unit.test_reconcile import NOW, UID, after, condition, fresh, pod, report, stored
 from unit.test_report_server import REPORT, inventory, owned, reviewed

@@ -12,7 +12,7 @@ import yaml
 
 from api_stub import ApiStub, served
 from lockstep.api.errors import ConfigError
-from lockstep.cli import deployed
+from lockstep.cli import deployment
 from lockstep.cli.clusters import peek
 from lockstep.cli.get import get
 from lockstep.cli.jobargs import Output, known_names, no_such_job
@@ -88,19 +88,19 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_where_no_cluster_is_named_the_one_deployed_last_is_meant_while_its_file_is_there(nothing_said: Path) -> None:
     assert unnamed_cluster(None) == "local"
-    deployed.remember("barcelona")
+    deployment.remember("barcelona")
     assert unnamed_cluster(None) == "barcelona"
     assert unnamed_cluster("another-context") == "local"
-    deployed.remember("of-a-file-elsewhere")
+    deployment.remember("of-a-file-elsewhere")
     assert unnamed_cluster(None) == "local"
 
 
 def test_a_cluster_that_was_removed_is_meant_no_more(nothing_said: Path) -> None:
-    deployed.remember("barcelona")
-    deployed.forget("local")
-    assert deployed.deployed_last() == "barcelona"
-    deployed.forget("barcelona")
-    assert deployed.deployed_last() is None
+    deployment.remember("barcelona")
+    deployment.forget("local")
+    assert deployment.deployed_last() == "barcelona"
+    deployment.forget("barcelona")
+    assert deployment.deployed_last() is None
 
 
 def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-import lockstep_train.export
 from checkpoint_cases import make_commit, record
 from lockstep_train.checkpoint import volume
 from lockstep_train.checkpoint.manifest import Manifest, decode
@@ -49,9 +48,8 @@ class Exports:
 
 
 @pytest.fixture
-def exports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exports]:
+def exports() -> Iterator[Exports]:
     exports = Exports()
-    monkeypatch.setattr(lockstep_train.export, "export_shards", exports)
     yield exports
     exports.turns.release(9)
 
@@ -63,7 +61,7 @@ def begin(exporter: Exporter, checkpoints: Path, step: int) -> None:
 
 def test_an_export_that_is_behind_leaves_out_what_a_newer_commit_replaces(tmp_path: Path, exports: Exports) -> None:
     told: list[str] = []
-    exporter = Exporter(replicas(1), told.append)
+    exporter = Exporter(replicas(1), exports, told.append)
     begin(exporter, tmp_path, 1)
     assert exports.begun.acquire(timeout=30)
     begin(exporter, tmp_path, 2)
@@ -76,7 +74,7 @@ def test_an_export_that_is_behind_leaves_out_what_a_newer_commit_replaces(tmp_pa
 
 def test_an_export_that_fails_is_told_and_the_next_one_is_made(tmp_path: Path, exports: Exports) -> None:
     told: list[str] = []
-    exporter = Exporter(replicas(1), told.append)
+    exporter = Exporter(replicas(1), exports, told.append)
     begin(exporter, tmp_path, 13)
     assert exports.begun.acquire(timeout=30)
     begin(exporter, tmp_path, 14)
@@ -88,7 +86,7 @@ def test_an_export_that_fails_is_told_and_the_next_one_is_made(tmp_path: Path, e
 
 def test_a_commit_is_not_rotated_away_while_its_adapter_is_exported(tmp_path: Path, exports: Exports) -> None:
     volume.write_record(tmp_path, record(1))
-    exporter = Exporter(replicas(1), print)
+    exporter = Exporter(replicas(1), exports, print)
     begin(exporter, tmp_path, 1)
     assert exports.begun.acquire(timeout=30)
     for step in (2, 3, 4):
@@ -101,7 +99,7 @@ def test_a_commit_is_not_rotated_away_while_its_adapter_is_exported(tmp_path: Pa
 
 
 def test_a_later_run_with_another_user_may_remove_what_a_killed_export_had_fetched(tmp_path: Path, exports: Exports) -> None:
-    exporter = Exporter(replicas(1), print)
+    exporter = Exporter(replicas(1), exports, print)
     begin(exporter, tmp_path, 1)
     assert exports.begun.acquire(timeout=30)
     (fetched,) = tmp_path.glob(".trash-fetched-*")
@@ -113,7 +111,7 @@ def test_a_later_run_with_another_user_may_remove_what_a_killed_export_had_fetch
 
 def test_an_export_that_never_ends_does_not_keep_the_run_from_ending(tmp_path: Path, exports: Exports) -> None:
     told: list[str] = []
-    exporter = Exporter(replicas(1), told.append, patience_seconds=0.01)
+    exporter = Exporter(replicas(1), exports, told.append, patience_seconds=0.01)
     begin(exporter, tmp_path, 1)
     exporter.close()
     assert "is not exported: it takes longer than" in told[0]

@@ -30,6 +30,7 @@ from lockstep_train.engine.loss import TokenLoss
 from lockstep_train.engine.ranks import Ranks
 from lockstep_train.environment import RankEnvironment
 from lockstep_train.errors import ConfigError
+from lockstep_train.export import export_shards
 from lockstep_train.fetch.model import described
 from lockstep_train.memory.agree import agree_on_memory
 from lockstep_train.memory.host import reserve_copy
@@ -105,7 +106,7 @@ def assemble(config: RunConfig, environment: RankEnvironment, ranks: Ranks, repo
     describe = Description(manifest_template(config, start, identity, adapter, ranks), plan, engine)
     report = SaveReport(reporter)
     master = (environment.master_address, environment.master_port)
-    upkeep = start_upkeep(config, ranks, start.attempt, master, folder, shared=shared, say=reporter.say)
+    upkeep = start_upkeep(config, ranks, start.attempt, master, folder, export_shards, shared=shared, say=reporter.say)
     saver = Saver(ranks, checkpoints, start.attempt, upkeep, describe, kinds_of(training.checkpoint.content.value), report)
     reserve_copy(saver, engine, ranks)
     reporter.startup.done("saveMemory")

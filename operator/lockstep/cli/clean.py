@@ -12,7 +12,7 @@ import typer
 from lockstep.api.errors import ConfigError, Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
 from lockstep.cli.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, as_deployed, planned
-from lockstep.cli.deployed import forget
+from lockstep.cli.deployment import forget
 from lockstep.cli.progress import Progress
 from lockstep.platforms.output import put
 

@@ -155,7 +155,7 @@ def deploy(
         plan = _checked(cluster, mode, context, image, force, monitoring, chosen_scope(namespaces, namespace_only))
     warn_of(plan)
     if diff:
-        from lockstep.cli.diff import diff_deployment
+        from lockstep.cli.difference import diff_deployment
 
         return diff_deployment([*plan.objects, *([_dev_environment(plan)] if dev else [])], context)
     from lockstep.cli.deploying import carry_out
@@ -312,7 +312,7 @@ def as_deployed(plan: Deployment, context: str | None) -> tuple[Mode | None, str
 
 def _remember_forced(plan: Deployment, context: str | None) -> None:
     """Let the verbs to come take this API server for the cluster's, as its deployment does."""
-    from lockstep.cli.deployed import remember_forced
+    from lockstep.cli.deployment import remember_forced
     from lockstep.cli.target import is_same_host
     from lockstep.platforms.kubernetes.client import connect
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from lockstep.api.errors import Failed
 from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
-from lockstep.cli.deployed import remember_server, tell_end, tell_left
+from lockstep.cli.deployed import tell_end, tell_left
+from lockstep.cli.deployment import remember_server
 from lockstep.cli.progress import Progress
 from lockstep.cli.target import EMBEDDED
 

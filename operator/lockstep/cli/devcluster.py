@@ -104,7 +104,7 @@ def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes an
 
     Example: lockstep devcluster down --purge
     """
-    from lockstep.cli.deployed import forget
+    from lockstep.cli.deployment import forget
     from lockstep.cli.target import EMBEDDED
     from lockstep.devcluster.cluster import down as take_down
     from lockstep.devcluster.layout import default_layout

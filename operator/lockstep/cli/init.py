@@ -55,7 +55,7 @@ def job(
     Example: lockstep init job glm-lora --cluster barcelona
     """
     from lockstep.api.jobfile import parse_job_file
-    from lockstep.cli.deployed import deployed_last
+    from lockstep.cli.deployment import deployed_last
     from lockstep.cli.target import EMBEDDED
 
     cluster = cluster or deployed_last() or EMBEDDED

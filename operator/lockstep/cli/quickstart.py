@@ -138,7 +138,7 @@ Next:
 
 def _run_on_cluster(context: str | None, embedded: bool) -> int:
     from lockstep.cli.deploy import Mode, install_cluster
-    from lockstep.cli.deployed import remember
+    from lockstep.cli.deployment import remember
     from lockstep.cli.devcluster import bring_up
     from lockstep.cli.target import Verb
     from lockstep.plan.resolve import PlatformDefaults, resolve

@@ -100,7 +100,7 @@ class ClusterAim:
 
     def check(self, server: str, context: str | None) -> None:
         """Raises OtherCluster."""
-        from lockstep.cli.deployed import server_of, was_forced
+        from lockstep.cli.deployment import server_of, was_forced
         from lockstep.devcluster.layout import default_layout
 
         if not self.promised:
@@ -172,7 +172,7 @@ def unnamed_cluster(context: str | None) -> str:
 
     Where none was deployed from here and the embedded cluster isn't up, ~/.kube/config is asked, as kubectl would.
     """
-    from lockstep.cli.deployed import deployed_last
+    from lockstep.cli.deployment import deployed_last
     from lockstep.devcluster.layout import default_layout
 
     last = deployed_last() if context is None else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timezone
 
 from lockstep_gang.contract.messages import Hello
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import seconds_of, stamp
 from lockstep_gang.lifecycle.facts import OWN_FAULTS
 from lockstep_gang.lifecycle.gang import Budget, Gang
 from lockstep_gang.lifecycle.losses import explained, explaining
@@ -122,9 +122,5 @@ def training_again(gang: Gang, now: float) -> Gang:
     if not gang.history or gang.history[-1].downtime_seconds is not None or gang.history[-1].attempt >= gang.attempt:
         return gang
     last = gang.history[-1]
-    down = max(0, round(now - datetime.fromisoformat((last.down_since or last.failed).replace("Z", "+00:00")).timestamp()))
+    down = max(0, round(now - (seconds_of(last.down_since or last.failed) or now)))
     return replace(gang, history=(*gang.history[:-1], replace(last, downtime_seconds=down)))
-
-
-def stamp(now: float) -> str:
-    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017 (datetime.UTC is Python 3.11)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from lockstep_gang.contract.report import HISTORY, Cause, CheckpointReport, Failure, Restart, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.budget import TOLD_TO_END, charged, may_start_at, stamp
+from lockstep_gang.contract.times import seconds_of, stamp
+from lockstep_gang.lifecycle.budget import TOLD_TO_END, charged, may_start_at
 from lockstep_gang.lifecycle.gang import Budget, Ending, Gang, Phase, new_gang
 
 END_FORMAT = "lockstep-end/1"
@@ -129,7 +129,7 @@ def resumed(
         gang = replace(
             gang,
             attempt=own[-1].attempt,
-            began_at=_time(own[-1].started),
+            began_at=(seconds_of(own[-1].started) or 0.0),
             restarts=own[-1].restarts,
             budget=own[-1].budget,
             checkpoint=_newest_commit(own, commit),
@@ -148,14 +148,6 @@ def resumed(
     text = f"attempt {own[-1].attempt} ended without a word: node 0's agent was killed, ran out of memory or lost its node"
     gang = charged(replace(gang, worked_at=alive_at), Failure(message=text, node=0, cause=Cause.NODE_LOST), now)
     return replace(gang, not_before=may_start_at(gang, run, now))
-
-
-def _time(stamped: str) -> float:
-    """0: it is none."""
-    try:
-        return datetime.fromisoformat(stamped.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _node_0_left(last: AttemptRecord, now: float, alive_at: float) -> Restart:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.times import seconds_of
 from lockstep_gang.lifecycle.facts import LOSSES, OWN_FAULTS
 from lockstep_gang.lifecycle.gang import Gang, Phase
 
@@ -138,11 +138,3 @@ def is_doubted(gang: Gang, run: Run, now: float) -> bool:
 def is_asking(gang: Gang) -> bool:
     """Whether the operator's next answer is waited for."""
     return gang.phase is Phase.WAITING and gang.nodes.counts.present < len(gang.nodes)
-
-
-def seconds_of(stamp: str | None) -> float | None:
-    """Unix time of an RFC 3339 stamp; None for none, and for what is no stamp."""
-    try:
-        return None if stamp is None else datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None

@@ -33,7 +33,8 @@ from lockstep_gang.contract.messages import (
 from lockstep_gang.contract.preflight import Checked
 from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Metric, TrainerReport
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle.budget import reached, stamp, training_again
+from lockstep_gang.contract.times import stamp
+from lockstep_gang.lifecycle.budget import reached, training_again
 from lockstep_gang.lifecycle.fabric import seen, training
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Node, Phase, Rank, told_to_start, was_stopped
 from lockstep_gang.lifecycle.goodput import accounted_now_and_then, stepped

@@ -25,7 +25,7 @@ from lockstep_gang.contract.preflight import (
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
-from lockstep_gang.lifecycle.budget import stamp
+from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.judge import cause_of, checks_of, judge_all, silent
 from lockstep_gang.lifecycle.judgments.all_reduce import busbw, judge_pairs, why_not_measured
 from lockstep_gang.lifecycle.pairs import Measurement, next_pairs

@@ -14,8 +14,8 @@ from lockstep_gang.contract.interactive import Asked, Ended, Find, Found, Idlene
 from lockstep_gang.contract.messages import StopMode, Wish
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
+from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle import preflight
-from lockstep_gang.lifecycle.budget import stamp
 from lockstep_gang.lifecycle.failures import first_failure
 from lockstep_gang.lifecycle.gang import Gang, Phase, has_failed
 from lockstep_gang.lifecycle.preflight_state import Preflight

@@ -8,7 +8,7 @@ from lockstep_gang.contract.exits import SAVED
 from lockstep_gang.contract.messages import RankExit
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import Save, StopReport
-from lockstep_gang.lifecycle.budget import stamp
+from lockstep_gang.contract.times import stamp
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.unended import busy_nodes, unended
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep_sizes.choices import Method
@@ -28,6 +28,8 @@ EXPORT_SECONDS = 300.0
 """How long the end of a run waits for an export under way; less where the other ranks wait less."""
 
 Tell = Callable[[str], None]
+WriteAdapter = Callable[[Path, Manifest, Sequence[Path]], None]
+"""Writes the adapter of a commit into its folder, from shards at these paths: export.export_shards."""
 
 
 class Upkeep:
@@ -90,8 +92,9 @@ class Upkeep:
 class Exporter:
     """Adapter folders, one after the other; a commit that comes while two are waiting takes the place of the waiting one."""
 
-    def __init__(self, replicas: Replicas, tell: Tell, patience_seconds: float = EXPORT_SECONDS) -> None:
+    def __init__(self, replicas: Replicas, write: WriteAdapter, tell: Tell, patience_seconds: float = EXPORT_SECONDS) -> None:
         self._replicas = replicas
+        self._write = write
         self._tell = tell
         self._patience = patience_seconds
         self._waiting: queue.Queue[tuple[Path, Manifest] | None] = queue.Queue()
@@ -122,15 +125,13 @@ class Exporter:
 
     def _export(self, folder: Path, manifest: Manifest) -> None:
         """From the shards: those that other volumes have are fetched first. Held, so that rotation leaves the commit alone."""
-        from lockstep_train.export import export_shards
-
         with (
             reading(folder, f"job {manifest.job}, exporting"),
             tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{TRASH}fetched-") as fetched,
         ):
             Path(fetched).chmod(Path(fetched).stat().st_mode | 0o070)  # left behind by a kill, a later run may remove it as another user
             paths = [self._here(folder, shard, Path(fetched)) for shard in manifest.shards]
-            export_shards(folder, manifest, paths)
+            self._write(folder, manifest, paths)
 
     def _here(self, folder: Path, shard: ShardRecord, fetched: Path) -> Path:
         if (folder / shard.file).is_file():  # written by this run just now
@@ -139,8 +140,11 @@ class Exporter:
         return fetched / shard.file
 
 
-def start_upkeep(config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, *, shared: bool, say: Tell) -> Upkeep:
-    """Of this rank. A collective through the store. `master`: where rank 0 is reached; `model`: the base model's folder."""
+def start_upkeep(
+    config: RunConfig, ranks: Ranks, attempt: int, master: tuple[str, int], model: Path, write: WriteAdapter, *, shared: bool, say: Tell
+) -> Upkeep:
+    """Of this rank. A collective through the store. `master`: where rank 0 is reached; `model`: the base model's folder;
+    `write`: makes an adapter of a commit's shards."""
     settings, checkpoints = config.training.checkpoint, config.run_dir / "checkpoints"
     if shared and settings.replicas > 1:
         say("checkpoint.replicas has no effect: all nodes save to the same volume")
@@ -152,7 +156,7 @@ def start_upkeep(config: RunConfig, ranks: Ranks, attempt: int, master: tuple[st
     apart = not shared and (settings.replicas > 1 or exports)
     replicas = connect(ranks, checkpoints, attempt, settings.replicas, master) if apart else local_only(ranks)
     patience = min(EXPORT_SECONDS, config.training.limits.collective_timeout_seconds / 2)
-    exporter = Exporter(replicas, tell, patience) if mine and exports else None
+    exporter = Exporter(replicas, write, tell, patience) if mine and exports else None
     upkeep = Upkeep(checkpoints, settings.keep, replicas, tell, mine=mine, exporter=exporter)
     if mine:
         try:

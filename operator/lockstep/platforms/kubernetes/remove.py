@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.api.names import APP, DEV_ENVIRONMENT, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE
+from lockstep.api.names import APP, DEV_ENVIRONMENT, KEY_SECRET, LABEL_JOB, LABEL_MANAGED_BY, OPERATOR_NAMESPACE, TLS_SECRET
 from lockstep.plan.deploy import CLAIM, CLUSTER, called
 from lockstep.plan.scope import EVERYWHERE, Scope
 from lockstep.platforms.kubernetes.cluster import NOT_FOUND, ApiError, Cluster, Object
 from lockstep.platforms.kubernetes.install import InstallError, Say, polled
 from lockstep.platforms.kubernetes.record import NAME as RECORD
 from lockstep.platforms.kubernetes.rights import forbidden
-from lockstep.platforms.kubernetes.secrets import KEY_SECRET, TLS_SECRET
 
 GONE_SECONDS = 120.0
 JOB = "TrainingJob"

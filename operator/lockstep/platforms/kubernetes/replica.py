@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
 
-from lockstep.api.names import OPERATOR_NAME
+from lockstep.api.names import KEY_SECRET, OPERATOR_NAME
 from lockstep.platforms.kubernetes.certificate import Certificates, service_names
 from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
 from lockstep.platforms.kubernetes.lease import Lease, LeaseLost
@@ -26,7 +26,7 @@ from lockstep.platforms.kubernetes.metrics_server import MetricsServer
 from lockstep.platforms.kubernetes.operator import Operator, Settings, WentBack
 from lockstep.platforms.kubernetes.patience import patiently
 from lockstep.platforms.kubernetes.report_server import Standing, load_certificate, tls_context
-from lockstep.platforms.kubernetes.secrets import KEY_SECRET, UnusableSecret, certificates, master_key, publish_authority
+from lockstep.platforms.kubernetes.secrets import UnusableSecret, certificates, master_key, publish_authority
 from lockstep_gang.contract import printable, printable_line
 
 SECRETS_SECONDS = 60.0

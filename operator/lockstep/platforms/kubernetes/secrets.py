@@ -10,13 +10,12 @@ from base64 import b64decode, b64encode
 from dataclasses import asdict
 from datetime import datetime
 
-from lockstep.api.names import APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, key_secret_name
+from lockstep.api.names import APP, KEY_SECRET, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, TLS_SECRET, key_secret_name
 from lockstep.platforms.kubernetes.certificate import Certificates, check, make_certificates, needs_renewal, renew
 from lockstep.platforms.kubernetes.cluster import CONFLICT, ApiError, Cluster, Object
 
 log = logging.getLogger("lockstep.operator")
-KEY_SECRET = f"{OPERATOR_NAME}-key"
-TLS_SECRET = f"{OPERATOR_NAME}-tls"
+
 AUTHORITY = f"{OPERATOR_NAME}-ca"
 MASTER_KEY_BYTES = 32
 MARK_CHARACTERS = 16
