@@ -24,8 +24,8 @@ HEADER = "# Generated from operator/lockstep/api by scripts/generate.py: change 
 
 def crds() -> dict[Path, str]:
     """Path below the repository's root → text, of every CustomResourceDefinition."""
-    from lockstep.api.crd import training_cluster_crd, training_job_crd
-    from lockstep.api.yamltext import dump_yaml
+    from lockstep.api.files.yamltext import dump_yaml
+    from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
 
     definitions = (training_job_crd(), training_cluster_crd())
     return {
@@ -36,7 +36,7 @@ def crds() -> dict[Path, str]:
 
 def docs() -> dict[Path, str]:
     """Path below the repository's root → text, of every page of the reference."""
-    from lockstep.api.reference import cluster_file_page, training_job_page
+    from lockstep.api.generate.reference import cluster_file_page, training_job_page
     from lockstep.cli.reference import cli_page
 
     return {DOCS / "trainingjob.md": training_job_page(), DOCS / "trainingcluster.md": cluster_file_page(), DOCS / "cli.md": cli_page()}

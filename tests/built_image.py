@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from lockstep.devcluster import images, needs
-from lockstep.devcluster.layout import cache_root
+from lockstep.devcluster.host.layout import cache_root
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 INPUTS = (

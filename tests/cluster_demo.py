@@ -8,12 +8,12 @@ from typing import Any
 
 from cluster_jobs import Jobs
 from lockstep.api.job import TrainingJob
-from lockstep.cli.quickstart import demo_folder, send_demo
-from lockstep.cli.target import load
-from lockstep.plan.resolve import PlatformDefaults, resolve
-from lockstep.platforms.kubernetes.client import connect
-from lockstep.platforms.kubernetes.exec import Place
-from lockstep.platforms.kubernetes.files import ensure_claims, files_pod, running_pod
+from lockstep.cli.clusters.quickstart import demo_folder, send_demo
+from lockstep.cli.shared.target import load
+from lockstep.kube.client import connect
+from lockstep.kube.exec import Place
+from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.platforms.files.files import ensure_claims, files_pod, running_pod
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from lockstep.plan.clusterfacts import ClusterFacts, Listing, Sight
+from lockstep.plan.cluster.facts import ClusterFacts, Listing, Sight
 
 Object = dict[str, Any]
 RAILS = (5, 6, 7, 8)

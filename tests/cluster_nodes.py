@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 from kubernetes import client
 
-from lockstep.devcluster import cgroups, cluster, network, processes
-from lockstep.devcluster.layout import NodeLayout, default_layout
+from lockstep.devcluster import cluster
+from lockstep.devcluster.host import cgroups, network, processes
+from lockstep.devcluster.host.layout import NodeLayout, default_layout
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from lockstep.cli.paths import STATE
-from lockstep.devcluster.layout import NUMBER
+from lockstep.cli.shared.paths import STATE
+from lockstep.devcluster.host.layout import NUMBER
 from own_cluster import GIVEN, NOBODYS
 
 pytest_plugins = ["corpus_score"]

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.devcluster import binary, controlplane
-from lockstep.devcluster.layout import Layout, cache_root
-from lockstep.devcluster.processes import TIED
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.install import operator_objects
+from lockstep.devcluster.host.layout import Layout, cache_root
+from lockstep.devcluster.host.processes import TIED
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.platforms.clusters.install import operator_objects
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 180.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from kubernetes import client, watch
 
+from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.names import GROUP, VERSION
-from lockstep.api.yamltext import dump_yaml
 
 
 class Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from lockstep.cli.target import load
+from lockstep.cli.shared.target import load
 
 SETUP = Path(__file__).resolve().parent.parent / "scripts/setup.py"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
+from lockstep.kube.cluster import ApiError, Cluster
 
 Object = dict[str, Any]
 

@@ -6,12 +6,13 @@ import asyncio
 from pathlib import Path
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.objects import Object
+from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
-from lockstep.devcluster.layout import default_layout
 from lockstep.devcluster.python_volume import publish_code
-from lockstep.platforms.kubernetes.cluster import Cluster, Object
-from lockstep.platforms.kubernetes.install import install, operator_objects
+from lockstep.kube.cluster import Cluster
+from lockstep.platforms.clusters.install import install, operator_objects
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -72,8 +72,8 @@ class OperatorProcess:
 
 
 def _run() -> None:
-    from lockstep.platforms.kubernetes.operator import Settings
-    from lockstep.platforms.kubernetes.replica import serve
+    from lockstep.platforms.operator.operator import Settings
+    from lockstep.platforms.operator.replica import serve
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     stop = asyncio.Event()
@@ -83,7 +83,7 @@ def _run() -> None:
 def _forks() -> None:
     import kopf  # noqa: F401 (imported before the forks)
 
-    from lockstep.platforms.kubernetes import replica  # noqa: F401
+    from lockstep.platforms.operator import replica  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed ones leave nothing behind
     for _ in sys.stdin:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lockstep.devcluster.layout import NUMBER, default_layout
+from lockstep.devcluster.host.layout import NUMBER, default_layout
 
 GIVEN = "LOCKSTEP_TEST_KUBECONFIG"
 """Names the kubeconfig of a cluster that tests may use as they like, instead of clusters of their own."""

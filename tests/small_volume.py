@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from lockstep.devcluster import processes
-from lockstep.devcluster.layout import Layout
+from lockstep.devcluster.host import processes
+from lockstep.devcluster.host.layout import Layout
 
 
 def _run(*command: str) -> str:

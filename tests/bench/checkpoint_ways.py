@@ -16,16 +16,16 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep_train.checkpoint import zero_access
-from lockstep_train.checkpoint.identity import Identity
-from lockstep_train.checkpoint.kinds import FULL, LITE, MASTER, MOMENTS
-from lockstep_train.checkpoint.layout import CommitName
-from lockstep_train.checkpoint.manifest import Manifest
-from lockstep_train.checkpoint.replicas import local_only
-from lockstep_train.checkpoint.save import Saved, Saver
-from lockstep_train.checkpoint.self_test import self_test
-from lockstep_train.checkpoint.upkeep import Upkeep
-from lockstep_train.engine.ranks import Ranks
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.format.identity import Identity
+from lockstep_train.checkpoint.format.kinds import FULL, LITE, MASTER, MOMENTS
+from lockstep_train.checkpoint.format.layout import CommitName
+from lockstep_train.checkpoint.format.manifest import Manifest
+from lockstep_train.checkpoint.save.replicas import local_only
+from lockstep_train.checkpoint.save.save import Saved, Saver
+from lockstep_train.checkpoint.save.upkeep import Upkeep
+from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.checkpoint.zero.self_test import self_test
 from lockstep_train.engine.start import prepare_deepspeed
 
 STEPS = 2

@@ -64,7 +64,7 @@ def make_inputs(folder: Path, samples: int) -> None:
 
 def lockstep_open(folder: Path, kind: str) -> Any:
     """The training sequences: made now, or checked and mapped."""
-    from lockstep_train.config import DataConfig
+    from lockstep_train.base.config import DataConfig
     from lockstep_train.data.load import open_dataset, prepare
 
     tokeniser = tokeniser_of(folder / "model")
@@ -77,8 +77,8 @@ def datasets_open(folder: Path, kind: str) -> Any:
     import datasets
 
     from lockstep_sizes.choices import TrainOn
-    from lockstep_train.data.read import Broken, sample_of
-    from lockstep_train.data.tokenize import encode_samples
+    from lockstep_train.data.read.read import Broken, sample_of
+    from lockstep_train.data.tokens.tokenize import encode_samples
 
     datasets.disable_progress_bars()
     model = folder / "model"
@@ -100,7 +100,7 @@ def datasets_open(folder: Path, kind: str) -> Any:
 @functools.cache
 def tokeniser_of(model: Path) -> Any:
     """Loaded before anything is measured, since every rank does; forked processes have it, too."""
-    from lockstep_train.data.tokeniser import load_tokeniser
+    from lockstep_train.data.tokens.tokenizer import load_tokeniser
 
     return load_tokeniser(model)
 

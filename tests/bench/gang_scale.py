@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep_gang.agent.link import Handlers, Link
-from lockstep_gang.agent.outbox import Outbox
+from lockstep_gang.agent.link.link import Handlers, Link
+from lockstep_gang.agent.link.outbox import Outbox
 from lockstep_gang.contract import ReportTarget, RestartPolicy, Run
 from lockstep_gang.contract.messages import (
     Activity,
@@ -59,7 +59,7 @@ from lockstep_gang.coordinator import post
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
 from lockstep_gang.lifecycle.gang import Phase
-from unit.gang_cases import KEY, WORKSPACE, free_port, make_run
+from unit.gang.cases import KEY, WORKSPACE, free_port, make_run
 
 AGENTS = 2
 """Processes that play agents."""

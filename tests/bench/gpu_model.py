@@ -21,16 +21,16 @@ from train_inputs import LEARNING_RATE, SEED, SHAPES
 from lockstep_sizes.choices import NonFinitePolicy
 from lockstep_sizes.fit import MemoryPlan, plan_memory
 from lockstep_sizes.memory import Place
-from lockstep_train.config import TrainingConfig
-from lockstep_train.data.collate import Batch
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.runfile import parse_training
+from lockstep_train.data.sequences.collate import Batch
 from lockstep_train.engine import build
 from lockstep_train.engine.clock import Clock
-from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.step import Stepper
 from lockstep_train.memory.settings import settings_of
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.report import Reporter
-from lockstep_train.runfile import parse_training
 from lockstep_train.watch import UNWATCHED
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -30,8 +30,8 @@ from gpu_model import (
     training_of,
 )
 
-from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import first_line, out_of_memory
+from lockstep_train.base.errors import first_line, out_of_memory
+from lockstep_train.base.ranks import Ranks
 from lockstep_train.memory.capacity import device_bytes
 from lockstep_train.report.flops import FlopCount, peak_flops
 from lockstep_train.report.matrices import count_flops

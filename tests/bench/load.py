@@ -52,9 +52,9 @@ def load_once(way: str, folder: str) -> None:
     from transformers.integrations import HfDeepSpeedConfig
 
     from lockstep_sizes.choices import Precision
-    from lockstep_train.engine import ranks as engine_ranks
+    from lockstep_train.base import ranks as engine_ranks
+    from lockstep_train.base.environment import rank_environment
     from lockstep_train.engine.start import prepare_deepspeed
-    from lockstep_train.environment import rank_environment
     from lockstep_train.model.load import from_pretrained
     from lockstep_train.model.slices import SliceLoad, reading_slices
 

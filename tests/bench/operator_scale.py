@@ -41,9 +41,9 @@ import aiohttp
 from control_plane import control_plane
 from counting_proxy import CountingProxy
 from lockstep.api.names import API_VERSION, OPERATOR_NAME, OPERATOR_NAMESPACE, REPORT_AUDIENCE
-from lockstep.devcluster.processes import TIED
-from lockstep.platforms.kubernetes.cluster import MERGE, ApiError, Cluster
-from lockstep.platforms.kubernetes.kinds import KINDS, path_of
+from lockstep.devcluster.host.processes import TIED
+from lockstep.kube.cluster import MERGE, ApiError, Cluster
+from lockstep.kube.kinds import KINDS, path_of
 from lockstep_gang.contract import (
     JOB_HEADER,
     SIGNATURE_HEADER,
@@ -64,7 +64,7 @@ NODES = 2
 QUIET_SECONDS = 20.0
 REPORT_SECONDS = 15.0
 ADDRESSES = 32
-IMPORTED = "import time, lockstep.platforms.kubernetes.replica; print('imported', flush=True); time.sleep(60)"
+IMPORTED = "import time, lockstep.platforms.operator.replica; print('imported', flush=True); time.sleep(60)"
 
 
 def megabytes(pid: int) -> float:
@@ -101,7 +101,7 @@ class OperatorUnderTest:
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = [*TIED, sys.executable, "-m", "lockstep.platforms.kubernetes.replica"]
+        command = [*TIED, sys.executable, "-m", "lockstep.platforms.operator.replica"]
         return subprocess.Popen(command, env=self._environment, stdout=self._log, stderr=self._log)
 
     async def revive(self) -> None:

@@ -36,7 +36,7 @@ from bench.peers_controlplane import measure_bursts, measure_sizes
 from bench.peers_faults import measure_faults
 from bench.peers_figures import Object, goals, tables
 from bench.peers_install import PEERS, build
-from lockstep.devcluster.layout import cache_root
+from lockstep.devcluster.host.layout import cache_root
 
 PARTS = ("sizes", "burst", "faults")
 

@@ -21,10 +21,10 @@ from bench.operator_scale import OperatorUnderTest, job_of, megabytes, say
 from bench.peers_figures import JOBSET, LOCKSTEP, OWN, TRAINER, Object, count_writes, percentiles, writes_per_job
 from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port, identity
 from control_plane import AUDIT_LOG, connected, control_plane
+from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.api.yamltext import load_yaml
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.kinds import path_of
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.kinds import path_of
 
 OPERATOR = "lockstep"
 OPERATOR_ACCOUNT = (OPERATOR_NAMESPACE, OPERATOR_NAME)

@@ -24,13 +24,13 @@ from bench.peers_figures import JOBSET, LOCKSTEP, TRAINER, Life, Object, conditi
 from bench.peers_install import JOBSET_MANAGER, TORCH_RUNTIME, TRAINER_MANAGER, Installed, Manager, created_at_last, free_port
 from control_plane import connected
 from installed_operator import local_objects
+from lockstep.api.files.yamltext import load_yaml
 from lockstep.api.names import API_VERSION
-from lockstep.api.yamltext import load_yaml
-from lockstep.cli.devcluster import bring_up
+from lockstep.cli.clusters.devcluster import bring_up
+from lockstep.devcluster.host.layout import NUMBER, default_layout
 from lockstep.devcluster.images import BASE
-from lockstep.devcluster.layout import NUMBER, default_layout
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.install import install
+from lockstep.kube.cluster import Cluster
+from lockstep.platforms.clusters.install import install
 from own_cluster import NUMBERS, own_number
 
 NODES = 2

@@ -27,9 +27,9 @@ import aiohttp
 import yaml
 
 from lockstep.devcluster import binary
-from lockstep.devcluster.processes import TIED
-from lockstep.platforms.kubernetes.cluster import ApiError, Cluster
-from lockstep.platforms.kubernetes.kinds import path_of
+from lockstep.devcluster.host.processes import TIED
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.kinds import path_of
 
 Object = dict[str, Any]
 BUILD_OPTIONS = ["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", "-s -w"]

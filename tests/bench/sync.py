@@ -140,10 +140,10 @@ def main() -> None:
     from kubernetes import client, config, dynamic
 
     from cluster_jobs import prepare
-    from lockstep.cli.deploy import Mode, install_cluster
-    from lockstep.cli.devcluster import bring_up
+    from lockstep.cli.clusters.deploy import Mode, install_cluster
+    from lockstep.cli.clusters.devcluster import bring_up
     from lockstep.devcluster import binary
-    from lockstep.devcluster.layout import cache_root
+    from lockstep.devcluster.host.layout import cache_root
 
     os.environ.setdefault("KUBECONFIG", str(bring_up()))
     install_cluster("local", Mode.AUTO, None, lambda line: None)

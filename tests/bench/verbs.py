@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.devcluster.layout import default_layout
+from lockstep.devcluster.host.layout import default_layout
 
 BIN = Path(sys.executable).parent
 RUNS, ENDED = "bench-runs", "bench-ended"

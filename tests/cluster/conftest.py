@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from kubernetes import client, config, dynamic
 
-from lockstep.cli.devcluster import bring_up
+from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.devcluster import binary
-from lockstep.devcluster.layout import cache_root
+from lockstep.devcluster.host.layout import cache_root
 from own_cluster import GIVEN, own_number
 from side_by_side import Parts, file_of, longest_first
 

@@ -19,10 +19,10 @@ from crd_rule_cases import CASES, NUMBERS, WrittenRule, job, profile, training, 
 from crd_server import Server, stored, told
 from golden.plan_strategies import jobs, profiles
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.crd import training_cluster_crd, training_job_crd
+from lockstep.api.files.yamlnodes import plain_value
+from lockstep.api.generate.crd import training_cluster_crd, training_job_crd
 from lockstep.api.job import TrainingJob
 from lockstep.api.names import GROUP
-from lockstep.api.yamlnodes import plain_value
 
 CRDS = [training_job_crd(), training_cluster_crd()]
 RULES = pytest.mark.parametrize("rule", list(CASES), ids=lambda rule: rule.message[:40])

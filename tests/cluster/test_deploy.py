@@ -17,10 +17,10 @@ from kubernetes import config, dynamic
 from cluster_jobs import SCRIPTS, Jobs, kubeconfig_of, until
 from installed_operator import local_profile
 from lockstep.cli.main import main
+from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
-from lockstep.devcluster.layout import default_layout
 from lockstep.devcluster.python_volume import publish_code
-from lockstep.plan.scope import definitions_command
+from lockstep.plan.cluster.scope import definitions_command
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 CHECKOUT = Path(__file__).resolve().parents[2]

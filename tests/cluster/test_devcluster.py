@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.devcluster import cgroups, cluster, node, processes
-from lockstep.devcluster.hostfolders import remove_unused
+from lockstep.devcluster import cluster, node
+from lockstep.devcluster.host import cgroups, processes
+from lockstep.devcluster.host.hostfolders import remove_unused
+from lockstep.devcluster.host.layout import Layout, cache_root
 from lockstep.devcluster.images import BASE
 from lockstep.devcluster.kubeconfig import client_kubeconfig
-from lockstep.devcluster.layout import Layout, cache_root
 from own_cluster import NOBODYS
 
 LAYOUT = Layout(name="test", index=NOBODYS, root=cache_root())
@@ -236,7 +237,7 @@ def start_and_kill(seconds: float) -> None:
     """An `up` from nothing that is killed after so long. The moment is what these tests are about: no event would name it."""
     cluster.down(LAYOUT, print)
     code = (
-        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.layout import Layout, cache_root\n"
+        "from lockstep.devcluster import cluster\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
         f"cluster.up(Layout('test', {LAYOUT.index}, cache_root()), cluster.Wanted(nodes={WANTED.nodes}), print)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
@@ -262,7 +263,7 @@ def test_an_up_that_is_killed_in_the_middle_is_cleaned_by_down(seconds: float) -
 def test_a_daemon_whose_starter_was_killed_before_it_joined_its_group_is_replaced_not_doubled() -> None:
     cluster.down(LAYOUT, print)
     code = (
-        "from lockstep.devcluster import processes\nfrom lockstep.devcluster.layout import Layout, cache_root\n"
+        "from lockstep.devcluster.host import processes\nfrom lockstep.devcluster.host.layout import Layout, cache_root\n"
         f"layout = Layout('test', {LAYOUT.index}, cache_root())\nprocesses.JOIN = 'sleep 2; ' + processes.JOIN\n"
         "late = processes.start(layout.daemons, 'etcd', ['sleep', '1000'], layout.log('etcd'), f'{layout.cgroup}/etcd', layout.starting)\n"
         "processes.record(layout.daemons, 'etcd').unlink()\nprint(late.pid)\n"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.images import BASE
-from lockstep.devcluster.layout import default_layout
 from own_cluster import GIVEN
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]

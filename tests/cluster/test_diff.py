@@ -15,13 +15,13 @@ import yaml
 
 from golden.plan_cases import CHECKOUT, CONTEXT
 from golden.plan_cases import cluster as profile_of
+from lockstep.api.files.yamltext import dump_all_yaml, dump_yaml
 from lockstep.api.job import TrainingJob
-from lockstep.api.yamltext import dump_all_yaml, dump_yaml
-from lockstep.plan.objects import render
-from lockstep.plan.resolve import PlatformDefaults, resolve
+from lockstep.plan.render.objects import render
+from lockstep.plan.render.resolve import PlatformDefaults, resolve
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-DIFF = "import typer; from lockstep.cli.diff import diff; app = typer.Typer(); app.command()(diff); app()"
+DIFF = "import typer; from lockstep.cli.jobs.diff import diff; app = typer.Typer(); app.command()(diff); app()"
 # Suspended, of a TrainingCluster that doesn't exist: no operator starts it, whichever may be there.
 SPEC = {"cluster": "lockstep-test-none", "suspend": True, "script": {"path": "a.py"}, "restart": {"maxRestarts": 2}}
 

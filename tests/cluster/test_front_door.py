@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.api.yamltext import dump_yaml
+from lockstep.api.files.yamltext import dump_yaml
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -15,11 +15,11 @@ from golden.plan_cases import CASES, CONTEXT, HOSTILE, Case, expanded, job, pod_
 from golden.plan_cases import cluster as profile_of
 from golden.plan_strategies import jobs, profiles
 from lockstep.api.cluster import TrainingCluster
+from lockstep.api.files.yamltext import dump_yaml
 from lockstep.api.job import TrainingJob
-from lockstep.api.yamltext import dump_yaml
 from lockstep.plan.diff import changes, needs_recreation
-from lockstep.plan.objects import render
-from lockstep.plan.resolve import PlatformDefaults, Refused, resolve
+from lockstep.plan.render.objects import render
+from lockstep.plan.render.resolve import PlatformDefaults, Refused, resolve
 
 PATHS = {
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",

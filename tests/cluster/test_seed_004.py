@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from lockstep.devcluster import binary
-from lockstep.devcluster.layout import cache_root
+from lockstep.devcluster.host.layout import cache_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUIDE = CHECKOUT / "docs/how-to/multi-node-guide.md"

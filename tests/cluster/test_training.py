@@ -18,15 +18,15 @@ from cluster.operator.test_verbs import lockstep
 from cluster_demo import demo_files
 from cluster_jobs import API, Jobs, prepare, until
 from lockstep.api.job import TrainingJob
-from lockstep.cli.deploy import Mode, install_cluster
-from lockstep.cli.quickstart import demo_folder
-from lockstep.cli.target import load
-from lockstep.plan.reader import LABEL_READER_OF
-from lockstep.plan.resolve import PlatformDefaults, resolve
-from lockstep.platforms.kubernetes import reader
-from lockstep.platforms.kubernetes.client import connect
-from lockstep.platforms.kubernetes.exec import Place
-from lockstep.platforms.kubernetes.files import run_in_pod
+from lockstep.cli.clusters.deploy import Mode, install_cluster
+from lockstep.cli.clusters.quickstart import demo_folder
+from lockstep.cli.shared.target import load
+from lockstep.kube.client import connect
+from lockstep.kube.exec import Place
+from lockstep.plan.render.readerpod import LABEL_READER_OF
+from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.platforms.files import reader
+from lockstep.platforms.files.files import run_in_pod
 from rounding import forward_roundings, gradient_roundings, tolerance
 
 # Of the demo's model and batches: sums in another order.

@@ -16,8 +16,8 @@ from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, until
 from corpus.of_processes import BOTH_WAIT, RANKS, TORCH
 from corpus.verdicts import Expected, Fault
 from lockstep.api.names import COORDINATOR_PORT, OPERATOR_NAME, OPERATOR_NAMESPACE
-from lockstep.devcluster import processes
-from lockstep.devcluster.layout import default_layout
+from lockstep.devcluster.host import processes
+from lockstep.devcluster.host.layout import default_layout
 
 STEPS = RANKS + "for step in range(4, 100000): steps(step, step)\n"
 

@@ -46,7 +46,7 @@ class DeepSpeedSession:
         settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
         optimizer = torch.optim.AdamW(model.parameters())
         self._engine = prepare_deepspeed().initialize(model=model, optimizer=optimizer, config=settings)[0]
-        from lockstep_train.checkpoint.zero_access import create_optimizer_state
+        from lockstep_train.checkpoint.zero.zero_access import create_optimizer_state
 
         create_optimizer_state(self._engine, 1)
 

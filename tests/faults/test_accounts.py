@@ -17,8 +17,8 @@ from kubernetes import config, dynamic
 
 from cluster_jobs import Jobs, kubeconfig_of, kubeconfig_of_account
 from control_plane import connected, control_plane
-from lockstep.platforms.kubernetes.cluster import MERGE
-from unit.test_every_verb import REMOTE, arguments, run, write_cluster_file, write_job_file
+from lockstep.kube.cluster import MERGE
+from unit.cli.test_every_verb import REMOTE, arguments, run, write_cluster_file, write_job_file
 
 NAMESPACE = "lockstep"
 FAILED = "RanksFailed"

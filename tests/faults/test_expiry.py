@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from control_plane import connected, control_plane
-from lockstep.platforms.kubernetes import expiry
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.expiry import expiring
+from lockstep.kube import expiry
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.expiry import expiring
 
 PATIENCE_SECONDS = 120.0
 

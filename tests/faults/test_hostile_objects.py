@@ -21,7 +21,7 @@ from kubernetes import client
 
 from cluster_jobs import Jobs, prepare, until
 from lockstep.api.names import job_labels
-from lockstep.plan.observed import DEPTH_MAX
+from lockstep.api.objects import DEPTH_MAX
 from operator_faults import Rig, free_port, rig_in
 from played_job import PlayedJob
 

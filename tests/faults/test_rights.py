@@ -20,10 +20,10 @@ from kubernetes import client, config, dynamic
 from cluster_jobs import Jobs, kubeconfig_of, prepare, until
 from control_plane import AUDIT_LOG, CHECKOUT, connected, control_plane, default_objects, local_profile
 from lockstep.api.names import OPERATOR_NAME, OPERATOR_NAMESPACE, TLS_SECRET, report_url
-from lockstep.plan.scope import NAMED_BINDING, PROFILE_KEY, Scope
-from lockstep.platforms.kubernetes.certificate import Certificates, renew
-from lockstep.platforms.kubernetes.install import operator_objects
-from lockstep.platforms.kubernetes.send import Sent, send_permitted
+from lockstep.plan.cluster.scope import NAMED_BINDING, PROFILE_KEY, Scope
+from lockstep.platforms.clusters.install import operator_objects
+from lockstep.platforms.clusters.send import Sent, send_permitted
+from lockstep.platforms.operator.certificate import Certificates, renew
 from lockstep_gang.contract import State
 from operator_faults import SCENARIOS, Rig, free_port, is_complete, is_failed, is_suspended, rig_in, running
 from played_job import JOB, PlayedJob

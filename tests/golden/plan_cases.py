@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.cluster import TrainingCluster
-from lockstep.api.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.yamltext import dump_all_yaml
 from lockstep.api.job import TrainingJob
-from lockstep.api.yamltext import dump_all_yaml
-from lockstep.plan.objects import RenderContext, render
-from lockstep.plan.resolve import PlatformDefaults, Resolved, resolve
-from lockstep.plan.run import report_target
+from lockstep.plan.render.objects import RenderContext, render
+from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep.plan.render.run import report_target
 
 GOLDEN = Path(__file__).resolve().parent
 CHECKOUT = GOLDEN.parents[1]

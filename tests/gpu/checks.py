@@ -9,7 +9,7 @@ from collections.abc import Callable
 from scene import STEPS, NotHere, Scene, stop, whole
 
 from lockstep_gang.contract.fabric import RankFabric
-from lockstep_gang.lifecycle.nccl import read_line
+from lockstep_gang.lifecycle.fabric.nccl import read_line
 from rounding import forward_roundings, gradient_roundings, tolerance
 
 FORWARD = forward_roundings(hidden=128, intermediate=344, attention=128, vocabulary=1024, sequence=64, layers=4)

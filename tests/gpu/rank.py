@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep_train.environment import RankEnvironment
+    from lockstep_train.base.environment import RankEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "workspace"), str(ROOT / "tests" / "gpu"), str(ROOT / "tests" / "train"), str(ROOT / "tests")]
@@ -33,7 +33,7 @@ def on_one_card() -> None:
     """All ranks of this machine compute on its first card. Without one nothing changes."""
     import torch
 
-    from lockstep_train.engine import ranks
+    from lockstep_train.base import ranks
 
     join = ranks.join
 
@@ -70,7 +70,7 @@ def exhaust() -> None:
 
 def record(path: Path) -> None:
     """Write the flight recorder's record when the ranks leave: what a watchdog would write of ranks that hang."""
-    from lockstep_train.engine import ranks
+    from lockstep_train.base import ranks
     from lockstep_train.watch import flight
 
     leave = ranks.leave

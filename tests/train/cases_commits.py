@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from lockstep_train.checkpoint.chain import Claim
-from lockstep_train.checkpoint.identity import Identity
-from lockstep_train.checkpoint.layout import MANIFEST, parse_commit, shard_file
-from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, encode
-from lockstep_train.engine.ranks import Ranks
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.format.chain import Claim
+from lockstep_train.checkpoint.format.identity import Identity
+from lockstep_train.checkpoint.format.layout import MANIFEST, parse_commit, shard_file
+from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
 
 CLAIM = Claim(None, None)
 RANKS = 2

@@ -18,21 +18,22 @@ from torch.distributed import PrefixStore
 
 from lockstep_sizes.choices import DataFormat, Precision, TrainOn
 from lockstep_train import __main__ as trainer
-from lockstep_train.data import isolation, pool, share, source
-from lockstep_train.data.attention import choose_attention
-from lockstep_train.data.collate import collate
-from lockstep_train.data.files import whole_files
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.runfile import read_run
+from lockstep_train.data import isolation, share
 from lockstep_train.data.load import Dataset
-from lockstep_train.data.records import Conversation
-from lockstep_train.data.tokeniser import load_tokeniser
-from lockstep_train.data.tokenize import IGNORED, Example, encode_samples
-from lockstep_train.data.turns import TemplateChoice
-from lockstep_train.data.wire import batch_of
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.data.read.files import whole_files
+from lockstep_train.data.read.records import Conversation
+from lockstep_train.data.sequences.collate import collate
+from lockstep_train.data.tokens import pool, source
+from lockstep_train.data.tokens.attention import choose_attention
+from lockstep_train.data.tokens.tokenize import IGNORED, Example, encode_samples
+from lockstep_train.data.tokens.tokenizer import load_tokeniser
+from lockstep_train.data.tokens.turns import TemplateChoice
+from lockstep_train.data.tokens.wire import batch_of
 from lockstep_train.engine.loss import TokenLoss, tile_head
-from lockstep_train.environment import rank_environment
-from lockstep_train.errors import ConfigError
-from lockstep_train.runfile import read_run
 from rounding import SAME_LOSS, TINY, gradient_roundings, tolerance
 
 TEMPLATE = (

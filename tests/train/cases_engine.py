@@ -15,20 +15,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_sizes.choices import ZeroStage
 from lockstep_train.assemble import Run, assemble
-from lockstep_train.checkpoint import zero_access
-from lockstep_train.data.collate import Batch
-from lockstep_train.data.tokenize import IGNORED
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.errors import TrainerError
+from lockstep_train.base.runfile import read_run
+from lockstep_train.base.stop import StopSignal
+from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.tokens.tokenize import IGNORED
 from lockstep_train.engine import tiles
 from lockstep_train.engine.loss import TokenLoss, tile_head, whole_loss
 from lockstep_train.engine.start import prepare_deepspeed
-from lockstep_train.environment import rank_environment
-from lockstep_train.errors import TrainerError
 from lockstep_train.evaluate import evaluate
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
-from lockstep_train.runfile import read_run
-from lockstep_train.stop import StopSignal
 from rounding import SAME_LOSS, gradient_roundings, tolerance
 
 

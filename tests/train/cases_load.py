@@ -16,10 +16,10 @@ from rank_cases import CountCollectives, set_constants
 from lockstep_sizes.choices import Precision
 from lockstep_train import __main__ as trainer
 from lockstep_train import generate
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.start import prepare_deepspeed
-from lockstep_train.environment import rank_environment
-from lockstep_train.errors import ConfigError
 from lockstep_train.model import load as loading
 from lockstep_train.model.slices import SliceLoad, reading_slices
 
@@ -278,8 +278,8 @@ def compare_a_run_with_secondary_shards() -> None:
     are fingerprinted in several chunks, most shards in one."""
     from rank_cases import assembled
 
+    from lockstep_train.base.errors import TrainerError
     from lockstep_train.engine.secondary import check_secondary_shards
-    from lockstep_train.errors import TrainerError
 
     set_constants({"engine.secondary.CHUNK": 1000})
     keep_nothing_resident()
@@ -350,7 +350,7 @@ def without_loading(late: bool = False) -> int:
 def unpacked_like_packed() -> None:
     """Layers whose rows are whole blocks, at any number of rows: no weight is farther from what it was than half the widest step of its block's scale."""
     from lockstep_sizes.shape import NF4_BLOCK as BLOCK
-    from lockstep_train.imports import import_bitsandbytes
+    from lockstep_train.base.imports import import_bitsandbytes
 
     functional = import_bitsandbytes().functional
     codes = functional.get_4bit_type("nf4", device="cpu").sort().values
@@ -366,7 +366,7 @@ def unpacked_like_packed() -> None:
 
 def without_room_for_saves(how: str) -> int:
     """Train where one rank's node is said to have little host memory, or where a rank gets none of it."""
-    from lockstep_train.checkpoint import snapshot
+    from lockstep_train.checkpoint.save import snapshot
     from lockstep_train.memory import host
 
     def refused(size: int, pinned: bool) -> Any:

@@ -14,19 +14,19 @@ from rank_cases import add_result
 
 from lockstep_sizes.choices import NonFinitePolicy, Precision
 from lockstep_sizes.memory import Place, estimate
-from lockstep_train.config import TrainingConfig
-from lockstep_train.data.collate import Batch
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.runfile import parse_training
+from lockstep_train.data.sequences.collate import Batch
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.environment import rank_environment
 from lockstep_train.memory.settings import settings_of
 from lockstep_train.memory.shape import read_shape
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
-from lockstep_train.runfile import parse_training
 from peak_memory import PeakMemory
 
 VOCABULARY = 2048

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save
 
 from lockstep_sizes.choices import Content
 from lockstep_train import merge
-from lockstep_train.checkpoint.identity import Identity
-from lockstep_train.checkpoint.layout import MANIFEST, shard_file
-from lockstep_train.checkpoint.manifest import FragmentRecord, Manifest, ShardRecord, encode
-from lockstep_train.config import TrainingConfig
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.checkpoint.format.identity import Identity
+from lockstep_train.checkpoint.format.layout import MANIFEST, shard_file
+from lockstep_train.checkpoint.format.manifest import FragmentRecord, Manifest, ShardRecord, encode
 from lockstep_train.model.base_files import hash_base
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.load import base_digest, quiet_transformers

@@ -13,22 +13,22 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from lockstep_sizes.choices import NonFinitePolicy
-from lockstep_train.checkpoint import zero_access
-from lockstep_train.config import TrainingConfig
-from lockstep_train.data.collate import Batch
-from lockstep_train.data.tokenize import IGNORED
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.imports import import_bitsandbytes
+from lockstep_train.base.runfile import parse_training
+from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.tokens.tokenize import IGNORED
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.step import Stepper
-from lockstep_train.environment import rank_environment
-from lockstep_train.errors import ConfigError
 from lockstep_train.export import write_adapter
-from lockstep_train.imports import import_bitsandbytes
 from lockstep_train.model.experts import count_experts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.report import Reporter
-from lockstep_train.runfile import parse_training
 from lockstep_train.watch import UNWATCHED
 
 STEPS = 3

@@ -13,18 +13,18 @@ import torch
 import torch.distributed as dist
 from rank_cases import CountCollectives, add_result, set_constants
 
-from lockstep_train.checkpoint import zero_access, zero_restore
-from lockstep_train.checkpoint.identity import Identity
-from lockstep_train.checkpoint.kinds import FULL, LITE, WEIGHTS, kinds_of
-from lockstep_train.checkpoint.load import ShardReader, direct
-from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, decode, shapes
-from lockstep_train.checkpoint.replicas import local_only
-from lockstep_train.checkpoint.save import Job, Saved, Saver
-from lockstep_train.checkpoint.self_test import self_test
-from lockstep_train.checkpoint.upkeep import Upkeep
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.checkpoint.format.identity import Identity
+from lockstep_train.checkpoint.format.kinds import FULL, LITE, WEIGHTS, kinds_of
+from lockstep_train.checkpoint.format.load import ShardReader, direct
+from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
+from lockstep_train.checkpoint.save.replicas import local_only
+from lockstep_train.checkpoint.save.save import Job, Saved, Saver
+from lockstep_train.checkpoint.save.upkeep import Upkeep
+from lockstep_train.checkpoint.zero import zero_access, zero_restore
+from lockstep_train.checkpoint.zero.self_test import self_test
 from lockstep_train.engine.start import prepare_deepspeed
-from lockstep_train.environment import rank_environment
 
 STEPS = {"Full": 1, "Lite": 2}
 """Each is committed as a step of its own: the keys in the store are named by it."""

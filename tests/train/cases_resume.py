@@ -13,10 +13,10 @@ from rank_cases import assembled
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import batches, steps
-from lockstep_train.checkpoint import zero_access
-from lockstep_train.checkpoint.load import ShardReader
-from lockstep_train.checkpoint.manifest import decode
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.checkpoint.format.load import ShardReader
+from lockstep_train.checkpoint.format.manifest import decode
+from lockstep_train.checkpoint.zero import zero_access
 
 
 def record_samples(output: str, kill: int | None) -> int:

@@ -19,18 +19,20 @@ from rank_cases import CountCollectives, assembled
 from safetensors.torch import load_file
 
 from lockstep_train import __main__ as trainer
-from lockstep_train.checkpoint import commit, durable, save, snapshot, write, zero_access
-from lockstep_train.checkpoint.chain import Claim, Record
-from lockstep_train.checkpoint.kinds import FULL
-from lockstep_train.checkpoint.manifest import decode
-from lockstep_train.checkpoint.replicas import local_only
-from lockstep_train.checkpoint.upkeep import Upkeep
-from lockstep_train.checkpoint.volume import write_record
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import durable
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.stop import StopSignal
+from lockstep_train.checkpoint.format.chain import Claim, Record
+from lockstep_train.checkpoint.format.kinds import FULL
+from lockstep_train.checkpoint.format.manifest import decode
+from lockstep_train.checkpoint.format.volume import write_record
+from lockstep_train.checkpoint.save import commit, save, snapshot
+from lockstep_train.checkpoint.save.replicas import local_only
+from lockstep_train.checkpoint.save.upkeep import Upkeep
+from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine import step as engine_step
-from lockstep_train.environment import rank_environment
 from lockstep_train.steps import Steps
-from lockstep_train.stop import StopSignal
 
 
 def count_collectives_of_a_save() -> None:
@@ -80,7 +82,7 @@ def dies(whole: Callable[..., Any], step: int, rank: int) -> Callable[..., Any]:
 def die_writing(file: str, step: int, rank: int) -> int:
     """Train, and be killed with half of `file` (the shard or the manifest) of `step` written on `rank`."""
     if file == "shard":
-        write.write_pages_durably = dies(durable.write_pages_durably, step, rank)
+        snapshot.write_pages_durably = dies(durable.write_pages_durably, step, rank)
     else:
         commit.write_durably = dies(durable.write_durably, step, rank)
     return trainer.main([])
@@ -307,7 +309,7 @@ def kill_at(point: str, saver: save.Saver) -> None:
         "before rotation": (saver.upkeep, "committed"),
     }
     if point == "in the shard":
-        write.write_pages_durably = dies(durable.write_pages_durably, 4, saver._ranks.rank)
+        snapshot.write_pages_durably = dies(durable.write_pages_durably, 4, saver._ranks.rank)
     elif point == "in the manifest":
         commit.write_durably = dies(durable.write_durably, 4, saver._ranks.rank)
     else:

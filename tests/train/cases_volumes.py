@@ -8,13 +8,14 @@ from typing import Any
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import loop
-from lockstep_train.checkpoint import line, storage
+from lockstep_train.base import volumes
+from lockstep_train.checkpoint.save import line
 from lockstep_train.engine import step as engine_step
 
 
 def impatient() -> int:
     """Train, but wait one second for a mark on the volume."""
-    storage.nodes_share.__defaults__ = (1.0,)
+    volumes.nodes_share.__defaults__ = (1.0,)
     return trainer.main([])
 
 

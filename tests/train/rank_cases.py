@@ -20,17 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep_train import __main__ as trainer
 from lockstep_train import assemble as assembling
-from lockstep_train.checkpoint import zero_access
-from lockstep_train.checkpoint.save import Saver
-from lockstep_train.engine import ranks as engine_ranks
+from lockstep_train.base import ranks as engine_ranks
+from lockstep_train.base.environment import rank_environment
+from lockstep_train.base.runfile import read_run
+from lockstep_train.base.stop import StopSignal
+from lockstep_train.checkpoint.save.save import Saver
+from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine import step as engine_step
 from lockstep_train.engine.loss import TokenLoss
-from lockstep_train.environment import rank_environment
 from lockstep_train.loop import train
 from lockstep_train.report import Reporter
-from lockstep_train.runfile import read_run
 from lockstep_train.steps import Steps
-from lockstep_train.stop import StopSignal
 
 SKIPPING = ("slow_volume", "copy_beside_a_step", "fail_unexpectedly")
 """Cases about ranks that go on beside a save, as they really do."""

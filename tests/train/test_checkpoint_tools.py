@@ -10,7 +10,7 @@ import pytest
 from rank_harness import ForkServer, RunFile
 from typer.testing import CliRunner
 
-from lockstep.cli import adapter, checkpoint
+from lockstep.cli.files import adapter, checkpoint
 from lockstep_train import inspect
 
 SHARDS = [f"shard-r0000{rank}-of-00002.safetensors" for rank in (0, 1)]

@@ -14,7 +14,7 @@ import pytest
 from rank_harness import ForkServer, RunFile
 
 from hub_server import TOKEN, Hub, running_hub
-from lockstep_train.checkpoint.manifest import Manifest, decode
+from lockstep_train.checkpoint.format.manifest import Manifest, decode
 
 NAME = "org/texts"
 CARD = b"---\nconfigs:\n- config_name: small\n  data_files:\n  - {split: train, path: small/train*}\n  - {split: test, path: small/test*}\n---\n"

@@ -9,7 +9,7 @@ import pytest
 from rank_harness import ForkServer, RunFile
 from typer.testing import CliRunner
 
-from lockstep.cli import adapter
+from lockstep.cli.files import adapter
 from lockstep_train import export
 
 

@@ -17,7 +17,7 @@ import yaml
 from rank_harness import ForkServer, RunFile
 
 from hub_server import TOKEN, Hub, running_hub
-from lockstep_train.checkpoint.manifest import Manifest, decode
+from lockstep_train.checkpoint.format.manifest import Manifest, decode
 from s3_server import running_s3
 
 NAME = "org/tiny"

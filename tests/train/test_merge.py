@@ -10,7 +10,7 @@ import pytest
 from rank_harness import ForkServer, Outcomes
 from typer.testing import CliRunner
 
-from lockstep.cli import adapter
+from lockstep.cli.files import adapter
 from rounding import forward_roundings, tolerance
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]

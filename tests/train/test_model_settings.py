@@ -12,8 +12,8 @@ import torch
 
 from lockstep_sizes.choices import Method, Quantization, ZeroStage
 from lockstep_sizes.shape import Weight, shape_of
-from lockstep_train.config import LoraConfig
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.config import LoraConfig
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.model.experts import LayerUsage, chosen_experts, layer_number, usage_fields
 from lockstep_train.model.initial import description_differences, tensor_differences
 from lockstep_train.model.lora import adapter_names, add_lora

@@ -13,11 +13,11 @@ import pytest
 import torch.distributed as dist
 from cases_commits import CLAIM, lone_rank, write_commit
 
-from lockstep_train.checkpoint.chain import Record
-from lockstep_train.checkpoint.layout import shard_file
-from lockstep_train.checkpoint.resume import choose_start
-from lockstep_train.checkpoint.volume import write_record
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.checkpoint.format.chain import Record
+from lockstep_train.checkpoint.format.layout import shard_file
+from lockstep_train.checkpoint.format.volume import write_record
+from lockstep_train.checkpoint.resume.resume import choose_start
 
 MUTATIONS = 1000
 NEWEST, BEFORE = "step-4.a1", "step-2.a1"

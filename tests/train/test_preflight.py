@@ -11,7 +11,7 @@ import pytest
 
 from lockstep_gang.contract import AllReduce, Expected, PreflightReport, from_json, run_text
 from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
-from unit.gang_cases import Gang, gang
+from unit.gang.cases import Gang, gang
 
 SLOW = """
 import importlib, time

@@ -14,8 +14,8 @@ import pytest
 from rank_harness import ForkServer, RunFile
 
 from lockstep_train import generate
-from lockstep_train.checkpoint.manifest import Manifest, decode, encode
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.checkpoint.format.manifest import Manifest, decode, encode
 from lockstep_train.export import export
 from lockstep_train.merge import merge
 from rounding import SAME_LOSS, same_rounding_tolerance

@@ -16,7 +16,7 @@ from lockstep_sizes.choices import Method, Precision, ZeroStage
 from lockstep_sizes.families import shape_from_config
 from lockstep_sizes.memory import trained_elements
 from lockstep_sizes.settings import Adapter, Settings
-from lockstep_train.config import LoraConfig
+from lockstep_train.base.config import LoraConfig
 from lockstep_train.memory.shape import MEASURED, read_shape
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.lora import add_lora

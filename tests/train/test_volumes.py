@@ -11,7 +11,7 @@ import pytest
 from rank_harness import ForkServer, RunFile
 from test_resume import state
 
-from lockstep_train.checkpoint.manifest import Manifest, decode
+from lockstep_train.checkpoint.format.manifest import Manifest, decode
 
 
 def manifest(commit: Path) -> Manifest:

@@ -14,15 +14,16 @@ import traceback
 from pathlib import Path
 
 from lockstep_train import standby
-from lockstep_train.config import RunConfig
-from lockstep_train.ending import exit_code_of, leave_process
-from lockstep_train.environment import RankEnvironment, ignored_variables, rank_environment
-from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
+from lockstep_train.base import limits
+from lockstep_train.base.config import RunConfig
+from lockstep_train.base.ending import exit_code_of, leave_process
+from lockstep_train.base.environment import RankEnvironment, ignored_variables, rank_environment
+from lockstep_train.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_OUT_OF_MEMORY, ConfigError, Stopped, TrainerError
+from lockstep_train.base.runfile import read_run
+from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter, print_error
 from lockstep_train.report.sinks.choose import refuse_unusable
-from lockstep_train.runfile import read_run
-from lockstep_train.stop import StopSignal
-from lockstep_train.watch import Place, Watchdog, flight, limits
+from lockstep_train.watch import Place, Watchdog, flight
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -70,9 +71,9 @@ def _train(config: RunConfig, environment: RankEnvironment, reporter: Reporter, 
     watch.begin("Start of the ranks", limits.LOAD_SECONDS)
     flight.switch_on(config.run_dir / "logs")
     from lockstep_train.assemble import assemble
-    from lockstep_train.engine.ranks import join, leave
-    from lockstep_train.fetch.share import with_model_here
+    from lockstep_train.base.ranks import join, leave
     from lockstep_train.loop import train
+    from lockstep_train.model.fetched import with_model_here
     from lockstep_train.saving import finishing
 
     reporter.startup.done("imports")

@@ -9,27 +9,29 @@ from typing import Any
 
 from lockstep_sizes import length
 from lockstep_sizes.modelnames import model_title
-from lockstep_train.checkpoint import resume, zero_access
-from lockstep_train.checkpoint.chain import Claim
-from lockstep_train.checkpoint.kinds import kinds_of
-from lockstep_train.checkpoint.restore import restore
-from lockstep_train.checkpoint.save import Saver
-from lockstep_train.checkpoint.storage import nodes_share
-from lockstep_train.checkpoint.upkeep import start_upkeep
-from lockstep_train.checkpoint.zero_restore import set_counters
-from lockstep_train.config import RunConfig, TrainingConfig
-from lockstep_train.data.cachefolder import cache_folder
+from lockstep_train.base import limits
+from lockstep_train.base.config import RunConfig, TrainingConfig
+from lockstep_train.base.environment import RankEnvironment
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.volumes import nodes_share
+from lockstep_train.checkpoint.format.chain import Claim
+from lockstep_train.checkpoint.format.kinds import kinds_of
+from lockstep_train.checkpoint.resume import resume
+from lockstep_train.checkpoint.resume.restore import restore
+from lockstep_train.checkpoint.save.save import Saver
+from lockstep_train.checkpoint.save.upkeep import start_upkeep
+from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.checkpoint.zero.zero_restore import set_counters
+from lockstep_train.data.cache.cachefolder import cache_folder
 from lockstep_train.data.isolation import check_isolation
 from lockstep_train.data.load import Dataset, template_choice
 from lockstep_train.data.share import load_dataset
-from lockstep_train.data.tokeniser import load_tokeniser
-from lockstep_train.data.tokenize import Tokeniser
+from lockstep_train.data.tokens.tokenize import Tokeniser
+from lockstep_train.data.tokens.tokenizer import load_tokeniser
 from lockstep_train.describe import Description, changed_settings, manifest_template, run_identity
 from lockstep_train.engine.build import start_model
 from lockstep_train.engine.loss import TokenLoss
-from lockstep_train.engine.ranks import Ranks
-from lockstep_train.environment import RankEnvironment
-from lockstep_train.errors import ConfigError
 from lockstep_train.export import export_shards
 from lockstep_train.fetch.model import described
 from lockstep_train.memory.agree import agree_on_memory
@@ -39,7 +41,7 @@ from lockstep_train.model.experts import ExpertUsage, count_experts
 from lockstep_train.model.load import base_digest, model_folder
 from lockstep_train.report import Reporter
 from lockstep_train.saving import SaveReport
-from lockstep_train.watch import UNWATCHED, Watch, limits
+from lockstep_train.watch import UNWATCHED, Watch
 
 
 @dataclass(frozen=True)

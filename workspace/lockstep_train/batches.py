@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep_train.assemble import Run
-from lockstep_train.data.collate import Batch, collate
-from lockstep_train.data.sampler import global_batch, rank_micro_batches
+from lockstep_train.data.sequences.collate import Batch, collate
+from lockstep_train.data.sequences.sampler import global_batch, rank_micro_batches
 
 
 @dataclass(frozen=True)

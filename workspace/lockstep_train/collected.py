@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep_train.checkpoint.chain import candidates
-from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, CommitName, parse_commit
-from lockstep_train.checkpoint.manifest import Manifest, ShardRecord, decode, shapes
-from lockstep_train.checkpoint.readers import reading
-from lockstep_train.checkpoint.volume import View, merge_views, read_view, shard_problem
-from lockstep_train.errors import ConfigError, TrainerError, refusal
+from lockstep_train.base.errors import ConfigError, TrainerError, refusal
+from lockstep_train.checkpoint.format.chain import candidates
+from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, parse_commit
+from lockstep_train.checkpoint.format.manifest import Manifest, ShardRecord, decode, shapes
+from lockstep_train.checkpoint.format.readers import reading
+from lockstep_train.checkpoint.format.volume import View, merge_views, read_view, shard_problem
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep_sizes import length
-from lockstep_train.checkpoint import resume, zero_access
-from lockstep_train.checkpoint.identity import Identity, parameters_digest, training_settings
-from lockstep_train.checkpoint.manifest import Manifest
-from lockstep_train.config import OptimizationConfig, RunConfig, TrainingConfig
+from lockstep_train.base.config import OptimizationConfig, RunConfig, TrainingConfig
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.format.identity import Identity, parameters_digest, training_settings
+from lockstep_train.checkpoint.format.manifest import Manifest
+from lockstep_train.checkpoint.resume import resume
+from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.data.load import Dataset, data_settings
-from lockstep_train.engine.ranks import Ranks
 
 
 @dataclass

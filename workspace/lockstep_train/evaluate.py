@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep_train.data.collate import collate
-from lockstep_train.data.tokenize import Example
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.data.sequences.collate import collate
+from lockstep_train.data.tokens.tokenize import Example
 from lockstep_train.engine.loss import TokenLoss
-from lockstep_train.engine.ranks import Ranks
 
 AGREE_SECONDS = 2.0
 MOST_TURNS = 64

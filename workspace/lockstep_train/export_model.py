@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from lockstep_sizes.choices import Precision
-from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
-from lockstep_train.errors import reason_of, refusal
+from lockstep_train.base.durable import make_directory, sync_directory, write_durably
+from lockstep_train.base.errors import reason_of, refusal
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.folder import CONFIG, copy_others
 from lockstep_train.model.weight_files import weight_paths

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_sizes.modelnames import is_hub_name
-from lockstep_train.errors import ConfigError, TrainerError, refusal
+from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.fetch.model import fetched_near
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -59,7 +59,7 @@ def base_of(adapter: Path) -> Path:
 
 def load(folder: Path, adapter: Path | None) -> tuple[Any, Any]:
     """(model, tokeniser), on the first GPU if there is one. Raises ConfigError when a folder isn't what it should be."""
-    from lockstep_train.imports import import_peft
+    from lockstep_train.base.imports import import_peft
     from lockstep_train.model.load import quiet_transformers, refuse_missing_tensors
 
     if not (folder / "config.json").is_file():

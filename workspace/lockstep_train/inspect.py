@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.checkpoint.layout import CHAIN, MANIFEST, CommitName, record_file
-from lockstep_train.checkpoint.manifest import Manifest
-from lockstep_train.checkpoint.readers import Watch
-from lockstep_train.checkpoint.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
+from lockstep_train.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError, refusal, tell
+from lockstep_train.checkpoint.format.layout import CHAIN, MANIFEST, CommitName, record_file
+from lockstep_train.checkpoint.format.manifest import Manifest
+from lockstep_train.checkpoint.format.readers import Watch
+from lockstep_train.checkpoint.save.rotation import NEVER_ROTATED, Quality, best_commit, read_quality
 from lockstep_train.collected import Collection, Commit, collect
-from lockstep_train.errors import EXIT_DONE, EXIT_FAILED, ConfigError, TrainerError, refusal, tell
 
 Json = dict[str, Any]
 

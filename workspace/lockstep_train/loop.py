@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from lockstep_train.assemble import Run
-from lockstep_train.engine.ranks import vote
-from lockstep_train.errors import Stopped
+from lockstep_train.base import limits
+from lockstep_train.base.errors import Stopped
+from lockstep_train.base.ranks import vote
+from lockstep_train.base.stop import StopSignal
 from lockstep_train.evaluate import Leaving, evaluate
 from lockstep_train.model.experts import usage_fields
 from lockstep_train.outcome import export_outcome
 from lockstep_train.saving import save_at_border
 from lockstep_train.steps import Steps
-from lockstep_train.stop import StopSignal
-from lockstep_train.watch import limits
 
 NOTHING_TO_SAVE = "asked to stop before the first step: the state is the one it started from"
 

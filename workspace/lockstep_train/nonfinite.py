@@ -12,7 +12,7 @@ import torch
 from torch.distributed import DistError
 
 from lockstep_sizes.choices import Method
-from lockstep_train.errors import ConfigError, NonFinite, TrainerError
+from lockstep_train.base.errors import ConfigError, NonFinite, TrainerError
 
 if TYPE_CHECKING:
     from lockstep_train.assemble import Run

@@ -9,11 +9,11 @@ import torch
 
 from lockstep_sizes.choices import Method
 from lockstep_train.assemble import Run
-from lockstep_train.checkpoint import zero_access
+from lockstep_train.base import limits
+from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.export import write_adapter
 from lockstep_train.export_model import write_model
 from lockstep_train.model.dtypes import DTYPES
-from lockstep_train.watch import limits
 
 
 def export_outcome(run: Run) -> dict[str, str | None]:

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lockstep_train.errors import TrainerError
+from lockstep_train.base.errors import TrainerError
 from lockstep_train.report import Reporter
 
 if TYPE_CHECKING:
     from lockstep_train.assemble import Run
-    from lockstep_train.checkpoint.save import Saved
+    from lockstep_train.checkpoint.save.save import Saved
 
 
 class SaveReport:

@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import MutableMapping
 
-from lockstep_train.config import RunConfig
-from lockstep_train.startup import since_boot
+from lockstep_train.base.config import RunConfig
+from lockstep_train.base.startup import since_boot
 from lockstep_train.watch import flight
 
 VARIABLE = "LOCKSTEP_STANDBY"
@@ -54,7 +54,7 @@ def import_all(config: RunConfig) -> None:
     import lockstep_train.assemble
     import lockstep_train.loop
     import lockstep_train.saving  # noqa: F401
-    from lockstep_train.imports import import_engine, import_method
+    from lockstep_train.base.imports import import_engine, import_method
 
     import_engine()
     import_method(config.training)

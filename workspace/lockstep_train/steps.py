@@ -6,18 +6,18 @@ import time
 from collections import deque
 
 from lockstep_train.assemble import Run
+from lockstep_train.base import limits
+from lockstep_train.base.errors import NonFinite
+from lockstep_train.base.stop import StopSignal
 from lockstep_train.batches import StepBatches, step_batches
-from lockstep_train.checkpoint import zero_access
+from lockstep_train.checkpoint.zero import zero_access
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.schedule import learning_rate
 from lockstep_train.engine.step import Stepper, StepResult
 from lockstep_train.engine.waits import Waits
-from lockstep_train.errors import NonFinite
 from lockstep_train.nonfinite import explained
 from lockstep_train.report.pace import PaceTeller
 from lockstep_train.report.speed import across_ranks, measure_speed, peak_memory_bytes, peak_reserved_bytes
-from lockstep_train.stop import StopSignal
-from lockstep_train.watch import limits
 
 MEASURED_STEPS = 50
 

@@ -2,19 +2,82 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lockstep.api.interactive import Interactive, JobType
 from lockstep.api.model import DNS_NAME_PATTERN, DnsLabel, DnsName, Image, Model, Rule, immutable, list_map, utf8_bytes
 from lockstep.api.names import API_VERSION, JOB_NAME_MAX, JOB_NAME_PATTERN
 from lockstep.api.notify import Notify
 from lockstep.api.podtemplate import PodTemplate
 from lockstep.api.preflight import Preflight
 from lockstep.api.shared import DegradedPolicy, FabricMode, ImagePullSecrets, NcclVariable, StorageMode, Variable, VariableSet, values_fit
-from lockstep.api.timeouts import START_SECONDS, HangTimeouts, Seconds
 from lockstep.api.training import Training
+
+IDLE_SECONDS = 8 * 3600
+WARN_BEFORE_SECONDS = 1800
+IDLE_SECONDS_MAX = 366 * 86400
+
+
+class JobType(StrEnum):
+    """Batch: one run from start to end. Interactive: a dev environment, whose nodes run what they are asked to (`lockstep run --job`)."""
+
+    BATCH = "Batch"
+    INTERACTIVE = "Interactive"
+
+
+def _warns_before(interactive: Interactive) -> bool:
+    warn = interactive.warn_seconds
+    return warn is None or not interactive.idle_seconds or warn < interactive.idle_seconds
+
+
+class Interactive(Model):
+    """When an environment that nobody uses gives its GPUs back."""
+
+    idle_seconds: Annotated[int, Field(ge=0, le=IDLE_SECONDS_MAX)] = IDLE_SECONDS
+    """The job is suspended so long after the last run ended and the last shell was used; 0: never. docs/how-to/dev-environment.md says what counts as use."""
+    warn_seconds: Annotated[int | None, Field(ge=1, le=IDLE_SECONDS_MAX)] = None
+    """An event and a line in the log say so this long after the last use. Default: half an hour before idleSeconds, or half of it."""
+
+    resume: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Raise it to bring an environment back whose GPUs were released: `lockstep resume` does."""
+
+    RULES = (
+        Rule("self.resume >= oldSelf.resume", "resume may only be raised", holds=None, field="resume"),
+        Rule(
+            "!has(self.warnSeconds) || self.idleSeconds == 0 || self.warnSeconds < self.idleSeconds",
+            "warnSeconds must be less than idleSeconds",
+            _warns_before,
+            field="warnSeconds",
+        ),
+    )
+
+    @property
+    def warns_after_seconds(self) -> int:
+        """As written, or the default."""
+        return self.warn_seconds or max(self.idle_seconds - WARN_BEFORE_SECONDS, self.idle_seconds // 2)
+
+
+Seconds = Annotated[int, Field(ge=5, le=604800)]
+START_SECONDS = 1800
+"""An image of 20 GB at 20 MB/s takes 17 minutes."""
+
+
+class HangTimeouts(Model):
+    """How long a rank of a script may go without a report before all ranks are restarted. Counts from a rank's first reported step on."""
+
+    step_seconds: Seconds = 3600
+    """From one reported step to the next report."""
+    evaluate_seconds: Seconds = 7200
+    """In activity Evaluate."""
+    save_seconds: Seconds = 3600
+    """In activity Save."""
+    load_seconds: Seconds = 14400
+    """In activity Init, Fetch or Load."""
+    export_seconds: Seconds = 14400
+    """In activity Export."""
+
 
 LONGEST_SECONDS = 10 * 366 * 86400
 ARGUMENTS_BYTES_MAX = 128 << 10

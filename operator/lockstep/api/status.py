@@ -7,11 +7,92 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lockstep.api.fabricstatus import FabricStatus
-from lockstep.api.goodput import GoodputStatus
 from lockstep.api.model import Model, list_map
 from lockstep.api.notify import NotificationStatus
 from lockstep.api.preflight import ExcludedNodes, PreflightStatus
+
+Name = Annotated[str, Field(max_length=64)]
+Seconds = Annotated[int, Field(ge=0)]
+Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+Text = Annotated[str, Field(max_length=1024)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class FabricDifference(Model):
+    """Ranks of one node that are not as asked, or not as the others."""
+
+    node: Count
+    """The node's index in the job, which is the pod's too."""
+    node_name: Text | None = None
+    """The Node it runs on."""
+    ranks: Name
+    """Which of its ranks, for example 4–7."""
+    why: Text
+    """How they differ, and why if NCCL says so."""
+
+
+class FabricStatus(Model):
+    """What the ranks of the newest attempt use, from NCCL's own log. Condition FabricVerified judges it."""
+
+    transport: Name | None = None
+    """RDMA, TCP, NVLink, Plugin or gloo."""
+    network: Name | None = None
+    """NCCL's name of it, for example IB, Socket or a plugin's."""
+    hcas: Annotated[list[Name], Field(max_length=64)] = []
+    """RDMA devices that NCCL listed."""
+    link: Name | None = None
+    """IB or RoCE, with its speed where NCCL says it."""
+    interfaces: Annotated[list[Name], Field(max_length=64)] = []
+    """Network interfaces in use: of the data with TCP, else by which ranks find each other."""
+    gpu_direct: Name | None = None
+    """How NICs reach GPU memory: DMA-BUF, nvidia-peermem, On (NCCL does not say how) or Off."""
+    nccl_version: Name | None = None
+    """The version that rank 0 or the first other one logged."""
+    ranks_heard: Count = 0
+    """Ranks whose log has named their network."""
+    differing: Annotated[list[FabricDifference], Field(max_length=32)] = []
+    """Ranks that differ, by node."""
+
+
+class LossStatus(Model):
+    """What the failures of one cause have cost."""
+
+    cause: Annotated[str, Field(max_length=64)]
+    """Its kind, as in failure.cause."""
+    seconds: Seconds
+    """Time down, and time of steps done again."""
+    gpu_seconds: Seconds
+    """The same, times the GPUs that the job held."""
+
+
+class GoodputStatus(Model):
+    """Seconds since the job was accepted, by what they were spent on. Written with progress, otherwise at most every 5 minutes."""
+
+    percentage: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Training and evaluation, in per cent of the time since the pods ran, without the time stopped. Absent until a step was told: a script that tells
+    none may train or not, and a run that had nothing left to do has no goodput."""
+    queued_seconds: Seconds = 0
+    """Waiting for pods and nodes, with no failure to blame."""
+    preflight_seconds: Seconds = 0
+    """Checks before attempts."""
+    load_seconds: Seconds = 0
+    """From the start of the ranks to their first step, when no failure came before."""
+    train_seconds: Seconds = 0
+    """Steps that were not done before."""
+    unknown_seconds: Seconds = 0
+    """The ranks of a script ran, which has told no step yet."""
+    evaluate_seconds: Seconds = 0
+    """Evaluations."""
+    save_seconds: Seconds = 0
+    """Steps waited for a save, or results were written."""
+    lost_seconds: Seconds = 0
+    """Steps that a failure undid, done again."""
+    down_seconds: Seconds = 0
+    """From the last step before a failure to the next step."""
+    stopped_seconds: Seconds = 0
+    """From a stop that was asked for to the next start."""
+    losses: Annotated[list[LossStatus], Field(max_length=16)] = []
+    """Lost and down, by cause."""
 
 
 class ConditionType(StrEnum):
@@ -41,10 +122,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
-Text = Annotated[str, Field(max_length=1024)]
 REASON_PATTERN = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
-Count = Annotated[int, Field(ge=0)]
 
 
 class Condition(Model):

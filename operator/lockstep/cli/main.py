@@ -19,63 +19,63 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from lockstep.cli.consoles import is_plain
-from lockstep.cli.failures import EXIT_FAILED, EXIT_USAGE, told
-from lockstep.cli.signals import ending_like_ctrl_c
+from lockstep.cli.shared.consoles import is_plain
+from lockstep.cli.shared.failures import EXIT_FAILED, EXIT_USAGE, told
+from lockstep.cli.shared.signals import ending_like_ctrl_c
 from lockstep.platforms.output import put, put_text, tell
 
 VERBS = {
     "Start": {
-        "quickstart": "quickstart.quickstart",
-        "init": "init.app",
+        "quickstart": "clusters.quickstart.quickstart",
+        "init": "clusters.init.app",
     },
     "A job": {
-        "validate": "validate.validate",
-        "render": "render.render",
-        "plan": "plan.plan",
-        "preflight": "preflight.preflight",
-        "run": "run.run",
-        "diff": "diff.diff",
-        "diff-runs": "diff_runs.diff_runs",
-        "logs": "logs.logs",
-        "top": "top.top",
-        "get": "get.get",
-        "describe": "get.describe",
-        "why": "why.why",
-        "stacks": "stacks.stacks",
-        "drill": "drill.drill",
-        "events": "get.events",
-        "wait": "get.wait",
-        "suspend": "suspend.suspend",
-        "resume": "suspend.resume",
-        "stop": "suspend.stop",
-        "retry": "retry.retry",
-        "sync": "sync.sync",
-        "cp": "cp.cp",
-        "generate": "generate.generate",
-        "shell": "shell.shell",
-        "jupyter": "editor.jupyter",
-        "tensorboard": "editor.tensorboard",
-        "vscode": "editor.vscode",
-        "debug": "editor.debug",
-        "scale": "scale.scale",
-        "delete": "delete.delete",
-        "checkpoint": "checkpoint.app",
-        "adapter": "adapter.app",
-        "model": "model.app",
+        "validate": "jobs.validate.validate",
+        "render": "jobs.render.render",
+        "plan": "jobs.plan.plan",
+        "preflight": "jobs.preflight.preflight",
+        "run": "jobs.run.run",
+        "diff": "jobs.diff.diff",
+        "diff-runs": "jobs.diff_runs.diff_runs",
+        "logs": "jobs.logs.logs",
+        "top": "jobs.top.top",
+        "get": "jobs.get.get",
+        "describe": "jobs.get.describe",
+        "why": "jobs.why.why",
+        "stacks": "jobs.stacks.stacks",
+        "drill": "jobs.drill.drill",
+        "events": "jobs.get.events",
+        "wait": "jobs.get.wait",
+        "suspend": "jobs.suspend.suspend",
+        "resume": "jobs.suspend.resume",
+        "stop": "jobs.suspend.stop",
+        "retry": "jobs.retry.retry",
+        "sync": "files.sync.sync",
+        "cp": "files.cp.cp",
+        "generate": "files.generate.generate",
+        "shell": "files.shell.shell",
+        "jupyter": "files.editor.jupyter",
+        "tensorboard": "files.editor.tensorboard",
+        "vscode": "files.editor.vscode",
+        "debug": "files.editor.debug",
+        "scale": "jobs.scale.scale",
+        "delete": "jobs.delete.delete",
+        "checkpoint": "files.checkpoint.app",
+        "adapter": "files.adapter.app",
+        "model": "files.model.app",
     },
     "Clusters": {
-        "clusters": "clusters.list_clusters",
-        "cluster": "cluster.app",
-        "doctor": "doctor.doctor",
-        "deploy": "deploy.deploy",
-        "status": "overview.status",
-        "rollback": "clean.rollback",
-        "clean": "clean.clean",
-        "uninstall": "clean.uninstall",
-        "build": "build.build",
-        "version": "version.version",
-        "devcluster": "devcluster.app",
+        "clusters": "shared.clusters.list_clusters",
+        "cluster": "clusters.cluster.app",
+        "doctor": "clusters.doctor.doctor",
+        "deploy": "clusters.deploy.deploy",
+        "status": "clusters.overview.status",
+        "rollback": "clusters.clean.rollback",
+        "clean": "clusters.clean.clean",
+        "uninstall": "clusters.clean.uninstall",
+        "build": "clusters.build.build",
+        "version": "clusters.version.version",
+        "devcluster": "clusters.devcluster.app",
     },
 }
 """By the help page's panels: verb → module of this package, and the function or group of verbs in it."""
@@ -194,7 +194,7 @@ def app_of(verbs: Iterable[str]) -> typer.Typer:
 
 
 def _add(app: typer.Typer, verb: str, panel: str, where: str) -> None:
-    module, _, name = where.partition(".")
+    module, _, name = where.rpartition(".")
     found = getattr(import_module(f"lockstep.cli.{module}"), name)
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=verb, rich_help_panel=panel, cls=Verbs)
@@ -207,7 +207,7 @@ def _kind_of(verb: Callable[..., Any]) -> type[TyperCommand] | None:
     """Those that need job files take them as words, too."""
     if "file" not in signature(verb).parameters:
         return None
-    from lockstep.cli.inputs import TakesFiles
+    from lockstep.cli.shared.inputs import TakesFiles
 
     return TakesFiles
 
@@ -222,7 +222,7 @@ def __getattr__(name: str) -> Any:
 
 def print_version(asked: bool) -> None:
     if asked:
-        from lockstep.cli.version import own_version
+        from lockstep.cli.clusters.version import own_version
 
         put(own_version())
         raise typer.Exit
@@ -233,7 +233,7 @@ def options(
     show_version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Multi-node DeepSpeed fine-tuning on your own Kubernetes or OpenShift GPU cluster."""
-    from lockstep.cli.target import one_verb
+    from lockstep.cli.shared.target import one_verb
 
     context.with_resource(one_verb())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.api.errors import Failed
-from lockstep.devcluster.processes import TIED
+from lockstep.devcluster.host.processes import TIED
 
 SOURCE = Path(__file__).parent / "kube"
 MULTI_CALL = "lockstep-kube"

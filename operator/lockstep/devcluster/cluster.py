@@ -15,22 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.api.errors import Failed
-from lockstep.devcluster import (
-    binary,
-    cgroups,
-    controlplane,
-    hostfolders,
-    images,
-    multus,
-    network,
-    node,
-    processes,
-    python_volume,
-    rails,
-    server,
-    sysctls,
-)
-from lockstep.devcluster.layout import Layout, NodeLayout
+from lockstep.devcluster import binary, controlplane, images, multus, node, python_volume, rails, server
+from lockstep.devcluster.host import cgroups, hostfolders, network, processes, sysctls
+from lockstep.devcluster.host.layout import Layout, NodeLayout
 
 Say = Callable[[str], None]
 READY_TIMEOUT_SECONDS = 90.0

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from lockstep.devcluster.certificates import Authority
-from lockstep.devcluster.layout import Layout
+from lockstep.devcluster.host.layout import Layout
 
 CLUSTER_DOMAIN = "cluster.local"
 ADMIN_GROUP = "system:masters"

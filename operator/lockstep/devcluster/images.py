@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.devcluster.processes import TIED
+from lockstep.devcluster.host.processes import TIED
 
 BASE = "localhost/lockstep/base:1"
 PAUSE = "localhost/lockstep/pause:1"

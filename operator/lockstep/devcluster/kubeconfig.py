@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.devcluster.certificates import Authority
-from lockstep.devcluster.layout import Layout, default_layout
+from lockstep.devcluster.host.layout import Layout, default_layout
 
 
 def path(layout: Layout | None = None) -> Path:

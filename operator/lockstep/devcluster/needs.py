@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lockstep.api.errors import ConfigError
 from lockstep.devcluster import binary, images
-from lockstep.devcluster.layout import Layout
+from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.node import cni_folder
 from lockstep.devcluster.python_volume import python_minor
 

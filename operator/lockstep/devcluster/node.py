@@ -11,9 +11,9 @@ import yaml
 
 from lockstep.devcluster.certificates import Authority
 from lockstep.devcluster.controlplane import CLUSTER_DOMAIN, component_kubeconfig
+from lockstep.devcluster.host.layout import NodeLayout
+from lockstep.devcluster.host.processes import TIED
 from lockstep.devcluster.images import PAUSE
-from lockstep.devcluster.layout import NodeLayout
-from lockstep.devcluster.processes import TIED
 
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 PRIVATE_FOLDERS = ("/run/netns", "/run/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/log/containers")

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lockstep.devcluster.layout import Layout
+from lockstep.devcluster.host.layout import Layout
 
 CLASSES = ("local-rwx", "local-rwo", "local-python")
 PROVISIONER = "lockstep.dev/devcluster"

@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lockstep.devcluster import network
 from lockstep.devcluster.certificates import Authority
-from lockstep.devcluster.layout import Layout, NodeLayout
+from lockstep.devcluster.host import network
+from lockstep.devcluster.host.layout import Layout, NodeLayout
 from lockstep.devcluster.node import cni_folder, pod_network_configuration, write_once
 
 RAILS_MAX = 8

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from lockstep.devcluster.layout import Layout
+from lockstep.devcluster.host.layout import Layout
 from lockstep.devcluster.provisioner import CLASSES, storage_class
 
 NEVER = datetime.min.replace(tzinfo=UTC)

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
-Object = dict[str, Any]
+from lockstep.api.objects import Object
+
 T = TypeVar("T")
 POINTS_MAX = 20_000
 DEPTH_MAX, RUN_CHARACTERS_MAX = 16, 256 * 1024

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lockstep.api.names import LABEL_QUEUE
+from lockstep.api.objects import Object
 from lockstep.api.quantity import same_amount
-
-Object = dict[str, Any]
 
 
 class _Missing:

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.api import names
+from lockstep.api.objects import Object
 
 if TYPE_CHECKING:  # (of the models, whose import takes as long as a small verb does)
     from lockstep.plan.layers import Notice
     from lockstep_gang.contract import Report
 
-Object = dict[str, Any]
-DEPTH_MAX = 64
-"""Levels of lists and maps that an object may have. JSON has no limit, and every reader has one somewhere."""
 REPLICAS_BY = "replicasBy"
 """A field that the operator adds to a StatefulSet: `manager` and `time` of whoever last wrote its replicas, by metadata.managedFields."""
-TOO_DEEP = f"(deeper than {DEPTH_MAX} levels)"
-"""Stands where an object was cut off."""
 UNREADABLE = "unreadable"
 """A field of an object that was not kept as it is: why not, for a person."""
 

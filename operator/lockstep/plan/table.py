@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from lockstep.plan.readstatus import condition, is_true
+from lockstep.api.objects import Object, condition, is_true
 from lockstep.plan.times import seconds_of
 from lockstep_gang.contract import number_of, printable_line
 
-Object = dict[str, Any]
 COLUMNS = ("NAME", "NODES", "RANKS", "STEP", "PROGRESS", "RESTARTS", "STATE", "AGE")
 VERDICTS = {"True": ", verified", "False": ", NOT as asked"}
 """Status of FabricVerified → what follows the fabric's name; nothing where it is unknown."""

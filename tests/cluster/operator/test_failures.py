@@ -9,7 +9,7 @@ import pytest
 
 from cluster.operator.test_verbs import lockstep
 from cluster_jobs import Jobs, kubeconfig_of
-from unit.test_every_verb import ANSWERS_WHATEVER_IS_HIDDEN, OF_A_JOB, REMOTE, VERBS, arguments, write_cluster_file, write_job_file
+from unit.cli.test_every_verb import ANSWERS_WHATEVER_IS_HIDDEN, OF_A_JOB, REMOTE, VERBS, arguments, write_cluster_file, write_job_file
 
 NO_ROLE = "lockstep-nobody-has-such-a-role"
 """A binding to a role that isn't there grants nothing."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from cluster_jobs import Jobs, until
-from lockstep.devcluster import processes
-from lockstep.devcluster.layout import default_layout
+from lockstep.devcluster.host import processes
+from lockstep.devcluster.host.layout import default_layout
 
 pytestmark = pytest.mark.alone
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,7 +77,7 @@ def process_of(pod: str) -> int:
             command, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
         except OSError:
             continue
-        if b"lockstep.platforms.kubernetes.replica" in command and f"LOCKSTEP_POD={pod}\0".encode() in variables:
+        if b"lockstep.platforms.operator.replica" in command and f"LOCKSTEP_POD={pod}\0".encode() in variables:
             return int(folder.name)
     raise AssertionError(f"pod {pod} has no process of the operator")
 

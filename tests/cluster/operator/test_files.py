@@ -9,9 +9,9 @@ import pytest
 
 from cluster_jobs import Jobs, until
 from lockstep.cli.main import main
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import output_of
-from lockstep.platforms.kubernetes.reader import beside
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import output_of
+from lockstep.platforms.files.reader import beside
 
 SEEN = "import os, socket, sys; print(socket.gethostname(), *sorted(os.listdir(sys.argv[1])))"
 

@@ -15,7 +15,7 @@ from cluster_jobs import Jobs, until
 from installed_operator import CHECKOUT, local_objects, local_profile, objects_of, send
 from lockstep.api.cluster import TrainingCluster
 from lockstep.devcluster.cluster import status
-from lockstep.devcluster.layout import default_layout
+from lockstep.devcluster.host.layout import default_layout
 from lockstep.devcluster.node import import_image, remove_image
 
 PROFILE = "from-image"

@@ -15,10 +15,10 @@ from kubernetes import client
 from cluster_jobs import API, SERVICE_ACCOUNT, Jobs, prepare, until
 from counting_proxy import CountingProxy
 from lockstep.api.status import ConditionType
-from lockstep.platforms.kubernetes.certificate import service_names
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.operator import Operator, Settings
-from lockstep.platforms.kubernetes.secrets import certificates, master_key
+from lockstep.kube.cluster import Cluster
+from lockstep.platforms.operator.certificate import service_names
+from lockstep.platforms.operator.operator import Operator, Settings
+from lockstep.platforms.operator.secrets import certificates, master_key
 
 IMAGE = "localhost/lockstep/base:1"
 SHOWN_SECONDS = 5.0

@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from cluster_jobs import Jobs, until
-from lockstep.api.clusterfile import parse_cluster_file
+from lockstep.api.files.clusterfile import parse_cluster_file
 from lockstep.cli.main import main
 from lockstep.devcluster.kubeconfig import client_kubeconfig
 

@@ -13,9 +13,9 @@ import pytest
 
 from cluster.operator.test_verbs import lockstep
 from cluster_jobs import Jobs, until
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.exec import output_of
-from lockstep.platforms.kubernetes.reader import beside
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import output_of
+from lockstep.platforms.files.reader import beside
 
 SCRIPT = """\
 import os, time

@@ -13,7 +13,7 @@ from kubernetes import client
 
 from cluster_jobs import API, Jobs, until
 from cluster_nodes import cut_power, third_node
-from lockstep.devcluster.layout import NodeLayout
+from lockstep.devcluster.host.layout import NodeLayout
 
 NOT_READY_SECONDS = 90.0
 AGAIN_SECONDS = 90.0

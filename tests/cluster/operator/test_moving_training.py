@@ -16,12 +16,12 @@ from kubernetes import client
 from cluster_demo import demo_files
 from cluster_jobs import API, Jobs, until
 from lockstep.api.job import TrainingJob
-from lockstep.cli.quickstart import demo_folder
-from lockstep.cli.target import load
-from lockstep.plan.resolve import PlatformDefaults, resolve
-from lockstep.platforms.kubernetes.client import connect
-from lockstep.platforms.kubernetes.exec import Place
-from lockstep.platforms.kubernetes.files import run_in_pod
+from lockstep.cli.clusters.quickstart import demo_folder
+from lockstep.cli.shared.target import load
+from lockstep.kube.client import connect
+from lockstep.kube.exec import Place
+from lockstep.plan.render.resolve import PlatformDefaults, resolve
+from lockstep.platforms.files.files import run_in_pod
 
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 # At another size FP32 sums are taken in another order: 3e-8 of the loss after 5 steps, and a tenth more with each step, since training is chaotic: 1e-4

@@ -14,8 +14,8 @@ from kubernetes import client
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster_jobs import Jobs, until
-from lockstep.platforms.kubernetes.cluster import Cluster
-from lockstep.platforms.kubernetes.install import install, monitoring_objects, without_unknown_kinds
+from lockstep.kube.cluster import Cluster
+from lockstep.platforms.clusters.install import install, monitoring_objects, without_unknown_kinds
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 IMAGE = "localhost/lockstep/base:1"

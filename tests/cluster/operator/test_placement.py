@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from cluster_jobs import Jobs, until
-from lockstep.plan.placing import AWAY_SECONDS, HOLD_SECONDS
+from lockstep.plan.decide.placing import AWAY_SECONDS, HOLD_SECONDS
 
 TAINT = {"key": "lockstep.dev/test", "value": "second", "effect": "NoSchedule"}
 BOTH_SECONDS = 2 * HOLD_SECONDS + 2 * AWAY_SECONDS[0] + 120

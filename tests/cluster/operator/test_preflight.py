@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster_jobs import API, Jobs, until
-from lockstep.api.yamltext import dump_yaml
+from lockstep.api.files.yamltext import dump_yaml
 
 LOCKSTEP = str(Path(sys.executable).parent / "lockstep")
 FILES = {"podTemplate": {"volumes": [{"name": "scripts", "mountPath": "/scripts", "configMap": {"name": "scripts"}}]}}

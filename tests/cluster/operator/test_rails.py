@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from cluster_jobs import API, Jobs, until
-from lockstep.api.clusterfile import parse_cluster_file
-from lockstep.cli.devcluster import bring_up
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.cli.clusters.devcluster import bring_up
 from lockstep.cli.main import main
 from lockstep.devcluster import binary, server
-from lockstep.devcluster.layout import cache_root, default_layout
+from lockstep.devcluster.host.layout import cache_root, default_layout
 from lockstep.devcluster.rails import attachment, network_name, resource, resources
 
 CHECKOUT = Path(__file__).resolve().parents[3]

@@ -10,21 +10,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep_gang.agent.console import Console
-from lockstep_gang.agent.cutoff import CutOff
 from lockstep_gang.agent.fabric_news import FabricNews
-from lockstep_gang.agent.interactive import DevNode
-from lockstep_gang.agent.link import Handlers, Link
-from lockstep_gang.agent.outbox import Outbox, bounded
-from lockstep_gang.agent.preflight import NodePreflight
-from lockstep_gang.agent.processes import become_subreaper, ended_children
-from lockstep_gang.agent.progress import ProgressServer
-from lockstep_gang.agent.ranks import Node, Ranks
-from lockstep_gang.agent.reports import ReportSocket
-from lockstep_gang.agent.silence import watch
-from lockstep_gang.agent.stacks import remove_old
-from lockstep_gang.agent.standby import Standby
-from lockstep_gang.agent.survivors import Survivors
+from lockstep_gang.agent.link.console import Console
+from lockstep_gang.agent.link.cutoff import CutOff
+from lockstep_gang.agent.link.link import Handlers, Link, watch
+from lockstep_gang.agent.link.outbox import Outbox, bounded
+from lockstep_gang.agent.preflight.preflight import NodePreflight
+from lockstep_gang.agent.ranks.processes import become_subreaper, ended_children
+from lockstep_gang.agent.ranks.progress import ProgressServer
+from lockstep_gang.agent.ranks.ranks import Node, Ranks, Survivors
+from lockstep_gang.agent.ranks.reports import ReportSocket
+from lockstep_gang.agent.ranks.stacks import remove_old
+from lockstep_gang.agent.ranks.standby import Standby
+from lockstep_gang.agent.session.interactive import DevNode
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import DONE, FAILED, SAVED, SILENCE_SECONDS, UNREACHABLE
 from lockstep_gang.contract.messages import (

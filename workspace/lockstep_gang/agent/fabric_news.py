@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import fcntl
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from lockstep_gang.agent.gloo import GlooInterface
-from lockstep_gang.agent.ranks import Ranks
+from lockstep_gang.agent.ranks.environment import inherited
+from lockstep_gang.agent.ranks.ranks import Ranks
+from lockstep_gang.contract.fabric import RankFabric
 from lockstep_gang.contract.messages import FabricSeen
 from lockstep_gang.contract.run import Run
 
@@ -39,3 +45,53 @@ class FabricNews:
         while True:
             self.tell(newest())
             await asyncio.sleep(READ_SECONDS)
+
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+
+
+class GlooInterface:
+    """Looked up once, then told for every attempt of a job of CPU ranks; nothing for other jobs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        silent = run.gpus_per_node > 0 or run.fabric is None
+        self._name = None if silent else gloo_interface({**inherited(), **run.environment})
+        self._told_attempt = 0
+
+    def news(self, attempt: int, group_rank: int) -> tuple[RankFabric, ...]:
+        """Of every rank of the node, once an attempt."""
+        if self._name is None or self._told_attempt == attempt:
+            return ()
+        self._told_attempt = attempt
+        first = group_rank * self._run.ranks_per_node
+        return tuple(RankFabric(first + i, networks=("gloo",), interface=self._name) for i in range(self._run.ranks_per_node))
+
+    def forget_told(self) -> None:
+        self._told_attempt = 0
+
+
+def gloo_interface(environment: Mapping[str, str], hosts: Path = Path("/etc/hosts")) -> str:
+    """The one that GLOO_SOCKET_IFNAME names, else the one that has the address of the host's own name; empty where it can't be known.
+
+    From the file that the kubelet writes: no name server is asked, which might not answer.
+    """
+    named = environment.get("GLOO_SOCKET_IFNAME", "")
+    if named:
+        return named
+    with contextlib.suppress(OSError):
+        address = _address_of(socket.gethostname(), hosts.read_text(encoding="utf-8", errors="replace"))
+        return next((name for _, name in socket.if_nameindex() if address and _address(name) == address), "")
+    return ""
+
+
+def _address_of(host: str, hosts: str) -> str:
+    entries = (line.partition("#")[0].split() for line in hosts.splitlines())
+    return next((words[0] for words in entries if host in words[1:] and ":" not in words[0]), "")
+
+
+def _address(interface: str) -> str:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
+        return socket.inet_ntoa(answer[20:24])
+    return ""

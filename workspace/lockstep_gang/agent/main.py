@@ -12,14 +12,15 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep_gang.agent import ask, probe, sweep
 from lockstep_gang.agent.agent import Agent
-from lockstep_gang.agent.console import Console
-from lockstep_gang.agent.cutoff import LAST_WORDS
-from lockstep_gang.agent.environment import isolate, place_start
-from lockstep_gang.agent.journal import Journal
-from lockstep_gang.agent.ranks import Node
-from lockstep_gang.agent.reports import make_folder, remove_folder
+from lockstep_gang.agent.link.console import Console
+from lockstep_gang.agent.link.cutoff import LAST_WORDS
+from lockstep_gang.agent.link.journal import Journal
+from lockstep_gang.agent.preflight import probe, sweep
+from lockstep_gang.agent.ranks.environment import isolate, place_start
+from lockstep_gang.agent.ranks.ranks import Node
+from lockstep_gang.agent.ranks.reports import make_folder, remove_folder
+from lockstep_gang.agent.session import ask
 from lockstep_gang.contract.codec import ContractError
 from lockstep_gang.contract.exits import CONFIGURATION, INTERNAL, UNREACHABLE
 from lockstep_gang.contract.proof import parse_key
@@ -27,7 +28,7 @@ from lockstep_gang.contract.run import Run, parse_run
 from lockstep_gang.contract.sweep import PROBE, SWEEP
 from lockstep_gang.coordinator.coordinator import Coordinator, Output
 from lockstep_gang.coordinator.server import Server
-from lockstep_gang.lifecycle.preflight import ends_with_it
+from lockstep_gang.lifecycle.preflight.preflight import ends_with_it
 
 POD_UMASK = 0o002
 """Pods over RDMA are UID 0 without the right to pass over modes, others a user of their own: their group is what they share on a volume."""

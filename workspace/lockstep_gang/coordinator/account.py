@@ -11,7 +11,7 @@ from lockstep_gang.contract.run import Run
 from lockstep_gang.coordinator.records import GoodputRecord, Records
 from lockstep_gang.lifecycle.gang import Gang
 from lockstep_gang.lifecycle.goodput import absent, accounted
-from lockstep_gang.lifecycle.preflight import ends_with_it
+from lockstep_gang.lifecycle.preflight.preflight import ends_with_it
 
 ACCOUNT_SECONDS = 15.0
 """At most so much of what an ended coordinator knew is booked as absence by the next one."""

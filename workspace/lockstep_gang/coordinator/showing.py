@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lockstep_gang.contract.interactive import Show
 from lockstep_gang.contract.messages import message_to_json
 from lockstep_gang.coordinator.channel import Channel
-from lockstep_gang.lifecycle.session_state import Request
+from lockstep_gang.lifecycle.gang import Request
 
 BACKLOG_BYTES = 8 * 1024 * 1024
 

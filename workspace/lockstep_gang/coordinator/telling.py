@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from lockstep_gang.contract.codec import to_json
 from lockstep_gang.contract.fabric import FabricReason, Verified
 from lockstep_gang.contract.messages import RankExit, StopMode
-from lockstep_gang.contract.preflight import PREFLIGHT_RESULT
+from lockstep_gang.contract.preflight import PREFLIGHT_RESULT, Bandwidth, PreflightReport, Severity
 from lockstep_gang.contract.report import State
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
-from lockstep_gang.coordinator.telling_runs import runs, start_line
-from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.gang import Gang, Phase, Request
+from lockstep_gang.lifecycle.idle import line as idle_line
 from lockstep_gang.lifecycle.placement import racks_line
-from lockstep_gang.lifecycle.preflight import ends_with_it
-from lockstep_gang.lifecycle.preflight_lines import preflight_lines
+from lockstep_gang.lifecycle.preflight.preflight import ends_with_it
+from lockstep_gang.lifecycle.session import older_scripts
 from lockstep_gang.lifecycle.silences import lines as silence_lines
 from lockstep_gang.lifecycle.silences import of_node
 from lockstep_gang.lifecycle.start import banner
@@ -136,3 +136,49 @@ def _phases(before: Gang, after: Gang, run: Run) -> Iterator[str]:
         yield f"{after.ending.state.value}: {after.ending.message}"
     elif after.phase is Phase.WAITING:
         yield message_of(after, run)
+
+
+def preflight_lines(result: PreflightReport) -> Iterator[str]:
+    errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
+    for finding in result.findings:
+        yield f"preflight {finding.severity.value.lower()}: {finding.message}: {finding.fix}"
+    if result.omitted:
+        yield f"preflight: {number_of(result.omitted, 'more finding')} left out"
+    made = f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')}"
+    ended = f"found {number_of(errors, 'error')}" if errors else "passed"
+    yield f"preflight: {made} {ended} in {result.milliseconds / 1000:.1f} s{_measured(result.all_reduce)}"
+
+
+def _measured(bandwidth: Bandwidth | None) -> str:
+    if bandwidth is None:
+        return ""
+    size = f"{bandwidth.bytes // 1024**2} MiB"
+    return f", all-reduce of {size} over {bandwidth.ranks} ranks: {bandwidth.bytes_per_second / 1e9:.3g} GB/s busbw"
+
+
+def runs(before: Gang, after: Gang, run: Run) -> Iterator[str]:
+    """Nothing of a Batch job."""
+    old, new = before.session, after.session
+    if new.request is not None:
+        yield from _asked(old.request, new.request, run)
+    if new.last is not None and new.last != old.last:
+        yield f"{new.last.message} (exit code {new.last.exit_code})"
+    if new.idleness is not old.idleness:
+        yield idle_line(new, run)
+
+
+def _asked(old: Request | None, new: Request, run: Run) -> Iterator[str]:
+    same = old is not None and old.asked.id == new.asked.id
+    if not same:
+        yield f"{new.asked.by} asks for: {new.asked.text}"
+    if len(new.found) == run.nodes and (old is None or not same or len(old.found) < run.nodes):
+        others = older_scripts(new)
+        if others:
+            yield f"warning, {new.asked.command[0]} on node {others[0]} is not the same as on node 0: `lockstep sync` sends yours to every node"
+
+
+def start_line(gang: Gang, run: Run) -> str:
+    """Instead of a Batch job's banner: an environment starts many attempts."""
+    asked = gang.session.request
+    what = asked.asked.text if asked is not None else "nothing"
+    return f"attempt {gang.attempt} starts: {what}: {number_of(run.world_size, 'rank')} on {number_of(run.nodes, 'node')}"

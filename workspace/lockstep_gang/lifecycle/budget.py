@@ -8,8 +8,7 @@ from lockstep_gang.contract.messages import Hello
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import seconds_of, stamp
-from lockstep_gang.lifecycle.facts import OWN_FAULTS
-from lockstep_gang.lifecycle.gang import Budget, Gang
+from lockstep_gang.lifecycle.gang import OWN_FAULTS, Budget, Gang
 from lockstep_gang.lifecycle.losses import explained, explaining
 
 BACKOFF_MAX_SECONDS = 300

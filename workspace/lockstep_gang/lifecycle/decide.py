@@ -13,10 +13,10 @@ from lockstep_gang.contract.exits import reconnect_seconds
 from lockstep_gang.contract.messages import Finish, Order, Start, Stop, StopMode
 from lockstep_gang.contract.report import Cause, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle import preflight, session, unended
+from lockstep_gang.lifecycle import session, stops
 from lockstep_gang.lifecycle.budget import asked_to_go, charged, is_repeated, is_spent, may_start_at
-from lockstep_gang.lifecycle.fabric import begun, refusal, settled
-from lockstep_gang.lifecycle.fabric import wake_at as fabric_wake_at
+from lockstep_gang.lifecycle.fabric.fabric import begun, refusal, settled
+from lockstep_gang.lifecycle.fabric.fabric import wake_at as fabric_wake_at
 from lockstep_gang.lifecycle.failures import first_failure, is_final, seeking
 from lockstep_gang.lifecycle.gang import Ending, Gang, LostNode, Node, Phase, Rank, Ranks, has_failed, told_to_start
 from lockstep_gang.lifecycle.goodput import accounted, accounted_now_and_then
@@ -26,6 +26,7 @@ from lockstep_gang.lifecycle.idle import wake_at as idle_wake_at
 from lockstep_gang.lifecycle.idle import with_idleness
 from lockstep_gang.lifecycle.losses import back_without_a_word, doubted_until, is_doubted, told_to_go
 from lockstep_gang.lifecycle.placement import awaited, placed
+from lockstep_gang.lifecycle.preflight import preflight
 from lockstep_gang.lifecycle.progress import Hang
 from lockstep_gang.lifecycle.silences import lasting
 from lockstep_gang.lifecycle.start import is_late, late_nodes_failure, late_ranks_failure, missing_ranks, start_deadline, timed
@@ -64,8 +65,8 @@ def _next_step(gang: Gang, run: Run, now: float) -> Decision:
         return _waiting(gang, run, now) if run.interactive is None else _for_a_request(gang, run, now)
     if gang.phase is Phase.ACTIVE:
         return _active(gang, run, now)
-    if unended.is_over(gang, run, now):
-        return _stopped(unended.given_up(accounted(gang, run, now)), run, now)
+    if stops.is_over(gang, run, now):
+        return _stopped(stops.given_up(accounted(gang, run, now)), run, now)
     return Decision(_hastened(gang, run, now) if gang.phase is Phase.STOPPING else gang)
 
 
@@ -228,7 +229,7 @@ def _stopped(gang: Gang, run: Run, now: float) -> Decision:
         return Decision(told_to_go(waiting, asked_to_go(gang, now)), close="Stopped")
     failure = first_failure(gang, run)
     final = is_final(gang, run) or is_repeated(gang, failure)
-    failure = replace(failure, message=unended.noted(failure.message, gang, run))
+    failure = replace(failure, message=stops.noted(failure.message, gang, run))
     failed = replace(charged(gang, failure, now), phase=Phase.WAITING, final=final)
     if final or (is_spent(failed.budget, run) and not is_doubted(failed, run, now)):
         return replace(_ended(failed, State.FAILED, failure.message), close="Failed")
@@ -291,7 +292,7 @@ def _question(gang: Gang, run: Run, node: int) -> Order | None:
 def _wake_at(gang: Gang, run: Run, now: float) -> float | None:
     away = [gang.nodes[index].closed_at for index in gang.nodes.away] if gang.phase is Phase.ACTIVE else []
     times = [closed_at + reconnect_seconds(run.nodes) for closed_at in away if closed_at is not None]
-    waits = (gang.in_time_until if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run), unended.stop_deadline(gang, run))
+    waits = (gang.in_time_until if gang.phase is Phase.ACTIVE else None, start_deadline(gang, run), stops.stop_deadline(gang, run))
     times += [deadline for deadline in waits if deadline is not None and deadline < math.inf]
     times += [gang.seeks_until] if gang.phase is Phase.ACTIVE and gang.seeks_until > now else []
     if gang.phase is Phase.WAITING:

@@ -11,7 +11,7 @@ from lockstep_gang.contract.messages import OutOfMemory, RankExit
 from lockstep_gang.contract.report import Cause, Failure
 from lockstep_gang.contract.run import Run
 from lockstep_gang.lifecycle.causes import blamable, is_killed, rank_cause, remedy, signal_of, trainer_cause
-from lockstep_gang.lifecycle.fabric import explained, explained_hang, fault_kind, refusal
+from lockstep_gang.lifecycle.fabric.fabric import explained, explained_hang, fault_kind, refusal
 from lockstep_gang.lifecycle.gang import Gang, LostNode, Rank, failed_ranks, silent_success
 from lockstep_gang.lifecycle.hang import STOPPED, hang_failure, stopped_rank
 from lockstep_gang.lifecycle.progress import Hang

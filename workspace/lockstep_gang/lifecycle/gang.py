@@ -8,16 +8,16 @@ from enum import Enum
 from typing import NamedTuple
 
 from lockstep_gang.contract.goodput import Goodput
+from lockstep_gang.contract.interactive import Asked, Ended, Found, Idleness
 from lockstep_gang.contract.messages import Dumped, Error, Order, Pace, RankExit, Start, StopMode
+from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import CheckpointReport, FailedSaves, Failure, Restart, State, Straggler, TrainerReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.stop import StopReport
-from lockstep_gang.lifecycle.fabric import FabricState
-from lockstep_gang.lifecycle.facts import Facts
+from lockstep_gang.lifecycle.fabric.fabric import FabricState
 from lockstep_gang.lifecycle.placement import Placement
-from lockstep_gang.lifecycle.preflight_state import Preflight
+from lockstep_gang.lifecycle.preflight.state import Preflight
 from lockstep_gang.lifecycle.progress import Hang, Progress, Wait
-from lockstep_gang.lifecycle.session_state import Session
 from lockstep_gang.lifecycle.silences import Silence
 
 
@@ -178,6 +178,66 @@ class Budget:
     """Since the last new commit: these count toward maxRestarts, and the backoff begins and grows with them."""
     committed_step: int = 0
     """The newest commit at the last failure."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody wants to run, from the moment they ask until it has ended."""
+
+    asked: Asked
+    node: int
+    """Where they are."""
+    instance: str
+    """Of the agent there: another one has lost them."""
+    since: float
+    interrupts: int = 0
+    why: str = ""
+    """Of the first interrupt."""
+    looked_at: float = 0.0
+    """When nodes were asked for the script; 0: not yet."""
+    found: tuple[tuple[int, Found], ...] = ()
+    started: bool = False
+
+
+@dataclass(frozen=True)
+class Session:
+    """Of a job that is no dev environment it stays as it is here."""
+
+    request: Request | None = None
+    last: Ended | None = None
+    """Of the newest run: somebody whose connection was away asks again."""
+    answers: tuple[tuple[int, Ended], ...] = ()
+    """(node, what is to be said there), sent with the next orders."""
+    checked: tuple[str, ...] = ()
+    """The agents, by instance, that passed the preflight."""
+    used_at: float = 0.0
+    idleness: Idleness = Idleness.NONE
+
+
+LOSSES = frozenset(
+    {FactType.NODE_LOST, FactType.PREEMPTED, FactType.EVICTED, FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED, FactType.DELETED}
+)
+OWN_FAULTS = frozenset({FactType.OUT_OF_MEMORY, FactType.CONTAINER_ENDED})
+"""The cluster explains them, and they count toward the restart budget: the same may come again."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Empty without an operator, and until it has answered."""
+
+    told: tuple[Fact, ...] = ()
+    """As in the operator's last reply."""
+    heard_at: float = 0.0
+    """When it came, Unix time."""
+    left: tuple[Restart, ...] = ()
+    """Nodes that were told to go in the last attempt, as entries of the history: they become ones when a fact says who told them, or the next
+    attempt starts without such a fact."""
+
+    def waiting(self, node: int) -> str | None:
+        """Why the node's pod doesn't run, for example `x-1 (ImagePulling)`; None when nobody says."""
+        of_node = [fact for fact in self.told if fact.node == node]
+        found = next((fact for fact in of_node if fact.type is FactType.WAITING), of_node[-1] if of_node else None)
+        return f"{found.pod} ({found.reason})" if found is not None else None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from lockstep_gang.contract.interactive import RUN_TEXT, Idleness, InteractiveReport
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.lifecycle.gang import Gang
-from lockstep_gang.lifecycle.session_state import Session
+from lockstep_gang.lifecycle.gang import Gang, Session
 
 
 def with_idleness(gang: Gang, run: Run, now: float) -> Gang:

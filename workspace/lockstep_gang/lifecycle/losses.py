@@ -14,8 +14,7 @@ from lockstep_gang.contract.reply import Fact, FactType
 from lockstep_gang.contract.report import HISTORY, Cause, Failure, Restart
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.times import seconds_of
-from lockstep_gang.lifecycle.facts import LOSSES, OWN_FAULTS
-from lockstep_gang.lifecycle.gang import Gang, Phase
+from lockstep_gang.lifecycle.gang import LOSSES, OWN_FAULTS, Gang, Phase
 
 BEFORE_SECONDS, AFTER_SECONDS = 600.0, 120.0
 """A fact that is older or younger than that against a loss is about another one. A Node is NotReady 40 to 100 s after its last sign."""

@@ -15,12 +15,11 @@ from lockstep_gang.contract.messages import StopMode, Wish
 from lockstep_gang.contract.run import Run
 from lockstep_gang.contract.text import number_of
 from lockstep_gang.contract.times import stamp
-from lockstep_gang.lifecycle import preflight
 from lockstep_gang.lifecycle.failures import first_failure
-from lockstep_gang.lifecycle.gang import Gang, Phase, has_failed
-from lockstep_gang.lifecycle.preflight_state import Preflight
-from lockstep_gang.lifecycle.session_state import Request
-from lockstep_gang.lifecycle.unended import noted
+from lockstep_gang.lifecycle.gang import Gang, Phase, Request, has_failed
+from lockstep_gang.lifecycle.preflight import preflight
+from lockstep_gang.lifecycle.preflight.state import Preflight
+from lockstep_gang.lifecycle.stops import noted
 
 LOOK_SECONDS = 15.0
 """For every node to say whether it has the script; a volume may hang."""

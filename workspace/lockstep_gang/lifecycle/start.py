@@ -12,7 +12,7 @@ from lockstep_gang.contract.text import number_of
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.hang import seen
 from lockstep_gang.lifecycle.progress import Wait
-from lockstep_gang.lifecycle.unended import busy_nodes, noted
+from lockstep_gang.lifecycle.stops import busy_nodes, noted
 
 SHOWN = 5
 _UNPLACED = frozenset({"Unschedulable", "Scheduling", "NotCreated"})

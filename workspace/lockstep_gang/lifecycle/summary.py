@@ -5,12 +5,13 @@ from __future__ import annotations
 from lockstep_gang.contract.messages import StopMode
 from lockstep_gang.contract.report import NodeReport, RankCount, Report, State
 from lockstep_gang.contract.run import Run
-from lockstep_gang.lifecycle import preflight, silences
+from lockstep_gang.lifecycle import silences
 from lockstep_gang.lifecycle.gang import Gang, Phase
 from lockstep_gang.lifecycle.goodput import proven
 from lockstep_gang.lifecycle.idle import interactive_report
+from lockstep_gang.lifecycle.preflight import preflight
 from lockstep_gang.lifecycle.start import absent_nodes, listed_nodes, listed_ranks, missing_ranks
-from lockstep_gang.lifecycle.unended import busy_nodes, noted
+from lockstep_gang.lifecycle.stops import busy_nodes, noted
 
 
 def summarise(gang: Gang, run: Run, sequence: int = 0, log: tuple[str, ...] = ()) -> Report:

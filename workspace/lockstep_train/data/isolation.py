@@ -14,9 +14,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from lockstep_train.data.collate import collate
-from lockstep_train.data.tokenize import IGNORED, Example
-from lockstep_train.errors import ConfigError, may_pass
+from lockstep_train.base.errors import ConfigError, may_pass
+from lockstep_train.data.sequences.collate import collate
+from lockstep_train.data.tokens.tokenize import IGNORED, Example
 
 DOCUMENT_TOKENS = 24
 LARGEST_SHARE, LARGEST_SHARE_HALF = 1e-3, 2e-2

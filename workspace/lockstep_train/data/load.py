@@ -11,21 +11,21 @@ from typing import Any
 
 from lockstep_sizes.choices import TEMPLATE_OWN
 from lockstep_sizes.modelnames import is_address
-from lockstep_train.config import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
-from lockstep_train.data.arrays import open_arrays, whole_arrays
-from lockstep_train.data.cachefolder import content_digest, stamp
-from lockstep_train.data.divide import Rule, divide
-from lockstep_train.data.files import DataFiles, is_several, local_files
-from lockstep_train.data.hub import hub_dataset
-from lockstep_train.data.read import Broken
-from lockstep_train.data.records import AnySample
-from lockstep_train.data.remote import remote_name
-from lockstep_train.data.sequences import CONTENT as PLAN_CONTENT
-from lockstep_train.data.sequences import Sequences, write_sequences
-from lockstep_train.data.source import CONTENT, Say, Source, named, token_key, tokens_of
-from lockstep_train.data.tokenize import Tokeniser
-from lockstep_train.data.turns import TemplateChoice
-from lockstep_train.errors import ConfigError, TrainerError, refusal
+from lockstep_train.base.config import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
+from lockstep_train.base.errors import ConfigError, TrainerError, refusal
+from lockstep_train.data.cache.arrays import open_arrays, whole_arrays
+from lockstep_train.data.cache.cachefolder import content_digest, stamp
+from lockstep_train.data.read.files import DataFiles, is_several, local_files
+from lockstep_train.data.read.hub import hub_dataset
+from lockstep_train.data.read.read import Broken
+from lockstep_train.data.read.records import AnySample
+from lockstep_train.data.read.remote import remote_name
+from lockstep_train.data.sequences.divide import Rule, divide
+from lockstep_train.data.sequences.sequences import CONTENT as PLAN_CONTENT
+from lockstep_train.data.sequences.sequences import Sequences, write_sequences
+from lockstep_train.data.tokens.source import CONTENT, Say, Source, named, token_key, tokens_of
+from lockstep_train.data.tokens.tokenize import Tokeniser
+from lockstep_train.data.tokens.turns import TemplateChoice
 
 VERSION = 1
 """Raised when the same tokens would give other sequences."""

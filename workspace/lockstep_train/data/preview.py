@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep_sizes.choices import OnBroken
-from lockstep_train.config import DataConfig, RunConfig
-from lockstep_train.data.cachefolder import cache_folder
+from lockstep_train.base.config import DataConfig, RunConfig
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.data.cache.cachefolder import cache_folder
 from lockstep_train.data.load import resolve_source, sources_of, template_choice
-from lockstep_train.data.read import Broken
-from lockstep_train.data.source import Remarks, Source
-from lockstep_train.data.tokeniser import load_tokeniser
-from lockstep_train.data.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
-from lockstep_train.errors import ConfigError
+from lockstep_train.data.read.read import Broken
+from lockstep_train.data.tokens.source import Remarks, Source
+from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_paragraphs, encode_samples
+from lockstep_train.data.tokens.tokenizer import load_tokeniser
 from lockstep_train.fetch.model import with_tokenizer_here
 
 LEARNED, PLAIN = "\x1b[1;32m", "\x1b[0m"

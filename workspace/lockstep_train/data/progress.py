@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from lockstep_train.engine.ranks import Ranks
-from lockstep_train.watch import Watch, limits
+from lockstep_train.base import limits
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.watch import Watch
 
 
 class Progress:

@@ -16,17 +16,17 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from lockstep_train.checkpoint.durable import make_directory
-from lockstep_train.checkpoint.together import refused_together
-from lockstep_train.config import RunConfig
-from lockstep_train.data.cachefolder import cache_folder
+from lockstep_train.base.config import RunConfig
+from lockstep_train.base.durable import make_directory
+from lockstep_train.base.errors import Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.together import refused_together
+from lockstep_train.data.cache.cachefolder import cache_folder
 from lockstep_train.data.load import Dataset, from_json, open_dataset, prepare, refuse_unknown_tokens, to_json
-from lockstep_train.data.pins import Asked, agreed_commits, at_commits, remember_commits
 from lockstep_train.data.progress import Progress
-from lockstep_train.data.source import Say
-from lockstep_train.data.tokenize import Tokeniser
-from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.data.read.pins import Asked, agreed_commits, at_commits, remember_commits
+from lockstep_train.data.tokens.source import Say
+from lockstep_train.data.tokens.tokenize import Tokeniser
 from lockstep_train.watch import UNWATCHED, Watch
 
 PATIENCE = timedelta(seconds=30)

@@ -8,16 +8,16 @@ from typing import Any
 from lockstep_sizes import length
 from lockstep_sizes.choices import ZeroStage
 from lockstep_sizes.shape import ModelShape
-from lockstep_train.checkpoint.self_test import self_test
-from lockstep_train.config import TrainingConfig
-from lockstep_train.data.attention import choose_attention
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.imports import import_method
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.zero.self_test import self_test
+from lockstep_train.data.tokens.attention import choose_attention
 from lockstep_train.engine.balance import find_balance
 from lockstep_train.engine.loss import TokenLoss, tile_head
-from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.secondary import check_secondary_shards
 from lockstep_train.engine.settings import deepspeed_settings
 from lockstep_train.engine.start import precision_note, prepare_deepspeed, recompute_activations, refuse_invalid, share_cores, start_engine
-from lockstep_train.imports import import_method
 from lockstep_train.model.load import load_base
 from lockstep_train.model.quantize import check_quantization
 from lockstep_train.model.sharded_save import save_sharded

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep_sizes.choices import ZeroStage
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
 
 IDLE = {
     "activation_checkpointing": "only a model that calls deepspeed.checkpointing reads it (what you want is training.optimization.gradientCheckpointing)",

@@ -9,7 +9,7 @@ import torch
 
 from lockstep_sizes.choices import Offload
 from lockstep_sizes.choices import Optimizer as OptimizerName
-from lockstep_train.config import OptimizationConfig
+from lockstep_train.base.config import OptimizationConfig
 
 Named = tuple[str, torch.nn.Parameter]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep_sizes.choices import ZeroStage
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 COMMUNICATION_TYPES = ("fp32", "fp16", "bf16")

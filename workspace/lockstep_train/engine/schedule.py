@@ -6,7 +6,7 @@ import math
 
 from lockstep_sizes import length
 from lockstep_sizes.choices import Schedule
-from lockstep_train.config import OptimizationConfig
+from lockstep_train.base.config import OptimizationConfig
 
 
 def learning_rate(optimization: OptimizationConfig, step: int, total_steps: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep_train.errors import TrainerError
+from lockstep_train.base.errors import TrainerError
 
 CHUNK = 1 << 22
 """Elements fingerprinted at a time: they are widened to 64 bits."""

@@ -10,10 +10,10 @@ from typing import Any
 from lockstep_sizes.choices import Method, Offload, Precision, ZeroStage
 from lockstep_sizes.gathering import ahead_elements, live_elements
 from lockstep_sizes.shape import ModelShape
-from lockstep_train.config import TrainingConfig
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.idle_settings import STAGE3, refuse_idle
 from lockstep_train.engine.raw_values import refuse_unusable
-from lockstep_train.errors import ConfigError
 
 OWNED = {
     "train_batch_size": "training.optimization.globalBatchSize",

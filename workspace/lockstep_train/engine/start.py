@@ -15,11 +15,11 @@ import torch
 
 from lockstep_sizes.choices import Offload, Precision
 from lockstep_sizes.memory import bucket_elements
-from lockstep_train.config import OptimizationConfig
-from lockstep_train.data.pool import usable_cores
+from lockstep_train.base.config import OptimizationConfig
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.imports import import_engine
+from lockstep_train.data.tokens.pool import usable_cores
 from lockstep_train.engine.optimizer import torch_optimizer
-from lockstep_train.errors import ConfigError
-from lockstep_train.imports import import_engine
 
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights")
 """Settings of zero_optimization by which weights are gathered, or kept, in 8 bits."""

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from lockstep_sizes.choices import NonFinitePolicy
-from lockstep_train.checkpoint import zero_access
-from lockstep_train.data.collate import Batch
+from lockstep_train.base.errors import NonFinite
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.checkpoint.zero import zero_access
+from lockstep_train.data.sequences.collate import Batch
 from lockstep_train.engine.clock import Clock
 from lockstep_train.engine.loss import TokenLoss, targets
-from lockstep_train.engine.ranks import Ranks
 from lockstep_train.engine.waits import Waits
-from lockstep_train.errors import NonFinite
 
 MOST_SKIPPED = 20
 """Steps left out in a row after which the run ends: it isn't learning any more."""

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lockstep_train.errors import ConfigError, TrainerError, tell
+from lockstep_train.base.errors import ConfigError, TrainerError, tell
 from lockstep_train.fetch.fetch import pin_of
 from lockstep_train.fetch.model import fetch_model, remote_of
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.fetch.remote import Choose, RemoteFile
 
 SINGLE = "model.safetensors"

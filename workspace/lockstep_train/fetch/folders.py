@@ -24,8 +24,8 @@ from typing import Any
 from urllib.parse import quote
 
 from lockstep_sizes.modelnames import FETCHED, fetched_folder, folder_name
-from lockstep_train.checkpoint.durable import make_directory, sync_directory, write_durably
-from lockstep_train.errors import ConfigError, TrainerError
+from lockstep_train.base.durable import make_directory, sync_directory, write_durably
+from lockstep_train.base.errors import ConfigError, TrainerError
 
 PART = ".part"
 _OWNED = re.compile(r"(\.[0-9a-f]{16})?\.part$")

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from lockstep_sizes.modelnames import COMMIT, MODELS
-from lockstep_train.errors import ConfigError, TrainerError, first_line
+from lockstep_train.base.errors import ConfigError, TrainerError, first_line
 from lockstep_train.fetch.remote import Cancelled, MayPass, RemoteFile, Sink, matches
 
 DATASETS = "datasets"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_sizes.modelnames import MODELS, holds_password
-from lockstep_train.errors import ConfigError, first_line
+from lockstep_train.base.errors import ConfigError, first_line
 from lockstep_train.fetch.remote import CHUNK_BYTES, MayPass, RemoteFile, Sink
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")

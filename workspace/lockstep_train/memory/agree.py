@@ -11,10 +11,10 @@ from lockstep_sizes.choices import HierarchicalPartition
 from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
 from lockstep_sizes.memory import Place
 from lockstep_sizes.shape import ModelShape
-from lockstep_train.config import TrainingConfig
-from lockstep_train.data.attention import HALF, varlen_attention
-from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.data.tokens.attention import HALF, varlen_attention
 from lockstep_train.memory.capacity import device_bytes
 from lockstep_train.memory.settings import settings_of
 from lockstep_train.memory.shape import read_shape

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep_sizes.fit import gigabytes
-from lockstep_train.checkpoint.save import Saver
-from lockstep_train.checkpoint.together import refused_together
-from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.together import refused_together
+from lockstep_train.checkpoint.save.save import Saver
 from lockstep_train.memory.capacity import host_bytes, own_bytes
 
 REMEDY = "raise the pods' resources.limits.memory, put fewer ranks on a node, or set training.checkpoint.content to Lite"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep_sizes.settings import Adapter, Settings, parameter_place, stated_bucket, stated_live, stated_overlap, summed_bytes
-from lockstep_train.config import TrainingConfig
+from lockstep_train.base.config import TrainingConfig
 
 
 def settings_of(training: TrainingConfig, *, flash_attention: bool = True) -> Settings:

@@ -1,7 +1,7 @@
 """Which base model it is: a SHA-256 over every byte of each file that decides what is computed.
 
 Each file is hashed by one rank of all the nodes that see the same one, in a thread beside the load, which needs the same pages; at later
-starts a note says what is known (data/cachefolder.py). Nodes with a copy of their own are compared with each other.
+starts a note says what is known (cache/cachefolder.py). Nodes with a copy of their own are compared with each other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.checkpoint.together import refused_together
-from lockstep_train.data.cachefolder import file_hash, stamp
-from lockstep_train.data.tokeniser import tokeniser_files
-from lockstep_train.engine.ranks import Ranks
-from lockstep_train.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base import limits
+from lockstep_train.base.errors import ConfigError, Problem, TrainerError, gravest, problem_of, refusal
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.base.together import refused_together
+from lockstep_train.data.cache.cachefolder import file_hash, stamp
+from lockstep_train.data.tokens.tokenizer import tokeniser_files
 from lockstep_train.model.weight_files import INDEX, weight_paths
-from lockstep_train.watch import Watch, limits
+from lockstep_train.watch import Watch
 
 CONFIG = "config.json"
 RECORD = "base_files.json"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep_train.data.collate import Batch
-from lockstep_train.data.tokenize import IGNORED
+from lockstep_train.data.sequences.collate import Batch
+from lockstep_train.data.tokens.tokenize import IGNORED
 
 ROUTER_CLASSES = ("TopkRouter", "TopKRouter")
 DIGITS = 6

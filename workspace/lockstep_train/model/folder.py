@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lockstep_train.checkpoint.durable import write_durably
+from lockstep_train.base.durable import write_durably
 
 CONFIG = "config.json"
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 
 from lockstep_sizes.choices import Precision, Quantization, ZeroStage
-from lockstep_train.config import ModelConfig
-from lockstep_train.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
-from lockstep_train.imports import replaced
+from lockstep_train.base.config import ModelConfig
+from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
+from lockstep_train.base.imports import replaced
 from lockstep_train.model.dtypes import DTYPES
 from lockstep_train.model.moe import check_experts
 from lockstep_train.model.quantize import keep_trainable, loading_options

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lockstep_train.config import LoraConfig
-from lockstep_train.imports import import_peft
+from lockstep_train.base.config import LoraConfig
+from lockstep_train.base.imports import import_peft
 from lockstep_train.model.targets import check_targets, whole_modules
 
 TIED_WARNING = "Model has `tie_word_embeddings=True`"

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lockstep_train.errors import ConfigError, reason_of, refusal
-from lockstep_train.imports import import_peft
+from lockstep_train.base.errors import ConfigError, reason_of, refusal
+from lockstep_train.base.imports import import_peft
 from lockstep_train.model.layouts import Unfitting, model_layouts
 from lockstep_train.model.load import quiet_transformers
 from lockstep_train.model.pieces import Layout

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lockstep_sizes.choices import Quantization, ZeroStage
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
 
 ROW_BYTES = 16
 STATIC = frozenset({"grouped_mm", "batched_mm"})

@@ -9,8 +9,8 @@ import torch
 
 from lockstep_sizes.choices import Method, Quantization, ZeroStage
 from lockstep_sizes.shape import NF4_BLOCK, ModelShape
-from lockstep_train.config import TrainingConfig
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.config import TrainingConfig
+from lockstep_train.base.errors import ConfigError
 
 
 def check_quantization(training: TrainingConfig) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from lockstep_train.config import LoraConfig
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.config import LoraConfig
+from lockstep_train.base.errors import ConfigError
 
 SHOWN = 24
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lockstep_train.errors import ConfigError
+from lockstep_train.base.errors import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.config import RunConfig
+from lockstep_train.base.config import RunConfig
+from lockstep_train.base.startup import StartUp, startup_line
 from lockstep_train.report import lines
 from lockstep_train.report.agent import Agent
 from lockstep_train.report.jsonl import JsonLog
 from lockstep_train.report.sinks.choose import open_sinks
 from lockstep_train.report.sinks.sink import Point, Sink
 from lockstep_train.report.terminal import Terminal
-from lockstep_train.startup import StartUp, startup_line
 
 MEASUREMENTS = ("train_log", "eval_log", "expert_usage")
 DRAIN_SECONDS = {"Done": 15.0, "Stopped": 8.0, "Failed": 3.0}

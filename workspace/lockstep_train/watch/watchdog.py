@@ -23,10 +23,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
-from lockstep_train.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang, Stopped, TrainerError
+from lockstep_train.base.errors import EXIT_FAILED, EXIT_HANG, EXIT_STOPPED, Hang, Stopped, TrainerError
+from lockstep_train.base.stop import StopSignal
 from lockstep_train.report import Reporter
 from lockstep_train.report.terminal import print_error
-from lockstep_train.stop import StopSignal
 from lockstep_train.watch import flight
 from lockstep_train.watch.beats import Beat, explain
 from lockstep_train.watch.mark import Mark, Reason, Store, make_mark, read_mark

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.api.yamltext import dump_yaml
+from lockstep.api.files.yamltext import dump_yaml
 from lockstep_gang.contract import printable_line
 
 WIDTH = 118

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from lockstep.plan.clusterfacts import ClusterFacts
+from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.discovery.draft import Entry, left_out, stated, write
 from lockstep.plan.discovery.nodes import gpu_entries, gpu_groups, node_entries, pod_entries
 from lockstep.plan.discovery.rails import rdma_entries

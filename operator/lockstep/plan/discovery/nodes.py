@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.api.names import LABEL_HOSTNAME
+from lockstep.api.objects import Object, is_true
 from lockstep.api.quantity import amount
-from lockstep.plan.clusterfacts import ClusterFacts, Object
+from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
-from lockstep.plan.fabric import GPU_RESOURCE
-from lockstep.plan.nodes import allocatable
-from lockstep.plan.readstatus import is_true
-from lockstep.plan.scheduling import GPU_TOLERATION
-from lockstep.plan.taints import lasting_taints
+from lockstep.plan.render.fabric import GPU_RESOURCE
+from lockstep.plan.render.scheduling import GPU_TOLERATION
+from lockstep.plan.waiting.nodes import allocatable
+from lockstep.plan.waiting.taints import lasting_taints
 
 PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY = "nvidia.com/gpu.memory"

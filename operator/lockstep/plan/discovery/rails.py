@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lockstep.plan.clusterfacts import ClusterFacts, Object, ProbeFacts, Sight
+from lockstep.api.objects import Object
+from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts, Sight
+from lockstep.plan.cluster.railnetworks import RailNetwork, are_isolated, natural, read_network, speaks_of_rdma, stem
 from lockstep.plan.discovery.draft import Entry, Item, left_out, stated, unknown
 from lockstep.plan.discovery.nodes import Group, host
-from lockstep.plan.nodes import allocatable
-from lockstep.plan.railnetworks import RailNetwork, are_isolated, natural, read_network, speaks_of_rdma, stem
+from lockstep.plan.waiting.nodes import allocatable
 
 NOT_NICS = ("nvidia.com/", "amd.com/", "intel.com/qat", "devices.kubevirt.io/", "hugepages-")
 SHARED = "rdma/"

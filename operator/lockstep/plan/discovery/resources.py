@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from lockstep.api.quantity import number
-from lockstep.plan.clusterfacts import ClusterFacts
+from lockstep.plan.cluster.facts import ClusterFacts
+from lockstep.plan.cluster.limitrange import amounts, default_requests_and_limits, rules
 from lockstep.plan.discovery.draft import Entry, left_out, stated, unknown
 from lockstep.plan.discovery.nodes import Group, default_nodes
-from lockstep.plan.limitrange import amounts, default_requests_and_limits, rules
-from lockstep.plan.nodes import GIB, allocatable
+from lockstep.plan.waiting.nodes import GIB, allocatable
 
 AMOUNTS = ("memory", "cpu")
 EXAMPLES = {"requests": {"memory": "128Gi", "cpu": 32}, "limits": {"memory": "256Gi", "cpu": 64}}

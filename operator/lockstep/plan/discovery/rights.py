@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lockstep.plan.clusterfacts import ClusterFacts
+from lockstep.plan.cluster.facts import ClusterFacts
 from lockstep.plan.discovery.draft import Entry, left_out, stated
 from lockstep.plan.discovery.rails import is_unlimited
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lockstep.plan.clusterfacts import ClusterFacts
+from lockstep.plan.cluster.facts import ClusterFacts
+from lockstep.plan.cluster.storageclasses import Judged, Shareable, judge_classes
 from lockstep.plan.discovery.draft import Entry, left_out, stated, unknown
-from lockstep.plan.storageclasses import Judged, Shareable, judge_classes
 
 
 def storage_entries(facts: ClusterFacts) -> Iterator[Entry]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lockstep.api.objects import condition
 from lockstep.plan.answers import read_summary
-from lockstep.plan.goodput import percentage_of
-from lockstep.plan.readstatus import condition
-from lockstep.plan.top import LOCAL, snapshot
-from lockstep.platforms import runfolder
+from lockstep.plan.pages.top import LOCAL, snapshot
+from lockstep.plan.status.goodput import percentage_of
+from lockstep.platforms.inpod import runfolder
 from lockstep.platforms.local.records import observed_run
 
 SHOWN = ("loss", "stepSeconds", "tokensPerSecond", "mfu")

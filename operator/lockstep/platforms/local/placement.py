@@ -14,9 +14,9 @@ from lockstep.api.errors import ConfigError
 from lockstep.api.names import DATASETS, WORKSPACE
 from lockstep.api.shared import Variable
 from lockstep.api.training import Training
-from lockstep.plan.preflight import WILD
-from lockstep.plan.resolve import PlatformDefaults, Resolved
-from lockstep.plan.run import Placement, build_run
+from lockstep.plan.render.preflight import WILD
+from lockstep.plan.render.resolve import PlatformDefaults, Resolved
+from lockstep.plan.render.run import Placement, build_run
 from lockstep_gang.contract import AllReduce, Expected, Run, Storage, WhenDone
 from lockstep_sizes.modelnames import is_address, is_folder
 

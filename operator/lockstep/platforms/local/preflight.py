@@ -11,8 +11,8 @@ from pathlib import Path
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import Failed
 from lockstep.api.job import TrainingJob
-from lockstep.plan.preflight import alone, ending_with_it, result_in
-from lockstep.plan.resolve import resolve
+from lockstep.plan.render.preflight import alone, ending_with_it, result_in
+from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.local.agents import run_agents
 from lockstep.platforms.local.placement import local_defaults, local_run
 from lockstep.platforms.local.run import free_ports, write_private

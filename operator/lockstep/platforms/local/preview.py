@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.api.cluster import TrainingCluster
 from lockstep.api.errors import ConfigError
 from lockstep.api.job import TrainingJob
-from lockstep.plan.resolve import resolve
+from lockstep.plan.render.resolve import resolve
 from lockstep.platforms.local.placement import check_inputs, local_defaults, local_run
 from lockstep.platforms.local.run import free_ports
 from lockstep_gang.contract import run_text

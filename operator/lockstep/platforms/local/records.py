@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 from pathlib import Path
-from typing import Any
 
 from lockstep.api.errors import ConfigError
+from lockstep.api.objects import Object
 from lockstep.plan.observed import Observed
 
-Object = dict[str, Any]
 _OF_A_FAILURE = ("rank", "node", "exitCode", "signal", "exception", "cause", "step", "message", "lastLines")
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lockstep_train.config import MetricsConfig, RunConfig
-from lockstep_train.errors import ConfigError
-from lockstep_train.report.redact import redact
+from lockstep_train.base.config import MetricsConfig, RunConfig
+from lockstep_train.base.errors import ConfigError
 from lockstep_train.report.sinks.identity import Identity
+from lockstep_train.report.sinks.redact import redact
 from lockstep_train.report.sinks.sink import Sink, Tell, Writer
 
 MLFLOW_SCHEMES = ("http", "https", "file", "databricks")

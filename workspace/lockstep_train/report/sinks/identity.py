@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep_train.checkpoint.durable import write_durably
+from lockstep_train.base.durable import write_durably
 
 
 @dataclass(frozen=True)

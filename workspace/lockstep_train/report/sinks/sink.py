@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from lockstep_train.report.redact import redact
+from lockstep_train.report.sinks.redact import redact
 
 QUEUE_POINTS = 2000
 BATCH_POINTS = 200

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep_train.config import WandBConfig
+from lockstep_train.base.config import WandBConfig
 from lockstep_train.report.sinks.identity import Identity
 from lockstep_train.report.sinks.sink import Point
 

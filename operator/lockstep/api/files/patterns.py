@@ -1,0 +1,40 @@
+"""What each pattern of the API asks for, in words: for messages and for the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.api import calibration, model, names, network, shared, status, training
+from lockstep.api.files import clusterkeys
+
+_LEVELS = "PIX, PXB, PHB, SYS or 0 to 5"
+
+PATTERN_WORDS: Mapping[str, str] = {
+    model.DECIMAL_PATTERN: model.DECIMAL_WORDS,
+    model.SHARE_PATTERN: model.SHARE_WORDS,
+    model.FRACTION_PATTERN: model.FRACTION_WORDS,
+    model.QUANTITY_PATTERN: "a quantity such as 100Gi, 32 or 500m",
+    model.DNS_LABEL_PATTERN: "lower-case letters, digits and '-', beginning and ending with a letter or digit",
+    model.DNS_NAME_PATTERN: "lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
+    model.ENV_NAME_PATTERN: "the name of a variable: letters, digits and '_', not beginning with a digit",
+    model.ABSOLUTE_PATH_PATTERN: "an absolute path, beginning with /",
+    model.IMAGE_PATTERN: "an image reference, without spaces",
+    model.LABEL_KEY_PATTERN: "a label key such as rack or example.com/rack",
+    model.LABEL_VALUE_PATTERN: "a label value: letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
+    names.JOB_NAME_PATTERN: "lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
+    network.INTERFACE_PATTERN: "the name of a device or network interface",
+    network.EXCLUSION_PATTERN: "network interfaces to leave out, such as ^lo,docker0",
+    network.RESOURCE_PATTERN: "an extended resource such as openshift.io/eno5np0rdma",
+    network.NETWORK_PATTERN: "a network attachment such as eno5np0-network or namespace/eno5np0-network",
+    network.GDR_PATTERN: f"LOC, {_LEVELS}",
+    network.P2P_PATTERN: f"LOC, NVL, {_LEVELS}",
+    shared.NCCL_PATTERN: "an NCCL variable such as NCCL_ALGO",
+    shared.KEY_PATTERN: "a key: letters, digits, '-', '_' and '.'",
+    shared.FIELD_PATTERN: "a field of a pod, such as status.podIP",
+    status.REASON_PATTERN: "one CamelCase word",
+    calibration.DAY_PATTERN: "a day such as '2026-11-21', in quotes",
+    clusterkeys.API_PATTERN: "a host such as api.example.com, or https://api.example.com:6443",
+    training.DATA_PATH_PATTERN: "an absolute path, beginning with /, or an address such as s3://bucket/folder",
+    training.MODEL_PATTERN: "a folder such as /workspace/models/Qwen3-8B, a model of the hub such as org/name, or an address such as s3://bucket/folder",
+    training.RESUME_PATTERN: "Auto, None or an absolute path",
+}

@@ -1,0 +1,157 @@
+"""The reference pages of both kinds, generated from the schemas that the CRDs hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from lockstep.api.calibration import Calibrations
+from lockstep.api.cluster import TrainingClusterSpec
+from lockstep.api.files.clusterfile import ClusterSection
+from lockstep.api.files.clusterkeys import CALIBRATION_KEYS, KEYS, PROFILE_KEYS, SECTION_KEYS, Key, Kind, in_file_words
+from lockstep.api.files.patterns import PATTERN_WORDS
+from lockstep.api.generate.crd import JOB_NAME_RULE
+from lockstep.api.generate.schema import Schema, structural_schema
+from lockstep.api.job import TrainingJobSpec
+from lockstep.api.status import TrainingJobStatus
+
+JOB_INTRODUCTION = f"""# TrainingJob
+
+Generated from the models in `operator/lockstep/api`; `kubectl explain tj.spec` shows the same. Commented examples are in
+`manifests/samples/`, and `lockstep validate -f job.yaml --cluster NAME` checks a file against this page and a cluster.
+
+`apiVersion: lockstep.dev/v1alpha1`, `kind: TrainingJob`, short name `tj`, namespaced.
+{JOB_NAME_RULE.message}.
+`kubectl scale` changes `spec.nodes`.
+"""
+
+CLUSTER_INTRODUCTION = """# The cluster file and TrainingCluster
+
+Generated from the models in `operator/lockstep/api`. A cluster is written down once, in `clusters/NAME.yaml`, with the keys below
+(`clusters/template.yaml` has them all). `lockstep deploy NAME` makes a TrainingCluster of it (`lockstep.dev/v1alpha1`, short name
+`tc`, cluster-scoped), whose fields are the second column; `cluster.name`, `.api`, `.namespace` and `.description`, and `calibration`, which
+`lockstep cluster calibrate` writes, are read by the command line only. A list of names may also be written with commas (`"net1,net2"`), a number in quotes. An unknown key, a key that is there
+twice and an impossible combination are errors.
+"""
+
+
+def training_job_page() -> str:
+    """docs/reference/trainingjob.md."""
+    parts = [
+        JOB_INTRODUCTION,
+        *_sections("spec", structural_schema(TrainingJobSpec)),
+        *_sections("status", structural_schema(TrainingJobStatus)),
+    ]
+    return "\n".join(parts)
+
+
+def cluster_file_page() -> str:
+    """docs/reference/trainingcluster.md."""
+    spec, section = structural_schema(TrainingClusterSpec), structural_schema(ClusterSection)
+    rows = [_key_row(key, _at(section, key.model), "") for key in SECTION_KEYS]
+    rows += [_key_row(key, _at(spec, key.model), f"spec.{key.model}") for key in PROFILE_KEYS]
+    measured = structural_schema(Calibrations)
+    rows += [_key_row(key, _at(measured, key.model), "") for key in CALIBRATION_KEYS]
+    order = {key: number for number, key in enumerate(KEYS)}
+    rows.sort(key=lambda row: (row[0].split(".")[0] != "`cluster", order[row[0].strip("`")]))
+    head = ("key", "field of TrainingCluster", "type", "default", "valid", "description")
+    rules = "\n".join(f"- {in_file_words(message)}" for message in _all_rules(spec))
+    mode = _at(spec, "network.mode")
+    extra = f"One field has no key: `spec.network.mode` ({_valid(mode)}; default {_code(mode['default'])}). {mode['description']}"
+    return "\n".join([CLUSTER_INTRODUCTION, _table(head, rows), "## Rules\n", rules, "", extra, ""])
+
+
+def _sections(path: str, schema: Schema) -> Iterator[str]:
+    """A heading, a table and the rules for an object, then the same for every object inside it."""
+    rows: list[tuple[str, ...]] = []
+    inner: list[tuple[str, Schema]] = []
+    for name, field in schema["properties"].items():
+        nested = field.get("items", field)
+        place = f"{path}.{name}" + ("[]" if "items" in field else "")
+        required = "**required**" if name in schema.get("required", ()) else _code(field["default"]) if _has_scalar_default(field) else ""
+        rows.append((f"`{name}`", _type(field), required, _valid(field), field.get("description", "")))
+        if "properties" in nested:
+            inner.append((place, nested))
+    rules = "".join(f"- {rule['message']}\n" for rule in schema.get("x-kubernetes-validations", ()))
+    yield f"## {path}\n\n{schema.get('description', '')}\n"
+    yield _table(("field", "type", "default", "valid", "description"), rows)
+    if rules:
+        yield f"Rules:\n\n{rules}"
+    for place, nested in inner:
+        yield from _sections(place, nested)
+
+
+def _has_scalar_default(field: Schema) -> bool:
+    return "default" in field and "properties" not in field
+
+
+def _at(schema: Schema, path: str) -> Schema:
+    """The schema of a field of the model, told by its path; a required one carries "required"."""
+    found = schema
+    for part in path.split("."):
+        holder: Schema = found.get("items", found)
+        name = part.removesuffix("[]")
+        field: Schema = holder["properties"][name]
+        found = field | ({"needed": True} if name in holder.get("required", ()) else {})
+    return found
+
+
+def _key_row(key: Key, field: Schema, model: str) -> tuple[str, ...]:
+    default = {value: name for name, value in key.choices.items()}.get(field.get("default", ""), field.get("default"))
+    needed = "**required**" if field.get("needed") else _code(default) if default is not None else ""
+    valid = ", ".join(f"`{choice}`" for choice in key.choices) if key.choices else _valid(field)
+    return (
+        f"`{key.file}`",
+        f"`{model}`" if model else "",
+        _KINDS.get(key.kind) or _type(field),
+        needed,
+        valid,
+        in_file_words(field["description"]),
+    )
+
+
+_KINDS = {Kind.NAMES: "list of text", Kind.SWITCH: "true or false", Kind.INTEGER: "whole number"}
+
+
+def _type(field: Schema) -> str:
+    if "not" in field:
+        return "number"
+    if field["type"] == "array":
+        return f"list of {'objects' if 'properties' in field['items'] else 'text'}"
+    if field["type"] == "object":
+        return "object" if "properties" in field else "mapping"
+    return {"string": "text", "integer": "whole number", "boolean": "true or false"}[field["type"]]
+
+
+def _valid(field: Schema) -> str:
+    """What a value must be, in words."""
+    inner: Schema = field.get("items") or field.get("additionalProperties") or {}
+    told = [", ".join(f"`{value}`" for value in field.get("enum", ()))]
+    told += [PATTERN_WORDS[one["pattern"]] for one in (field, inner) if "pattern" in one]
+    if "not" in field:  # a number, whose words say it all
+        return "; ".join(filter(None, told))
+    if "minimum" in field:
+        told.append(f"{field['minimum']} to {field['maximum']}" if "maximum" in field else f"{field['minimum']} or more")
+    told += [f"at most {field[key]} {what}" for key, what in _LIMITS.items() if key in field]
+    return "; ".join(filter(None, told))
+
+
+_LIMITS = {"maxLength": "characters", "maxItems": "entries", "maxProperties": "entries"}
+
+
+def _all_rules(schema: Schema, path: str = "") -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", ()):
+        yield f"`{path}`: {rule['message']}" if path else rule["message"]
+    for name, field in schema.get("properties", {}).items():
+        place = f"{path}.{name}" if path else name
+        yield from _all_rules(field, place)
+        yield from _all_rules(field.get("items", {}), f"{place}[]")
+
+
+def _code(value: object) -> str:
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = (head, tuple("---" for _ in head), *rows)
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

@@ -1,0 +1,26 @@
+"""Kubernetes objects as plain dicts: what can be asked of any of them. Imports nothing, so that help pages stay fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Object = dict[str, Any]
+DEPTH_MAX = 64
+"""Levels of lists and maps that an object may have. JSON has no limit, and every reader has one somewhere."""
+TOO_DEEP = f"(deeper than {DEPTH_MAX} levels)"
+"""Stands where an object was cut off."""
+
+
+def condition(status: Object, kind: str) -> Object:
+    """The condition of this type; empty when there is none yet."""
+    return next((found for found in status.get("conditions") or [] if found["type"] == kind), {})
+
+
+def is_true(status: Object, kind: str) -> bool:
+    return bool(condition(status, kind).get("status") == "True")
+
+
+def is_running(pod: Object) -> bool:
+    """Whether all containers of a pod run."""
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return bool(statuses) and all("running" in status.get("state", {}) for status in statuses)

@@ -1,0 +1,170 @@
+"""`lockstep build IMAGE`: the operator's or the trainer's image, by podman, buildah or docker, or by OpenShift."""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.jobargs import ContextOption
+from lockstep.plan.ship.imagebuild import Image, Tool
+from lockstep.platforms.output import put, put_text
+
+if TYPE_CHECKING:
+    from lockstep.plan.ship.imagebuild import Build
+    from lockstep.plan.ship.openshift_build import Outcome
+
+CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+PIP_FILES = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
+PIP_VARIABLES = {"PIP_INDEX_URL": "index-url", "PIP_EXTRA_INDEX_URL": "extra-index-url", "PIP_TRUSTED_HOST": "trusted-host"}
+LINES_KEPT = 60
+"""Lines of a tool's error output that are shown when it fails: the reason stands near the end, if not always last."""
+
+
+def build(
+    image: Annotated[Image, typer.Argument(help="Which of the images in images/.")],
+    base: Annotated[str, typer.Option(help="The image to build on. Default: what the Containerfile names.")] = "",
+    tag: Annotated[str, typer.Option("--tag", "-t", help="What to call it. Default: lockstep-IMAGE:VERSION.")] = "",
+    push: Annotated[bool, typer.Option("--push", help="Push it to the registry that --tag names.")] = False,
+    archive: Annotated[
+        Path | None, typer.Option(help="Also write it to this file, for `podman load` or `ctr images import` where there is no registry.")
+    ] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", help="A build argument of the Containerfile, KEY=VALUE. May be repeated.")
+    ] = None,
+    tool: Annotated[Tool | None, typer.Option(help="What builds it. Default: the first of them that is installed.")] = None,
+    openshift: Annotated[
+        bool, typer.Option("--openshift", help="Let OpenShift build it from this checkout into an ImageStream: needs no registry account.")
+    ] = False,
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Where OpenShift builds it, and pods may use it.")
+    ] = "lockstep-system",
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", help="With --openshift: the cluster file whose API server must be the one that builds.", show_default=False
+        ),
+    ] = None,
+    context: ContextOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands (with --openshift the objects) and run nothing.")] = False,
+) -> None:
+    """Build the operator's or the trainer's image from this checkout.
+
+    pip's settings and certificates of this machine are used while building, and are in no layer of the image.
+
+    Example: lockstep build operator --tag registry.example.com/team/lockstep-operator:0.1.0 --push
+    """
+    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.target import load
+    from lockstep.plan.ship.imagebuild import PROXIES, Build
+
+    root = checkout()
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    wanted = Build(image, version, tag=tag, base=base, arguments=tuple(arg or ()), proxies=tuple(n for n in PROXIES if n in os.environ))
+    if openshift:
+        if push or archive or tool:
+            raise ConfigError("--openshift builds in the cluster, into its own registry: --push, --archive and --tool don't go with it")
+        if cluster is not None:
+            load(cluster)  # its API server, and no other
+        _by_openshift(wanted, root, namespace, context, dry_run)
+    else:
+        _by_tool(wanted, root, tool, push, archive, dry_run)
+
+
+def _by_tool(wanted: Build, root: Path, asked: Tool | None, push: bool, archive: Path | None, dry_run: bool) -> None:
+    from dataclasses import replace
+
+    from lockstep.plan.ship.imagebuild import chosen, commands
+
+    tool = chosen(asked, [name for name in Tool if shutil.which(name)])
+    target = str(archive.resolve()) if archive else ""
+    with _machine_settings() as secrets, tempfile.TemporaryDirectory(prefix="lockstep-build-") as folder:
+        build = replace(wanted, secrets=secrets)
+        if dry_run:
+            put(*(shlex.join(step) for step in commands(build, tool, push=push, archive=target)))
+            return
+        put(f"building {wanted.reference} with {tool}", flush=True)
+        for step in commands(build, tool, push=push, archive=target, notes=folder):
+            _run(step, root)
+        digests = {path.name: path.read_text(encoding="utf-8").strip() for path in Path(folder).iterdir()}
+    built, pushed = digests.get("built"), digests.get("pushed")
+    put(f"Ready: {wanted.reference}{f' ({built})' if built else ''}")
+    if pushed:
+        put(f"Pushed: {wanted.repository}@{pushed}")
+
+
+@contextmanager
+def _machine_settings() -> Iterator[dict[str, str]]:
+    """Files with this machine's pip settings and certificates, for as long as the build takes; none where it has none of its own."""
+    settings = configparser.RawConfigParser()
+    settings.read([Path(path).expanduser() for path in (*PIP_FILES, os.environ.get("PIP_CONFIG_FILE", os.devnull))])
+    if not settings.has_section("global"):
+        settings.add_section("global")
+    for variable, option in PIP_VARIABLES.items():
+        if variable in os.environ:
+            settings.set("global", option, os.environ[variable])
+    named = [*(os.environ.get(variable) for variable in CERTIFICATES), settings.get("global", "cert", fallback=None)]
+    settings.remove_option("global", "cert")  # a path of this machine
+    certificates = next((path for path in named if path and Path(path).is_file()), None)
+    found = {"ca": certificates} if certificates else {}
+    with tempfile.NamedTemporaryFile("w", prefix="lockstep-pip-") as file:  # readable by nobody else
+        if settings.items("global"):
+            settings.write(file)
+            file.flush()
+            found["pip"] = file.name
+        yield found
+
+
+def _run(command: list[str], root: Path) -> None:
+    """Its output is seen as it comes. Raises Failed, which says why, when the command does."""
+    from lockstep.plan.ship.build_failure import failure
+
+    last: deque[str] = deque(maxlen=LINES_KEPT)
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+        try:
+            for line in process.stderr or ():
+                put_text(line, error=True)
+                last.append(line)
+        except BaseException:  # Ctrl-C: of a terminal's the tool knows by itself
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        raise Failed(failure(command, process.returncode, last))
+
+
+def _by_openshift(wanted: Build, root: Path, namespace: str, context: str | None, dry_run: bool) -> None:
+    from lockstep.api.files.yamltext import dump_all_yaml
+    from lockstep.plan.ship.imagebuild import CONTEXT
+    from lockstep.plan.ship.openshift_build import next_step, objects
+    from lockstep.platforms.clusters.imagebuild import build, packed
+
+    made = objects(wanted)
+    files = packed(root, CONTEXT)
+    if dry_run:
+        put_text(dump_all_yaml(made))
+        put(f"# then {len(files) / 1e6:.1f} MB go to buildconfigs/{wanted.name}/instantiatebinary in namespace {namespace}")
+        return
+
+    async def built() -> Outcome:
+        from lockstep.kube.cluster import Cluster
+
+        async with await Cluster.connect(context) as cluster:
+            put(f"building {wanted.stream_tag} in namespace {namespace} of {cluster.server}", flush=True)
+            return await build(cluster, made, namespace, files, lambda line: put(line, flush=True))
+
+    done = asyncio.run(built())
+    put(f"Ready: pods of namespace {namespace} may use the image {wanted.stream_tag}{f' ({done.digest})' if done.digest else ''}")
+    put(f"Next: {next_step(wanted, namespace)}")

@@ -1,0 +1,189 @@
+"""`lockstep cluster calibrate`: what the network between the nodes really gives."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.platforms.output import put, put_json, tell
+
+if TYPE_CHECKING:
+    from lockstep.api.calibration import Calibration
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.job import TrainingJob
+    from lockstep.plan.cluster.calibration import Point
+    from lockstep.platforms.inside.calibrate import Sweep
+
+INTERRUPTED = 130
+
+
+class Mode(StrEnum):
+    """What the ranks are to talk over."""
+
+    AUTO = "auto"
+    RDMA = "rdma"
+    TCP = "tcp"
+
+
+def calibrate(
+    cluster: OptionalClusterArgument = "local",
+    nodes: Annotated[int | None, typer.Option("--nodes", min=2, max=1024, help="Default: gpus.default_nodes of the cluster file.")] = None,
+    mode: Annotated[Mode, typer.Option("--mode", help="What the ranks talk over.")] = Mode.AUTO,
+    most: Annotated[
+        str | None, typer.Option("--max-size", help="The largest all-reduce. Default: 1Gi on GPUs, 16Mi on the CPU.", show_default=False)
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", help="With torch in it. Default: the cluster file's image.", show_default=False)
+    ] = None,
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Write the figures into the cluster file.")] = False,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Seconds for all of it. Default: 900, and nodes that the cluster doesn't have aren't waited for at all.",
+        ),
+    ] = None,
+    output: FormOption = Form.TEXT,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Run an all-reduce sweep on the cluster's nodes: NCCL on GPUs, gloo on the CPU. Replaces mpirun and nccl-tests.
+
+    It takes the GPUs of its nodes for about a minute, in pods like a job's; the role admin in one namespace is enough. With --save the bus
+    bandwidths are written into the file's section `calibration`, in decimal GB/s. Exit code 0: measured, 1: it failed, 2: it can't run as asked, 130: interrupted.
+
+    Example: lockstep cluster calibrate barcelona --mode rdma
+    """
+    from lockstep.cli.shared.paths import from_here
+    from lockstep.cli.shared.target import load, refuse_other_cluster, use_embedded_cluster
+    from lockstep.plan.cluster.calibration import calibration_of
+
+    found = load(cluster)
+    job = _job(found, nodes, mode, _bytes(most), image)
+    use_embedded_cluster(found.cluster.name, context)
+    refuse_other_cluster(found, context, False)
+    sweep = _measure(job, found, namespace or found.cluster.namespace, context, timeout, quiet=output is Form.JSON)
+    measured = calibration_of(sweep.points, sweep.transport, sweep.nodes, _today())
+    if output is Form.JSON:
+        put_json(measured.to_dict(), indent=1)
+    else:
+        _suggest(sweep, found)
+    if save:
+        _store(_path(cluster, found), measured, found, quiet=output is Form.JSON)
+    elif output is Form.TEXT:
+        put(f"Nothing was stored; --save writes it into {from_here(_path(cluster, found))}")
+
+
+def _today() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).date().isoformat()
+
+
+def _bytes(text: str | None) -> int | None:
+    import re
+
+    from lockstep.api.model import QUANTITY_PATTERN
+    from lockstep.api.quantity import number
+
+    if text is None:
+        return None
+    if not re.fullmatch(QUANTITY_PATTERN, text) or number(text) < 4:
+        raise ConfigError(f"--max-size {text}: must be a number of bytes such as 64Mi")
+    return int(number(text))
+
+
+def _job(found: ClusterFile, nodes: int | None, mode: Mode, most: int | None, image: str | None) -> TrainingJob:
+    from lockstep.api.shared import FabricMode
+    from lockstep.plan.cluster.calibration import sweep_job
+
+    asked = {Mode.AUTO: FabricMode.AUTO, Mode.RDMA: FabricMode.RDMA, Mode.TCP: FabricMode.TCP}[mode]
+    job = sweep_job(found.profile.spec, nodes, asked, most)
+    if (job.spec.nodes or 0) < 2:
+        raise ConfigError("gpus.default_nodes of the cluster file is 1, and an all-reduce over one node crosses no network: say --nodes 2")
+    return job if image is None else job.model_copy(update={"spec": job.spec.model_copy(update={"image": image})})
+
+
+def _measure(job: TrainingJob, found: ClusterFile, namespace: str, context: str | None, timeout: int | None, *, quiet: bool) -> Sweep:
+    from lockstep.platforms.inside.calibrate import sweep_on_cluster
+    from lockstep.platforms.inside.in_namespace import Patience
+
+    told = False
+
+    def hear(heard: Point | str) -> None:
+        nonlocal told
+        if isinstance(heard, str):
+            tell(heard)
+        elif not quiet:
+            put(*(() if told else _head(heard)), _row(heard), flush=True)
+            told = True
+
+    try:
+        return sweep_on_cluster(job, found.profile, namespace, context, hear, Patience.of(timeout))
+    except KeyboardInterrupt:
+        tell("lockstep: interrupted; the pods of the sweep are removed")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _head(point: Point) -> tuple[str, str]:
+    return f"all-reduce over {point.ranks} ranks", f"{'SIZE':>10} {'TIME':>12} {'ALGBW GB/s':>12} {'BUSBW GB/s':>12}"
+
+
+def _row(point: Point) -> str:
+    return f"{_size(point.bytes):>10} {_time(point.microseconds):>12} {point.algorithm_gbs:>12.4g} {point.bus_gbs:>12.4g}"
+
+
+def _size(count: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:g} {name}"
+    return f"{count} B"
+
+
+def _time(microseconds: int) -> str:
+    return f"{microseconds} us" if microseconds < 10_000 else f"{microseconds / 1000:.1f} ms"
+
+
+def _suggest(sweep: Sweep, found: ClusterFile) -> None:
+    from lockstep.plan.cluster.calibration import suggested_threshold
+
+    best = max(point.bus_gbs for point in sweep.points)
+    put(f"best: {best:.4g} GB/s bus bandwidth over {sweep.transport}, {sweep.nodes} nodes, {sweep.points[0].ranks} ranks")
+    network = found.profile.spec.network
+    threshold = suggested_threshold(sweep.points, gpus=found.profile.spec.gpus.per_node > 0)
+    if network.minimum_busbw is None and threshold is not None and (sweep.transport == "RDMA") == network.rdma.enabled:
+        put(f'network.minimum_busbw: "{threshold}" in the cluster file would let preflight stop jobs on nodes that stay below 80% of this')
+
+
+def _path(cluster: str, found: ClusterFile) -> Path:
+    from lockstep.cli.shared.paths import checkout
+
+    is_path = "/" in cluster or cluster.endswith((".yaml", ".yml"))
+    return Path(cluster) if is_path else checkout() / "clusters" / f"{found.cluster.name}.yaml"
+
+
+def _store(path: Path, measured: Calibration, found: ClusterFile, *, quiet: bool) -> None:
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.cli.shared.clusters import read_text
+    from lockstep.cli.shared.paths import from_here
+    from lockstep.plan.cluster.calibration import replaced, with_calibration
+
+    shown = from_here(path)
+    text = with_calibration(read_text(path), replaced(found.calibration, measured))
+    if parse_cluster_file(text, str(shown)).profile != found.profile:
+        raise ConfigError(f"{shown} can't be changed in one place only: write this section `calibration` by hand: {measured.to_dict()}")
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.chmod(path.stat().st_mode & 0o777)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{shown} can't be written: {error.strerror}") from error
+    if not quiet:
+        put(f"Stored in {shown}, section calibration")

@@ -1,0 +1,312 @@
+"""`lockstep clean|uninstall|rollback`: back from what `lockstep deploy` has done."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import DEV_ENVIRONMENT, OPERATOR_NAME
+from lockstep.cli.clusters.deploy import ClusterArgument, ContextOption, Deployment, ForceOption, Mode, as_deployed, planned
+from lockstep.cli.shared.deployment import forget
+from lockstep.cli.shared.progress import Progress
+from lockstep.platforms.output import put
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.cluster.scope import Scope
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+
+
+def clean(
+    cluster: ClusterArgument,
+    pvcs: Annotated[bool, typer.Option("--pvcs", help="Also the claims of /workspace and /datasets, with everything on them.")] = False,
+    yes: YesOption = False,
+    force: ForceOption = False,
+    context: ContextOption = None,
+) -> None:
+    """Remove the dev environment, and the jobs' service account where no job is left. Claims stay, and so do the operator and other jobs.
+
+    With --pvcs the cluster's claims and those of the dev environment's pods go, too, after you have been asked: nobody else's.
+
+    Example: lockstep clean barcelona
+    """
+    plan = _plan(cluster, context, force)
+    asyncio.run(_clean(plan, context, pvcs=pvcs, yes=yes))
+
+
+def uninstall(
+    cluster: ClusterArgument,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Also delete every TrainingJob of every namespace; they save first.")] = False,
+    cluster_only: Annotated[
+        bool,
+        typer.Option(
+            "--cluster-only", help="Only this TrainingCluster, and the rights that came with it and no other one needs: Lockstep stays."
+        ),
+    ] = False,
+    yes: YesOption = False,
+    force: ForceOption = False,
+    context: ContextOption = None,
+) -> None:
+    """Remove the operator, the TrainingClusters and the CRDs. Refused while there are TrainingJobs, unless --jobs says that they go, too. Claims stay.
+
+    An operator of one namespace goes without the CRDs: there, stopped jobs stay as well. With --cluster-only one TrainingCluster of several goes; refused while jobs use it.
+
+    Example: lockstep uninstall barcelona
+
+    Example: lockstep uninstall deployed-by-mistake --cluster-only
+    """
+    if jobs and cluster_only:
+        raise ConfigError("--jobs deletes the jobs of all clusters, and --cluster-only removes one: leave out one of them")
+    plan = _plan(cluster, context, force)
+    if cluster_only:
+        asyncio.run(_uninstall_cluster(plan, context, yes=yes))
+    else:
+        asyncio.run(_uninstall(plan, context, jobs=jobs, yes=yes))
+    forget(plan.cluster.cluster.name)
+
+
+def rollback(cluster: ClusterArgument, yes: YesOption = False, force: ForceOption = False, context: ContextOption = None) -> None:
+    """Go back to the operator and TrainingCluster that the last deployment replaced; again, and it goes forward. CRDs stay as they are.
+
+    Example: lockstep rollback barcelona
+    """
+    plan = _plan(cluster, context, force)  # refuses the wrong cluster
+    asyncio.run(_rollback(context, plan.scope.home, yes))
+
+
+def _plan(cluster: str, context: str | None, force: bool) -> Deployment:
+    """What was sent, whatever it was sent with. Raises ConfigError for the wrong cluster."""
+    from lockstep.cli.shared.target import refuse_other_cluster, use_embedded_cluster
+
+    use_embedded_cluster(cluster, context)
+    plan = planned(cluster, Mode.AUTO)
+    refuse_other_cluster(plan.cluster, context, force)
+    scope = as_deployed(plan, context)[2]
+    return planned(cluster, Mode.AUTO, monitoring=scope != "own", scope=scope)
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Raises ConfigError where nobody can be asked; typer's Abort when the answer is no."""
+    from lockstep_gang.contract import printable_line
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} Say --yes (make: YES=1) where nobody can be asked")
+    typer.confirm(printable_line(question), abort=True)
+
+
+async def _clean(plan: Deployment, context: str | None, *, pvcs: bool, yes: bool) -> None:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.ship.deploy import called
+    from lockstep.platforms.clusters import remove
+    from lockstep.platforms.clusters.devenv import dev_environment
+    from lockstep.platforms.clusters.install import objects_for_jobs
+
+    async with await Cluster.connect(context) as connection:
+        others = sorted(job["metadata"]["name"] for job in await remove.jobs_of(connection, plan.namespace) if not _is_dev(job))
+        claims = await _claims(connection, plan) if pvcs else []
+        if claims and others:
+            raise ConfigError(
+                f"{', '.join(others)} of namespace {plan.namespace} may use the claims: delete these jobs first, or leave out PVCS=1"
+            )
+        if claims:
+            named = ", ".join(claim["metadata"]["name"] for claim in claims)
+            ask(f"Delete the claims {named} of namespace {plan.namespace}, with every file on them (code, models, checkpoints)?", yes=yes)
+        account = [] if others else list(reversed(objects_for_jobs(plan.profile, plan.namespace)))
+        stays = await remove.may_not_delete(connection, [dev_environment(plan.profile, plan.namespace), *account, *claims])
+        if stays and _is_dev(stays[0]):
+            raise Failed(f"you may not delete jobs of namespace {plan.namespace}, and nothing was removed: the role edit there lets you")
+        with Progress() as progress:
+            progress.quietly(f"{DEV_ENVIRONMENT} saves and ends")
+            await remove.remove_dev_environment(connection, plan.namespace, print)
+            await remove.remove(connection, [item for item in (*account, *claims) if item not in stays], print)
+    for item in stays:
+        put(f"{called(item)} stays: you may not delete it")
+    if others:
+        jobs = f"Job {others[0]} stays, with its" if len(others) == 1 else f"Jobs {', '.join(others)} stay, with their"
+        put(f"{jobs} service account: lockstep delete NAME -n {plan.namespace}")
+    kept = "" if pvcs else "; claims stay (PVCS=1 deletes them)"
+    put(
+        f"The dev environment of namespace {plan.namespace} is removed{kept}. The operator stays: make uninstall CLUSTER={plan.cluster.cluster.name}"
+    )
+
+
+def _is_dev(job: dict[str, Any]) -> bool:
+    return bool(job["metadata"]["name"] == DEV_ENVIRONMENT)
+
+
+async def _claims(connection: Cluster, plan: Deployment) -> list[dict[str, Any]]:
+    from lockstep.plan.ship.deploy import CLAIM, removable_claims
+
+    there = (await connection.list(CLAIM, plan.namespace))["items"]
+    return list(removable_claims(plan.cluster, DEV_ENVIRONMENT, there))
+
+
+async def _uninstall(plan: Deployment, context: str | None, *, jobs: bool, yes: bool) -> None:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.clusters import remove
+    from lockstep.platforms.clusters.install import without_unknown_kinds
+
+    async with await Cluster.connect(context) as connection:
+        place = plan.namespace if plan.scope.own else None
+        await _refuse_without_rights(connection, remove.uninstalled(plan.objects, plan.scope.home))
+        objects = await without_unknown_kinds(connection, plan.objects, lambda line: None)
+        there = await remove.jobs_of(connection, place)
+        if not jobs:
+            _refuse_while_jobs(there, plan.scope)
+        names = ", ".join(sorted(map(_place_of, there)))
+        doomed = f", and of the jobs {names}," if there and jobs else ""
+        what = (
+            f"the operator of namespace {plan.namespace} and its cluster"
+            if plan.scope.own
+            else f"Lockstep's operator, {await _clusters_of(connection)} and CRDs"
+        )
+        ask(f"Remove {what}{doomed} from {connection.server}?", yes=yes)
+        await remove.uninstall(connection, objects, print, plan.scope, with_jobs=jobs or not plan.scope.own)
+    put(f"Lockstep is removed; claims stay. Again: make deploy-cluster CLUSTER={plan.cluster.cluster.name}")
+
+
+async def _clusters_of(connection: Cluster) -> str:
+    """All TrainingClusters go with their definition."""
+    from lockstep.platforms.clusters.remove import clusters_of
+
+    names = sorted(cluster["metadata"]["name"] for cluster in await clusters_of(connection))
+    return f"TrainingClusters {', '.join(names)}" if len(names) > 1 else "TrainingCluster"
+
+
+async def _uninstall_cluster(plan: Deployment, context: str | None, *, yes: bool) -> None:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.ship.deploy import called, of_one_cluster, users
+    from lockstep.platforms.clusters import remove
+    from lockstep.platforms.clusters.record import read_record, write_record
+
+    name = plan.profile.metadata.name
+    if plan.scope.own:
+        raise ConfigError(f"the operator of namespace {plan.namespace} has one cluster, and goes with it: leave out --cluster-only")
+    async with await Cluster.connect(context) as connection:
+        clusters, jobs = await remove.clusters_of(connection), await remove.jobs_of(connection)
+        in_the_way = sorted(map(_place_of, users(name, clusters, jobs)))
+        if in_the_way:
+            raise ConfigError(
+                f"jobs use TrainingCluster {name} ({', '.join(in_the_way)}): delete them first (lockstep delete NAME -n NAMESPACE), or give them another spec.cluster"
+            )
+        record = await read_record(connection, plan.scope.home)
+        others = [item for one in (record.current, record.previous) if one is not None and name not in one.clusters for item in one.objects]
+        going = of_one_cluster(plan.objects, name, plan.namespace, clusters, [*others, *jobs])
+        there = [item for item in going if await _is_there(connection, item)]
+        if there:
+            await _refuse_without_rights(connection, there)
+            ask(f"Remove {', '.join(map(called, there))} from {connection.server}?", yes=yes)
+        await remove.remove(connection, there, print)
+        if (cleared := record.without(name)) != record:
+            await write_record(connection, cleared, plan.scope.home)
+    _tell_rest(plan, clusters, was_there=bool(there), sent_by_it=record.current is not None and name in record.current.clusters)
+
+
+def _tell_rest(plan: Deployment, clusters: list[dict[str, Any]], *, was_there: bool, sent_by_it: bool) -> None:
+    """What stays, and the commands for it."""
+    from lockstep.plan.ship.deploy import is_default
+
+    name = plan.cluster.cluster.name
+    left = [cluster for cluster in clusters if cluster["metadata"]["name"] != plan.profile.metadata.name]
+    names = ", ".join(sorted(cluster["metadata"]["name"] for cluster in left)) or "no TrainingCluster"
+    put(
+        f"{f'TrainingCluster {name} is removed' if was_there else f'There is nothing of TrainingCluster {name}'}; Lockstep stays, with {names}."
+    )
+    put(f"The service account of namespace {plan.namespace}, where no job needs it: lockstep clean {name}")
+    if left and not any(map(is_default, left)):
+        put("Jobs that name no cluster have none now: the next lockstep deploy makes its cluster their default")
+    if sent_by_it:
+        put(
+            f"The operator is as the file of {name} says: lockstep deploy {names if len(left) == 1 else 'CLUSTER'} sends it as that cluster's does"
+        )
+
+
+def _refuse_while_jobs(there: list[dict[str, Any]], scope: Scope) -> None:
+    """Without their definition no job stays; without its operator one whose pods are gone. Raises ConfigError."""
+    in_the_way = sorted(_place_of(job) for job in there if not scope.own or (job.get("status") or {}).get("nodes"))
+    if in_the_way and scope.own:
+        raise ConfigError(
+            f"jobs have pods that report to this operator ({', '.join(in_the_way)}): stop them first (lockstep stop NAME -n {scope.home}), or say --jobs "
+            "(make: JOBS=1), which deletes all jobs of the namespace"
+        )
+    if in_the_way:
+        raise ConfigError(
+            f"there are TrainingJobs ({', '.join(in_the_way)}), which would go with their definition: delete them first, or say --jobs (make: JOBS=1)"
+        )
+
+
+def _place_of(job: dict[str, Any]) -> str:
+    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"
+
+
+async def _refuse_without_rights(connection: Cluster, objects: list[dict[str, Any]]) -> None:
+    """All or nothing: half of an operator is worse than either."""
+    from lockstep.plan.ship.deploy import called
+    from lockstep.platforms.clusters.remove import may_not_delete
+
+    forbidden = await may_not_delete(connection, objects)
+    if forbidden:
+        named = ", ".join(called(item) for item in forbidden[:3])
+        more = f" and {len(forbidden) - 3} more" if len(forbidden) > 3 else ""
+        raise Failed(f"you may not delete {named}{more}, and nothing was removed: an administrator of the cluster does this")
+
+
+async def _rollback(context: str | None, home: str, yes: bool) -> None:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.kube.rights import forbidden
+    from lockstep.plan.cluster.scope import Scope, scope_of
+    from lockstep.plan.ship.deploy import called
+    from lockstep.platforms.clusters.install import until_ready
+    from lockstep.platforms.clusters.record import read_record, write_record
+    from lockstep.platforms.clusters.send import APPLY, remove_outdated, send_permitted
+
+    async with await Cluster.connect(context) as connection:
+        record = await read_record(connection, home)
+        if record.previous is None or record.current is None:
+            raise ConfigError(
+                f"there is nothing to go back to: ConfigMap {home}/lockstep-deployed knows of no earlier deployment that worked"
+            )
+        refused = await forbidden(connection, {}, APPLY, list(record.previous.objects))
+        if refused:
+            raise Failed(f"you may not change {called(refused[0])}, and nothing was changed: an administrator of the cluster does this")
+        ask(f"Go back from {record.current.said} to {record.previous.said}?", yes=yes)
+        with Progress() as progress:
+            sent = await send_permitted(connection, list(record.previous.objects), lambda text: progress.quietly(f"sending {text}"))
+            if sent.left:
+                raise Failed(
+                    f"{called(sent.left[0].item)} was refused: {sent.left[0].reason}: make deploy-cluster sets everything right again"
+                )
+            await write_record(connection, record.turned_back(), home)
+            await remove_outdated(connection, next(map(scope_of, _deployments(record.previous.objects)), Scope()))
+            await until_ready(connection, home, OPERATOR_NAME, lambda text: progress.now(f"operator: {text}"))
+        before = {called(item) for item in record.previous.objects}
+        left = [item for item in record.current.objects if called(item) not in before and await _is_there(connection, item)]
+    put(f"Back to {record.previous.said}; CRDs stay as they are, and jobs that run go on.")
+    for item in left:
+        metadata = item["metadata"]
+        place = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
+        put(f"{called(item)} was not part of it, and stays: kubectl delete {item['kind'].lower()} {metadata['name']}{place}")
+
+
+async def _is_there(connection: Cluster, item: dict[str, Any]) -> bool:
+    """Not where the cluster doesn't know the kind, as SCCs on plain Kubernetes; what may not be seen counts as there."""
+    from lockstep.kube.cluster import FORBIDDEN, ApiError
+
+    try:
+        return await connection.exists(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"])
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return True
+
+
+def _deployments(objects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (item for item in objects if item["kind"] == "Deployment")

@@ -1,0 +1,13 @@
+"""`lockstep cluster`: know a cluster before jobs run on it. One module a verb."""
+
+from __future__ import annotations
+
+import typer
+
+from lockstep.cli.clusters import calibrate, discover, gpus, lint
+
+app = typer.Typer(help="Know a cluster: write its file, check it, measure its network.", no_args_is_help=True)
+app.command("discover")(discover.discover)
+app.command("lint")(lint.lint)
+app.command("calibrate")(calibrate.calibrate)
+app.command("gpus")(gpus.gpus)

@@ -1,0 +1,173 @@
+"""`lockstep devcluster`: a real Kubernetes on this machine, without Docker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import Form, FormOption
+from lockstep.platforms.output import put, put_json, tell
+
+if TYPE_CHECKING:
+    from lockstep.devcluster.host.layout import Layout
+
+app = typer.Typer(
+    help="A real Kubernetes on this machine, for laptops and CI: two nodes, no Docker. Needs root on Linux.", no_args_is_help=True
+)
+
+
+def _say(text: str) -> None:
+    put(f"devcluster: {text}", flush=True)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What went wrong on the machine as one sentence and exit code 1; a second call may mend it."""
+    from lockstep.devcluster.cluster import ClusterError
+
+    try:
+        yield
+    except (ClusterError, RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        tell(f"lockstep: {error}")
+        raise typer.Exit(1) from error
+
+
+def bring_up(nodes: int = 2, resources: list[str] | None = None, rails: int | None = None) -> Path:
+    """The embedded cluster, up and Ready; its kubeconfig.
+
+    Raises:
+        ConfigError: this machine can't do it; the message lists what is missing.
+    """
+    from lockstep.devcluster.cluster import Wanted, up
+    from lockstep.devcluster.host.layout import default_layout
+    from lockstep.devcluster.host.resources import parse
+
+    wanted = Wanted(nodes=nodes, resources=parse(resources, nodes) if resources else None, rails=rails)
+    layout = default_layout()
+    _install(layout)
+    return up(layout, wanted, _say)
+
+
+def _install(layout: Layout) -> None:
+    from lockstep.devcluster.cluster import shared_things
+    from lockstep.devcluster.needs import ensure
+
+    with shared_things(layout):
+        ensure(layout, _say)
+
+
+@app.command("up")
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=9, help="How many nodes.")] = 2,
+    resource: Annotated[
+        list[str] | None, typer.Option(help="A pretended resource of every node, or of one: nvidia.com/gpu=4, 1:nvidia.com/gpu=4.")
+    ] = None,
+    rails: Annotated[
+        int | None,
+        typer.Option(min=0, max=8, help="Further networks of every node, with Multus and pretended RDMA devices. Default: as they are."),
+    ] = None,
+) -> None:
+    """Bring the cluster up, or repair it: what runs is left alone.
+
+    Example: lockstep devcluster up --resource nvidia.com/gpu=4
+    """
+    with _failures():
+        put(f"export KUBECONFIG={bring_up(nodes, resource, rails)}")
+
+
+@app.command("prepare")
+def prepare() -> None:
+    """Install and build what the first `up` would wait minutes for, and start nothing: for the image of a CI machine, say.
+
+    Example: lockstep devcluster prepare
+    """
+    from lockstep.devcluster.cluster import prepare as make_ready
+    from lockstep.devcluster.host.layout import default_layout
+
+    layout = default_layout()
+    with _failures():
+        _install(layout)
+        make_ready(layout, _say)
+
+
+@app.command("down")
+def down(purge: Annotated[bool, typer.Option(help="Remove images in the nodes and the data of claims, too.")] = False) -> None:
+    """Remove the cluster. Its images and the data of claims are kept for the next `up`.
+
+    Example: lockstep devcluster down --purge
+    """
+    from lockstep.cli.shared.deployment import forget
+    from lockstep.cli.shared.target import EMBEDDED
+    from lockstep.devcluster.cluster import down as take_down
+    from lockstep.devcluster.host.layout import default_layout
+
+    if os.geteuid() != 0:
+        raise ConfigError("only root can remove the embedded cluster: sudo lockstep devcluster down")
+    with _failures():
+        take_down(default_layout(), _say, purge=purge)
+    forget(EMBEDDED)
+
+
+@app.command("status")
+def status(output: FormOption = Form.TEXT) -> None:
+    """Say which parts run. Exit code 1 when the cluster isn't up.
+
+    Example: lockstep devcluster status -o json
+    """
+    from lockstep.devcluster.cluster import status as state_of
+    from lockstep.devcluster.host.layout import default_layout
+
+    state = state_of(default_layout())
+    if output is Form.JSON:
+        put_json(state)
+    else:
+        for name, runs in state["daemons"].items():
+            put(f"{name:32} {'running' if runs else 'ended'}")
+        for name, ready in state["nodes"].items():
+            put(f"{name:32} {'Ready' if ready else 'NotReady'}")
+        if not state["daemons"]:
+            put("the cluster is down: lockstep devcluster up")
+    if not state["nodes"] or not all(state["nodes"].values()) or not all(state["daemons"].values()):
+        raise typer.Exit(1)
+
+
+@app.command("kubeconfig")
+def kubeconfig() -> None:
+    """Print the path of the administrator's kubeconfig.
+
+    Example: export KUBECONFIG=$(lockstep devcluster kubeconfig)
+    """
+    from lockstep.devcluster.host.layout import default_layout
+
+    put(default_layout().kubeconfig)
+
+
+@app.command("publish")
+def publish() -> None:
+    """Give pods the code of this checkout as it is now; what a running pod has imported already stays as it was.
+
+    Example: lockstep devcluster publish
+    """
+    from lockstep.devcluster.host.layout import default_layout
+    from lockstep.devcluster.python_volume import publish_code, publish_packages
+
+    volume = default_layout().python_volume
+    with _failures():
+        publish_packages(volume)
+        put(publish_code(volume))
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except ConfigError as problem:
+        tell(f"lockstep: {problem}")
+        sys.exit(2)

@@ -1,0 +1,140 @@
+"""`lockstep cluster discover NAME`: a commented cluster file from what the cluster shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.jobargs import ContextOption, NamespaceOption
+from lockstep.platforms.output import put, put_text, tell
+
+if TYPE_CHECKING:
+    from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
+    from lockstep.plan.discovery.draft import Entry
+
+STDOUT = "-"
+INTERRUPTED = 130
+
+
+def discover(
+    name: Annotated[str, typer.Argument(help="What the cluster is to be called.")],
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", help="Where to write it; - is the terminal. Default: clusters/NAME.yaml.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            "--probe",
+            metavar="IMAGE",
+            help="Look inside nodes, too: a short-lived pod a node, of this image with Python.",
+            show_default=False,
+        ),
+    ] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Write a commented cluster file: nodes, GPUs, RDMA rails, storage, rights. Without --probe it only reads, with your rights.
+
+    Every value says where it came from, and what you may not see is marked unknown. Exit code 2: a file of that name is there already.
+
+    Example: lockstep cluster discover mine -n nccl-test
+    """
+    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.target import use_embedded_cluster
+
+    path = None if output == STDOUT else Path(output) if output else checkout() / "clusters" / f"{name}.yaml"
+    _refuse_to_overwrite(path, force)
+    _check_name(name)
+    use_embedded_cluster(name, context)
+    facts = _interruptible(_look(namespace, context, probe))
+    text, entries = _written(name, facts)
+    if path is None:
+        put_text(text)
+        return
+    _write(path, text)
+    _tell(name if output is None else str(path), path, facts, entries)
+
+
+def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
+    if path is not None and path.exists() and not force:
+        raise ConfigError(f"{path} exists already and is left as it is: name another file with -o, or say --force")
+
+
+def _check_name(name: str) -> None:
+    """A name that can't be is refused before the cluster is asked anything."""
+    from lockstep.api.files.clusterfile import parse_cluster_file
+
+    parse_cluster_file(f"cluster:\n  name: {name!r}\n  namespace: default\n", "NAME")
+
+
+def _interruptible(looking: Coroutine[Any, Any, ClusterFacts]) -> ClusterFacts:
+    try:
+        return asyncio.run(looking)
+    except KeyboardInterrupt:
+        tell("lockstep: interrupted; nothing was written, and no pod is left")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+async def _look(namespace: str | None, context: str | None, image: str | None) -> ClusterFacts:
+    from lockstep.kube.cluster import ApiError, Cluster
+    from lockstep.platforms.clusters.clusterfacts import read_facts
+    from lockstep.platforms.inside.probe import probe_nodes
+
+    async with await Cluster.connect(context) as cluster:
+        place, source = namespace or cluster.namespace or "default", "of your context"
+        if namespace:
+            source = "as you said"
+        elif not cluster.namespace:
+            source = "your context names none: this is Kubernetes' own default; say another with -n"
+        try:
+            facts = await read_facts(cluster, place, source)
+            return facts if image is None else replace(facts, probes=await probe_nodes(cluster, facts, image))
+        except (ApiError, OSError) as error:
+            hint = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
+            raise Failed(f"{cluster.server} doesn't answer as it should: {error}; {hint}") from None
+
+
+def _written(name: str, facts: ClusterFacts) -> tuple[str, list[Entry]]:
+    from lockstep.api.files.clusterfile import parse_cluster_file
+    from lockstep.plan.discovery.file import discovered
+
+    text, entries = discovered(name, facts)
+    parse_cluster_file(text, f"what was discovered of {name}")  # nothing is written that the other verbs would refuse
+    return text, entries
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+
+
+def _tell(name: str, path: Path, facts: ClusterFacts, entries: list[Entry]) -> None:
+    put(f"Wrote {path}, by what {facts.server} showed you of namespace {facts.namespace}")
+    for probe in facts.probes:
+        put(f"  node {probe.node}: {_seen_inside(probe)}")
+    unseen = [entry for entry in entries if entry.unseen]
+    if unseen:
+        tell(f"{len(unseen)} values are unknown and stand there as comments:")
+    for entry in unseen:
+        tell(f"  {entry.key}: {entry.source.removeprefix('unknown: ')}")
+    put(f"Next: read it, then lockstep cluster lint {name}")
+
+
+def _seen_inside(probe: ProbeFacts) -> str:
+    if probe.error:
+        return f"the probe saw nothing: {probe.error}"
+    hcas = ", ".join(f"{name} ({state})" for name, state in probe.hcas.items()) or "none"
+    interfaces = ", ".join(f"{name} MTU {mtu}" for name, mtu in probe.interfaces.items())
+    memlock = "unlimited" if probe.memlock_bytes is None else f"{probe.memlock_bytes // 1024} KiB"
+    return f"{probe.gpus} GPUs; RDMA devices {hcas}; {interfaces}; lockable memory {memlock}; CapEff {probe.capabilities}"

@@ -1,0 +1,88 @@
+"""`lockstep doctor`: is everything there that a job needs, and if not, what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from lockstep.cli.shared.jobargs import ContextOption, Form, FormOption, NamespaceOption, OptionalClusterArgument
+from lockstep.cli.shared.progress import waiting
+from lockstep.platforms.output import put, put_json
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.plan.cluster.seen import Finding
+
+
+def doctor(
+    cluster: OptionalClusterArgument = "local",
+    output: FormOption = Form.TEXT,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Check tools, context, rights, CRDs, operator, TrainingCluster, DNS, nodes, storage and fabric; each with what to do.
+
+    It only reads, with your rights. What your account may not read is unknown, which is no failure. Exit code 0: nothing that you may see fails; 1: something does.
+
+    Example: lockstep doctor barcelona
+    """
+    with waiting(f"looking at cluster {cluster}"):
+        from lockstep.cli.shared.target import load, use_embedded_cluster
+        from lockstep.plan.cluster.seen import Verdict
+
+        found = load(cluster)
+        use_embedded_cluster(found.cluster.name, context)
+        findings = [_tools(), *asyncio.run(_examine(found, namespace or found.cluster.namespace, context))]
+    if output is Form.JSON:
+        put_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            put(f"{finding.verdict.value:8} {finding.subject:16} {finding.said}")
+            if finding.fix:
+                put(f"{'':25} → {finding.fix}")
+    if any(finding.verdict is Verdict.FAILED for finding in findings):
+        raise typer.Exit(1)
+
+
+def _tools() -> Finding:
+    from lockstep.plan.cluster.seen import Finding, Verdict
+
+    there = [name for name in ("kubectl", "oc") if shutil.which(name)]
+    if there:
+        return Finding("tools", Verdict.OK, f"{' and '.join(there)} found")
+    return Finding("tools", Verdict.WARNING, "neither kubectl nor oc is installed", "lockstep's own verbs need neither")
+
+
+async def _examine(found: ClusterFile, namespace: str, context: str | None) -> list[Finding]:
+    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.target import OtherCluster
+    from lockstep.kube.cluster import ApiError, Cluster
+    from lockstep.plan.checks.doctor import examine
+    from lockstep.plan.cluster.seen import Finding, Verdict
+    from lockstep.platforms.clusters.survey import survey
+
+    try:
+        connection = await Cluster.connect(context)
+    except OtherCluster as error:
+        return [Finding("context", Verdict.FAILED, str(error), "kubectl config get-contexts; then say --context NAME")]
+    async with connection:
+        try:
+            version = (await connection.request("GET", "/version"))["gitVersion"]
+        except (OSError, ApiError) as error:
+            fix = "is it up? Is --context, or KUBECONFIG, the right one? Has your login run out?"
+            return [Finding("API server", Verdict.FAILED, f"{connection.server} doesn't answer as it should: {error}", fix)]
+        findings = [Finding("API server", Verdict.OK, f"{connection.server}, Kubernetes {version}")]
+        seen = await survey(connection, found, namespace)
+    return [*findings, *examine(found, seen, _definitions(checkout() / "manifests" / "crds"))]
+
+
+def _definitions(folder: Path) -> dict[str, dict[str, object]]:
+    from lockstep.api.files.yamltext import load_yaml
+
+    found = [load_yaml(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yaml"))]
+    return {crd["metadata"]["name"]: crd for crd in found}

@@ -1,0 +1,143 @@
+"""`lockstep status`: the operator, the TrainingCluster, the dev environment and the jobs of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.names import OPERATOR_NAMESPACE
+from lockstep.cli.shared.jobargs import ContextOption, OptionalClusterArgument
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.kube.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The operator, the TrainingCluster on the cluster and the jobs of its namespace, as the API server has them."""
+
+    namespace: str
+    home: str
+    """The operator's namespace."""
+    operator: str
+    operator_ready: bool | None
+    """None: it is not for this person to see."""
+    profile: str
+    scope: str
+    """Where the operator works, where that isn't the whole cluster."""
+    jobs: list[dict[str, Any]]
+
+
+def status(cluster: OptionalClusterArgument = "local", context: ContextOption = None) -> None:
+    """Show the operator, the TrainingCluster and the jobs of a cluster, the dev environment among them. Exit code 1 when the operator isn't ready.
+
+    Example: lockstep status local
+    """
+    from lockstep.cli.shared.clusters import UnknownCluster
+    from lockstep.cli.shared.target import load, use_embedded_cluster
+    from lockstep.kube.cluster import Cluster
+
+    use_embedded_cluster(cluster, context)
+    try:
+        found = load(cluster)
+    except UnknownCluster as error:
+        raise ConfigError(f"{error}; of a job: lockstep get {cluster}") from None
+
+    async def read() -> Overview:
+        async with await Cluster.connect(context) as connection:
+            return await overview(connection, found)
+
+    seen = asyncio.run(read())
+    print_overview(seen)
+    if seen.operator_ready is False:
+        raise typer.Exit(1)
+
+
+async def overview(cluster: Cluster, found: ClusterFile) -> Overview:
+    from lockstep.platforms.clusters.remove import jobs_of
+    from lockstep.platforms.clusters.survey import operator_deployment
+
+    deployment, may_see = await operator_deployment(cluster, found.cluster.namespace)
+    return Overview(
+        namespace=found.cluster.namespace,
+        home=OPERATOR_NAMESPACE if deployment is None else str(deployment["metadata"]["namespace"]),
+        operator=_operator_state(deployment, may_see),
+        operator_ready=_replicas(deployment) > 0 if may_see else None,
+        profile=f"{found.profile.metadata.name}: {await _profile(cluster, found)}",
+        scope=_scope_words(deployment),
+        jobs=await jobs_of(cluster, found.cluster.namespace),
+    )
+
+
+def _scope_words(deployment: dict[str, Any] | None) -> str:
+    from lockstep.plan.cluster.scope import scope_of
+
+    scope = None if deployment is None else scope_of(deployment)
+    return f"; {scope.choice}" if scope is not None and scope.choice else ""
+
+
+def _replicas(deployment: dict[str, Any] | None) -> int:
+    return int((deployment or {}).get("status", {}).get("readyReplicas", 0))
+
+
+def _operator_state(deployment: dict[str, Any] | None, may_see: bool) -> str:
+    if not may_see:
+        return "you may not look"
+    return "not installed" if deployment is None else f"{_replicas(deployment)} of {deployment['spec']['replicas']} ready"
+
+
+async def _profile(cluster: Cluster, found: ClusterFile) -> str:
+    from lockstep.platforms.clusters.survey import profile_if_seen
+
+    there, may_see = await profile_if_seen(cluster, found.profile.metadata.name, found.cluster.namespace)
+    return "you may not look" if there is None and not may_see else _profile_state(there, found)
+
+
+def _profile_state(profile: dict[str, Any] | None, found: ClusterFile) -> str:
+    if profile is None:
+        return "not on the cluster"
+    mine = found.profile.spec.to_dict()
+    mode = profile["spec"].get("network", {}).get("mode", "Auto")
+    mine["network"]["mode"] = mode
+    differs = sorted(key for key, value in mine.items() if profile["spec"].get(key) != value)
+    return f"installed, mode {mode}" + (f"; differs from its file in {', '.join(differs)}" if differs else "")
+
+
+def print_overview(seen: Overview) -> None:
+    from rich.table import Table
+
+    from lockstep.cli.shared.consoles import console
+
+    terminal = console()
+    terminal.print(f"operator   {seen.operator} (namespace {seen.home}{seen.scope})", highlight=False)
+    terminal.print(f"cluster    {seen.profile}", highlight=False)
+    if not seen.jobs:
+        terminal.print(f"jobs       none in namespace {seen.namespace}", highlight=False)
+        return
+    table = Table("job", "nodes", "ranks", "step", "checkpoint", "state", "message", box=None, title=None)
+    for job in seen.jobs:
+        table.add_row(*_row(job))
+    terminal.print(table)
+
+
+def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    status = job.get("status", {})
+    ranks, trainer = status.get("ranks", {}), status.get("trainer", {})
+    from lockstep.api.objects import condition
+    from lockstep.plan.table import of_total
+
+    summary = condition(status, "Progressing")
+    return (
+        job["metadata"]["name"],
+        str(status.get("nodes", 0)),
+        f"{ranks.get('ready', 0)}/{ranks.get('desired', 0)}",
+        of_total(trainer.get("step"), trainer.get("totalSteps")),
+        str(status.get("checkpoint", {}).get("lastCommittedStep", "-")),
+        summary.get("reason", "Unknown"),
+        summary.get("message", ""),
+    )

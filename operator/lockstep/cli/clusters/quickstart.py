@@ -1,0 +1,306 @@
+"""`lockstep quickstart`: from a bare machine to a fine-tuned adapter, on a real two-node Kubernetes or as processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.platforms.output import put, put_text, tell
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.kube.client import Client
+    from lockstep.kube.exec import Place
+    from lockstep.plan.render.resolve import Resolved
+
+JOB_FILE = "manifests/samples/trainingjob.yaml"
+CLUSTER = "local"
+PROMPT = "Return the"
+AGAIN = " from the beginning, beside the run that is there"
+EXISTS = "import os, sys; print(os.path.exists(sys.argv[1]))"
+FINISHED_TIMEOUT_SECONDS = 900.0
+
+
+def quickstart(
+    local: Annotated[bool, typer.Option("--local", help="Run the two nodes as processes here, without a cluster.")] = False,
+    context: Annotated[str | None, typer.Option(help="Use this context of your kubeconfig instead of the embedded cluster.")] = None,
+) -> None:
+    """Fine-tune a small model on two nodes, from nothing: the way to see Lockstep work.
+
+    As root on Linux it brings up a real Kubernetes with two nodes on this machine; elsewhere it runs the same job as processes.
+    KUBECONFIG or --context names a cluster of your own to use instead.
+
+    Example: lockstep quickstart
+    """
+    started = time.monotonic()
+    own_cluster = context is not None or bool(os.environ.get("KUBECONFIG"))
+    why_local = None if own_cluster and not local else _why_local(local)
+    if why_local:
+        put(f"{why_local}: the job runs as two processes on this machine.", flush=True)
+        code = _run_local()
+    else:
+        code = _run_on_cluster(context, embedded=not own_cluster)
+    put(f"quickstart took {time.monotonic() - started:.0f} s", flush=True)
+    raise typer.Exit(code)
+
+
+def _why_local(asked: bool) -> str | None:
+    """Why the embedded cluster is not used; None when it is."""
+    if asked:
+        return "--local was given"
+    if platform.system() != "Linux":
+        return f"{platform.system()} has no network namespaces for an embedded cluster"
+    if os.geteuid() != 0:
+        return "The embedded cluster needs root"
+    return None
+
+
+@contextmanager
+def _step(title: str) -> Iterator[None]:
+    """One line when a step begins and one when it ends, with its seconds."""
+    put(f"==> {title}", flush=True)
+    started = time.monotonic()
+    yield
+    put(f"    {time.monotonic() - started:.1f} s", flush=True)
+
+
+def demo_folder() -> Path:
+    """A small base model and texts, made once and cached; by the trainer's own code, in a process of its own."""
+    from lockstep.devcluster.host.layout import cache_root
+
+    folder = cache_root() / "demo" / _demo_key()
+    with _step("Make the base model and the texts (from the documentation that every Python carries)"):
+        command = [sys.executable, "-m", "lockstep_train.demo", "--models", str(folder / "models"), "--datasets", str(folder / "datasets")]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def _demo_key() -> str:
+    """Another demo or another Python (whose texts it learns from) makes another model."""
+    package = find_spec("lockstep_train")
+    if package is None or not package.submodule_search_locations:
+        raise ConfigError("lockstep_train, which makes the demo, is not installed: make setup")
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(Path(package.submodule_search_locations[0], "demo").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _generate(model: str, adapter: str) -> list[str]:
+    """The program that prints one sample without and one with the adapter."""
+    return ["python3", "-m", "lockstep_train.generate", "--model", model, "--adapter", adapter, "--prompt", PROMPT]
+
+
+def _run_local() -> int:
+    from lockstep.cli.shared.paths import state_folder
+    from lockstep.platforms.local.run import run_local
+
+    demo = demo_folder()
+    root = state_folder() / "quickstart"
+    for name, target in (("workspace/models", demo / "models"), ("datasets", demo / "datasets")):
+        link = root / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    again = (root / "workspace" / "runs" / "demo").exists()
+    inputs = _demo_inputs(again)
+    job, profile = inputs.job, inputs.cluster.profile
+    with _step(f"Train{AGAIN if again else ''}: lockstep run -f {JOB_FILE} --local --workspace {root}{' --fresh' if again else ''}"):
+        code = run_local(job, profile, root)
+    if code != 0:
+        return code
+    end = json.loads((root / "workspace" / "runs" / job.metadata.name / "gang" / "end.json").read_text())
+    with _step("One sample without and with the adapter"):
+        command = _generate(str(demo / "models" / "tiny-base"), end["result"]["adapter"])
+        subprocess.run([sys.executable, *command[1:]], check=True)
+    _print_result(end["result"])
+    put_text(f"""
+Next:
+  lockstep run -f manifests/samples/trainingjob-zero3.yaml --local --workspace {root}
+  lockstep render -f {JOB_FILE} --explain
+  sudo make quickstart
+""")
+    return 0
+
+
+def _run_on_cluster(context: str | None, embedded: bool) -> int:
+    from lockstep.cli.clusters.deploy import Mode, install_cluster
+    from lockstep.cli.clusters.devcluster import bring_up
+    from lockstep.cli.shared.deployment import remember
+    from lockstep.cli.shared.target import Verb
+    from lockstep.kube.client import connect
+    from lockstep.kube.jobs import get_job
+    from lockstep.plan.render.resolve import PlatformDefaults, resolve
+
+    Verb.unnamed = CLUSTER  # its file is that of any small cluster
+    if embedded:
+        with _step("Bring up a two-node Kubernetes on this machine"):
+            os.environ["KUBECONFIG"] = str(bring_up())
+    client = connect(context)
+    inputs = _demo_inputs(again=False)
+    existing = get_job(client, inputs.namespace, inputs.job.metadata.name)
+    if existing is not None:
+        refuse_other_demo(existing)
+    demo = demo_folder()
+    with _step("Install the operator (make deploy-cluster CLUSTER=local MODE=tcp)"):
+        namespace = install_cluster(CLUSTER, Mode.TCP, context, say=lambda text: None).cluster.cluster.namespace
+    if embedded:
+        remember(CLUSTER)
+    resolved = resolve(inputs.job, inputs.cluster.profile, PlatformDefaults(namespace=namespace))
+    return _train_and_show(client, context, resolved, demo)
+
+
+def _demo_inputs(again: bool) -> Inputs:
+    """The sample job and its cluster; where a run of it is there already, `again`, with what makes it train from the beginning."""
+    from lockstep.cli.shared.inputs import FRESH, read_inputs
+    from lockstep.cli.shared.paths import checkout
+
+    return read_inputs(checkout() / JOB_FILE, CLUSTER, None, [FRESH] if again else [])
+
+
+def demo_document(namespace: str, again: bool) -> dict[str, Any]:
+    """What `kubectl apply -f` of the sample creates, with the annotation by which a later `kubectl apply` knows what it had applied."""
+    import yaml
+
+    from lockstep.cli.shared.paths import checkout
+    from lockstep.kube.jobs import with_last_applied
+
+    document: dict[str, Any] = yaml.safe_load((checkout() / JOB_FILE).read_text(encoding="utf-8"))
+    document["metadata"] |= {"namespace": namespace}
+    if again:
+        document["spec"]["training"]["checkpoint"]["resumeFrom"] = "None"
+    return with_last_applied(document)
+
+
+def is_demo(existing: dict[str, Any]) -> bool:
+    """Whether the job is as quickstart makes it: the sample's spec, wherever it resumes from."""
+    from lockstep.api.job import TrainingJob
+
+    sample, there = (
+        TrainingJob.model_validate({"metadata": {"name": "demo"}, "spec": job["spec"]})
+        for job in (demo_document("any", again=True), existing)
+    )
+    training = there.spec.training
+    if training is None:
+        return False
+    fresh = training.model_copy(update={"checkpoint": training.checkpoint.model_copy(update={"resume_from": "None"})})
+    return there.spec.model_copy(update={"training": fresh}) == sample.spec
+
+
+def refuse_other_demo(existing: dict[str, Any]) -> None:
+    """Raises ConfigError where the job `demo` isn't quickstart's own: it would be lost."""
+    name, namespace = existing["metadata"]["name"], existing["metadata"]["namespace"]
+    if not is_demo(existing):
+        raise ConfigError(
+            f"namespace {namespace} has a job {name} that isn't as {JOB_FILE} says, and nothing was changed: give yours another name, "
+            f"or delete it (lockstep delete {name} -n {namespace})"
+        )
+
+
+def send_demo(client: Client, pod: Place, demo: Path) -> None:
+    """The model and the texts, onto the volumes that the pod mounts."""
+    from lockstep.platforms.files.files import send_folder
+
+    send_folder(client, pod, demo / "models", "/workspace/models")
+    send_folder(client, pod, demo / "datasets", "/datasets")
+
+
+def _train_and_show(client: Client, context: str | None, resolved: Resolved, demo: Path) -> int:
+    from lockstep.api.objects import is_true
+    from lockstep.platforms.files.files import ensure_claims, files_pod, run_in_pod, running_pod
+
+    job, namespace = resolved.job, resolved.namespace
+    ensure_claims(client, resolved)
+    with running_pod(client, namespace, files_pod("lockstep-files", resolved)) as files:
+        with _step("Copy the model and the texts to the cluster's volumes"):
+            send_demo(client, files, demo)
+        status = _train(client, context, files, namespace, job.metadata.name)
+        result = status.get("result") or {}
+        if not is_true(status, "Complete"):
+            _print_failure(status, namespace, job.metadata.name)
+            return 1
+        with _step("One sample without and with the adapter"):
+            model = job.spec.training.model.name if job.spec.training else ""
+            put(*run_in_pod(client, files, _generate(model, result["adapter"])).splitlines())
+    _print_result(result, f" (on claim {resolved.profile.spec.storage.workspace_claim} of namespace {namespace})")
+    _print_next(namespace, job.metadata.name)
+    return 0
+
+
+def _train(client: Client, context: str | None, files: Place, namespace: str, name: str) -> dict[str, Any]:
+    """Send the job, follow its log, and return its last status. One of an interrupted quickstart that still runs is followed as it is."""
+    from lockstep.kube.jobs import get_job, has_ended, replace_job
+    from lockstep.platforms.files.files import run_in_pod
+
+    logs = f"kubectl logs -n {namespace} -f {name}-0"
+    existing = get_job(client, namespace, name)
+    if existing is not None:
+        refuse_other_demo(existing)
+        if not has_ended(existing.get("status", {})):
+            with _step(f"Train: {name} runs already: {logs}"):
+                return _follow(client, context, namespace, name)
+    again = run_in_pod(client, files, ["python3", "-c", EXISTS, f"/workspace/runs/{name}"]).strip() == "True"
+    how = f"{JOB_FILE} with training.checkpoint.resumeFrom=None" if again else f"kubectl apply -n {namespace} -f {JOB_FILE}"
+    with _step(f"Train{AGAIN if again else ''}: {how}; {logs}"):
+        replace_job(client, namespace, demo_document(namespace, again))
+        return _follow(client, context, namespace, name)
+
+
+def _follow(client: Client, context: str | None, namespace: str, name: str) -> dict[str, Any]:
+    """Print the job's log until it has ended; its last status."""
+    import asyncio
+
+    from lockstep.kube.cluster import Cluster
+    from lockstep.kube.jobs import has_ended, job_status
+    from lockstep.platforms.jobs.logs import Wanted, follow
+
+    deadline = time.monotonic() + FINISHED_TIMEOUT_SECONDS
+
+    async def over() -> bool:
+        return has_ended(job_status(client, namespace, name)) or time.monotonic() > deadline
+
+    async def show() -> None:
+        async with await Cluster.connect(context) as cluster:
+            async for line in follow(cluster, namespace, name, Wanted(), over):
+                put(f"    {line}", flush=True)
+
+    asyncio.run(show())
+    return job_status(client, namespace, name)
+
+
+def _print_failure(status: dict[str, Any], namespace: str, name: str) -> None:
+    for condition in status.get("conditions", []):
+        if condition["type"] in ("Accepted", "PodsScheduled", "Progressing", "Failed"):
+            tell(f"{condition['type']} {condition['status']}: {condition['reason']}: {condition['message']}")
+    tell(f"See: kubectl describe tj {name} -n {namespace}")
+
+
+def _print_result(result: dict[str, Any], where: str = "") -> None:
+    put("", "Complete", f"  eval loss before   {result.get('evalLossBefore')}", f"  eval loss after    {result.get('evalLossAfter')}")
+    put(f"  adapter            {result.get('adapter')}{where}")
+
+
+def _print_next(namespace: str, name: str) -> None:
+    kubeconfig = os.environ.get("KUBECONFIG", "your kubeconfig")
+    put_text(f"""
+Next:
+  export KUBECONFIG={kubeconfig}
+  kubectl get tj -n {namespace} -w
+  kubectl describe tj {name} -n {namespace}
+  kubectl apply -n {namespace} -f manifests/samples/trainingjob-zero3.yaml
+  make logs JOB={name}
+  make cluster-down
+""")

@@ -1,0 +1,89 @@
+"""`lockstep version`: of this command, of the operator, of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption
+from lockstep.platforms.output import put, put_json
+
+
+def own_version() -> str:
+    """Version of the installed package; of a checkout the one that it becomes, with its commit where git knows it."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("lockstep")
+    except PackageNotFoundError:
+        return _of_checkout()
+
+
+def _of_checkout() -> str:
+    import tomllib
+
+    root = Path(__file__).resolve().parents[4]
+    try:
+        number = str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    except (OSError, KeyError, ValueError):
+        return "from a checkout"
+    commit = _commit(root)
+    return f"{number} from a checkout{f' ({commit})' if commit else ''}"
+
+
+def _commit(root: Path) -> str:
+    """What is checked out; "" where git doesn't know, or isn't there."""
+    import subprocess
+
+    asked = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def version(
+    client: Annotated[bool, typer.Option("--client", help="Only this command's: asks no cluster.")] = False,
+    cluster: ClusterNameOption = "local",
+    context: ContextOption = None,
+    output: FormOption = Form.TEXT,
+) -> None:
+    """Print the versions of this command, of the operator's image and of Kubernetes.
+
+    Example: lockstep version --client
+    """
+    own = [("lockstep", own_version())]
+    if output is Form.TEXT:
+        _show(own)  # before a cluster is asked, which may not answer
+    there: list[tuple[str, str]] = []
+    if not client:
+        from lockstep.cli.shared.target import namespace_of
+
+        there = asyncio.run(_cluster_versions(namespace_of(cluster, None, context), context))
+    if output is Form.JSON:
+        put_json(dict([*own, *there]))
+    else:
+        _show(there)
+
+
+def _show(versions: list[tuple[str, str]]) -> None:
+    put(*(f"{name:12} {version}" for name, version in versions))
+
+
+async def _cluster_versions(namespace: str, context: str | None) -> list[tuple[str, str]]:
+    from lockstep.api.names import OPERATOR_NAMESPACE
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.clusters.survey import operator_deployment
+
+    async with await Cluster.connect(context) as connection:
+        kubernetes = (await connection.request("GET", "/version"))["gitVersion"]
+        deployment, may_see = await operator_deployment(connection, namespace)
+    if not may_see:
+        image = f"unknown: you may not look into namespace {OPERATOR_NAMESPACE}"
+    else:
+        image = "not installed" if deployment is None else str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+    return [("operator", image), ("Kubernetes", kubernetes)]

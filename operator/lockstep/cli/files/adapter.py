@@ -1,0 +1,91 @@
+"""`lockstep adapter`: from a run's checkpoint to what others load, on a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption
+from lockstep.cli.shared.trainer import run_trainer
+from lockstep.platforms.output import put, tell
+
+app = typer.Typer(help="Work with trained adapters.", no_args_is_help=True)
+
+SourceArgument = Annotated[
+    list[Path],
+    typer.Argument(help="A run's folder (runs/<job>), its checkpoints folder, or one step-N.aM folder; several where shards are spread."),
+]
+
+
+@app.callback()
+def adapter() -> None:
+    """Work with trained adapters."""
+
+
+@app.command("export")
+def export(
+    sources: SourceArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter's folder; made if it isn't there.")],
+) -> None:
+    """Make a PEFT adapter folder from a checkpoint's shards, without a GPU and without the base model.
+
+    Example: lockstep adapter export runs/demo -o adapter
+    """
+    run_trainer("export", [*sources, "--output", output])
+
+
+@app.command("merge")
+def merge(
+    sources: SourceArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The model's folder: a new or an empty one.")],
+    base: Annotated[Path | None, typer.Option("--base", help="The base model's folder. Default: where the run had it.")] = None,
+) -> None:
+    """Make a full model folder from a checkpoint's shards and the base model, without a GPU, tensor by tensor.
+
+    Example: lockstep adapter merge runs/demo -o model --base models/tiny-base
+    """
+    stated: list[str | Path] = [] if base is None else ["--base", base]
+    run_trainer("merge", [*sources, "--output", output, *stated])
+
+
+@app.command("get")
+def get(
+    job: JobArgument,
+    output: Annotated[Path, typer.Argument(help="The adapter's folder on this machine; made if it isn't there.")] = Path("adapter"),
+    node: Annotated[int, typer.Option("--node", min=0, help="The node whose volume is read, where every node has its own.")] = 0,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Fetch a job's newest adapter from its volume, whether its pods run or not. Where only shards are there, it is made of them in the pod.
+
+    Example: lockstep adapter get demo ./demo-adapter
+    """
+    from lockstep.cli.shared.target import namespace_of
+
+    put(asyncio.run(_get(job, output, node, namespace_of(cluster, namespace, context), context)))
+
+
+async def _get(job: str, output: Path, node: int, namespace: str, context: str | None) -> str:
+    from lockstep.cli.files.cp import known_job
+    from lockstep.cli.shared.meter import Meter
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.adapters import TEMPORARY, newest_adapter
+    from lockstep.platforms.files.reader import beside, place_roots
+    from lockstep.platforms.files.transfer import Progress, get
+
+    async with await Cluster.connect(context) as cluster:
+        await known_job(cluster, namespace, job)
+        async with beside(cluster, namespace, job, node, say=tell) as place:
+            roots = [*await place_roots(cluster, place, writing=False), TEMPORARY]
+            adapter = await newest_adapter(cluster, place, job)
+            with Meter() as meter:
+                progress = Progress(meter.changed)
+                meter.transfers = {job: progress}
+                for name in adapter.files or ("",):
+                    target = f"{output}/{name}" if name else str(output)
+                    await get(cluster, place, f"{adapter.folder}/{name}".rstrip("/"), target, roots, progress, name or "adapter")
+    return f"{output}: {adapter.made_of or adapter.folder} of job {job}" + (", made of its shards" if adapter.made_of else "")

@@ -1,0 +1,221 @@
+"""`lockstep checkpoint`: what a run's commits are, and whether they are whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.names import JOB_NAME_PATTERN
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, HiddenJsonOption, NamespaceOption
+from lockstep.cli.shared.trainer import ask_trainer
+from lockstep.platforms.output import put, put_json_text, tell
+from lockstep_gang.contract import number_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Json = dict[str, Any]
+
+app = typer.Typer(help="Look at a run's checkpoints.", no_args_is_help=True)
+
+RunArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="JOB|FOLDER...",
+        help="A job of the cluster, read where its volume is; or a run's folder of this machine (runs/<job>), its checkpoints folder, or one "
+        "step-N.aM folder; several where shards are spread.",
+    ),
+]
+
+
+def answer_of(verb: str, sources: list[str], place: tuple[str, str | None, str | None], options: Sequence[str] = ()) -> tuple[str, int]:
+    """The trainer's answer and its exit code: of folders here, or of a job in a pod that mounts its volume. `place`: cluster, namespace, context."""
+    jobs = [source for source in sources if _is_job(source)]
+    if not jobs:
+        return ask_trainer("inspect", [verb, *map(Path, sources), *options])
+    if len(sources) > 1:
+        raise ConfigError(
+            f"{jobs[0]} is no folder of this machine: name one job of the cluster, or folders alone (./{jobs[0]} is a folder)"
+        )
+    return asyncio.run(_in_pod(verb, jobs[0], place, options))
+
+
+def _is_job(source: str) -> bool:
+    return re.fullmatch(JOB_NAME_PATTERN, source) is not None and not Path(source).exists()
+
+
+async def _in_pod(verb: str, job: str, place: tuple[str, str | None, str | None], options: Sequence[str]) -> tuple[str, int]:
+    from lockstep.cli.files.cp import known_job
+    from lockstep.cli.shared.target import namespace_of
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.checkpoints import inspected
+
+    namespace = namespace_of(*place)
+    async with await Cluster.connect(place[2]) as cluster:
+        await known_job(cluster, namespace, job)
+        return await inspected(cluster, namespace, job, verb, options, tell)
+
+
+@app.command("list")
+def list_commits(
+    runs: RunArgument,
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Every commit: its step, size and evaluation loss, whether its files are there, and why it is kept.
+
+    Example: lockstep checkpoint list demo
+
+    Example: lockstep checkpoint list runs/demo
+    """
+    text, _ = answer_of("list", runs, (cluster, namespace, context))
+    if as_json or output is Form.JSON:
+        put_json_text(text)
+        return
+    answer = json.loads(text)
+    if answer["commits"]:
+        _print(commits_table(answer["commits"]))
+    else:
+        put("no commit is there; what a script saves by itself isn't listed")
+    for problem in answer["problems"]:
+        put(problem)
+
+
+@app.command("verify")
+def verify(
+    runs: RunArgument,
+    everything: Annotated[bool, typer.Option("--all", help="Every commit that a start might choose, not only the newest.")] = False,
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Read every shard and compare its checksum with the manifest's; of a job, in a pod beside its volume. Exit code 1 when something is missing or damaged.
+
+    Example: lockstep checkpoint verify demo --all
+    """
+    text, code = answer_of("verify", runs, (cluster, namespace, context), ["--all"] if everything else [])
+    if as_json or output is Form.JSON:
+        put_json_text(text)
+    else:
+        put(*verdicts(json.loads(text)["commits"]))
+    raise typer.Exit(code)
+
+
+@app.command("inspect")
+def inspect(
+    runs: RunArgument,
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """The newest commit, or the one given, in words: what it was trained from, and what it holds.
+
+    Example: lockstep checkpoint inspect runs/demo/checkpoints/step-40.a1
+    """
+    text, _ = answer_of("show", runs, (cluster, namespace, context))
+    if as_json or output is Form.JSON:
+        put_json_text(text)
+        return
+    answer = json.loads(text)
+    put(*words(answer))
+    _print(shards_table(answer["manifest"]["shards"]))
+
+
+def commits_table(commits: list[Json]) -> Table:
+    from rich.table import Table
+
+    table = Table("commit", "saved", "eval loss", "size", "content", "files", "kept because")
+    for commit in commits:
+        kept = ", ".join(commit["kept"]) or "checkpoint.keep" if commit["onChain"] else "not on the chain: no start chooses it"
+        table.add_row(
+            commit["name"], _time(commit), _loss(commit), size(commit.get("bytes")), commit.get("content", ""), _files(commit), kept
+        )
+    return table
+
+
+def _time(commit: Json) -> str:
+    return datetime.fromtimestamp(commit["savedAt"]).astimezone().strftime("%Y-%m-%d %H:%M:%S") if "savedAt" in commit else ""
+
+
+def _loss(commit: Json) -> str:
+    loss = commit.get("evalLoss")
+    return "" if loss is None else f"{loss:.4f} (step {commit['evalStep']})"
+
+
+def _files(commit: Json) -> str:
+    return "; ".join(commit["problems"]) or "complete"
+
+
+def verdicts(commits: list[Json]) -> list[str]:
+    """A line a commit, and one a damaged file (pure)."""
+    lines: list[str] = []
+    for commit in commits:
+        if not commit["problems"]:
+            lines.append(f"{commit['name']}: whole ({size(commit['bytes'])} read)")
+        else:
+            lines += [f"{commit['name']}: {problem}" for problem in commit["problems"]]
+    return lines
+
+
+def words(answer: Json) -> list[str]:
+    """A commit's manifest in words (pure)."""
+    told, parameters = answer["summary"], answer["parameters"]
+    fragments = [parameter["fragments"] for parameter in parameters]
+    least, most = min(fragments), max(fragments)
+    each = number_of(least, "fragment") if least == most else f"{least} to {most} fragments"
+    settings = ", ".join(f"{key} {_value(value)}" for key, value in told["settings"].items())
+    loss = "not evaluated" if told["evalLoss"] is None else f"{told['evalLoss']:.4f} at step {told['evalStep']}"
+    return [
+        f"Commit          {answer['name']} of job {told['job']}: step {told['step']}, attempt {told['attempt']}, {told['samplesConsumed']} samples seen",
+        f"Base model      {told['baseModel']}",
+        f"Trained         {told['method']}{': ' + settings if settings else ''}",
+        f"Parameters      {told['trainableParameters']:,} in {len(parameters)} tensors, each in {each}",
+        f"Saved by        {number_of(told['ranks'], 'rank')}, {told['zeroStage']}, {told['precision']}",
+        f"Content         {told['content']}, {size(told['bytes'])}",
+        f"Batch and seed  global batch {told['globalBatchSize']}, seed {told['seed']}",
+        f"Eval loss       {loss}; before training: {told['evalLossBefore'] or 'not evaluated'}",
+    ]
+
+
+def _value(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def shards_table(shards: list[Json]) -> Table:
+    from rich.table import Table
+
+    table = Table("shard", "size", "fragments", "where")
+    for shard in shards:
+        table.add_row(shard["file"], size(shard["bytes"]), str(len(shard["fragments"])), shard["problem"] or shard["path"])
+    return table
+
+
+def size(count: int | None) -> str:
+    """Bytes for people (pure)."""
+    if count is None:
+        return ""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def _print(table: Table) -> None:
+    from lockstep.cli.shared.consoles import console
+
+    console().print(table)

@@ -1,0 +1,277 @@
+"""`lockstep cp SRC DST`: files between this machine and a job's volumes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, LockstepError
+from lockstep.cli.shared.inputs import only
+from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption, unknown_job
+from lockstep.cli.shared.meter import Meter, size
+from lockstep.platforms.output import put, tell
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.kube.exec import Place
+    from lockstep.plan.render.resolve import Resolved
+    from lockstep.platforms.files.transfer import Carried, Progress
+
+_REMOTE = re.compile(r"(?P<job>[a-z]([-a-z0-9]*[a-z0-9])?):(?P<path>.*)")
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A path on the volumes of a job."""
+
+    job: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What is asked: `local` and `remote`, and in which direction."""
+
+    local: str
+    remote: Remote
+    up: bool
+
+
+def cp(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SRC...", help="Files or folders: of this machine, or JOB:/path on a job's volumes.", show_default=False),
+    ],
+    target: Annotated[str, typer.Argument(help="Where to: JOB:/path, or a path of this machine. With a / at the end: into that folder.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="The job's file, for a job that has never started: it says which volumes it will have.",
+            show_default=False,
+        ),
+    ] = None,
+    node: Annotated[
+        int | None, typer.Option("--node", min=0, help="The node whose volume is meant. Default: up to every node's, down from node 0's.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}"),
+    ] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Copy files to a job's volumes, or from them: resumable, verified by SHA-256, each file in one piece or not at all.
+
+    To pods that have volumes of their own it goes to all at once. Of a job without pods a short-lived pod without GPUs mounts the
+    volumes. A target is the new name; a / at its end means into that folder, and `SRC/.` what is in a folder, not the folder. The same command goes on
+    where a broken one was.
+
+    Example: lockstep cp models/llama demo:/datasets/models/
+
+    Example: lockstep cp train.py config.json src/. demo:/workspace/
+
+    Example: lockstep cp -f job.yaml train.py mine:
+    """
+    from lockstep.cli.shared.target import namespace_of, unnamed_cluster
+
+    file = only(files, "cp") if files else None
+    copies = read_all(sources, target)
+    before = None if file is None else _before_start(file, copies, cluster, namespace)
+    place = before.namespace if before is not None else namespace_of(cluster or unnamed_cluster(context), namespace, context)
+    try:
+        done = [asyncio.run(_copy(copy, place, context, node, before)) for copy in copies]
+    except KeyboardInterrupt:
+        tell("interrupted: what has arrived is kept, and the same command goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
+    if not all(done):
+        raise typer.Exit(1)
+
+
+def _before_start(file: Path, copies: Sequence[Copy], cluster: str | None, namespace: str | None) -> Resolved:
+    """What its file says of a job that may never have started. Raises ConfigError."""
+    from lockstep.api.shared import StorageMode
+    from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
+
+    inputs = read_inputs(file, cluster, namespace)
+    inputs.aim()
+    resolved = resolve_inputs(inputs)
+    for copy in copies:
+        if copy.remote.job != resolved.name:
+            raise ConfigError(f"{file} is job {resolved.name}, and not {copy.remote.job}: lockstep cp -f {file} SRC {resolved.name}:")
+    if resolved.storage_mode is not StorageMode.SHARED:
+        raise ConfigError(
+            f"storage.mode of job {resolved.name} is {resolved.storage_mode.value}: each pod's volume is made with the pod, so apply the job first and copy then"
+        )
+    return resolved
+
+
+def read_all(sources: Sequence[str], target: str) -> list[Copy]:
+    """Raises ConfigError, before anything is copied."""
+    each = [part for source in sources for part in _contents(source)]
+    if (len(sources) > 1 or each != list(sources)) and not target.endswith("/"):
+        raise ConfigError(f"{target}: several files go into a folder, whose name ends with a /: lockstep cp a.py b.py {target}/")
+    return [read(source, target) for source in each]
+
+
+def _contents(source: str) -> list[str]:
+    """A folder of this machine that is named as `.` or `x/.` stands for what is in it, as with scp and cp."""
+    if source != "." and not source.endswith("/."):
+        return [source]
+    folder = Path(source)
+    if not folder.is_dir():
+        raise ConfigError(f"{source} is no folder: name a file or folder of this machine")
+    names = sorted(str(folder / path.name) for path in folder.iterdir())
+    if not names:
+        raise ConfigError(f"{source} is empty: there is nothing to copy")
+    return names
+
+
+def read(source: str, target: str) -> Copy:
+    """Raises ConfigError unless exactly one of the two is on a job's volumes."""
+    there = [_remote(source), _remote(target)]
+    if there[0] is not None and there[1] is None:
+        return Copy(target, there[0], up=False)
+    if there[1] is not None and there[0] is None:
+        if not Path(source).exists():
+            raise ConfigError(f"{source} does not exist: name a file or folder of this machine")
+        return Copy(source, there[1], up=True)
+    raise ConfigError("one of SRC and DST must be JOB:/path and the other a path of this machine: lockstep cp ./model demo:/datasets/")
+
+
+def _remote(text: str) -> Remote | None:
+    found = _REMOTE.fullmatch(text)
+    if found is None or text.startswith((".", "/")):
+        return None
+    path = found["path"]
+    return Remote(found["job"], path if path.startswith("/") else f"/workspace/{path}")
+
+
+async def _copy(copy: Copy, namespace: str, context: str | None, node: int | None, before: Resolved | None) -> bool:
+    """Whether everything is where it belongs. `before`: the job, which may never have started."""
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.reader import nodes_with_volumes
+    from lockstep.platforms.files.transfer import Progress
+
+    async with await Cluster.connect(context) as cluster:
+        if before is not None and await cluster.get("StatefulSet", namespace, copy.remote.job) is None:
+            return await _copy_before_start(cluster, copy, before)
+        await known_job(cluster, namespace, copy.remote.job)
+        there = await nodes_with_volumes(cluster, namespace, copy.remote.job)
+        if node is not None and node not in there and there != [0]:
+            raise ConfigError(f"job {copy.remote.job} has no volume of node {node}: there are those of {', '.join(map(str, there))}")
+        nodes = [node] if node is not None else there if copy.up else there[:1]
+        with Meter() as meter:
+            progress = {f"node {number}": Progress(meter.changed) for number in nodes}
+            meter.transfers = progress
+            one = [_one(cluster, copy, namespace, number, progress[f"node {number}"]) for number in nodes]
+            results = await asyncio.gather(*one, return_exceptions=True)
+    done = [_tell(copy, number, result) for number, result in zip(nodes, results, strict=True)]
+    return all(done)
+
+
+async def _copy_before_start(cluster: Cluster, copy: Copy, job: Resolved) -> bool:
+    """To or from the volumes that all pods of the job will share: its claims are made where they are missing, and a short-lived pod mounts them."""
+    from lockstep.platforms.files.reader import reader
+    from lockstep.platforms.files.transfer import Progress
+
+    stateful_set = await with_claims(cluster, job)
+    with Meter() as meter:
+        progress = Progress(meter.changed)
+        meter.transfers = {"node 0": progress}
+        async with reader(cluster, stateful_set, say=tell) as place:
+            carried = await _carried(cluster, copy, place, progress)
+    return _tell(copy, 0, carried)
+
+
+async def with_claims(cluster: Cluster, job: Resolved) -> dict[str, Any]:
+    """The StatefulSet that the job would have, and the claims that all its pods will share, made where they are missing."""
+    from lockstep.kube.cluster import CONFLICT, ApiError
+    from lockstep.plan.render.objects import claims, render
+    from lockstep.plan.render.resolve import resolve
+    from lockstep.platforms.clusters.survey import with_image
+
+    profile = await with_image(cluster, job.job, job.profile, job.namespace)
+    job = resolve(job.job, profile, replace(job.platform, image=None))
+    for claim in claims(job):
+        try:
+            await cluster.create(claim)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+    (stateful_set,) = [item for item in render(job) if item["kind"] == "StatefulSet"]
+    return stateful_set
+
+
+async def known_job(cluster: Cluster, namespace: str, name: str) -> None:
+    """Raises ConfigError, naming the jobs that are there, when there is none of this name."""
+    from lockstep.kube.cluster import NOT_FOUND, ApiError
+
+    if await cluster.get("StatefulSet", namespace, name) is not None:
+        return
+    try:
+        jobs = (await cluster.list("TrainingJob", namespace))["items"]
+    except ApiError as error:
+        if error.status != NOT_FOUND:  # a cluster without the operator
+            raise
+        jobs = []
+    known = [str(job["metadata"]["name"]) for job in jobs]
+    if name not in known:
+        raise ConfigError(f"{unknown_job(name, namespace, known)}; before its first start: lockstep cp -f FILE SRC {name}:")
+
+
+async def _one(cluster: Cluster, copy: Copy, namespace: str, node: int, progress: Progress) -> Carried:
+    from lockstep.platforms.files.reader import beside
+
+    async with beside(cluster, namespace, copy.remote.job, node, say=tell) as place:
+        return await _carried(cluster, copy, place, progress)
+
+
+async def _carried(cluster: Cluster, copy: Copy, place: Place, progress: Progress) -> Carried:
+    from lockstep.platforms.files.reader import place_roots
+    from lockstep.platforms.files.transfer import get, put, refuse_outside
+
+    roots = await place_roots(cluster, place, writing=copy.up)
+    refuse_outside(copy.remote.path, roots)
+    if copy.up:
+        return await put(cluster, place, Path(copy.local), copy.remote.path, roots, progress)
+    return await get(cluster, place, copy.remote.path, copy.local, roots, progress)
+
+
+def _tell(copy: Copy, node: int, result: Any) -> bool:
+    where = f"{copy.remote.job} node {node}"
+    if isinstance(result, BaseException):
+        if not isinstance(result, (LockstepError, OSError)):
+            raise result
+        if isinstance(result, ConfigError):
+            raise result
+        tell(f"{where}: not copied: {result}")
+        return False
+    done = (
+        f"{result.sent} of {_files(result.files)} copied ({size(result.bytes)})"
+        if result.sent
+        else f"{_files(result.files)} {'was' if result.files == 1 else 'were'} there already"
+    )
+    resumed = f", {result.resumed} of them went on where they were" if result.resumed else ""
+    put(f"{where}: {done}{resumed}, {'to' if result.sent else 'at'} {_place(copy)}")
+    return True
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _place(copy: Copy) -> str:
+    """Where it is now: a target that ends with a / is the folder that it is in."""
+    target, source = (copy.remote.path, copy.local) if copy.up else (copy.local, copy.remote.path)
+    into = target.endswith(("/", "/.", "/..")) or target in (".", "..")
+    return f"{target.rstrip('/')}/{Path(source).resolve().name if copy.up else PurePosixPath(source).name}" if into else target

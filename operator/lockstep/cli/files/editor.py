@@ -1,0 +1,174 @@
+"""`lockstep jupyter|tensorboard|vscode|debug`: editors and notebooks beside a job, reached by port-forward."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import Failed
+from lockstep.api.names import WORKSPACE
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
+from lockstep.cli.shared.podargs import DEFAULT_JOB, NodeOption, OptionalJobArgument, running_pod
+from lockstep.platforms.output import put, put_json, put_text, tell
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.jobs.editor import Wanted
+
+JUPYTER_PORT, TENSORBOARD_PORT, DEBUG_PORT = 8888, 6006, 5678
+PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Of this machine. Default: the usual one, or a free one.")]
+
+
+def jupyter(
+    job: OptionalJobArgument = DEFAULT_JOB,
+    node: NodeOption = 0,
+    folder: Annotated[str, typer.Option("--folder", help="In the pod: where notebooks are.")] = WORKSPACE,
+    port: PortOption = None,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Run a notebook server in a job's pod until Ctrl-C, behind a token, and print the address on this machine that leads to it.
+
+    It listens on the pod's loopback only. The image needs jupyterlab, notebook or jupyter_server.
+
+    Example: lockstep jupyter ml-dev-env
+    """
+    from lockstep.platforms.jobs.editor import Wanted
+
+    wanted = Wanted("jupyter", folder)
+    _serve(wanted, job, node, cluster, namespace, context, port, JUPYTER_PORT)
+
+
+def tensorboard(
+    job: OptionalJobArgument = DEFAULT_JOB,
+    node: NodeOption = 0,
+    folder: Annotated[str, typer.Option("--folder", help="In the pod: below which the events of runs are.")] = f"{WORKSPACE}/runs",
+    port: PortOption = None,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Run TensorBoard in a job's pod until Ctrl-C, behind a token, and print the address on this machine that leads to it.
+
+    Example: lockstep tensorboard ml-dev-env
+    """
+    from lockstep.platforms.jobs.editor import Wanted
+
+    wanted = Wanted("tensorboard", folder)
+    _serve(wanted, job, node, cluster, namespace, context, port, TENSORBOARD_PORT)
+
+
+def vscode(
+    job: OptionalJobArgument = DEFAULT_JOB,
+    node: NodeOption = 0,
+    pod_port: Annotated[int, typer.Option("--pod-port", min=1, max=65535, help="Where the script listens for its debugger.")] = DEBUG_PORT,
+    port: PortOption = None,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Forward a debugger's port until Ctrl-C, and print the entry for VS Code's launch.json that attaches there.
+
+    For a script that waits by itself: debugpy.listen(("127.0.0.1", 5678)); debugpy.wait_for_client(). `lockstep debug` starts one.
+
+    Example: lockstep vscode ml-dev-env --node 1
+    """
+    found = find_job(job, cluster, namespace, context)
+    pod = running_pod(found, node)
+
+    async def forward(connection: Cluster) -> None:
+        from lockstep.kube.forward import forwarded
+
+        async with forwarded(connection, found.namespace, pod, pod_port, port or pod_port, _complain, exactly=port is not None) as local:
+            _print_launch(pod, local)
+            put(f"Port {local} of this machine leads to port {pod_port} of {pod}. Ctrl-C ends that.", flush=True)
+            await asyncio.Event().wait()
+
+    _connected(found.namespace, context, forward)
+
+
+def debug(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    script: Annotated[str, typer.Argument(help="The script, as the pod has it; a relative one is below /workspace.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments, after --.")] = None,
+    node: NodeOption = 0,
+    port: PortOption = None,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Start one script in one pod under debugpy; it waits until VS Code attaches. Ctrl-C ends it. The image needs debugpy.
+
+    It is one process beside the job, not one of its ranks.
+
+    Example: lockstep debug ml-dev-env train.py -- --epochs 1
+    """
+    from lockstep.platforms.jobs.editor import Wanted
+
+    wanted = Wanted("debug", command=(script, *(arguments or [])))
+    _serve(wanted, job, node, cluster, namespace, context, port, DEBUG_PORT)
+
+
+def _serve(
+    wanted: Wanted, job: str, node: int, cluster: str, namespace: str | None, context: str | None, port: int | None, usual: int
+) -> None:
+    """Server and forward, until either ends or Ctrl-C ends both."""
+    found = find_job(job, cluster, namespace, context)
+    pod = running_pod(found, node)
+
+    async def serve(connection: Cluster) -> None:
+        from lockstep.kube.forward import forwarded
+        from lockstep.platforms.jobs.editor import served
+
+        async with served(connection, found.namespace, pod, wanted, _echo) as server:
+            way = forwarded(connection, found.namespace, pod, server.port, port or usual, _complain, exactly=port is not None)
+            async with way as local:
+                if wanted.kind == "debug":
+                    _print_launch(pod, local)
+                    put(f"{wanted.command[0]} in {pod} waits for that. Ctrl-C ends it.", flush=True)
+                else:
+                    put(f"http://127.0.0.1:{local}/?token={wanted.token}", flush=True)
+                    put(f"{wanted.kind} in {pod}, {wanted.folder}. Ctrl-C ends it.", flush=True)
+                why = await server.until_end()
+        if why:
+            raise Failed(f"{wanted.kind} in pod {pod}: {why}")
+
+    _connected(found.namespace, context, serve)
+
+
+def _connected(namespace: str, context: str | None, work: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
+    async def connected() -> None:
+        from lockstep.kube.cluster import Cluster
+        from lockstep.platforms.jobs.editor import refuse_without_rights
+
+        async with await Cluster.connect(context) as connection:
+            await refuse_without_rights(connection, namespace)
+            await work(connection)
+
+    asyncio.run(connected())
+
+
+def _print_launch(pod: str, port: int) -> None:
+    here = Path("workspace")
+    entry = {
+        "name": f"Lockstep: {pod}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": port},
+        "pathMappings": [{"localRoot": "${workspaceFolder}/workspace" if here.is_dir() else "${workspaceFolder}", "remoteRoot": WORKSPACE}],
+    }
+    put("Into .vscode/launch.json, configurations:")
+    put_json(entry)
+
+
+def _echo(text: str) -> None:
+    put_text(text.replace("\r\n", "\n").replace("\r", "\n"), error=True)
+
+
+def _complain(text: str) -> None:
+    tell(f"lockstep: {text}")

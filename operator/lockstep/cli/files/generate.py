@@ -1,0 +1,94 @@
+"""`lockstep generate JOB PROMPT`: what a job's newest adapter makes of its base model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption
+from lockstep.platforms.output import Output, tell
+
+INTERRUPTED = 130
+
+
+def generate(
+    job: Annotated[str, typer.Argument(help="The job's name; with --local a run's or an adapter's folder.", show_default=False)],
+    prompt: Annotated[str, typer.Argument(help="How the text begins.", show_default=False)],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="How many tokens to add at most.")] = 100,
+    base: Annotated[bool, typer.Option("--base", help="Also what the base model writes without the adapter, first.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="On this machine, from a folder.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The base model's folder. Default: what the job or the adapter names.")
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs to ask for; 0: the CPUs and the memory of a pod of the job.")] = 0,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Write on from a prompt with a job's newest adapter on its base model, token by token.
+
+    In a pod of the job where that is idle (an interactive job, or one held after a failure), else in a short-lived one with the job's volumes and image.
+
+    Example: lockstep generate demo 'The value of' --max-tokens 60 --base
+    """
+    asked = ["--prompt", prompt, "--tokens", str(max_tokens), "--stream", *(["--compare"] if base else [])]
+    asked += [] if model is None else ["--model", model]
+    if local:
+        from lockstep.cli.shared.trainer import run_trainer
+
+        run_trainer("generate", ["--adapter", _adapter_in(Path(job)), *asked])
+        return
+    from lockstep.cli.shared.target import namespace_of
+
+    place = namespace_of(cluster, namespace, context)
+    try:
+        code = asyncio.run(_on_cluster(job, asked, gpus, place, context, named=model is not None))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if code:
+        raise typer.Exit(1)
+
+
+def _adapter_in(folder: Path) -> Path:
+    """Raises ConfigError when neither the folder nor its adapter/ is an adapter's."""
+    from lockstep.api.errors import ConfigError
+    from lockstep.platforms.inpod.newest import CONFIG, newest
+
+    if (folder / CONFIG).is_file():
+        return folder
+    found = newest(folder)["adapter"]
+    if found is None:
+        raise ConfigError(
+            f"{folder} holds no adapter: name a run's folder (runs/<job>) or an adapter's, or export one: lockstep adapter export RUN -o adapter"
+        )
+    return Path(found)
+
+
+async def _on_cluster(job: str, asked: list[str], gpus: int, namespace: str, context: str | None, *, named: bool) -> int:
+    from lockstep.cli.files.cp import known_job
+    from lockstep.cli.shared.progress import waiting
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.adapters import newest_adapter
+    from lockstep.platforms.jobs.generating import base_model, idle_or_own_pod, write_on
+
+    def say(line: str) -> None:
+        tell(line)
+
+    async with await Cluster.connect(context) as cluster:
+        await known_job(cluster, namespace, job)
+        async with idle_or_own_pod(cluster, namespace, job, gpus, say) as place:
+            adapter = await newest_adapter(cluster, place, job)
+            model = None if named else await base_model(cluster, namespace, job)
+            command = ["--adapter", adapter.folder, *asked, *([] if model is None else ["--model", model])]
+            say(f"{adapter.made_of or adapter.folder} in pod {place.pod}: the model is loading")
+            shown = Output()
+            with waiting(f"pod {place.pod} imports torch and peft, and loads the model") as heard:
+
+                def show(text: bytes) -> None:
+                    heard()
+                    shown.put(text)
+
+                return await write_on(cluster, place, command, show)

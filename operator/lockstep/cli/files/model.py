@@ -1,0 +1,254 @@
+"""`lockstep model get NAME`: a base model by its name onto a job's volumes, or into a folder here, before a job needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.names import WORKSPACE
+from lockstep.cli.shared.inputs import OptionalFileOption, only
+from lockstep.cli.shared.jobargs import UNNAMED, ContextOption, NamespaceOption
+from lockstep.platforms.output import Output, put, tell
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.kube.exec import Place
+    from lockstep.plan.render.resolve import Resolved
+
+app = typer.Typer(help="Work with base models.", no_args_is_help=True)
+MODULE = "lockstep_train.fetch"
+LIFETIME_SECONDS = 86400
+"""Lifetime of the pod: enough for a model of a terabyte over a slow link."""
+HERE = Path(".lockstep/workspace")
+INTERRUPTED = 130
+EXIT_FAILED = 1
+
+
+@app.callback()
+def model() -> None:
+    """Work with base models."""
+
+
+@app.command("get")
+def get(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model of the hub (org/name) or an address (s3://bucket/folder). Default: the job file's.", show_default=False
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="A branch, tag or commit of the hub. Default: its main branch.")
+    ] = None,
+    files: OptionalFileOption = None,
+    job: Annotated[str | None, typer.Option("--job", help="A job that is on the cluster: its volumes are filled.")] = None,
+    claim: Annotated[
+        str | None, typer.Option("--claim", help="A claim to fill, which jobs name in storage.workspaceClaimName; with --cluster.")
+    ] = None,
+    token_secret: Annotated[
+        str | None, typer.Option("--token-secret", help="With --claim: the Secret whose key HF_TOKEN holds the hub's token.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="A folder for it, in a pod below /workspace. Default: the cache that jobs look in.")
+    ] = None,
+    workspace: Annotated[
+        Path | None,
+        typer.Option("--workspace", help=f"Here: the folder of `lockstep run --local`, whose cache is filled. Default: {HERE}."),
+    ] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Fetch a base model by its name: checked, resumable, and once for all jobs of a volume.
+
+    With -f, --job or --claim a short-lived pod without GPUs fills the volumes; of a job whose pods run, they do. Without them, it is fetched
+    here, for `lockstep run --local`. The same command goes on where a broken one was.
+
+    Example: lockstep model get -f job.yaml
+
+    Example: lockstep model get zai-org/GLM-4.5-Air --claim team-workspace --cluster mine
+
+    Example: lockstep model get Qwen/Qwen3-8B --to models/Qwen3-8B
+    """
+    if sum(option is not None for option in (files, job, claim)) > 1:
+        raise ConfigError("--file, --job and --claim each say which volumes are meant: give one of them")
+    if claim is None:
+        _refuse_unread(
+            {"--token-secret": token_secret}, "--claim: a job names its own in training.model.tokenSecret, and here HF_TOKEN is used"
+        )
+    if files or job is not None or claim is not None:
+        _refuse_unread({"--workspace": workspace}, "a fetch on this machine: pods have their own /workspace")
+    else:
+        places = {"--cluster": cluster, "--namespace": namespace, "--context": context}
+        _refuse_unread(places, "-f, --job or --claim, which say whose volumes are filled: without these it is fetched here")
+    if name is not None:
+        _refuse_unusable(name, revision)
+    if files or claim is not None:
+        read = _job_of_file(only(files, "model get") if files else None, claim, token_secret, name, cluster, namespace, context)
+        name, revision = _named(name, revision, read)
+        _refuse_unusable(name, revision)
+        code = _run(_before_start(read, _arguments(name, revision, to), context))
+    elif name is None:
+        raise ConfigError("NAME is missing: lockstep model get org/name, or -f FILE, whose model is fetched")
+    elif job is not None:
+        from lockstep.cli.shared.target import namespace_of, unnamed_cluster
+
+        place = namespace_of(cluster or unnamed_cluster(context), namespace, context)
+        code = _run(_on_volumes(job, place, _arguments(name, revision, to), context))
+    else:
+        return _here(name, revision, to, workspace or HERE)
+    if code:
+        raise typer.Exit(code)
+
+
+def _refuse_unread(options: Mapping[str, object], need: str) -> None:
+    """Whoever states an option relies on it. Raises ConfigError where it would do nothing."""
+    stated = [option for option, value in options.items() if value is not None]
+    if stated:
+        raise ConfigError(f"{' and '.join(stated)} {'are' if len(stated) > 1 else 'is'} for {need}")
+
+
+def _refuse_unusable(name: str, revision: str | None) -> None:
+    """Raises ConfigError where no job could name the model so, by the API's own rules and in their words."""
+    from pydantic import ValidationError
+
+    from lockstep.api.files.problems import broken_rules, explain
+    from lockstep.api.training import BaseModelSource
+
+    try:
+        BaseModelSource(name=name, revision=revision)
+    except ValidationError as error:
+        details = error.errors()
+        rules = [rule.message for detail in details for rule in broken_rules(detail)]
+        raise ConfigError(*(rules or [f"{detail['loc'][0]}: {explain(detail)}" for detail in details])) from None
+
+
+def _here(name: str, revision: str | None, to: Path | None, workspace: Path) -> None:
+    from lockstep.cli.shared.trainer import run_trainer
+
+    stated = [*(["--revision", revision] if revision else []), *(["--to", str(to.resolve())] if to else [])]
+    run_trainer("fetch", [name, "--cache", (workspace / "workspace" / "cache").resolve(), *stated])
+
+
+def _arguments(name: str, revision: str | None, to: Path | None) -> list[str]:
+    if to is not None and not str(to).startswith(f"{WORKSPACE}/"):
+        raise ConfigError(f"--to {to} must be a folder below {WORKSPACE}: what is elsewhere in the pod goes with it")
+    return [name, "--cache", f"{WORKSPACE}/cache", *(["--revision", revision] if revision else []), *(["--to", str(to)] if to else [])]
+
+
+def _named(name: str | None, revision: str | None, read: Resolved) -> tuple[str, str | None]:
+    """Return the stated name and revision, else the job file's."""
+    if name is not None:
+        return name, revision
+    training = read.job.spec.training
+    if training is None or training.model.name.startswith("/"):
+        stated = "has no training" if training is None else f"names the folder {training.model.name}"
+        raise ConfigError(f"job {read.name} {stated}: there is no model to fetch; name one: lockstep model get org/name -f FILE")
+    return training.model.name, revision or training.model.revision
+
+
+def _job_of_file(
+    file: Path | None,
+    claim: str | None,
+    token_secret: str | None,
+    name: str | None,
+    cluster: str | None,
+    namespace: str | None,
+    context: str | None,
+) -> Resolved:
+    """The job whose volumes are meant; for a claim one that would use it. Raises ConfigError."""
+    from lockstep.cli.shared.inputs import read_all, resolve_inputs
+    from lockstep.cli.shared.target import unnamed_cluster
+
+    with TemporaryDirectory() as folder:
+        if file is None:
+            if name is None:
+                raise ConfigError("NAME is missing: lockstep model get org/name --claim CLAIM")
+            file = Path(folder) / "claim.yaml"
+            file.write_text(json.dumps(_job_of_claim(str(claim), token_secret, name)))
+        inputs, *others = read_all(file, cluster, namespace, unnamed=lambda: unnamed_cluster(context))
+    if others:
+        raise ConfigError(f"{file} holds {len(others) + 1} jobs: lockstep model get takes a file of one")
+    inputs.aim()
+    return resolve_inputs(inputs)
+
+
+def _job_of_claim(claim: str, token_secret: str | None, name: str) -> dict[str, Any]:
+    secret = {} if token_secret is None else {"tokenSecret": {"name": token_secret}}
+    training = {"model": {"name": name, **secret}, "data": {"path": f"{WORKSPACE}/none.jsonl"}}
+    spec = {"nodes": 1, "storage": {"workspaceClaimName": claim}, "training": training}
+    return {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "model-get"}, "spec": spec}
+
+
+def _run(coroutine: Any) -> int:
+    try:
+        return int(asyncio.run(coroutine))
+    except KeyboardInterrupt:
+        tell("interrupted: what has arrived is kept, and the same command goes on from there")
+        return INTERRUPTED
+
+
+async def _before_start(job: Resolved, arguments: Sequence[str], context: str | None) -> int:
+    """Onto the volumes of a job that its file describes: by its pods where it runs, else by a pod that mounts what its pods would."""
+    from lockstep.api.shared import StorageMode
+    from lockstep.cli.files.cp import with_claims
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.reader import reader
+
+    async with await Cluster.connect(context) as cluster:
+        if await cluster.get("StatefulSet", job.namespace, job.name) is not None:
+            return await _everywhere(cluster, job.namespace, job.name, arguments)
+        if job.storage_mode is not StorageMode.SHARED:
+            raise ConfigError(
+                f"storage.mode of job {job.name} is {job.storage_mode.value}: each pod's volume is made with the pod, and each pod fetches the model when "
+                f"the job starts; once it has: lockstep model get NAME --job {job.name}"
+            )
+        stateful_set = await with_claims(cluster, job)
+        async with reader(cluster, stateful_set, seconds=LIFETIME_SECONDS, secrets=True, say=tell) as place:
+            return await _fetch(cluster, place, arguments, "")
+
+
+async def _on_volumes(job: str, namespace: str, arguments: Sequence[str], context: str | None) -> int:
+    from lockstep.cli.files.cp import known_job
+    from lockstep.kube.cluster import Cluster
+
+    async with await Cluster.connect(context) as cluster:
+        await known_job(cluster, namespace, job)
+        return await _everywhere(cluster, namespace, job, arguments)
+
+
+async def _everywhere(cluster: Cluster, namespace: str, job: str, arguments: Sequence[str]) -> int:
+    """Onto each volume that the job's pods have."""
+    from lockstep.platforms.files.reader import beside, nodes_with_volumes
+
+    nodes = await nodes_with_volumes(cluster, namespace, job)
+
+    async def one(node: int) -> int:
+        async with beside(cluster, namespace, job, node, seconds=LIFETIME_SECONDS, secrets=True, say=tell) as place:
+            return await _fetch(cluster, place, arguments, f"node {node}: " if len(nodes) > 1 else "")
+
+    return max(await asyncio.gather(*map(one, nodes)))
+
+
+async def _fetch(cluster: Cluster, place: Place, arguments: Sequence[str], before: str) -> int:
+    """Run it in the pod and show its lines as they come; the exit code."""
+    from lockstep.cli.shared.trainer import EXIT_USAGE, TRAINER_CONFIG
+    from lockstep.kube.exec import STDOUT, program
+
+    rest, errors = bytearray(), Output(error=True)
+    async with program(cluster, place, ["python3", "-m", MODULE, *arguments], stdin=False, pings=True) as running:
+        async for channel, data in running.output():
+            if channel != STDOUT:
+                errors.put(data)
+                continue
+            *lines, rest = bytearray(rest + data).split(b"\n")
+            for line in lines:
+                put(f"{before}{line.decode(errors='replace')}")
+        return {0: 0, TRAINER_CONFIG: EXIT_USAGE}.get(running.code or 0, EXIT_FAILED)

@@ -1,0 +1,166 @@
+"""`lockstep sync JOB [FOLDER]`: code from this machine to the pods of a job."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed, LockstepError
+from lockstep.api.names import DEV_ENVIRONMENT
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption, known_names
+from lockstep.platforms.output import put, tell
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.sync import Receivers, Synced
+
+Stamps = dict[str, tuple[int, int]]
+WATCH_SECONDS = 0.2
+NAMES_MAX, NAME_MAX = 50, 500
+"""Of changed files that are shown: it is the pod that names them."""
+AGAIN_SECONDS = 2.0
+"""Until a pod that lacks something is tried again."""
+INTERRUPTED = 130
+
+
+def sync(
+    job: Annotated[str, typer.Argument(help="The job's name.", autocompletion=known_names)] = DEV_ENVIRONMENT,
+    folder: Annotated[Path, typer.Argument(help="The folder to send.")] = Path("workspace"),
+    to: Annotated[str, typer.Option("--to", help="Where to, in the pods.")] = "/workspace",
+    watch: Annotated[bool, typer.Option("--watch", help="Go on sending whatever changes, until Ctrl-C.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also over files that were changed in a pod since the last sync, and remove what other folders sent."),
+    ] = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Send a folder to all pods of a job: only what differs, with deletions of what an earlier sync of it had sent. Nothing else there is touched.
+
+    A volume that all pods share gets it once. `.lockstepignore`, else `.gitignore`, in the folder says what stays here.
+
+    Example: lockstep sync ml-dev-env workspace --watch
+    """
+    from lockstep.cli.shared.target import namespace_of
+
+    one = Sync(job, namespace_of(cluster, namespace, context), folder, to, force)
+    try:
+        complete = asyncio.run(_run(one, context, watch=watch))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if not complete:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What goes where."""
+
+    job: str
+    namespace: str
+    folder: Path
+    to: str
+    force: bool
+
+
+async def _run(one: Sync, context: str | None, *, watch: bool) -> bool:
+    """Whether every pod has everything. With `watch` it never returns."""
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.sync import Receivers, stamps
+
+    async with await Cluster.connect(context) as cluster, Receivers(cluster, one.namespace) as receivers:
+        sent = stamps(one.folder) if watch else {}
+        told = Told()
+        complete = told.all_have_everything(await _once(cluster, receivers, one))
+        if watch:
+            await _watch(cluster, receivers, one, sent if complete else {}, told)
+    return complete
+
+
+async def _watch(cluster: Cluster, receivers: Receivers, one: Sync, sent: Stamps, told: Told) -> None:
+    """Send whatever changes, for ever; and again what a pod lacks: one that couldn't be reached, or that was restarted meanwhile.
+
+    `sent`: the files as they were when every pod had them; {} when one didn't.
+    """
+    from lockstep.platforms.files.sync import stamps
+
+    complete = bool(sent)
+    while True:
+        await asyncio.sleep(WATCH_SECONDS if complete else AGAIN_SECONDS)
+        now = await asyncio.to_thread(stamps, one.folder)
+        if complete and now == sent and receivers.are_there:
+            continue
+        sent = now
+        try:
+            complete = told.all_have_everything(await _once(cluster, receivers, one))
+        except (LockstepError, OSError) as error:  # (a pod that is away for a moment, a folder that is being replaced)
+            told.problem(str(error))
+            complete = False
+
+
+async def _once(cluster: Cluster, receivers: Receivers, one: Sync) -> list[Synced]:
+    return await receivers.send(await _pods(cluster, one.namespace, one.job), one.folder, one.to, force=one.force)
+
+
+async def _pods(cluster: Cluster, namespace: str, job: str) -> list[str]:
+    """Those that run; of a job whose pods share their volumes, one. Raises ConfigError when none runs."""
+    from lockstep.api.names import LABEL_JOB
+    from lockstep.api.objects import is_running
+    from lockstep.cli.files.cp import known_job
+
+    pods: list[dict[str, Any]] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
+    running = sorted(pod["metadata"]["name"] for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"])
+    if not running:
+        await known_job(cluster, namespace, job)
+        raise ConfigError(f"no pod of job {job} runs: lockstep why {job} -n {namespace}")
+    if len(running) < len(pods):
+        waiting = sorted({pod["metadata"]["name"] for pod in pods} - set(running))
+        raise Failed(f"{', '.join(waiting)} of job {job} doesn't run yet; nothing was sent, so that no pod is left behind")
+    return running[:1] if _is_shared(pods[0]) else running
+
+
+def _is_shared(pod: dict[str, Any]) -> bool:
+    """A claim that every pod of a StatefulSet has for itself ends with its pod's name."""
+    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
+    return not any(claim.endswith(pod["metadata"]["name"]) for claim in claims)
+
+
+class Told:
+    """What a person was told: the same trouble once, not every two seconds."""
+
+    def __init__(self) -> None:
+        self._last: list[str] = []
+
+    def problem(self, text: str) -> None:
+        if self._last != [text]:
+            tell(f"not sent: {text}")
+        self._last = [text]
+
+    def all_have_everything(self, results: list[Synced]) -> bool:
+        lines = [line for result in results for line in _lines(result)]
+        if lines != self._last or any(result.sent or result.removed for result in results):
+            put(*lines, flush=True)
+        self._last = lines
+        return all(result.problem is None and not result.changed for result in results)
+
+
+def _lines(result: Synced) -> list[str]:
+    if result.problem is not None:
+        return [f"{result.pod}: not sent: {result.problem}"]
+    done = f"{result.sent} sent ({result.bytes} bytes), {len(result.removed)} removed" if result.sent or result.removed else "nothing to do"
+    groups = (
+        (result.removed, "was removed: it is not in the folder any more", "were removed"),
+        (result.changed, "was changed there since the last sync and stays as it is; --force writes over it", "were changed there"),
+        (result.others, "was sent from another folder and stays; --force removes it", "were sent from another folder"),
+    )
+    return [f"{result.pod}: {line}" for line in (done, *(line for group in groups for line in _named(*group)))]
+
+
+def _named(names: tuple[str, ...], each: str, more: str) -> list[str]:
+    lines = [f"{name[:NAME_MAX]} {each}" for name in names[:NAMES_MAX]]
+    return lines if len(names) <= NAMES_MAX else [*lines, f"{len(names) - NAMES_MAX} more files {more}, too"]

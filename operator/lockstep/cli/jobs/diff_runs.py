@@ -1,0 +1,145 @@
+"""`lockstep diff-runs A B`: what two runs were told, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, NamespaceOption, find_job
+from lockstep.platforms.output import put, put_json, tell
+
+if TYPE_CHECKING:
+    from lockstep.plan.pages.diffruns import Side
+
+JOB_FILES = (".yaml", ".yml", ".json")
+RunArgument = Annotated[
+    str, typer.Argument(help="A job of the cluster by its name, a run's folder (runs/<job>), or a job file.", show_default=False)
+]
+
+
+class Form(StrEnum):
+    """How the answer is written."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def diff_runs(
+    one: RunArgument,
+    other: RunArgument,
+    output: Annotated[Form, typer.Option("-o", "--output", help="table or json; json has every step that both have.")] = Form.TABLE,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Compare two runs: where their configuration differs, and their loss at the same steps, evaluation, speed and goodput.
+
+    The measurements of a job come from its volume: by one of its pods, or by a short-lived one where none runs. Exit code 0, whether they differ or not.
+
+    Example: lockstep diff-runs rank8 rank16
+    """
+    from lockstep.plan.pages.diffruns import compare, page
+
+    sides = [_side(given, cluster, namespace, context) for given in (one, other)]
+    if sides[0].name == sides[1].name:
+        sides = [replace(side, name=given) for side, given in zip(sides, (one, other), strict=True)]
+    found = compare(*sides)
+    if output is Form.JSON:
+        put_json(found)
+    else:
+        put(*page(found))
+
+
+def _side(given: str, cluster: str, namespace: str | None, context: str | None) -> Side:
+    path = Path(given)
+    if path.is_dir():
+        return _of_folder(path)
+    if path.suffix in JOB_FILES:
+        return _of_file(path, cluster)
+    if "/" in given:
+        raise ConfigError(f"there is no folder {given}: give a run's folder (runs/<job>), a job file, or the name of a job")
+    return _of_job(given, cluster, namespace, context)
+
+
+def _of_file(path: Path, cluster: str) -> Side:
+    """What the job would be told; it has no results."""
+    from lockstep.cli.shared.inputs import read_inputs, resolve_inputs
+    from lockstep.plan.pages.diffruns import Side, spec_of, told_of
+    from lockstep.plan.render.run import build_run, pod_placement
+    from lockstep_gang.contract import run_text
+
+    inputs = read_inputs(path, None if _names_cluster(path) else cluster, None)
+    resolved = resolve_inputs(inputs)
+    told = told_of(json.loads(run_text(build_run(resolved, pod_placement(resolved, None)))))
+    return Side(path.name, told, spec_of(inputs.job.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+
+
+def _names_cluster(path: Path) -> bool:
+    from lockstep.api.files.jobfile import parse_job_file
+    from lockstep.cli.shared.clusters import read_text
+
+    return parse_job_file(read_text(path), str(path)).spec.cluster is not None
+
+
+def _of_folder(path: Path) -> Side:
+    from lockstep.plan.answers import read_summary
+    from lockstep.plan.status.goodput import percentage_of
+    from lockstep.platforms.inpod import runfolder
+
+    summary = read_summary(runfolder.summary(str(path)))  # (a folder may have come from a pod)
+    if not (summary["run"] or summary["steps"] or summary["attempts"]):
+        raise ConfigError(f"{path} is no run's folder: it has neither logs/ nor gang/ of a run")
+    newest = summary["attempts"][-1] if summary["attempts"] else {}
+    book = summary["goodput"].get("goodput") or {}
+    percentage = percentage_of(book.get("spent") or {}, book.get("furthestStep") or 0)
+    restarts = newest.get("restarts")
+    status = {
+        "restarts": restarts if isinstance(restarts, int) else None,
+        "goodput": {} if percentage is None else {"percentage": percentage},
+    }
+    return _side_of(path.resolve().name, summary, status)
+
+
+def _of_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Side:
+    from lockstep.plan.pages.diffruns import spec_of
+
+    found = find_job(name, cluster, namespace, context)
+    side = _side_of(name, asyncio.run(_summary(found.job, context)), found.job.get("status", {}))
+    return replace(side, spec=spec_of(found.job["spec"]))
+
+
+async def _summary(job: dict[str, Any], context: str | None) -> dict[str, Any]:
+    """Summary of the job's folder, as far as it can be read, with the settings of its frozen run on the cluster."""
+    from lockstep.api.errors import Failed
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.files.reader import beside
+    from lockstep.platforms.jobs.runs import frozen_run, summary
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    async with await Cluster.connect(context) as cluster:
+        found: dict[str, Any] = {}
+        try:
+            async with beside(cluster, namespace, name, seconds=600, say=_say) as place:
+                found = await summary(cluster, place, name)
+        except (Failed, OSError) as error:
+            _say(f"the measurements of {name} can't be read, only its status: {error}")
+        run = await frozen_run(cluster, job)
+    return found | ({"run": run} if run else {})
+
+
+def _side_of(name: str, summary: dict[str, Any], status: dict[str, Any]) -> Side:
+    from lockstep.plan.pages.diffruns import Side, curve, results_of, told_of
+
+    steps, evaluations = curve(summary.get("steps", {}), "loss"), curve(summary.get("evaluations", {}), "evalLoss")
+    return Side(name, told_of(summary.get("run", {})), None, results_of(summary, status), steps, evaluations)
+
+
+def _say(line: str) -> None:
+    tell(f"lockstep: {line}")

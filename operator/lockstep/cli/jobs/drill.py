@@ -1,0 +1,80 @@
+"""`lockstep drill FAULT --job NAME`: hurt a running job on purpose, and see how soon it is well again."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, Found, NamespaceOption, find_job
+from lockstep.plan.pages.drill import AFTER_INTERRUPT, RISKS, Fault, text, why_not_now
+from lockstep.platforms.output import put, put_json, tell
+
+MIB = 1 << 20
+INTERRUPTED = 130
+
+
+def drill(
+    fault: Annotated[Fault, typer.Argument(help="What to do to it.", show_default=False)],
+    job: Annotated[str, typer.Option("--job", help="The job's name.", show_default=False)],
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose rank, or whose node. Default: the last one.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    timeout: Annotated[int, typer.Option("--timeout", min=10, help="Seconds to wait for the recovery.")] = 600,
+    fill_at_most: Annotated[
+        int, typer.Option("--fill-at-most", min=1, metavar="MIB", help="fill-disk: refuse a volume with more room.")
+    ] = 1024,
+    output: FormOption = Form.TEXT,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Do one fault to a running job, wait until it trains again, and report what that took: detection, downtime, lost steps.
+
+    Says which rights it needs, and does nothing without them. What it did to ranks, nodes and volumes is undone however it ends. Exit code 0: recovered; 1: not; 2: nothing was done.
+
+    Example: lockstep drill kill-rank --job demo
+    """
+    from lockstep.platforms.drills.drills import run_drill
+    from lockstep.platforms.drills.place import Place
+
+    found = find_job(job, cluster, namespace, context)
+    _refuse_without_rights(found, fault)
+    reason = why_not_now(found.job, fault)
+    if reason:
+        raise ConfigError(f"{fault} on job {job}: {reason}")
+    _ask(found, fault, yes=yes)
+    place = Place(found.target.client, found.job, timeout, _say)
+    last = int(found.job["status"]["ranks"]["desired"]) - 1
+    try:
+        outcome = run_drill(place, fault, last if rank is None else rank, fill_at_most * MIB)
+    except KeyboardInterrupt:
+        tell(f"lockstep: interrupted: {AFTER_INTERRUPT[fault]}; see it with: lockstep get {job} -n {found.namespace}")
+        raise typer.Exit(INTERRUPTED) from None
+    if output is Form.JSON:
+        put_json(outcome.as_json())
+    else:
+        put(*text(outcome).splitlines())
+
+
+def _say(line: str) -> None:
+    tell(f"lockstep: {line}")
+
+
+def _refuse_without_rights(found: Found, fault: Fault) -> None:
+    from lockstep.platforms.drills.drills import missing_rights
+
+    missing = missing_rights(found.target.client, fault, found.namespace)
+    if missing:
+        listed = "; ".join(map(str, missing))
+        raise ConfigError(f"{fault} needs rights that your account does not have, and nothing was done: {listed}: ask an administrator")
+
+
+def _ask(found: Found, fault: Fault, *, yes: bool) -> None:
+    risk = f"{fault} on job {found.name} of namespace {found.namespace} {RISKS[fault]}."
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{risk} Say --yes to do it")
+    typer.confirm(f"{risk} Do it?", abort=True)

@@ -1,0 +1,242 @@
+"""`lockstep get|describe|events|wait`: what is known of jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.shared.jobargs import (
+    ClusterNameOption,
+    ContextOption,
+    JobArgument,
+    NamespaceOption,
+    Output,
+    OutputOption,
+    find_job,
+    find_jobs,
+)
+from lockstep.plan.columns import aligned
+from lockstep.platforms.output import put, put_json, put_text, tell
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.target import Target
+    from lockstep.plan.pages.freshness import Unheard
+
+POLL_SECONDS = 0.5
+WATCH_SECONDS = 2.0
+EXIT_STALE = 1
+
+
+class Awaited(StrEnum):
+    """What `wait` waits for."""
+
+    RUNNING = "Running"
+    CHECKPOINT = "CheckpointCommitted"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    ENDED = "Ended"
+
+
+def get(
+    jobs: Annotated[list[str] | None, typer.Argument(help="The jobs' names. Default: all.", show_default=False)] = None,
+    output: OutputOption = Output.TABLE,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of every namespace that you may look into.")] = False,
+    selector: Annotated[str | None, typer.Option("--selector", "-l", help="Only jobs with these labels: team=nlp,tier!=test.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on with a line for each job that changes, until Ctrl-C.")] = False,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """List jobs: nodes, ranks, step, restarts and the one word that says how each is.
+
+    Exit code 1: the operator is not heard, so what is shown of jobs that have not ended may be old; json and yaml have condition StatusCurrent then.
+
+    Example: lockstep get -o wide
+
+    Example: lockstep get -A -w
+    """
+    from lockstep.cli.shared.target import target_of
+    from lockstep.kube.jobs import list_jobs
+
+    if jobs and (all_namespaces or selector):
+        raise ConfigError("say either names of jobs, or which ones with -A and -l")
+    if watch and output not in (Output.TABLE, Output.WIDE):
+        raise ConfigError("--watch prints lines of a table: -o table or wide")
+    named = find_jobs(jobs, cluster, namespace, context) if jobs else []  # names those that are not there
+    if named and not watch:
+        return _show([one.job for one in named], named[0].target, output, single=len(named) == 1)
+    target = target_of(cluster, namespace, context)
+    place = None if all_namespaces else target.namespace
+
+    def listed() -> list[dict[str, Any]]:
+        every = list_jobs(target.client, place, selector)
+        return [job for job in every if job["metadata"]["name"] in jobs] if jobs else every
+
+    if watch:
+        return _watch(lambda: _current(listed(), target), wide=output is Output.WIDE, spaces=all_namespaces)
+    found = listed()
+    if not found and output in (Output.TABLE, Output.WIDE):
+        of = f" with labels {selector}" if selector else ""
+        return put(f"there is no TrainingJob{of} in {'any namespace' if place is None else f'namespace {place}'}")
+    return _show(found, target, output, single=False, spaces=all_namespaces)
+
+
+def _show(jobs: list[dict[str, Any]], target: Target, output: Output, *, single: bool, spaces: bool = False) -> None:
+    """Print them; what nobody keeps up to date any more is said, and ends with exit code 1. `spaces`: name the namespace of each."""
+    current, unheard = _current(jobs, target)
+    _print(current, output, single=single, spaces=spaces)
+    if unheard is not None:
+        tell(f"lockstep: {unheard.text(time.time())}")
+        raise typer.Exit(EXIT_STALE)
+
+
+def _current(jobs: list[dict[str, Any]], target: Target) -> tuple[list[dict[str, Any]], Unheard | None]:
+    """The jobs, those marked whose status nobody keeps up to date, and why nobody does."""
+    from lockstep.plan.pages.freshness import is_open, marked
+    from lockstep.platforms.jobs.heard import operator_unheard
+
+    unheard = target.client.run(lambda cluster: operator_unheard(cluster, target.namespace)) if any(map(is_open, jobs)) else None
+    return [marked(job, unheard, time.time()) for job in jobs], unheard
+
+
+def _print(jobs: list[dict[str, Any]], output: Output, *, single: bool, spaces: bool) -> None:
+    from lockstep.api.files.yamltext import dump_all_yaml
+
+    if output is Output.JSON:
+        put_json(jobs[0] if single else {"apiVersion": "v1", "kind": "List", "items": jobs})
+    elif output is Output.YAML:
+        put_text(dump_all_yaml(jobs))
+    elif output is Output.NAME:
+        for job in jobs:
+            put(f"trainingjob.lockstep.dev/{job['metadata']['name']}")
+    else:
+        for line in aligned(_rows(jobs, wide=output is Output.WIDE, spaces=spaces)):
+            put(line)
+
+
+def _rows(jobs: list[dict[str, Any]], *, wide: bool, spaces: bool) -> list[tuple[str, ...]]:
+    """The heads first."""
+    from lockstep.plan.table import COLUMNS, WIDE, row
+
+    heads = COLUMNS + WIDE if wide else COLUMNS
+    cells = [row(job, time.time(), wide=wide) for job in jobs]
+    if not spaces:
+        return [heads, *cells]
+    return [("NAMESPACE", *heads), *((str(job["metadata"]["namespace"]), *one) for job, one in zip(jobs, cells, strict=True))]
+
+
+def _watch(look: Callable[[], tuple[list[dict[str, Any]], Unheard | None]], *, wide: bool, spaces: bool) -> None:
+    """For ever: the table, then the line of each job that has changed."""
+    from lockstep.plan.table import COLUMNS
+
+    shown: dict[str, tuple[str, ...]] | None = None
+    age, stale = COLUMNS.index("AGE") + spaces, ""
+    while True:
+        jobs, unheard = look()
+        rows = _rows(jobs, wide=wide, spaces=spaces)
+        heads, *lines = aligned(rows)
+        if shown is None:
+            put(heads, flush=True)
+        since = unheard.since if unheard is not None else ""
+        if unheard is not None and since != stale:
+            tell(f"lockstep: {unheard.text(time.time())}")
+        now = {str(job["metadata"]["uid"]): (*cells[:age], *cells[age + 1 :]) for job, cells in zip(jobs, rows[1:], strict=True)}
+        for (uid, cells), line in zip(now.items(), lines, strict=True):
+            if (shown or {}).get(uid) != cells:
+                put(line, flush=True)
+        shown, stale = now, since
+        time.sleep(WATCH_SECONDS)
+
+
+def describe(
+    job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
+) -> None:
+    """Show all that is known of a job: work, place, step, checkpoint, failure, restarts, conditions, events.
+
+    Example: lockstep describe demo
+    """
+    from lockstep.kube.jobs import job_events
+    from lockstep.plan.pages.freshness import is_open
+    from lockstep.plan.table import describe as page
+    from lockstep.platforms.jobs.heard import operator_unheard
+
+    found = find_job(job, cluster, namespace, context)
+    client, now = found.target.client, time.time()
+    unheard = client.run(lambda cluster: operator_unheard(cluster, found.namespace)) if is_open(found.job) else None
+    if unheard is not None:
+        put(f"Stale       {unheard.text(now)}")
+    for line in page(found.job, job_events(client, found.job), now):
+        put(line)
+    if unheard is not None:
+        raise typer.Exit(EXIT_STALE)
+
+
+def events(
+    job: JobArgument, cluster: ClusterNameOption = "local", namespace: NamespaceOption = None, context: ContextOption = None
+) -> None:
+    """Print the events about a job that the cluster still keeps, the oldest first.
+
+    Example: lockstep events demo
+    """
+    from lockstep.kube.jobs import job_events
+    from lockstep.plan.table import age
+
+    found = find_job(job, cluster, namespace, context)
+    for event in job_events(found.target.client, found.job):
+        when = age(event.get("lastTimestamp") or event.get("eventTime"), time.time())
+        put(f"{when:>6}  {event.get('type', ''):8} {event.get('reason', ''):24} {event.get('message', '')}")
+
+
+def wait(
+    job: JobArgument,
+    until: Annotated[
+        Awaited, typer.Option("--for", case_sensitive=False, help="What to wait for; Ended is Complete or Failed.")
+    ] = Awaited.ENDED,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds.")] = 3600,
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Wait for a job. Exit code 0: it is so; 1: it failed, or the time is over, or it can't come any more.
+
+    Example: lockstep wait demo --for Complete --timeout 7200
+    """
+    from lockstep.api.objects import condition
+    from lockstep.kube.jobs import has_ended, job_status
+
+    found = find_job(job, cluster, namespace, context)
+    end, told = time.monotonic() + timeout, ""
+    while True:
+        status = job_status(found.target.client, found.namespace, job)
+        summary = condition(status, "Progressing")
+        line = (
+            f"{summary.get('reason', 'Unknown')}: {summary.get('message', 'no status yet: does an operator work here? (lockstep doctor)')}"
+        )
+        if line != told:
+            told = line
+            put(f"{job}: {line}", flush=True)
+        if _is_so(status, until):
+            break
+        if has_ended(status):
+            raise Failed(f"job {job} has ended, so {until.value} will not come: {line}")
+        if time.monotonic() > end:
+            raise Failed(f"job {job} is not {until.value} after {timeout} s: {line}")
+        time.sleep(POLL_SECONDS)
+    if condition(status, "Failed").get("status") == "True":
+        raise typer.Exit(1)
+
+
+def _is_so(status: dict[str, Any], until: Awaited) -> bool:
+    from lockstep.api.objects import condition
+    from lockstep.kube.jobs import has_ended
+
+    if until is Awaited.ENDED:
+        return has_ended(status)
+    if until is Awaited.RUNNING:
+        return bool(condition(status, "Progressing").get("reason") == "Running")
+    return bool(condition(status, until.value).get("status") == "True")

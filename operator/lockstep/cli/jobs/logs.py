@@ -1,0 +1,153 @@
+"""`lockstep logs JOB`: what a job's ranks print, while it runs and after its end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.objects import Object
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, JobArgument, NamespaceOption, find_job_or_run
+from lockstep.platforms.output import put, tell
+
+if TYPE_CHECKING:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.jobs.logs import Wanted
+
+EXIT_FAILED = 1
+LocalOption = Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")]
+WorkspaceOption = Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")]
+
+
+def logs(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Lines of this rank only, wherever it is.")] = None,
+    node: Annotated[int | None, typer.Option(min=0, help="The node whose log is read. Default: 0, which also tells what happens.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="The first failure with its last lines, then the others.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="The last lines only, so many.")] = None,
+    since: Annotated[str | None, typer.Option(help="Lines of this time only: 90s, 10m, 2h.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Lines of this start of the ranks only, from the job's volume.")] = None,
+    previous: Annotated[bool, typer.Option("--previous", "-p", help="The attempt before the newest one.")] = False,
+    local: LocalOption = False,
+    workspace: WorkspaceOption = Path(".lockstep/workspace"),
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Print a job's log: of node 0, of another one, or of one rank; from its pod while it runs, else from its volume.
+
+    With --follow, exit code 0: the job is complete; 1: it failed. Without: 0, or 1 where there is nothing to print.
+
+    Example: lockstep logs demo --follow --rank 3
+    """
+    from lockstep.plan.pages.logs import seconds_of
+    from lockstep.platforms.jobs.logs import Wanted
+
+    if rank is not None and node is not None:
+        raise ConfigError("say either --rank or --node: a rank is on one node only")
+    if previous and attempt is not None:
+        raise ConfigError("say either --previous or --attempt")
+    if follow and (errors or previous or attempt is not None):
+        raise ConfigError("--follow shows the attempt that runs and those to come: it doesn't go with --errors, --attempt and --previous")
+    wanted = Wanted(node or 0, rank, tail, None if since is None else seconds_of(since), attempt)
+    if local:
+        from lockstep.cli.jobs.logs_local import print_local
+
+        raise typer.Exit(print_local(job, workspace, wanted, follow=follow, errors=errors, previous=previous))
+    found = find_job_or_run(job, cluster, namespace, context)
+    raise typer.Exit(asyncio.run(_print(found.job, context, wanted, follow=follow, errors=errors, previous=previous)))
+
+
+async def _print(job: Object, context: str | None, wanted: Wanted, *, follow: bool, errors: bool, previous: bool) -> int:
+    from dataclasses import replace
+
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.pages.logs import node_of_rank, nodes_of
+    from lockstep.platforms.jobs.logs import lines
+    from lockstep.platforms.jobs.runs import frozen_run
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    if previous:
+        wanted = replace(wanted, attempt=_before(job))
+    async with await Cluster.connect(context) as cluster:
+        if wanted.rank is not None:
+            nodes = nodes_of(job) or int((await frozen_run(cluster, job)).get("nodes", 0))
+            wanted = replace(wanted, node=node_of_rank(job.get("status", {}).get("ranks") or {}, nodes, wanted.rank))
+        if follow:
+            return await _follow(cluster, job, wanted)
+        if errors:
+            return await _print_errors(cluster, job, wanted)
+        printed = wanted.tail == 0
+        async with aclosing(lines(cluster, job, wanted, _say)) as found:
+            async for line in found:
+                printed = True
+                put(line)
+    if not printed:
+        raise Failed(f"node {wanted.node} of job {name} has printed nothing that was asked for: lockstep why {name} -n {namespace}")
+    return 0
+
+
+def _before(job: Object) -> int:
+    attempts = int(job.get("status", {}).get("attempts") or 0)
+    if attempts < 2:
+        raise ConfigError(
+            f"job {job['metadata']['name']} has had {attempts or 'no'} attempt{'' if attempts == 1 else 's'}: there is no previous one"
+        )
+    return attempts - 1
+
+
+async def _print_errors(cluster: Cluster, job: Object, wanted: Wanted) -> int:
+    from dataclasses import replace
+
+    from lockstep.plan.pages.logs import RankFailures, error_lines
+    from lockstep.platforms.jobs.logs import lines
+
+    failures = RankFailures()
+    async with aclosing(lines(cluster, job, replace(wanted, node=0, rank=None, tail=None), _say)) as found:
+        async for line in found:
+            failures.add(line)
+    failure = {} if wanted.attempt is not None else job.get("status", {}).get("failure") or {}
+    of_it = "" if wanted.attempt is None else f" in attempt {wanted.attempt}"
+    put(*(list(error_lines(failure, failures.found)) or [f"no rank of job {job['metadata']['name']} has failed{of_it}"]))
+    return 0
+
+
+async def _follow(cluster: Cluster, job: Object, wanted: Wanted) -> int:
+    from lockstep.api.objects import condition, is_true
+    from lockstep.platforms.jobs.logs import follow, has_run_ended, is_run, lines
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    status, told = job.get("status", {}), ""
+
+    async def over() -> bool:
+        nonlocal status, told
+        if is_run(job):
+            return await has_run_ended(cluster, job)
+        found = await cluster.get("TrainingJob", namespace, name)
+        if found is None:
+            raise Failed(f"job {name} was deleted")
+        status = found.get("status", {})
+        reason = str(condition(status, "Progressing").get("reason"))
+        if reason == "Suspended" and told != reason:
+            _say(f"{name} is suspended; this goes on when it does (lockstep resume {name} -n {namespace}), Ctrl-C ends it")
+        told = reason
+        return is_true(status, "Complete") or is_true(status, "Failed")
+
+    printed = False
+    async for line in follow(cluster, namespace, name, wanted, over):
+        printed = True
+        put(line, flush=True)
+    if not printed:
+        async with aclosing(lines(cluster, job, wanted, _say)) as found:
+            async for line in found:
+                put(line)
+    return EXIT_FAILED if is_true(status, "Failed") else 0
+
+
+def _say(line: str) -> None:
+    tell(f"lockstep: {line}")

@@ -1,0 +1,137 @@
+"""`lockstep plan -f job.yaml`: what would happen, before it takes GPUs. It changes nothing on the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
+from lockstep.cli.shared.jobargs import ContextOption
+from lockstep.cli.shared.progress import waiting
+from lockstep.platforms.output import put, put_json
+
+if TYPE_CHECKING:
+    from lockstep.api.objects import Object
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.plan.ahead.forecast import Forecast
+    from lockstep.plan.ahead.live import Comparison
+    from lockstep.plan.cluster.lookahead import Around, Line
+    from lockstep.plan.render.resolve import Resolved
+
+
+class Output(StrEnum):
+    """How the plan is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def plan(
+    file: FilesOption,
+    cluster: ClusterOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    changes: SetOption = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no cluster and no hub: only what the files tell.")] = False,
+    model_config: Annotated[
+        Path | None, typer.Option("--model-config", help="The base model's config.json, or its folder. Default: the job's, if it is here.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Samples of the data; with packing, sequences.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Count the samples of this copy of the data, a JSON object a line.")] = None,
+    tokens_per_second: Annotated[
+        float | None, typer.Option("--tokens-per-second", min=0.001, help="How fast all ranks together train.")
+    ] = None,
+    train_log: Annotated[Path | None, typer.Option("--train-log", help="An earlier run's logs/train_log.jsonl: as fast as that.")] = None,
+    output: Annotated[Output, typer.Option("-o", "--output", help="text or json.")] = Output.TEXT,
+) -> None:
+    """Say what a job would do before it takes GPUs: objects, nodes that fit now, quota, claims, admission, memory, traffic, steps, time.
+
+    It changes nothing: what it sends are questions and dry runs. Exit code 0: it fits now, or as far as can be seen; 1: it would be refused; 2: the
+    file can't be used; 3: it would wait; 4: it may fail once it runs, for memory or for room for checkpoints.
+
+    Example: lockstep plan -f job.yaml --model-config models/Llama-3.1-8B --samples 48000
+    """
+    from lockstep.plan.cluster.lookahead import EXIT_CODES, Verdict, verdict
+
+    asked = Asked(context, model_config, samples, data, tokens_per_second, train_log, offline=offline)
+    jobs = [(inputs, resolve_inputs(inputs)) for inputs in read_all(file, cluster, namespace, changes)]
+    with waiting("reading the job's inputs" if offline else "asking the cluster what it would make of this"):
+        plans = [_plan(inputs.aim(), resolved, asked) for inputs, resolved in jobs]
+    if output is Output.JSON:
+        values = [_as_json(*one) for one in plans]
+        put_json(values[0] if len(values) == 1 else values, indent=1)
+    else:
+        for (inputs, _), (lines, _) in zip(jobs, plans, strict=True):
+            if len(jobs) > 1:
+                put(f"{inputs.source}:")
+            _show(lines)
+    raise typer.Exit(EXIT_CODES[max((verdict(lines) for lines, _ in plans), key=list(Verdict).index)])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is made with, besides the job."""
+
+    context: str | None
+    model_config: Path | None
+    samples: int | None
+    data: Path | None
+    tokens_per_second: float | None
+    train_log: Path | None
+    offline: bool
+
+
+def _plan(inputs: Inputs, resolved: Resolved, asked: Asked) -> tuple[list[Line], Forecast]:
+    from lockstep.cli.jobs.planfacts import known_facts
+    from lockstep.cli.shared.target import use_embedded_cluster
+    from lockstep.plan.ahead import planned
+    from lockstep.plan.ahead.forecast import capacity, forecast
+
+    sources = (asked.model_config, asked.samples, asked.data, asked.tokens_per_second, asked.train_log)
+    facts = known_facts(resolved, *sources, offline=asked.offline)
+    tried = planned.samples(resolved, inputs.job)
+    compared, around = None, None
+    if not asked.offline:
+        use_embedded_cluster(inputs.cluster.cluster.name, asked.context)
+        compared, around = asyncio.run(_look(resolved, tried, asked.context))
+    size, source = capacity(resolved, None if around is None else around.nodes)
+    figures = forecast(resolved, replace(facts, capacity_bytes=size, capacity_source=source))
+    return planned.all_lines(resolved, tried[1], compared, around, figures), figures
+
+
+async def _look(resolved: Resolved, tried: list[Object], context: str | None) -> tuple[list[Comparison] | None, Around]:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.ahead.live import compare
+    from lockstep.plan.ahead.planned import new_objects
+    from lockstep.platforms.clusters.surroundings import look_around, observed
+
+    async with await Cluster.connect(context) as connection:
+        seen = await observed(connection, resolved.name, resolved.namespace)
+        compared = None if seen is None else compare(resolved, seen)
+        return compared, await look_around(connection, resolved, tried, new_objects(resolved, compared))
+
+
+def _show(lines: list[Line]) -> None:
+    from lockstep.plan.cluster.lookahead import sentence
+
+    for line in lines:
+        put(f"{line.outcome.value:8} {line.section:10} {line.said}")
+        if line.fix:
+            put(f"{'':19} → {line.fix}")
+    put(sentence(lines))
+
+
+def _as_json(lines: list[Line], told: Forecast) -> dict[str, Any]:
+    from lockstep.plan.cluster.lookahead import sentence, verdict
+
+    described = [_line_as_json(line) for line in lines]
+    return {"verdict": verdict(lines).value, "said": sentence(lines), "lines": described, "figures": told.figures}
+
+
+def _line_as_json(line: Line) -> dict[str, Any]:
+    return {"section": line.section, "outcome": line.outcome.value, "said": line.said} | ({"fix": line.fix} if line.fix else {})

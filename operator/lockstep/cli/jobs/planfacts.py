@@ -1,0 +1,142 @@
+"""What a plan can know from files on this machine: a model's shape, the number of samples, an earlier run's speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from lockstep.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.plan.ahead.forecast import Known, Pace
+    from lockstep.plan.render.resolve import Resolved
+
+FIRST_STEPS = 2
+"""Steps at the beginning of a run that only warm it up: left out where there are more."""
+
+
+def known_facts(
+    resolved: Resolved,
+    model_config: Path | None,
+    samples: int | None,
+    data: Path | None,
+    tokens_per_second: float | None,
+    train_log: Path | None,
+    *,
+    offline: bool = False,
+) -> Known:
+    """`offline`: the hub isn't asked for a model's sizes. Raises ConfigError for a file that was named and can't be used; what wasn't named and isn't here stays unknown."""
+    from dataclasses import replace
+
+    from lockstep.plan.ahead.forecast import Known, Pace
+
+    if samples is not None and data is not None:
+        raise ConfigError("--samples and --data both say how many samples there are: give one of them")
+    if tokens_per_second is not None and train_log is not None:
+        raise ConfigError("--tokens-per-second and --train-log both say how fast it goes: give one of them")
+    if resolved.training is None:
+        return Known()
+    known = _with_model(Known(), resolved.training, model_config, offline)
+    if samples is not None:
+        known = replace(known, samples=samples, samples_source="--samples")
+    else:
+        known = _with_samples(known, resolved.training, data)
+    pace: Pace | None = None
+    if tokens_per_second is not None:
+        pace = Pace(tokens_per_second, "--tokens-per-second")
+    elif train_log is not None:
+        pace = read_pace(train_log)
+    return replace(known, pace=pace)
+
+
+def _with_model(known: Known, training: dict[str, Any], named: Path | None, offline: bool) -> Known:
+    from dataclasses import replace
+
+    from lockstep_sizes.families import UnknownModel, shape_from_config
+
+    try:
+        config, source = _config(training["model"], named, offline)
+        return replace(known, shape=shape_from_config(config), shape_source=source)
+    except Unknown as unknown:
+        return replace(known, shape_source=str(unknown))
+    except UnknownModel as error:
+        return replace(known, shape_source=f"{source} can't be used: {error}. The trainer prints its memory plan before it loads the model")
+
+
+class Unknown(Exception):
+    """Why a model's sizes can't be told here, and what would help."""
+
+
+def _config(model: dict[str, Any], named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
+    """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else Unknown."""
+    from lockstep.cli.jobs.hubconfig import hub_config
+    from lockstep_sizes.modelnames import is_hub_name
+
+    help_ = "--model-config FILE names the model's config.json"
+    if named is None and is_hub_name(model["name"]):
+        if offline:
+            raise Unknown(f"{model['name']} is of the hub, which is not asked with --offline: {help_}")
+        try:
+            return hub_config(model["name"], model["revision"])
+        except ConfigError as error:
+            raise Unknown(f"{model['name']} is of the hub, and {error}: {help_}") from None
+    path = named if named is not None else Path(model["name"])
+    path = path / "config.json" if path.is_dir() else path
+    if path.is_file():
+        return _json(path), str(path)
+    if named is not None:
+        raise ConfigError(f"--model-config {named}: there is no such file; it must be a model's config.json, or its folder")
+    raise Unknown(f"{model['name']} is not on this machine: {help_}")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read as JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object; it must be a model's config.json")
+    return found
+
+
+def _with_samples(known: Known, training: dict[str, Any], named: Path | None) -> Known:
+    from dataclasses import replace
+
+    data = training["data"]
+    if data["packing"] or data["overlong"] == "Split":
+        why = "how many sequences samples make with packing, or with overlong: Split, follows from their tokens; --samples N says how many"
+        if named is not None:
+            raise ConfigError(f"--data counts lines, but {why}")
+        return replace(known, samples_source=why)
+    path = named if named is not None else None if data["path"] is None else Path(data["path"])
+    if path is None:
+        return known
+    if not path.is_file():
+        if named is not None:
+            raise ConfigError(f"--data {named}: there is no such file")
+        return replace(known, samples_source=f"{path} is not on this machine: --data FILE counts a copy, --samples N says how many")
+    if path.suffix not in (".jsonl", ".json", ".ndjson") or data["format"] == "Text":
+        return replace(known, samples_source="how many samples plain text makes follows from its tokens; --samples N says how many")
+    with path.open("rb") as file:
+        if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            return replace(known, samples_source=f"{path} is one JSON array, whose objects are not counted; --samples N says how many")
+    with path.open("rb") as lines:
+        return replace(known, samples=sum(1 for line in lines if line.strip()), samples_source=f"lines of {path}")
+
+
+def read_pace(path: Path) -> Pace:
+    """The median of an earlier run's steps. Raises ConfigError."""
+    from lockstep.plan.ahead.forecast import Pace
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines if line.strip()]
+        steps = [(float(found["tokens"]), float(found["tokensPerSecond"])) for found in records if found.get("tokensPerSecond")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--train-log {path} can't be read as a run's logs/train_log.jsonl: {error}") from None
+    if not steps:
+        raise ConfigError(f"--train-log {path} has no step with a speed")
+    counted = steps[FIRST_STEPS:] or steps
+    return Pace(median(speed for _, speed in counted), f"{path}, {len(counted)} steps", median(tokens for tokens, _ in counted))

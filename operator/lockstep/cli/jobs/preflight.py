@@ -1,0 +1,110 @@
+"""`lockstep preflight -f job.yaml`: look at the nodes of a job without starting it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.cli.shared.inputs import ClusterOption, FileOption, NamespaceOption, only, read_inputs
+from lockstep.cli.shared.jobargs import Form, FormOption, HiddenJsonOption
+from lockstep.platforms.output import put, put_json, tell
+from lockstep_gang.contract import number_of
+
+if TYPE_CHECKING:
+    from lockstep.api.job import TrainingJob
+    from lockstep_gang.contract import Finding, PreflightReport
+
+LOCAL_CLUSTER = "local"
+
+
+def preflight(
+    file: FileOption,
+    local: Annotated[bool, typer.Option("--local", help="As processes of this machine: no cluster, no root.")] = False,
+    namespace: NamespaceOption = None,
+    context: Annotated[str | None, typer.Option("--context", help="Of the kubeconfig.")] = None,
+    cluster: ClusterOption = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, max=64, help="Instead of the job's.")] = None,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Seconds for all of it. Default: 900, and nodes that the cluster doesn't have aren't waited for at all.",
+        ),
+    ] = None,
+    workspace: Annotated[
+        Path, typer.Option("--workspace", help="With --local: its folders workspace/ and datasets/ stand for /workspace and /datasets.")
+    ] = Path(".lockstep/workspace"),
+    output: FormOption = Form.TEXT,
+    as_json: HiddenJsonOption = False,
+) -> None:
+    """Check the nodes, volumes and network of a job without starting its ranks. Exit code 0: it may start, 1: an error was found.
+
+    On a cluster it runs in pods like the job's own, in the job's namespace; the operator isn't needed. They are removed however it ends: at once on
+    Ctrl-C and SIGTERM, within two minutes when this command is killed.
+
+    Example: lockstep preflight -f job.yaml
+    """
+    inputs = read_inputs(only(file, "preflight"), (cluster or LOCAL_CLUSTER) if local else cluster, namespace)
+    job = _with_nodes(inputs.job, nodes)
+    if local:
+        from lockstep.platforms.local.preflight import preflight_local
+
+        result = preflight_local(job, inputs.cluster.profile, workspace)
+    else:
+        from lockstep.cli.shared.target import use_embedded_cluster
+        from lockstep.platforms.inside.in_namespace import Patience
+        from lockstep.platforms.inside.preflight import preflight_on_cluster
+
+        use_embedded_cluster(inputs.cluster.cluster.name, context)
+        result = preflight_on_cluster(job, inputs.cluster.profile, inputs.namespace, context, _say, Patience.of(timeout))
+    _show(result, as_json or output is Form.JSON)
+    raise typer.Exit(0 if result.ok else 1)
+
+
+def _with_nodes(job: TrainingJob, nodes: int | None) -> TrainingJob:
+    return job if nodes is None else job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
+
+
+def _say(line: str) -> None:
+    tell(line)
+
+
+def _show(result: PreflightReport, as_json: bool) -> None:
+    from lockstep_gang.contract import to_json
+
+    if as_json:
+        put_json(to_json(result), indent=1)
+        return
+    _table(result)
+    measured = result.all_reduce
+    if measured is not None:
+        size = f"{measured.bytes // 1024**2} MiB over {measured.ranks} ranks"
+        put(f"all-reduce of {size}: {measured.bytes_per_second / 1e9:.3g} GB/s bus bandwidth")
+    found = "passed" if result.ok else "found errors: the job would not start"
+    put(f"{number_of(len(result.checks), 'check')} on {number_of(result.nodes, 'node')} {found} ({result.milliseconds / 1000:.1f} s)")
+
+
+def _table(result: PreflightReport) -> None:
+    """Every check: ok, or what was found."""
+    from rich.table import Table
+
+    from lockstep.cli.shared.consoles import console
+
+    table = Table("check", "node", "result", "what was seen", "what to do", box=None)
+    for name in result.checks:
+        found = [finding for finding in result.findings if finding.check == name]
+        for row in map(_row, found) if found else [(name, "", "ok", "", "")]:
+            table.add_row(*row)
+    for finding in (finding for finding in result.findings if finding.check not in result.checks):
+        table.add_row(*_row(finding))
+    console().print(table)
+    if result.omitted:
+        put(f"{number_of(result.omitted, 'more finding')} left out")
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    node = "" if finding.node is None else str(finding.node)
+    return finding.check, node, finding.severity.value, finding.message, finding.fix

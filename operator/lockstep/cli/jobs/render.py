@@ -1,0 +1,122 @@
+"""`lockstep render -f job.yaml`: the objects that a job becomes, without asking any cluster."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.cli.shared.inputs import ClusterOption, FilesOption, NamespaceOption, SetOption, read_all, resolve_inputs
+from lockstep.platforms.output import put, put_json, put_text
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.inputs import Inputs
+    from lockstep.plan.layers import Setting
+
+
+class Output(StrEnum):
+    """How objects are printed."""
+
+    YAML = "yaml"
+    JSON = "json"
+    JOB = "job"
+
+
+OutputOption = Annotated[
+    Output,
+    typer.Option("-o", "--output", help="yaml or json: the objects. job: the TrainingJob itself, with --set, for kubectl apply -f -."),
+]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Print every value and the layer that set it, instead of objects.")]
+
+YAML_HEADER = """\
+# What the operator makes of the job. To run it, apply the job itself: values that read <made by the operator>
+# (the job's uid and key, the agent's image, the certificate) are known only on the cluster.
+"""
+
+
+def render(
+    file: FilesOption,
+    cluster: ClusterOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.YAML,
+    explain: ExplainOption = False,
+    changes: SetOption = None,
+) -> None:
+    """Print the objects that a job becomes on a cluster, or where each of its values comes from.
+
+    Example: lockstep render -f job.yaml --cluster barcelona --explain
+
+    Example: lockstep render -f job.yaml --set training.lora.rank=8 --set metadata.name=rank8 -o job | kubectl apply -f -
+    """
+    from lockstep.plan.render import objects
+
+    jobs = read_all(file, cluster, namespace, changes)
+    resolved = [resolve_inputs(inputs) for inputs in jobs]
+    if output is Output.JOB and not explain:
+        put_text("---\n".join(map(_job, jobs)))
+        return
+    if explain:
+        if output is Output.JSON:
+            put_json([_setting(row) for one in resolved for row in one.settings], ascii_only=False)
+            return
+        for inputs, one in zip(jobs, resolved, strict=True):
+            put(*([f"{inputs.source}:"] if len(jobs) > 1 else []))
+            _print_settings(one.settings)
+        return
+    rendered = [_readable(item) for one in resolved for item in objects.render(one)]
+    if output is Output.JSON:
+        put_json({"apiVersion": "v1", "kind": "List", "items": rendered}, ascii_only=False)
+    else:
+        put_text(_as_yaml(rendered))
+
+
+def _job(inputs: Inputs) -> str:
+    from lockstep.api.files.yamltext import dump_yaml
+
+    written = inputs.job.written()
+    return dump_yaml({**written, "metadata": {**written["metadata"], "namespace": inputs.namespace}})
+
+
+def _readable(item: dict[str, Any]) -> dict[str, Any]:
+    """A Secret's values as text: what stands there is a placeholder, which base64 would hide."""
+    from base64 import b64decode
+
+    if item["kind"] != "Secret":
+        return item
+    text = {key: b64decode(value).decode() for key, value in item["data"].items()}
+    return {key: value for key, value in item.items() if key != "data"} | {"stringData": text}
+
+
+def _as_yaml(rendered: list[dict[str, Any]]) -> str:
+    from lockstep.api.files.yamltext import dump_all_yaml
+
+    return YAML_HEADER + dump_all_yaml(rendered)
+
+
+def _setting(row: Setting) -> dict[str, Any]:
+    return {"field": row.field, "value": row.value, "layer": row.layer.value}
+
+
+def _print_settings(settings: tuple[Setting, ...]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from lockstep.cli.shared.consoles import console
+    from lockstep_gang.contract import printable_line
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("FIELD", "VALUE", "LAYER"):
+        table.add_column(column, overflow="fold")
+    for row in settings:
+        table.add_row(
+            Text(row.field), Text(printable_line(_shown(row.value))), Text(row.layer.value)
+        )  # Text: rich reads brackets in str as markup
+    console().print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str) and value.isprintable() and value.strip() == value and value:
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,86 @@
+"""`lockstep stacks JOB`: where every rank is, now."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, JobArgument, NamespaceOption, find_job_or_run
+from lockstep.platforms.output import put, put_json
+
+if TYPE_CHECKING:
+    from lockstep.plan.pages.stacks import RankAnswer
+
+EXIT_NOT_ALL = 1
+
+
+def stacks(
+    job: JobArgument,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Of this rank only.")] = None,
+    output: FormOption = Form.TEXT,
+    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local` on this machine.")] = False,
+    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Show where each rank of a running job is: the Python stacks of all its threads, those of several ranks once. The ranks go on.
+
+    Answers whatever holds the interpreter, also for a script that reports no steps, which nobody finds to hang. Needs the right to run programs in pods.
+
+    Exit code 1: not all ranks answered, and it is said which and why; 2: no such job or rank, or none of its ranks runs.
+
+    Example: lockstep stacks demo --rank 3
+    """
+    from lockstep.plan.pages.stacks import page
+
+    answers = _on_this_machine(job, workspace, rank) if local else _on_cluster(job, rank, cluster, namespace, context)
+    if output is Form.JSON:
+        put_json({"job": job, "ranks": [asdict(answer) for answer in answers]})
+    else:
+        put(*page(answers))
+    if any(answer.problem for answer in answers):
+        raise typer.Exit(EXIT_NOT_ALL)
+
+
+def _on_cluster(name: str, rank: int | None, cluster: str, namespace: str | None, context: str | None) -> list[RankAnswer]:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.platforms.jobs.logs import is_run
+    from lockstep.platforms.jobs.stacks import ask_ranks
+
+    found = find_job_or_run(name, cluster, namespace, context)
+
+    async def ask() -> list[RankAnswer]:
+        async with await Cluster.connect(context) as connection:
+            return await ask_ranks(connection, found.job, rank)
+
+    return _checked(name, asyncio.run(ask()), rank, f"lockstep {'logs' if is_run(found.job) else 'why'} {name} -n {found.namespace}")
+
+
+def _on_this_machine(name: str, workspace: Path, rank: int | None) -> list[RankAnswer]:
+    from lockstep.plan.pages.stacks import missing, read_ranks
+    from lockstep.platforms.inpod import rankstacks
+    from lockstep.platforms.local.records import observed_run
+
+    observed_run(name, workspace)
+    folder = str((workspace / "workspace/runs" / name).absolute())
+    answer = rankstacks.look(rank, folder)
+    answers = read_ranks(answer)
+    wanted = range(answer["worldSize"]) if rank is None else [rank]
+    ended = missing(answers, wanted, {}, max(answer["ranksPerNode"], 1))
+    return _checked(name, sorted([*answers, *ended], key=lambda one: one.rank), rank, f"lockstep why {name} --local")
+
+
+def _checked(name: str, answers: list[RankAnswer], rank: int | None, why: str) -> list[RankAnswer]:
+    """Raises ConfigError where there is nobody to ask."""
+    from lockstep.plan.pages.stacks import NOT_THERE
+
+    if all(answer.problem == NOT_THERE for answer in answers):
+        who = "no rank" if rank is None else f"no rank {rank}"
+        raise ConfigError(f"{who} of {name} runs now: {why}")
+    return answers

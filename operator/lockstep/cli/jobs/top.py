@@ -1,0 +1,187 @@
+"""`lockstep top [JOB]`: how jobs get on, now."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.objects import Object
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, NamespaceOption, find_job
+from lockstep.platforms.output import put, put_json, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.text import Text
+
+    from lockstep.plan.pages.freshness import Unheard
+
+Looks = AsyncGenerator[tuple[Object, list[str], bool], None]
+EXIT_STALE = 1
+CURVE_POINTS = 60
+CURVE_SECONDS = 10.0
+"""The loss curve is read so often; the rest with every look."""
+
+
+def top(
+    job: Annotated[
+        str | None, typer.Argument(help="A job's name. Default: a line for each job of the namespace.", show_default=False)
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One look. So it is, too, where the output is no terminal.")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 2.0,
+    output: Annotated[Form, typer.Option("-o", "--output", help="text or json; json is one look.")] = Form.TEXT,
+    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
+    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Show how a job gets on until it has ended: loss curve, speed, memory, fabric, goodput, and each node's ranks and NICs.
+
+    Exit code 1 after one look: the operator is not heard, so that what is shown may be old. What nodes say of themselves is asked of their pods while you look, which needs the right to run programs in them; without it the rest is shown.
+
+    Example: lockstep top demo
+    """
+    live = not once and output is Form.TEXT and sys.stdout.isatty()
+    if local:
+        looks = _looks_of_folder(job, workspace, interval)
+    elif job is None:
+        looks = _looks_of_all(cluster, namespace, context, interval)
+    else:
+        looks = _looks_of_job(find_job(job, cluster, namespace, context).job, context, interval, live=live)
+    asyncio.run(_show(looks, output, live=live))
+
+
+async def _show(looks: Looks, output: Form, *, live: bool) -> None:
+    """Each look: its values, its lines, and whether it is the last one."""
+    # Closed here: the end of the loop would close it together with the programs that it asks, whichever comes first.
+    async with aclosing(looks):
+        with _screen(live) as put:
+            await _until_over(looks, put, output, live=live)
+
+
+async def _until_over(looks: Looks, put: Callable[[Iterable[str]], None], output: Form, *, live: bool) -> None:
+    async for found, lines, over in looks:
+        if output is Form.JSON:
+            put_json(found)
+        else:
+            put(lines)
+        if over or not live:
+            if "stale" in found:
+                raise typer.Exit(EXIT_STALE)
+            return
+
+
+@contextmanager
+def _screen(live: bool) -> Iterator[Callable[[Iterable[str]], None]]:
+    """What shows lines in place of those before; where nothing is live, one after the other."""
+    if not live:
+        yield lambda lines: put(*lines)
+        return
+    from rich.live import Live
+
+    with Live(auto_refresh=False, vertical_overflow="crop") as view:
+        yield lambda lines: view.update(_text(lines), refresh=True)
+
+
+def _text(lines: Iterable[str]) -> Text:
+    from rich.text import Text
+
+    from lockstep_gang.contract import printable_line
+
+    text = Text("\n".join(map(printable_line, lines)), no_wrap=True, overflow="ellipsis")
+    text.highlight_words(["Running", "Complete", "verified"], "green")
+    text.highlight_words(["Failed", "NOT as asked", "not running", "not seen"], "red")
+    text.highlight_regex(r"(?m)^(loss|speed|fabric|checkpoint|goodput|NODE.*|NAME.*)", "bold")
+    text.highlight_regex(r"[▁▂▃▄▅▆▇█]+", "cyan")
+    return text
+
+
+async def _looks_of_job(job: Object, context: str | None, interval: float, *, live: bool) -> Looks:
+    from lockstep.api.errors import Failed
+    from lockstep.api.objects import is_true
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.pages.top import snapshot
+    from lockstep.platforms.jobs.heard import operator_unheard
+    from lockstep.platforms.jobs.top import Nodes, curve_on_volume, pods_of
+
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    curve: Object = {}
+    read = -CURVE_SECONDS
+    say = (lambda line: None) if live else _say
+    async with await Cluster.connect(context) as cluster, Nodes(cluster, namespace, name, say) as nodes:
+        while True:
+            now = time.monotonic()
+            points = CURVE_POINTS if now - read >= CURVE_SECONDS else 0
+            answers, found, pods, silent = await asyncio.gather(
+                nodes.ask(points),
+                cluster.get("TrainingJob", namespace, name),
+                pods_of(cluster, namespace, name),
+                operator_unheard(cluster, namespace),
+            )
+            if points and answers.get(0, {}).get("curve"):
+                curve, read = answers[0]["curve"], now
+            if found is None:
+                raise Failed(f"job {name} was deleted")
+            status = found.get("status", {})
+            over = is_true(status, "Complete") or is_true(status, "Failed")
+            if over and not curve and "step" in status.get("trainer", {}):
+                curve = await curve_on_volume(cluster, namespace, name, CURVE_POINTS, _say)
+            answers.setdefault(0, {})["curve"] = curve
+            seen = _with_age(snapshot(found, pods, answers), None if over else silent)
+            yield seen, _page(seen), over
+            await asyncio.sleep(interval)
+
+
+async def _looks_of_all(cluster: str, namespace: str | None, context: str | None, interval: float) -> Looks:
+    from lockstep.cli.shared.target import target_of
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.pages.freshness import is_open
+    from lockstep.plan.pages.top import overview, snapshot
+    from lockstep.platforms.jobs.heard import operator_unheard
+
+    place = target_of(cluster, namespace, context).namespace
+    async with await Cluster.connect(context) as connection:
+        while True:
+            jobs = (await connection.list("TrainingJob", place))["items"]
+            unheard = await operator_unheard(connection, place) if any(map(is_open, jobs)) else None
+            lines = list(overview(jobs)) if jobs else [f"there is no TrainingJob in namespace {place}"]
+            seen = _with_age({"jobs": [snapshot(job, (), {}) for job in jobs]}, unheard)
+            yield seen, [*lines, *([seen["stale"]["message"]] if "stale" in seen else [])], False
+            await asyncio.sleep(interval)
+
+
+async def _looks_of_folder(job: str | None, workspace: Path, interval: float) -> Looks:
+    from lockstep.api.errors import ConfigError
+    from lockstep.platforms.local.look import look
+
+    if job is None:
+        raise ConfigError("say which run: lockstep top JOB --local")
+    while True:
+        seen, over = look(job, workspace, CURVE_POINTS)
+        yield seen, _page(seen), over
+        await asyncio.sleep(interval)
+
+
+def _with_age(seen: Object, unheard: Unheard | None) -> Object:
+    return seen if unheard is None else {**seen, "stale": {"since": unheard.since, "message": unheard.text(time.time())}}
+
+
+def _say(line: str) -> None:
+    tell(f"lockstep: {line}")
+
+
+def _page(seen: Object) -> list[str]:
+    import shutil
+
+    from lockstep.plan.pages.top import page
+
+    lines = list(page(seen, time.time(), shutil.get_terminal_size().columns))
+    return [*lines[:1], *([f"  {seen['stale']['message']}"] if "stale" in seen else []), *lines[1:]]

@@ -1,0 +1,105 @@
+"""`lockstep why JOB`: why it failed, why it doesn't run, or how it gets on, and what to type next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.shared.jobargs import ClusterNameOption, ContextOption, Form, FormOption, JobArgument, NamespaceOption, find_job
+from lockstep.platforms.output import put, put_json, tell
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.jobargs import Found
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.observed import Observed
+    from lockstep.plan.pages.why import Answer
+
+EXIT_IN_ITS_WAY = 1
+
+
+def why(
+    job: JobArgument,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="FILE.tar.gz", help="Also write logs, stacks, events and objects there, without secrets."),
+    ] = None,
+    output: FormOption = Form.TEXT,
+    local: Annotated[bool, typer.Option("--local", help="A job of `lockstep run --local`: read its run's folder.")] = False,
+    workspace: Annotated[Path, typer.Option("--workspace", help="With --local: as `lockstep run` was told.")] = Path(".lockstep/workspace"),
+    cluster: ClusterNameOption = "local",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Say in a few lines why a job failed, why it doesn't run or how it gets on: the first cause, what it has cost, the next command.
+
+    Exit code 0: it is complete, runs, starts or is stopped as asked; 1: it failed, something keeps it from running, or the operator is not heard; 2: no
+    such job.
+
+    Example: lockstep why demo --bundle demo.tar.gz
+    """
+    from lockstep.plan.pages.why import text
+
+    answer = _of_folder(job, workspace) if local else _on_cluster(find_job(job, cluster, namespace, context), context, bundle)
+    if output is Form.JSON:
+        put_json(answer.as_json())
+    else:
+        put(*text(answer).splitlines())
+    if not answer.is_well:
+        raise typer.Exit(EXIT_IN_ITS_WAY)
+
+
+def _on_cluster(found: Found, context: str | None, bundle: Path | None) -> Answer:
+    return asyncio.run(_look(found, context, bundle))
+
+
+async def _look(found: Found, context: str | None, bundle: Path | None) -> Answer:
+    from lockstep.kube.cluster import Cluster
+    from lockstep.plan.pages.why import is_awaited, text
+    from lockstep.plan.pages.why import why as answer_of
+    from lockstep.platforms.clusters.survey import unserved
+    from lockstep.platforms.jobs.heard import operator_unheard
+    from lockstep.platforms.jobs.logs import unheard_lines
+    from lockstep.platforms.jobs.look import Look
+
+    async with await Cluster.connect(context) as connection:
+        look = Look(connection)
+        observed, unheard, lacks = await asyncio.gather(
+            look.at(found.job), operator_unheard(connection, found.namespace), unserved(connection, found.namespace)
+        )
+        answer = answer_of(observed, tuple(look.not_seen), time.time(), lacks, unheard)
+        if is_awaited(observed) or answer.stale:
+            answer = replace(answer, says=tuple(await unheard_lines(connection, found.namespace, observed.pods)))
+        if bundle is not None:
+            await _write(bundle, connection, observed, text(answer))
+    return answer
+
+
+async def _write(path: Path, connection: Cluster, observed: Observed, said: str) -> None:
+    from lockstep.platforms.jobs.bundle import write_bundle
+
+    try:
+        missing = await write_bundle(path, connection, observed, said)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    tell(f"wrote {path}" + (f"; not in it: {'; '.join(missing)}" if missing else ""))
+
+
+def _of_folder(job: str, workspace: Path) -> Answer:
+    from lockstep.plan.pages.nextstep import advice
+    from lockstep.plan.pages.remedies import Step
+    from lockstep.plan.pages.why import Where
+    from lockstep.plan.pages.why import why as answer_of
+    from lockstep.platforms.local.records import observed_run
+
+    observed = observed_run(job, workspace)
+    answer = answer_of(observed, (), time.time())
+    failure = observed.status.get("failure") or {}
+    help_ = f"; {advice(failure, job, '--local')}" if answer.state is Where.FAILED and failure else ""
+    again = Step(f"lockstep run -f {job}.yaml --local", f"again, from the last commit{help_}")
+    return replace(answer, next=() if answer.state in (Where.COMPLETE, Where.RUNNING) else (again,))

@@ -1,0 +1,1 @@
+"""What several verbs use: options, the cluster that is meant, output."""

@@ -1,0 +1,81 @@
+"""What would change on a cluster, as `lockstep diff` and `lockstep deploy --dry-run` print it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lockstep.cli.shared.progress import waiting
+from lockstep.platforms.output import put
+
+if TYPE_CHECKING:
+    from lockstep.plan.ahead.live import Comparison
+    from lockstep.plan.diff import Change
+
+EXIT_DIFFERENT = 1
+AT_ONCE = 8  # objects that the API server is asked about
+LONGEST_VALUE = 120  # characters of a value that are shown
+
+
+def diff_deployment(objects: list[dict[str, Any]], context: str | None) -> None:
+    """What a deployment would change, by the API server's own dry run; what one may only read is compared field by field."""
+    differs, unseen = asyncio.run(_diff_deployment(objects, context))
+    if differs:
+        raise typer.Exit(EXIT_DIFFERENT)
+    there = len(objects) - unseen
+    put(
+        f"nothing would change: {f'all {there}' if not unseen else f'{there} of {len(objects)}'} objects are as the deployment would send them"
+    )
+
+
+async def _diff_deployment(objects: list[dict[str, Any]], context: str | None) -> tuple[bool, int]:
+    """Whether anything would change, and how many objects could not be compared."""
+    from lockstep.kube.cluster import ApiError, Cluster
+    from lockstep.plan.ahead.live import Comparison
+    from lockstep.plan.ship.deploy import called
+    from lockstep.platforms.clusters.dryrun import would_change
+    from lockstep.platforms.clusters.install import with_one_default
+
+    differs, unseen = False, 0
+    async with await Cluster.connect(context) as connection:
+        at_once = asyncio.Semaphore(AT_ONCE)
+
+        async def changes(item: dict[str, Any]) -> list[Change] | ApiError | None:
+            try:
+                async with at_once:
+                    return await would_change(connection, item)
+            except ApiError as error:
+                return error
+
+        with waiting(f"asking the API server what would change in {len(objects)} objects"):
+            objects = await with_one_default(connection, objects, lambda line: None)
+            answers = await asyncio.gather(*map(changes, objects))
+        for item, found in zip(objects, answers, strict=True):
+            if isinstance(found, ApiError):
+                put(f"? {called(item)}: {found}")
+                unseen += 1
+                continue
+            if found is None or found:
+                print_comparison(Comparison(called(item), absent=found is None, changes=tuple(found or ())))
+                differs = True
+    return differs, unseen
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """One object and each field that would change."""
+    if comparison.foreign:
+        put(f"! {comparison.name} is there and belongs to something else: the job can't start while it is")
+    elif not comparison.changes:
+        put(f"+ {comparison.name}")
+    else:
+        put(f"~ {comparison.name}")
+    for change in comparison.changes:
+        put(f"    {change.path}: {_shown(change.observed)} → {_shown(change.desired)}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if not isinstance(value, (str, int, list, dict, type(None))) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"

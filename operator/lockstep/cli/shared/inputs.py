@@ -1,0 +1,216 @@
+"""What verbs about a job read: the job file, the cluster file, and both resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from lockstep.api.errors import ConfigError
+from lockstep.platforms.output import tell
+
+if TYPE_CHECKING:
+    from lockstep.api.files.clusterfile import ClusterFile
+    from lockstep.api.job import TrainingJob
+    from lockstep.plan.render.resolve import Resolved
+
+FilesOption = Annotated[
+    list[Path],
+    typer.Option(
+        "-f", "--file", metavar="FILE", show_default=False,
+        help="A job file, or a folder of them; - reads what is piped in. May be repeated; -f itself may be left out.",
+    ),
+]  # fmt: skip
+FileOption = Annotated[
+    list[Path],
+    typer.Option(
+        "-f", "--file", metavar="FILE", show_default=False, help="The job file; - reads what is piped in. -f itself may be left out."
+    ),
+]
+OptionalFileOption = Annotated[
+    list[Path] | None, typer.Option("-f", "--file", metavar="FILE", show_default=False, help="The job file; - reads what is piped in.")
+]
+FILE_ENDINGS = (".yaml", ".yml", ".json")
+
+
+class TakesFiles(TyperCommand):
+    """A verb whose words without an option are job files, as if -f stood before each: what a shell makes of *.yaml."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def with_files(args: list[str]) -> Any:
+            options, words, order = parse(args)
+            if words:
+                options["file"] = [*options.get("file", []), *words]
+            return options, [], order
+
+        parser.parse_args = with_files  # type: ignore[method-assign]
+        return parser
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[FILE]..."]
+
+
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="A cluster of clusters/, or a cluster file's path. Default: the job's cluster.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="A field of the job, instead of the file's: training.lora.rank=8, nodes=1. May be repeated."
+    ),
+]
+NamespaceOption = Annotated[str | None, typer.Option("-n", "--namespace", help="Default: the job's, else the cluster's.")]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A job and the cluster that it is for, as their files say."""
+
+    job: TrainingJob
+    cluster: ClusterFile
+    namespace: str
+    source: str = ""
+    """The job's file, and its name where that file holds several."""
+
+    def aim(self) -> Inputs:
+        """The same, with the connections to come kept to its cluster."""
+        from lockstep.cli.shared.target import aim_at
+
+        aim_at(self.cluster.cluster.name, self.cluster.cluster.api)
+        return self
+
+
+def only(files: Path | Sequence[Path] | None, verb: str) -> Path:
+    """The one file of a verb that takes one job. Raises ConfigError for several, and for a folder."""
+    named = [files] if isinstance(files, Path) else list(files or ())
+    if len(named) > 1:
+        raise ConfigError(
+            f"lockstep {verb} takes one job file, and {len(named)} were given ({', '.join(map(str, named))}): run it once for each"
+        )
+    if named[0].is_dir():
+        raise ConfigError(f"lockstep {verb} takes one job file, and {named[0]} is a folder: name one of its files")
+    return named[0]
+
+
+def read_all(
+    files: Path | Sequence[Path],
+    cluster: str | None,
+    namespace: str | None,
+    changes: Sequence[str] | None = None,
+    *,
+    unnamed: Callable[[], str] | None = None,
+) -> list[Inputs]:
+    """Every job of all files, in their order; of a folder its .yaml, .yml and .json files, sorted, without those that hold no job.
+
+    `unnamed`: which cluster is meant where neither `cluster` nor the job names one.
+
+    Raises ConfigError with every mistake of all of them.
+    """
+    inputs: list[Inputs] = []
+    mistakes: list[str] = []
+    for file, in_folder in _expanded([files] if isinstance(files, Path) else files):
+        try:
+            inputs += _read_jobs(file, cluster, namespace, changes, unnamed)
+        except ConfigError as error:
+            from lockstep.api.files.jobfile import NoJob
+
+            if in_folder and isinstance(error, NoJob):
+                tell(f"note: {file} holds no TrainingJob and is passed over")
+            else:
+                mistakes += map(str, error.args)
+    if mistakes:
+        raise ConfigError(*mistakes)
+    if not inputs:
+        raise ConfigError(
+            f"{', '.join(map(str, [files] if isinstance(files, Path) else files))}: no job file is there (.yaml, .yml, .json)"
+        )
+    return inputs
+
+
+def _expanded(files: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """(file, whether only its folder was named)."""
+    for file in files:
+        if file.is_dir():
+            yield from ((path, True) for path in sorted(file.iterdir()) if path.suffix in FILE_ENDINGS)
+        else:
+            yield file, False
+
+
+def _read_jobs(
+    file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None, unnamed: Callable[[], str] | None
+) -> list[Inputs]:
+    from lockstep.api.files.jobfile import job_nodes, read_job
+    from lockstep.cli.shared.clusters import read_text
+
+    jobs = [read_job(node, str(file), changes or ()) for node in job_nodes(read_text(file), str(file))]
+    several = len(jobs) > 1
+    default = unnamed() if cluster is None and unnamed is not None and any(job.spec.cluster is None for job in jobs) else None
+    return [
+        _inputs(job, file, cluster or job.spec.cluster or default, namespace, f"{file}: {job.metadata.name}" if several else str(file))
+        for job in jobs
+    ]
+
+
+FRESH = "training.checkpoint.resumeFrom=None"
+"""The --set that trains anew."""
+
+
+def read_inputs(file: Path, cluster: str | None, namespace: str | None, changes: Sequence[str] | None = None) -> Inputs:
+    """Raises ConfigError with every mistake of the job file, of `changes` (--set), or of the cluster file, or when they name no cluster."""
+    from lockstep.api.files.jobfile import parse_job_file
+    from lockstep.cli.shared.clusters import read_text
+
+    return _inputs(parse_job_file(read_text(file), str(file), changes or ()), file, cluster, namespace, str(file))
+
+
+def _inputs(job: TrainingJob, file: Path, cluster: str | None, namespace: str | None, source: str) -> Inputs:
+    found = _read_cluster(job, file, cluster)
+    stated = job.metadata.namespace
+    if namespace and stated and namespace != stated:
+        raise ConfigError(f"{file}: metadata.namespace is {stated}, but --namespace is {namespace}: remove one of them")
+    return Inputs(job, found, namespace or stated or found.cluster.namespace, source)
+
+
+def _read_cluster(job: TrainingJob, file: Path, cluster: str | None) -> ClusterFile:
+    from lockstep.cli.shared.clusters import cluster_names, load_cluster
+    from lockstep.cli.shared.paths import checkout
+    from lockstep.cli.shared.target import aim_at
+
+    stated = job.spec.cluster
+    if cluster is None and stated is None:
+        known = ", ".join(cluster_names(checkout() / "clusters"))
+        raise ConfigError(f"{file}: spec.cluster is not set: set it or say --cluster; known are {known}")
+    name = cluster or stated or ""
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    try:
+        found = load_cluster(name, Path() if is_path else checkout() / "clusters")
+    except ConfigError as error:
+        if name == stated and str(error).startswith("there is no cluster"):
+            raise ConfigError(f"{file}: spec.cluster: {error}") from error
+        raise
+    aim_at(found.cluster.name, found.cluster.api)
+    if stated is not None and stated != found.cluster.name:
+        warn("OtherCluster", f"{file} names the cluster {stated}: that one counts once the job is on a cluster, not {found.cluster.name}")
+    return found
+
+
+def resolve_inputs(inputs: Inputs) -> Resolved:
+    """The resolved job; its warnings go to stderr. Raises Refused (a ConfigError) with every reason against it."""
+    from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
+
+    defaults = PlatformDefaults(namespace=inputs.namespace, image=MADE_BY_OPERATOR)  # the operator knows where its own image lies
+    resolved = resolve(inputs.job, inputs.cluster.profile, defaults)
+    for warning in resolved.warnings:
+        warn(warning.reason, warning.message)
+    return resolved
+
+
+def warn(reason: str, message: str) -> None:
+    tell(f"warning: {reason}: {message}")

@@ -1,0 +1,169 @@
+"""What verbs about a job on a cluster take: its name, and where it is. `find_job` turns them into a connection and the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lockstep.api.errors import ConfigError, LockstepError
+
+if TYPE_CHECKING:
+    from lockstep.cli.shared.target import Target
+
+
+def known_names(context: typer.Context, incomplete: str) -> list[str]:
+    """What a shell completes a job's name to. Nothing where nothing can be asked: a shell that completes must not complain."""
+    from lockstep.cli.shared.target import one_verb, target_of, unnamed_cluster
+    from lockstep.kube.jobs import list_jobs
+
+    said = context.params
+    try:
+        with one_verb():
+            target = target_of(said.get("cluster") or unnamed_cluster(said.get("context")), said.get("namespace"), said.get("context"))
+        names = [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)]
+    except (LockstepError, OSError):
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def unless_said(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """The cluster that was named, else the one that is meant where none is."""
+    source = context.get_parameter_source(parameter.name or "")
+    if source is None or source.name != "DEFAULT":
+        return value
+    from lockstep.cli.shared.target import unnamed_cluster
+
+    return unnamed_cluster(context.params.get("context"))
+
+
+UNNAMED = "Default: the one deployed last from this checkout, else local."
+JobsArgument = Annotated[list[str], typer.Argument(help="The jobs' names.", show_default=False, autocompletion=known_names)]
+JobArgument = Annotated[str, typer.Argument(help="The job's name.", show_default=False, autocompletion=known_names)]
+ClusterNameOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        callback=unless_said,
+        show_default=False,
+        help=f"The cluster file that names the namespace, and the API server that must answer. {UNNAMED}",
+    ),
+]
+OptionalClusterArgument = Annotated[
+    str, typer.Argument(callback=unless_said, show_default=False, help=f"A cluster of clusters/, or a cluster file's path. {UNNAMED}")
+]
+NamespaceOption = Annotated[
+    str | None, typer.Option("-n", "--namespace", help="Default: what the cluster's file says; of a cluster without a file, the context's.")
+]
+ContextOption = Annotated[str | None, typer.Option("--context", help="The context of your kubeconfig. Default: the current one.")]
+
+
+class Output(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, wide, json, yaml or name.")]
+
+
+class Form(StrEnum):
+    """How an answer about one thing is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormOption = Annotated[Form, typer.Option("-o", "--output", help="text or json.")]
+HiddenJsonOption = Annotated[bool, typer.Option("--json", hidden=True, help="The same as -o json, as it was said before.")]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A job as the API server has it."""
+
+    target: Target
+    job: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return self.target.namespace
+
+
+def find_job(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
+    """Raises ConfigError, naming the jobs that are there, when there is none of this name."""
+    from lockstep.cli.shared.target import target_of
+    from lockstep.kube.jobs import get_job
+
+    target = target_of(cluster, namespace, context)
+    job = get_job(target.client, target.namespace, name)
+    if job is None:
+        raise ConfigError(no_such_job(target, name))
+    return Found(target, job)
+
+
+def find_jobs(names: Sequence[str], cluster: str, namespace: str | None, context: str | None) -> list[Found]:
+    """Each once, in the order given. Raises ConfigError for the first name that no job has: then nothing is done to the others, either."""
+    from lockstep.cli.shared.target import target_of
+    from lockstep.kube.jobs import get_job
+
+    target = target_of(cluster, namespace, context)
+    found = []
+    for name in dict.fromkeys(names):
+        job = get_job(target.client, target.namespace, name)
+        if job is None:
+            raise ConfigError(no_such_job(target, name))
+        found.append(Found(target, job))
+    return found
+
+
+def find_job_or_run(name: str, cluster: str, namespace: str | None, context: str | None) -> Found:
+    """As `find_job`; what `lockstep run --in-namespace` started is found, too, as a job without spec whose status names its frozen run."""
+    from lockstep.cli.shared.target import target_of
+    from lockstep.kube.jobs import get_job, run_as_job, run_without_operator
+
+    target = target_of(cluster, namespace, context)
+    job = get_job(target.client, target.namespace, name)
+    if job is None and (run := run_without_operator(target.client, target.namespace, name)) is not None:
+        job = run_as_job(target.client, target.namespace, name, run)
+    if job is None:
+        raise ConfigError(no_such_job(target, name))
+    return Found(target, job)
+
+
+def no_such_job(target: Target, name: str) -> str:
+    from lockstep.kube.jobs import list_jobs, run_without_operator
+
+    run = run_without_operator(target.client, target.namespace, name)
+    if run is not None:
+        return no_operator(name, target.namespace, run)
+    return unknown_job(name, target.namespace, [str(job["metadata"]["name"]) for job in list_jobs(target.client, target.namespace)])
+
+
+def no_operator(name: str, namespace: str, run: str) -> str:
+    """What to say of a job of `lockstep run --in-namespace`, which is no TrainingJob."""
+    return (
+        f"{name} in namespace {namespace} runs without the operator (run --in-namespace), so there is no TrainingJob to ask: the verbs logs, stacks, sync and cp know it; "
+        f"kubectl delete configmap {run} -n {namespace} removes it"
+    )
+
+
+def unknown_job(name: str, namespace: str, known: list[str]) -> str:
+    """What to say of a job that isn't there."""
+    from lockstep.api.files.problems import nearest
+
+    close = nearest(name, known)
+    there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+    hint = f"; did you mean {close}?" if close else "; -n names another namespace"
+    return f"there is no TrainingJob {name} in namespace {namespace}: {there}{hint}"

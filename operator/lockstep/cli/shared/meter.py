@@ -1,0 +1,64 @@
+"""How far transfers are: one line that is written over at a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lockstep.platforms.output import put_over, tell
+
+if TYPE_CHECKING:
+    from lockstep.platforms.files.transfer import Progress
+
+AT_A_TERMINAL_SECONDS, ELSEWHERE_SECONDS = 0.2, 10.0
+
+
+def size(count: float) -> str:
+    """Decimal, as disks are sold: 1.5 GB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+class Meter:
+    """Tells how far several transfers are, by their names, on standard error. Use `with`."""
+
+    def __init__(self) -> None:
+        self.transfers: Mapping[str, Progress] = {}
+        self._terminal = sys.stderr.isatty()
+        self._begun = self._told = time.monotonic()
+        self._width = 0
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write("")
+
+    def changed(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= (AT_A_TERMINAL_SECONDS if self._terminal else ELSEWHERE_SECONDS):
+            self._told = now
+            self._write(self.line(now - self._begun))
+
+    def line(self, seconds: float) -> str:
+        """`x-0 45%  x-1 43%  of 2.0 GB, 120.0 MB/s, 0:09 left`."""
+        known = {name: transfer for name, transfer in self.transfers.items() if transfer.expected}
+        if not known:
+            return ""
+        shares = "  ".join(f"{name} {100 * transfer.passed // transfer.expected}%" for name, transfer in known.items())
+        slowest = min(known.values(), key=lambda transfer: transfer.passed / transfer.expected)
+        rate = slowest.passed / max(seconds, 0.1)
+        left = int((slowest.expected - slowest.passed) / rate) if rate else 0
+        return f"{shares}  of {size(slowest.expected)}, {size(rate)}/s, {left // 60}:{left % 60:02d} left"
+
+    def _write(self, line: str) -> None:
+        if self._terminal:
+            put_over(line, self._width)
+            self._width = len(line)
+        elif line:
+            tell(line)

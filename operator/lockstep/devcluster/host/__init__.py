@@ -1,0 +1,1 @@
+"""The host's part of the embedded cluster: processes, control groups, links, folders."""

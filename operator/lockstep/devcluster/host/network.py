@@ -1,0 +1,104 @@
+"""Links, namespaces and routes: a bridge on the host, a network namespace and a cable for every node."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from lockstep.devcluster.host.layout import Layout, NodeLayout
+
+COMMENT = "lockstep-devcluster"
+
+
+def run(*command: str) -> None:
+    """Run a command; its error text becomes the exception's."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def succeeds(*command: str) -> bool:
+    """Whether the command ends with 0."""
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _link_exists(name: str) -> bool:
+    return Path("/sys/class/net", name).exists()
+
+
+def is_namespace(name: str) -> bool:
+    """Whether it can be entered: after a kill its file may be left."""
+    return succeeds("nsenter", f"--net=/run/netns/{name}", "true")
+
+
+def _filter_rules(layout: Layout) -> list[list[str]]:
+    """Accept what crosses our bridge even where the host's default is to drop what it forwards."""
+    tail = ["-m", "comment", "--comment", f"{COMMENT}-{layout.index}", "-j", "ACCEPT"]
+    return [["FORWARD", "-i", layout.bridge, *tail], ["FORWARD", "-o", layout.bridge, *tail]]
+
+
+def create_bridge(layout: Layout) -> None:
+    if not _link_exists(layout.bridge):
+        run("ip", "link", "add", layout.bridge, "type", "bridge")
+    run("ip", "address", "replace", f"{layout.gateway}/24", "dev", layout.bridge)
+    run("ip", "link", "set", layout.bridge, "up")
+    for rule in _filter_rules(layout):
+        if not succeeds("iptables", "-w", "-C", *rule):
+            run("iptables", "-w", "-I", *rule)
+
+
+def create_node(node: NodeLayout, nodes: list[NodeLayout]) -> None:
+    """The node's namespace with its cable to the bridge, and routes to every node's pods, also from the host."""
+    if not is_namespace(node.namespace):
+        subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
+        run("ip", "netns", "add", node.namespace)
+    if not _link_exists(node.link):
+        run("ip", "link", "add", node.link, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
+    run("ip", "link", "set", node.link, "master", node.cluster.bridge, "up")
+    inside = ["ip", "-n", node.namespace]
+    run(*inside, "address", "replace", f"{node.address}/24", "dev", "eth0")
+    for link in ("lo", "eth0"):
+        run(*inside, "link", "set", link, "up")
+    run(*inside, "route", "replace", "default", "via", node.cluster.gateway)
+    run("nsenter", f"--net=/run/netns/{node.namespace}", "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    for other in nodes:
+        if other.number != node.number:
+            run(*inside, "route", "replace", other.pod_network, "via", other.address)
+    run("ip", "route", "replace", node.pod_network, "via", node.address)
+
+
+def remove_node(node: NodeLayout) -> None:
+    """The node's cable and namespace; its processes must have ended."""
+    _delete_link(node.link)
+    subprocess.run(["ip", "netns", "delete", node.namespace], capture_output=True, check=False)
+
+
+def remove(layout: Layout) -> None:
+    """Everything of this cluster: cables, the bridge and its routes, namespaces, filter rules."""
+    for path in sorted(Path("/sys/class/net").glob(f"lk{layout.index}v*")):
+        _delete_link(path.name)
+    _delete_link(layout.bridge)
+    for path in sorted(Path("/run/netns").glob(f"lk{layout.index}-*")) if Path("/run/netns").exists() else []:
+        run("ip", "netns", "delete", path.name)
+    for rule in _filter_rules(layout) if shutil.which("iptables") else []:
+        while succeeds("iptables", "-w", "-C", *rule):
+            run("iptables", "-w", "-D", *rule)
+
+
+def _delete_link(name: str) -> None:
+    """Delete the link if it is there. It may vanish meanwhile: the kernel takes a dead namespace's links away in its own time."""
+    try:
+        if _link_exists(name):
+            run("ip", "link", "delete", name)
+    except RuntimeError:
+        if _link_exists(name):
+            raise
+
+
+def forget_namespaces() -> None:
+    """`ip netns add` mounts /run/netns on itself and leaves that: undone when nobody has a namespace there."""
+    folder = Path("/run/netns")
+    if folder.is_dir() and not any(folder.iterdir()):
+        while succeeds("mountpoint", "-q", str(folder)):
+            run("umount", str(folder))

@@ -1,0 +1,107 @@
+"""Daemons of the embedded cluster: started in sessions of their own, found again by pid and start time, ended for sure."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.devcluster.host import cgroups
+
+STOP_TIMEOUT_SECONDS = 10.0
+JOIN = 'echo $$ > "$0" && exec 3>&- && cd / && exec "$@"'
+"""Puts itself into a control group, lets go of the lock that says it hasn't yet, and becomes the daemon."""
+
+TIED = ("setpriv", "--pdeathsig", "KILL")
+"""The head of a command that takes long: it ends with this process, even when that is killed, and isn't left waiting for ever."""
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A process under a name. The start time tells it from a later process that got the same pid, `command` is a digest."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    command: str = ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """The process's start time in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *rest = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+def digest(command: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
+
+
+def record(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def running(folder: Path, name: str) -> Daemon | None:
+    """The daemon of this name if it is the very process that was started."""
+    try:
+        daemon = Daemon(name=name, **json.loads(record(folder, name).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return daemon if start_ticks(daemon.pid) == daemon.start_ticks else None
+
+
+def start(folder: Path, name: str, command: Sequence[str], log: Path, cgroup: str, starting: Path) -> Daemon:
+    """Start a daemon that outlives this process; its output goes to `log`, its whole process tree into `cgroup`.
+
+    What is in that group already is killed: an earlier one whose starter died before it could write the record.
+    Until the daemon has joined the group it holds the lock on the file `starting`, for `wait_for_joins`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    group = cgroups.create_tracking(cgroup)
+    cgroups.kill(cgroup)
+    with starting.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        pid = os.posix_spawn(
+            "/bin/sh", ["/bin/sh", "-c", JOIN, str(group), *command], os.environ, setsid=True,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, lock.fileno(), 3),
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+        )  # fmt: skip
+    ticks = start_ticks(pid)
+    if ticks is None:
+        raise RuntimeError(f"{name} ended at once; see {log}")
+    daemon = Daemon(name, pid, ticks, digest(command))
+    temporary = record(folder, name).with_suffix(".tmp")
+    temporary.write_text(json.dumps({"pid": daemon.pid, "start_ticks": daemon.start_ticks, "command": daemon.command}))
+    temporary.replace(record(folder, name))
+    return daemon
+
+
+def wait_for_joins(starting: Path) -> None:
+    """Wait until each process that `start` made is in its control group or has ended, also one whose starter was killed."""
+    with starting.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def stop(daemon: Daemon) -> None:
+    """End one daemon: asked first, killed after ten seconds."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if start_ticks(daemon.pid) != daemon.start_ticks:
+            return
+        os.kill(daemon.pid, number)
+        deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+        while time.monotonic() < deadline and start_ticks(daemon.pid) == daemon.start_ticks:
+            time.sleep(0.05)

@@ -1,0 +1,172 @@
+"""HTTP and websockets to one API server, as whom the kubeconfig or the pod's service account says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from lockstep.api.errors import ConfigError
+from lockstep.kube import kubeconfig
+from lockstep.kube.client import IN_CLUSTER, Connections, has_kubeconfig, kubeconfig_path, no_cluster
+from lockstep.kube.kubeconfig import Server
+
+UNAUTHORIZED = 401
+READ_BYTES = 1 << 21
+"""A watch's event is one line, and may be as large as an object."""
+
+MESSAGE_BYTES_MAX = 16 << 20
+"""Of a websocket: API servers send some 32 KiB at a time, and an endless one would fill the memory."""
+
+
+class Connection:
+    """Sessions that are opened with the first request, in the event loop that this is made in."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._session: Any = None
+        self._replaced: list[Any] = []
+
+    async def close(self) -> None:
+        for session in [*self._replaced, *filter(None, [self._session])]:
+            await session.close()
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            self._session = session_to(self.server)
+        return self._session
+
+    async def _asked_as(self) -> dict[str, Any]:
+        asked: dict[str, Any] = {"headers": await headers_of(self.server), "proxy": self.server.proxy}
+        if self.server.tls_name is not None:
+            asked["server_hostname"] = self.server.tls_name
+        return asked
+
+    async def _renewed(self, began: float) -> bool:
+        """Whether a request that was refused with 401 is worth another try. Connections that are open may have shown an old certificate."""
+        if not await self.server.renew(began):
+            return False
+        if self._session is not None:
+            self._replaced.append(self._session)  # others may still read from it
+            self._session = None
+        return True
+
+    async def request(self, method: str, path: str, body: str | BytesIO | None, headers: dict[str, str], seconds: float) -> Any:
+        """aiohttp's response, whatever its status."""
+        from aiohttp import ClientTimeout
+
+        async def ask() -> Any:
+            asked = await self._asked_as()
+            asked["headers"].update(headers)
+            return await self._opened().request(method, self.server.url + path, data=body, timeout=ClientTimeout(total=seconds), **asked)
+
+        began = time.monotonic()
+        response = await ask()
+        if response.status == UNAUTHORIZED and await self._renewed(began):
+            response.release()
+            if isinstance(body, BytesIO):
+                body.seek(0)
+            response = await ask()
+        return response
+
+    async def websocket(self, path: str, protocols: Sequence[str], heartbeat: float | None) -> Any:
+        """aiohttp's websocket."""
+        from aiohttp import WSServerHandshakeError
+
+        async def ask() -> Any:
+            asked = await self._asked_as()
+            return await self._opened().ws_connect(
+                self.server.url + path, protocols=protocols, heartbeat=heartbeat, max_msg_size=MESSAGE_BYTES_MAX, **asked
+            )
+
+        began = time.monotonic()
+        try:
+            return await ask()
+        except WSServerHandshakeError as error:
+            if error.status != UNAUTHORIZED or not await self._renewed(began):
+                raise
+        return await ask()
+
+
+def session_to(server: Server, **options: Any) -> Any:
+    """aiohttp's session with the server's TLS."""
+    from aiohttp import ClientSession, TCPConnector
+    from aiohttp.connector import NEEDS_CLEANUP_CLOSED
+
+    # Python before 3.12.8 leaves the socket open when TLS over it ended in disorder: at the end of such a session they are aborted.
+    connector = TCPConnector(
+        ssl=True if server.tls is None else server.tls, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED, limit=options.pop("limit", 100)
+    )
+    # Without trust_env: aiohttp knows no CIDR in NO_PROXY, so `server` says which proxy it is.
+    return ClientSession(connector=connector, read_bufsize=READ_BYTES, **options)
+
+
+async def headers_of(server: Server) -> Any:
+    """Who asks, and as whom: some of these headers come several times."""
+    from multidict import CIMultiDict
+
+    headers: CIMultiDict[str] = CIMultiDict(server.impersonation)
+    if (authorization := await server.authorization()) is not None:
+        headers["Authorization"] = authorization
+    return headers
+
+
+async def server_of(context: str | None) -> Server:
+    """By KUBECONFIG and --context, else as the pod's service account. Raises ConfigError, also for a cluster that is not the one aimed at."""
+    aim = Connections.aim
+    aim.choose(context)
+    known, asked = Connections.servers, (kubeconfig_path(), context)
+    server = known[asked] if known and asked in known else await _configured(context)
+    aim.check(server.url, context)
+    if known is not None:
+        known[asked] = server
+    return server
+
+
+async def _configured(context: str | None) -> Server:
+    if has_kubeconfig() or IN_CLUSTER not in os.environ:
+        try:
+            found = kubeconfig.read(kubeconfig_path(), context)
+        except ConfigError as error:
+            raise no_cluster(error) from None
+        if found is not None:
+            return found
+    return await _by_the_library(context)
+
+
+async def _by_the_library(context: str | None) -> Server:
+    """A service account, whose token's file is read again now and then, and logins that only the library knows.
+
+    From a pod the API server is near: a proxy that its environment names is for what lies outside of the cluster.
+    """
+    import ssl
+
+    from kubernetes.aio import client, config
+
+    configuration = client.Configuration()
+    namespace = proxy = None
+    impersonation: tuple[tuple[str, str], ...] = ()
+    try:
+        if has_kubeconfig() or IN_CLUSTER not in os.environ:
+            loader = await config.load_kube_config(kubeconfig_path(), context=context, client_configuration=configuration)
+            namespace = loader.current_context.get("context", {}).get("namespace")
+            proxy = kubeconfig.proxy_to(configuration.host, {"name": "of the context", "proxy-url": configuration.proxy})
+            impersonation = kubeconfig.impersonation_of(kubeconfig_path(), context)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException as error:
+        raise no_cluster(error) from None
+
+    async def authorization() -> str | None:
+        return (await configuration.auth_settings()).get("BearerToken", {}).get("value") or None
+
+    tls = kubeconfig.trusting(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        tls.load_cert_chain(configuration.cert_file, configuration.key_file)
+    if not configuration.verify_ssl:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return Server(
+        configuration.host, namespace, tls, authorization, impersonation=impersonation, tls_name=configuration.tls_server_name, proxy=proxy
+    )

@@ -1,0 +1,213 @@
+"""Programs in pods: what `kubectl exec` does, by websocket, with both directions at once and no more in memory than a few frames."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lockstep.api.errors import Failed
+from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, PING_SECONDS, ApiError, Cluster
+from lockstep.kube.kinds import path_of
+
+STDIN, STDOUT, STDERR, STATUS, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
+V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
+FRAME_BYTES = 1 << 18
+_REMEMBERED_BYTES = 1 << 16
+_WORDS_MAX = 2000
+LINE_BYTES_MAX = 4 << 20
+OUTPUT_BYTES_MAX = 16 << 20
+"""Of a program whose output is kept: what a pod prints must not fill this machine's memory."""
+BOOT = "import os, sys\nn, text = int(sys.argv.pop(1)), b''\nwhile len(text) < n:\n text += os.read(0, n - len(text)) or sys.exit('no program came')\nexec(compile(text, 'lockstep', 'exec'))"
+"""`python3 -c BOOT <bytes> …` runs the text that comes first by standard input: a command line of its size would not pass every proxy."""
+
+
+class Place(NamedTuple):
+    """A running container."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+class ProgramFailed(Failed):
+    """A program in a pod ended with an error, or its connection broke. The message has the last lines of its standard error."""
+
+
+class Broken(ProgramFailed):
+    """The connection broke, and what became of the program nobody knows."""
+
+
+class NotStarted(ProgramFailed):
+    """No program came to be: no right to it, no such pod, or nothing of that name in the container. The message says which."""
+
+
+@dataclass
+class Program:
+    """A program in a pod: bytes to it, bytes from it. Its standard error is kept (the end of it) for the message when it fails."""
+
+    place: Place
+    _socket: Any
+    errors: bytes = b""
+    code: int | None = field(default=None)
+    """None: the connection ended before the program said how it ended."""
+    _not_started: str = ""
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Waits while the other side is slower. Raises Broken when it can't be reached."""
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), FRAME_BYTES):
+                await self._socket.send_bytes(bytes([STDIN]) + view[start : start + FRAME_BYTES])
+        except (OSError, RuntimeError) as error:
+            raise Broken(f"the connection to pod {self.place.pod} broke: {error}") from error
+
+    async def close_stdin(self) -> bool:
+        """Let the program read to the end. False: API servers older than 1.30 can't pass that on."""
+        if self._socket.protocol == V5:
+            await self._socket.send_bytes(bytes([CLOSE, STDIN]))
+        return bool(self._socket.protocol == V5)
+
+    async def resize(self, columns: int, lines: int) -> None:
+        await self._socket.send_bytes(bytes([RESIZE]) + json.dumps({"Width": columns, "Height": lines}).encode())
+
+    async def read(self) -> bytes:
+        """The next of its standard output; b"" at the end."""
+        async for channel, data in self._frames():
+            if channel == STDOUT:
+                return data
+        return b""
+
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        """(STDOUT or STDERR, what was printed there), in the order in which it came, until it has ended: `code` says how.
+
+        Raises Broken where nobody knows how, NotStarted where it never ran.
+        """
+        async for channel, data in self._frames():
+            if channel in (STDOUT, STDERR):
+                yield channel, data
+        if self.code is None or self._not_started:
+            raise self.failure()
+
+    async def _frames(self) -> AsyncIterator[tuple[int, bytes]]:
+        async for message in self._socket:
+            if not isinstance(message.data, bytes) or len(message.data) < 2:
+                continue
+            channel, data = message.data[0], message.data[1:]
+            if channel == STDERR:
+                self.errors = (self.errors + data)[-_REMEMBERED_BYTES:]
+            elif channel == STATUS:
+                self.code, self._not_started = _parsed_ending(data)
+            yield channel, data
+
+    def failure(self) -> ProgramFailed:
+        """What to raise when it ended too early or with an error."""
+        pod = self.place.pod
+        if self._not_started:
+            return NotStarted(f"nothing could be started in pod {pod}: {self._not_started}")
+        said = " | ".join(self.errors.decode(errors="replace").strip().splitlines()[-3:])[-_WORDS_MAX:]
+        if self.code is None:
+            return Broken(f"the connection to pod {pod} broke{said and f', after: {said}'}")
+        return ProgramFailed(f"pod {pod}: {said or f'it ended with {self.code}'}")
+
+
+def _parsed_ending(data: bytes) -> tuple[int, str]:
+    try:
+        return ending_of(json.loads(data))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return 1, "its connection ended with a status that can't be read"
+
+
+async def lines_in(running: Program) -> AsyncIterator[bytes]:
+    """Its standard output line by line; what has no end is none. Raises ProgramFailed for a line that is longer than any answer."""
+    rest = bytearray()  # (bytes would be copied with each piece, however small)
+    while data := await running.read():
+        rest += data
+        *whole, rest = rest.split(b"\n") if b"\n" in data else (rest,)
+        if max(map(len, (*whole, rest))) > LINE_BYTES_MAX:
+            raise ProgramFailed(f"pod {running.place.pod}: python3 prints a line of more than {LINE_BYTES_MAX} bytes, which is no answer")
+        for line in whole:
+            yield bytes(line)
+
+
+def answer_of(text: bytes | str, pod: str) -> dict[str, Any]:
+    """An object that a program prints as one line of JSON in `pod`. Raises ProgramFailed: whoever made its image decides what it prints."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        start = text[:100] if isinstance(text, str) else text[:100].decode(errors="replace")
+        raise ProgramFailed(f"python3 in {pod} says {start!r}, which is no answer")
+    return answer
+
+
+def ending_of(status: dict[str, Any]) -> tuple[int, str]:
+    """The program's exit code as the kubelet tells it, and why none was started; '' where one was."""
+    if status.get("status") == "Success":
+        return 0, ""
+    for cause in (status.get("details") or {}).get("causes") or []:
+        if cause.get("reason") == "ExitCode" and str(cause.get("message")).isdecimal():
+            return int(cause["message"]), ""
+    return 1, " ".join(str(status.get("message") or "no reason is told")[:_WORDS_MAX].split())
+
+
+@asynccontextmanager
+async def program(
+    cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bool = True, tty: bool = False, pings: bool = False
+) -> AsyncIterator[Program]:
+    """Start `command` in the container. The connection's end is the program's only where it reads its standard input.
+
+    `pings` keep the connection of a silent program open through proxies, where all that it prints is read at once: their answers stand
+    behind what isn't read yet, and a slow disk would look like a broken connection.
+
+    Raises:
+        NotStarted: there is no such pod, or no right to run programs in it.
+    """
+    query = [("container", place.container), ("stdin", str(stdin).lower()), ("stdout", "true"), ("tty", str(tty).lower())]
+    query += [("stderr", str(not tty).lower()), *(("command", part) for part in command)]
+    path = path_of("Pod", place.namespace, place.pod, "exec")
+    try:
+        socket = await cluster.stream(path, query, (V5, V4), heartbeat=PING_SECONDS if pings else None)
+    except ApiError as error:
+        raise refused(error, place.namespace, place.pod, "run programs in pods", "pods/exec") from None
+    try:
+        yield Program(place, socket)
+    finally:
+        await socket.close()
+
+
+def refused(error: ApiError, namespace: str, pod: str, what: str, right: str) -> NotStarted:
+    """In one sentence, with what to do."""
+    if error.status == FORBIDDEN:
+        return NotStarted(f"you may not {what} of namespace {namespace} ({right}): an administrator gives you the role edit there")
+    if error.status == NOT_FOUND:
+        return NotStarted(f"there is no pod {pod} in namespace {namespace} any more")
+    return NotStarted(f"the cluster doesn't let you {what}: pod {pod} of namespace {namespace}: {error}")
+
+
+async def output_of(
+    cluster: Cluster, place: Place, command: Sequence[str], *, stdin: bytes = b"", seconds: float = 60.0, most: int = OUTPUT_BYTES_MAX
+) -> bytes:
+    """What the program prints. `stdin` it must read by its length: not every API server passes its end on.
+
+    Raises ProgramFailed when it ends with an error, takes longer than `seconds` or prints more than `most` bytes.
+    """
+    output = bytearray()
+    async with program(cluster, place, command, stdin=bool(stdin), pings=True) as running:
+        try:
+            async with asyncio.timeout(seconds):
+                with suppress(Broken):  # (a program that ended before it had read all: what it said tells more)
+                    await running.write(stdin)
+                while data := await running.read():
+                    output += data
+                    if len(output) > most:
+                        raise ProgramFailed(f"pod {place.pod}: {command[0]} prints more than {most} bytes, which is no answer")
+        except TimeoutError:
+            raise ProgramFailed(f"pod {place.pod}: {command[0]} has not ended after {seconds:.0f} s") from None
+        if running.code != 0:
+            raise running.failure()
+    return bytes(output)

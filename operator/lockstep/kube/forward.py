@@ -1,0 +1,100 @@
+"""A port of this machine's loopback that leads to a port of a pod's loopback, through the API server and with the caller's rights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from lockstep.api.errors import ConfigError
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.exec import V4, refused
+from lockstep.kube.kinds import path_of
+
+HERE = "127.0.0.1"
+DATA, ERROR = 0, 1
+CHUNK_BYTES = 1 << 16
+WORDS_MAX = 2000
+Say = Callable[[str], None]
+
+
+@asynccontextmanager
+async def forwarded(
+    cluster: Cluster, namespace: str, pod: str, port: int, local: int, say: Say, *, exactly: bool = False
+) -> AsyncIterator[int]:
+    """The local port: `local`, or another free one where that is taken and `exactly` doesn't insist on it. Raises ConfigError."""
+    open_ones: set[asyncio.Task[None]] = set()
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 (this is one)
+        open_ones.add(task)
+        try:
+            await _carry(cluster, namespace, pod, port, reader, writer, say)
+        finally:
+            open_ones.discard(task)
+            writer.close()
+
+    server = await _listen(accepted, local, exactly)
+    try:
+        yield int(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for task in list(open_ones):
+            task.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
+
+
+async def _listen(accepted: Any, local: int, exactly: bool) -> asyncio.Server:
+    try:
+        return await asyncio.start_server(accepted, HERE, local)
+    except OSError as error:
+        if exactly:
+            raise ConfigError(f"port {local} of this machine can't be listened on ({error.strerror}): choose another with --port") from None
+    return await asyncio.start_server(accepted, HERE, 0)
+
+
+async def _carry(
+    cluster: Cluster, namespace: str, pod: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, say: Say
+) -> None:
+    """One connection, by a WebSocket of its own. Its end on either side ends it on the other: there is no half of one here."""
+    try:
+        socket = await cluster.stream(path_of("Pod", namespace, pod, "portforward"), [("ports", str(port))], (V4,))
+    except ApiError as error:
+        return say(str(refused(error, namespace, pod, "reach ports of pods", "pods/portforward")))
+    except OSError as error:
+        return say(str(error))
+    ways = [asyncio.create_task(_to_pod(reader, socket)), asyncio.create_task(_from_pod(socket, writer, say))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        await socket.close()
+
+
+async def _to_pod(reader: asyncio.StreamReader, socket: Any) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(CHUNK_BYTES):
+            await socket.send_bytes(bytes([DATA]) + data)
+
+
+async def _from_pod(socket: Any, writer: asyncio.StreamWriter, say: Say) -> None:
+    """The first message on every channel only names the port."""
+    named: set[int] = set()
+    with contextlib.suppress(ConnectionError):
+        async for message in socket:
+            data = message.data if isinstance(message.data, bytes) else b""
+            if not data:
+                continue
+            channel, rest = data[0], data[1:]
+            if channel not in named:
+                named.add(channel)
+            elif channel == ERROR:
+                return say(rest[:WORDS_MAX].decode(errors="replace").strip())
+            elif rest:
+                writer.write(rest)
+                await writer.drain()

@@ -1,0 +1,116 @@
+"""TrainingJobs as a person at a terminal handles them: apply anew, read the status."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.api.names import LABEL_JOB, RUN_KEY, run_name
+from lockstep.api.objects import is_true
+from lockstep.kube.client import Client
+from lockstep.kube.cluster import MERGE, NOT_FOUND, ApiError
+from lockstep.kube.kinds import path_of
+
+GONE_TIMEOUT_SECONDS = 60.0
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+POLL_SECONDS = 0.2
+
+
+def _found(
+    client: Client, kind: str, namespace: str | None, name: str | None = None, query: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """None where there is no such object, or no such kind."""
+    try:
+        return client.request("GET", path_of(kind, namespace, name), None, query)
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            return None
+        raise
+
+
+def get_job(client: Client, namespace: str, name: str) -> dict[str, Any] | None:
+    """The job as the API server has it; None when there is none."""
+    return _found(client, "TrainingJob", namespace, name)
+
+
+def list_jobs(client: Client, namespace: str | None, selector: str | None = None) -> list[dict[str, Any]]:
+    """Every job of the namespace, None: of all; none where the CRDs are not installed. `selector`: by labels, in kubectl's words."""
+    query = None if selector is None else {"labelSelector": selector}
+    return list((_found(client, "TrainingJob", namespace, None, query) or {"items": []})["items"])
+
+
+def run_without_operator(client: Client, namespace: str, name: str) -> str | None:
+    """The ConfigMap that everything of a run of `lockstep run --in-namespace` belongs to; None: there is none, or none to be seen."""
+    try:
+        found = _found(client, "ConfigMap", namespace, None, {"labelSelector": f"{LABEL_JOB}={name}"})
+    except ApiError:
+        return None
+    runs = [item["metadata"]["name"] for item in (found or {"items": []})["items"]]
+    return next((run for run in runs if run.startswith(run_name(name, ""))), None)
+
+
+def run_as_job(client: Client, namespace: str, name: str, run: str) -> dict[str, Any] | None:
+    """A run without operator in the shape of a TrainingJob, for what reads a job's files; None where its ConfigMap has just gone."""
+    found = _found(client, "ConfigMap", namespace, run)
+    try:
+        uid = json.loads((found or {})["data"][RUN_KEY])["job"]["uid"]
+    except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
+        return None
+    metadata = {"name": name, "namespace": namespace, "uid": str(uid)}
+    return {"kind": "ConfigMap", "metadata": metadata, "spec": {}, "status": {"run": {"name": run}}}
+
+
+def patch_spec(client: Client, namespace: str, name: str, spec: dict[str, Any]) -> None:
+    """Change fields of the spec; what the API server refuses is raised in its words."""
+    client.request("PATCH", path_of("TrainingJob", namespace, name), {"spec": spec}, None, MERGE)
+
+
+def job_events(client: Client, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Events about the job itself, the oldest first; not those of an earlier one of its name."""
+    namespace, selector = job["metadata"]["namespace"], f"involvedObject.uid={job['metadata']['uid']}"
+    found = (_found(client, "Event", namespace, None, {"fieldSelector": selector}) or {"items": []})["items"]
+    return sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+
+def job_status(client: Client, namespace: str, name: str) -> dict[str, Any]:
+    """The job's status; empty when there is no job or no status yet."""
+    status: dict[str, Any] = (get_job(client, namespace, name) or {}).get("status", {})
+    return status
+
+
+def has_ended(status: dict[str, Any]) -> bool:
+    """Whether a terminal condition holds."""
+    return is_true(status, "Complete") or is_true(status, "Failed")
+
+
+def delete_job(client: Client, namespace: str, name: str) -> None:
+    """Delete the job and wait until it is gone; its claims stay.
+
+    Raises:
+        TimeoutError: it is still there after a minute.
+    """
+    if get_job(client, namespace, name) is None:
+        return
+    client.request("DELETE", path_of("TrainingJob", namespace, name), {"propagationPolicy": "Foreground"})
+    deadline = time.monotonic() + GONE_TIMEOUT_SECONDS
+    while get_job(client, namespace, name) is not None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"TrainingJob {namespace}/{name} is still there {GONE_TIMEOUT_SECONDS:.0f} s after its deletion")
+        time.sleep(POLL_SECONDS)
+
+
+def replace_job(client: Client, namespace: str, job: dict[str, Any]) -> None:
+    """Create the job; one of the same name is deleted first."""
+    delete_job(client, namespace, job["metadata"]["name"])
+    client.request("POST", path_of("TrainingJob", namespace), job)
+
+
+def with_last_applied(document: dict[str, Any]) -> dict[str, Any]:
+    """The object as `kubectl apply` creates it: with what was applied in the annotation that its next comparison is made with."""
+    import json
+
+    applied = {**document, "metadata": {"annotations": {}, **document["metadata"]}}
+    annotations = {LAST_APPLIED: f"{json.dumps(applied, separators=(',', ':'), sort_keys=True)}\n"}
+    return {**document, "metadata": {**document["metadata"], "annotations": annotations}}

@@ -1,0 +1,430 @@
+"""Kubeconfig files, read without the client library, whose import takes longer than most verbs: who asks which server.
+
+What kubectl documents: several files (the first that names a thing counts), contexts, certificates and tokens as text or file, user and password,
+impersonation, proxies, and credential plugins (`loginprogram.py`). The legacy `auth-provider` is left to the library.
+
+Laxer than kubectl in three things, as the official Python client: a token counts before user and password, text counts before a file of the same
+certificate, and a plugin of version v1 need not say its interactiveMode.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import yaml
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.files.yamltext import FastLoader, load_yaml
+from lockstep.kube.loginprogram import LoginProgram
+from lockstep.kube.proxy import proxy_of
+
+Values = dict[str, Any]
+RENEWED_SECONDS = 60.0
+"""A token's file is read again after as long."""
+PROXIES = ("http", "https")
+"""Schemes of proxies that aiohttp can speak to."""
+_HEADER_NAME = "!#$%&'*+-.^_`|~"
+"""What a header's name may hold besides letters and digits (RFC 9110, token)."""
+FILE_BYTES_MAX = 8 << 20
+DEPTH_MAX = 64
+VALUES_MAX = 200_000
+"""With aliases written out. Far deeper than any kubeconfig's would end the process in libyaml, and more would fill its memory."""
+TEXTS = {
+    "cluster": {"server", "tls-server-name", "certificate-authority", "certificate-authority-data", "proxy-url"},
+    "context": {"cluster", "user", "namespace"},
+    "user": {
+        *("client-certificate", "client-certificate-data", "client-key", "client-key-data", "token", "tokenFile", "username", "password"),
+        *("as", "as-uid"),
+    },
+    "exec": {"apiVersion", "command", "installHint", "interactiveMode"},
+}
+"""What kubectl reads as text, too: `password: 0123` is a number, and another one than it looks like."""
+SWITCHES = {"cluster": {"insecure-skip-tls-verify", "disable-compression"}, "exec": {"provideClusterInfo"}}
+TEXT_LISTS = {"user": {"as-groups"}, "exec": {"args"}}
+
+
+async def nobody() -> str | None:
+    """No Authorization header: a client certificate says who asks, or nothing does."""
+    return None
+
+
+async def nothing_newer(since: float) -> bool:
+    """There is no other credential than the one that was refused."""
+    return False
+
+
+@dataclass(frozen=True)
+class Server:
+    """An API server, and how to prove to it who asks."""
+
+    url: str
+    namespace: str | None = None
+    """The context's."""
+    tls: ssl.SSLContext | None = None
+    """None: plain HTTP."""
+    authorization: Callable[[], Awaitable[str | None]] = nobody
+    """The header of that name, as it has to be now."""
+    renew: Callable[[float], Awaitable[bool]] = nothing_newer
+    """After a 401 to a request that began at this monotonic second: get another credential. False: there is none."""
+    impersonation: tuple[tuple[str, str], ...] = ()
+    """Headers by which the request is made as somebody else."""
+    tls_name: str | None = None
+    """The name in the server's certificate, where it isn't the URL's."""
+    proxy: str | None = None
+    """None: directly, whatever the environment says."""
+
+
+def read(paths: str, context: str | None = None) -> Server | None:
+    """The server of `context`, or of the current one. None: only the client library can log in there. Raises ConfigError."""
+    namespace, cluster, user = _chosen(paths, context)
+    if "auth-provider" in user:
+        if "exec" in user:
+            raise ConfigError(f"user {user['name']} in {paths} has both auth-provider and exec: only one may log in")
+        return None
+    url = _url(cluster, user)
+    proxy = proxy_to(url, cluster)
+    authority = _bytes(cluster, "certificate-authority")
+    tls = _tls(cluster, user, authority) if url.startswith("https") else None
+    impersonation = _impersonation(user)
+    authorization: Callable[[], Awaitable[str | None]]
+    renew: Callable[[float], Awaitable[bool]]
+    if user.get("exec") is not None and not (user.get("token") or user.get("tokenFile")):
+        plugin = LoginProgram(user["exec"] or {}, cluster, user["name"], user["folder"], authority, lambda *pair: _present(tls, *pair))
+        plugin.credential()
+        authorization, renew = plugin.authorization, plugin.renew
+    else:
+        authorization, renew = _stated(user)
+    return Server(url, namespace, tls, authorization, renew, impersonation, cluster.get("tls-server-name"), proxy)
+
+
+def impersonation_of(paths: str, context: str | None) -> tuple[tuple[str, str], ...]:
+    """The headers by which requests of `context`, or of the current one, are made as somebody else. Raises ConfigError."""
+    return _impersonation(_chosen(paths, context)[2])
+
+
+def trusting(cadata: str | None = None, cafile: str | None = None) -> ssl.SSLContext:
+    """Verify servers as kubectl does: Python 3.13 and newer otherwise refuse CA certificates without key identifiers, as many clusters have them."""
+    context = ssl.create_default_context(cadata=cadata, cafile=cafile)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def proxy_to(url: str, cluster: Values) -> str | None:
+    """The proxy's URL: the cluster's own, else the environment's. None: directly. Raises ConfigError: it can't be used."""
+    own = cluster.get("proxy-url")
+    proxy = own or proxy_of(url, os.environ)
+    if proxy is None:
+        return None
+    stated = f"proxy-url of cluster {cluster['name']} in the kubeconfig" if own else "the proxy that HTTPS_PROXY or HTTP_PROXY names"
+    try:
+        parts = urlsplit(str(proxy))
+        scheme = parts.scheme if parts.hostname and parts.port != 0 else ""
+    except ValueError:
+        scheme = ""
+    if scheme.startswith("socks"):
+        raise ConfigError(
+            f"{stated} is a SOCKS proxy, which Lockstep can't speak to: name an HTTP proxy (http:// or https://) that leads there"
+        )
+    if scheme not in PROXIES:
+        raise ConfigError(f"{stated} is no proxy's URL: it must be http://HOST:PORT or https://HOST:PORT")
+    return str(proxy)
+
+
+def _chosen(paths: str, context: str | None) -> tuple[str | None, Values, Values]:
+    """Namespace, cluster and user of a context. Raises ConfigError."""
+    merged = _merged(paths)
+    name = context or merged["current-context"]
+    if not name:
+        raise ConfigError(f"{paths} names no current-context; there are {_names(merged['contexts'])}")
+    chosen = _named(merged["contexts"], name, "context", paths)
+    if not chosen.get("cluster"):
+        raise ConfigError(f"context {name} in {paths} names no cluster; there are {_names(merged['clusters'])}")
+    cluster = _named(merged["clusters"], chosen["cluster"], "cluster", paths)
+    if not cluster.get("server"):
+        raise ConfigError(f"cluster {chosen['cluster']} in {paths} has no server")
+    return chosen.get("namespace"), cluster, _named(merged["users"], chosen["user"], "user", paths) if chosen.get("user") else {}
+
+
+def _url(cluster: Values, user: Values) -> str:
+    """Without a scheme: https where anything is said about certificates, as kubectl has it. Raises ConfigError."""
+    stated = str(cluster["server"]).rstrip("/")
+    if "://" not in stated:
+        keys = [cluster.get(f"certificate-authority{end}") for end in ("", "-data")] + [
+            user.get(f"client-certificate{end}") for end in ("", "-data")
+        ]
+        stated = f"https://{stated}" if any(keys) or cluster.get("insecure-skip-tls-verify") else f"http://{stated}"
+    try:
+        parts = urlsplit(stated)
+        usable = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and not parts.netloc.endswith(":")
+            and stated.isprintable()
+            and " " not in stated
+        )
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"server of cluster {cluster['name']} in the kubeconfig is {stated}, must be https://HOST:PORT")
+    return stated
+
+
+def _impersonation(user: Values) -> tuple[tuple[str, str], ...]:
+    """Headers as https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation has them."""
+    name, uid, groups, extra = (user.get(key) for key in ("as", "as-uid", "as-groups", "as-user-extra"))
+    if not name:
+        if uid or groups or extra:
+            raise ConfigError(
+                f"user {user['name']} of the kubeconfig has as-uid, as-groups or as-user-extra without as: nobody to act as is named"
+            )
+        return ()
+    headers = [("Impersonate-User", name)] + ([("Impersonate-Uid", uid)] if uid else [])
+    headers += [("Impersonate-Group", group) for group in groups or []]
+    for key, values in (extra or {}).items():
+        escaped = quote(str(key), safe=_HEADER_NAME.replace("%", ""))
+        headers += [(f"Impersonate-Extra-{escaped}", value) for value in values or []]
+    for header, value in headers:
+        if not str(value).isprintable():
+            raise ConfigError(f"{header} of user {user['name']} of the kubeconfig has a character that no header may have")
+    return tuple((header, str(value)) for header, value in headers)
+
+
+def namespace_of_context(paths: str, context: str | None) -> str | None:
+    """The namespace that `context`, or the current one, names; None where it names none, or there is nothing to read."""
+    try:
+        merged = _merged(paths)
+    except ConfigError:
+        return None
+    chosen: Values = merged["contexts"].get(context or merged["current-context"]) or {}
+    return chosen.get("namespace") or None
+
+
+def _merged(paths: str) -> Values:
+    """The files' clusters, contexts and users by name; each knows its folder, for relative paths."""
+    merged: Values = {"clusters": {}, "contexts": {}, "users": {}, "current-context": None}
+    found = [Path(path).expanduser() for path in paths.split(os.pathsep) if path]
+    if not any(path.exists() for path in found):
+        raise ConfigError(f"there is no kubeconfig at {paths}")
+    for path in filter(Path.exists, found):
+        folder = Path(os.path.abspath(path)).parent  # noqa: PTH100 (of the path as it is named: kubectl follows no link here)
+        try:
+            content = _loaded(path) or {}
+            for kind, key in (("clusters", "cluster"), ("contexts", "context"), ("users", "user")):
+                items = {}
+                for item in content.get(kind) or []:
+                    if not isinstance(item["name"], str):
+                        raise ConfigError(f"a name in {kind} of {path} must be text: put it in quotes")
+                    if item["name"] in items:
+                        raise ConfigError(f"{path} has two {kind} of the name {item['name']}")
+                    items[item["name"]] = {
+                        **_checked(item.get(key) or {}, key, f"{key} {item['name']} in {path}"),
+                        "name": item["name"],
+                        "folder": folder,
+                    }
+                merged[kind] = items | merged[kind]
+            current = content.get("current-context") or None
+            if not isinstance(current, str | None):
+                raise ConfigError(f"current-context of {path} must be text: put it in quotes")
+            merged["current-context"] = merged["current-context"] or current
+        except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is no kubeconfig: {' '.join(str(error).split())}") from None
+    return merged
+
+
+def _loaded(path: Path) -> Any:
+    """Raises ConfigError, OSError, UnicodeDecodeError, yaml.YAMLError."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path} is no kubeconfig: it has more than {FILE_BYTES_MAX >> 20} MiB")
+    text = data.decode("utf-8")
+    _check_size(text, path)
+    return load_yaml(text)
+
+
+def _check_size(text: str, path: Path) -> None:
+    """Before anything is made of it: what makes it recurses, and writes aliases of aliases out."""
+    sizes: dict[str, int] = {}
+    open_ones: list[tuple[str | None, int]] = []
+    size = 0
+    for event in yaml.parse(text, FastLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_ones.append((event.anchor, size))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_ones.pop()
+            if anchor is not None:
+                sizes[anchor] = size - before
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+            sizes[event.anchor] = 0
+        elif isinstance(event, yaml.AliasEvent):
+            size += sizes.get(str(event.anchor), VALUES_MAX)  # (of something that it is in itself, else)
+        size += 1
+        if len(open_ones) > DEPTH_MAX or size > VALUES_MAX:
+            raise ConfigError(f"{path} is no kubeconfig: it is nested more than {DEPTH_MAX} deep, or has more than {VALUES_MAX} values")
+
+
+def _checked(values: Any, kind: str, where: str) -> Values:
+    """`values` less what is null, each of the type that it has to be: kubectl reads no other one either. Raises ConfigError."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} is no mapping")
+    stated = {key: value for key, value in values.items() if value is not None}
+    for key, value in stated.items():
+        if key in TEXTS.get(kind, ()) and not isinstance(value, str):
+            raise ConfigError(f"{key} of {where} must be text: put it in quotes")
+        if key in SWITCHES.get(kind, ()) and not isinstance(value, bool):
+            raise ConfigError(f"{key} of {where} must be true or false, without quotes")
+        if key in TEXT_LISTS.get(kind, ()) and not _is_list_of(value, str):
+            raise ConfigError(f"{key} of {where} must be a list of texts")
+    if kind == "user":
+        _check_user(stated, where)
+    if kind == "exec" and not _is_list_of(stated.get("env", []), dict):
+        raise ConfigError(f"env of {where} must be a list of names and values")
+    if kind == "cluster" and not _is_list_of(stated.get("extensions", []), dict):
+        raise ConfigError(f"extensions of {where} must be a list of names and extensions")
+    return stated
+
+
+def _check_user(user: Values, where: str) -> None:
+    extra = user.get("as-user-extra", {})
+    if not (isinstance(extra, dict) and all(isinstance(key, str) and _is_list_of(values or [], str) for key, values in extra.items())):
+        raise ConfigError(f"as-user-extra of {where} must be lists of texts by their keys")
+    if not user.get("token", "").isprintable():
+        raise ConfigError(f"token of {where} has a character that no header may have, such as the end of a line")
+    if "exec" in user:
+        user["exec"] = _checked(user["exec"], "exec", f"exec of {where}")
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+def _names(known: Values) -> str:
+    return ", ".join(sorted(map(str, known))) or "none"
+
+
+def _named(known: Values, name: Any, kind: str, paths: str) -> Values:
+    if name not in known:
+        raise ConfigError(f"{paths} has no {kind} {name}; there are {_names(known)}")
+    return dict(known[name])
+
+
+def _bytes(values: Values, key: str) -> bytes | None:
+    """`key-data` (base64), else the file `key`."""
+    if values.get(f"{key}-data"):
+        try:
+            return base64.b64decode("".join(values[f"{key}-data"].split()), validate=True)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{key}-data of {values['name']} in the kubeconfig is no base64 text: {error}") from None
+    if values.get(key):
+        path = values["folder"] / Path(str(values[key])).expanduser()
+        try:
+            return bytes(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{key} of the kubeconfig can't be read: {error}") from None
+    return None
+
+
+def _tls(cluster: Values, user: Values, authority: bytes | None) -> ssl.SSLContext:
+    insecure = bool(cluster.get("insecure-skip-tls-verify"))
+    if insecure and authority:
+        raise ConfigError(
+            f"cluster {cluster['name']} in the kubeconfig has a certificate-authority and insecure-skip-tls-verify: take one of them out"
+        )
+    certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
+    if certificate and not key:
+        raise ConfigError(f"user {user['name']} of the kubeconfig has a client-certificate and no client-key")
+    try:
+        context = trusting(authority.decode("ascii", "backslashreplace") if authority else None)  # (comments may have any letters)
+        if certificate and key:
+            _present(context, certificate.decode(), key.decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"a certificate of the kubeconfig can't be used: {error}") from None
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _present(context: ssl.SSLContext | None, certificate: str, key: str) -> None:
+    """Connections made from now on show this certificate (PEM). Raises ssl.SSLError."""
+    if context is not None:
+        with _file(certificate.encode()) as certificate_file, _file(key.encode()) as key_file:
+            context.load_cert_chain(certificate_file, key_file, password="")  # (a key with a password is refused, not asked for)
+
+
+@contextmanager
+def _file(content: bytes) -> Any:
+    """OpenSSL takes a client's certificate from files only. Readable for its owner, and gone a moment later."""
+    descriptor, name = tempfile.mkstemp(prefix="lockstep-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        yield name
+    finally:
+        Path(name).unlink()
+
+
+def _stated(user: Values) -> tuple[Callable[[], Awaitable[str | None]], Callable[[float], Awaitable[bool]]]:
+    """The header for a token, a token's file or a password, and what to do when it is refused."""
+    token = str(user.get("token") or "")
+    if user.get("tokenFile"):
+        file = _TokenFile(user["folder"] / Path(str(user["tokenFile"])).expanduser(), token)
+        file.read()
+        return file.authorization, file.renew
+    header = None
+    if token:
+        header = f"Bearer {token}"
+    elif user.get("username"):
+        header = "Basic " + base64.b64encode(f"{user['username']}:{user.get('password') or ''}".encode()).decode()
+
+    async def authorization() -> str | None:
+        return header
+
+    return authorization, nothing_newer
+
+
+@dataclass
+class _TokenFile:
+    """A token that somebody else renews in a file."""
+
+    path: Path
+    otherwise: str
+    """The token that counts as long as the file can't be read; empty: there is none."""
+    read_at: float = 0.0
+    header: str | None = None
+
+    async def authorization(self) -> str | None:
+        if time.monotonic() - self.read_at >= RENEWED_SECONDS:
+            self.read()
+        return self.header
+
+    async def renew(self, since: float) -> bool:
+        if self.read_at > since:
+            return True
+        refused = self.header
+        self.read()
+        return self.header != refused
+
+    def read(self) -> None:
+        """Raises ConfigError: there is no token, and none was there before."""
+        try:
+            token = self.path.read_text(encoding="utf-8").strip()
+            problem = None if token else f"{self.path} is empty"
+        except (OSError, UnicodeDecodeError) as error:
+            token, problem = "", str(error)
+        self.read_at = time.monotonic()
+        if problem and not self.header and not self.otherwise:
+            raise ConfigError(f"tokenFile of the kubeconfig can't be read: {problem}")
+        if token or not self.header:
+            self.header = f"Bearer {token or self.otherwise}"

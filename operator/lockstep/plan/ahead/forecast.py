@@ -1,0 +1,315 @@
+"""What a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). What isn't known is said, never guessed.
+
+The arithmetic is lockstep_sizes', which the trainer uses, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lockstep.api.objects import Object
+from lockstep.api.quantity import amount, number
+from lockstep.plan.cluster.lookahead import Line, Outcome
+from lockstep.plan.render.fabric import GPU_RESOURCE
+from lockstep.plan.render.resolve import Resolved
+from lockstep.plan.table import duration
+from lockstep_sizes import length
+from lockstep_sizes.checkpoint import commit_bytes, saves
+from lockstep_sizes.fit import asked_partition, choose_partition, gigabytes, nearest_settings, plan_memory
+from lockstep_sizes.memory import Place, trained_elements
+from lockstep_sizes.settings import Settings, read_settings
+from lockstep_sizes.shape import ModelShape
+from lockstep_sizes.traffic import gigabits_per_second, step_traffic, total_bytes
+
+GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""In MiB, by NVIDIA's GPU feature discovery."""
+_TYPE = re.compile(r"(\d+)\s*GB\b", re.IGNORECASE)
+_NAMED_GB = {"H200": 141}
+"""Memory of GPUs whose name does not state it: they come in one size."""
+SPEEDS = (10, 100, 400)
+"""Gb/s of a node that times are given for where the network's speed isn't known."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run goes, and who says so."""
+
+    tokens_per_second: float
+    """All ranks together."""
+    source: str
+    tokens_per_step: float | None = None
+    """Measured; None: no more than globalBatchSize × maxLength."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What only files beside the job, or a person, can say."""
+
+    shape: ModelShape | None = None
+    shape_source: str = "--model-config FILE names its config.json"
+    """Where it comes from; where there is none, what to do."""
+    samples: int | None = None
+    samples_source: str = "--samples N says how many, --data FILE counts them"
+    capacity_bytes: int | None = None
+    """Memory of a GPU, or what a CPU rank may use."""
+    capacity_source: str = ""
+    pace: Pace | None = None
+
+
+@dataclass
+class Forecast:
+    """Lines for people, and the same as numbers."""
+
+    lines: list[Line] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, section: str, outcome: Outcome, said: str, fix: str = "") -> None:
+        self.lines.append(Line(section, outcome, said, fix))
+
+
+def capacity(resolved: Resolved, nodes: Iterable[Object] | None) -> tuple[int | None, str]:
+    """A GPU's memory by the nodes' labels (the smallest), else by the cluster's gpus.type; of a CPU rank its share of the pod's limit."""
+    if resolved.gpus_per_node == 0:
+        limit = amount(resolved.profile.spec.resources.limits.memory or "")
+        if limit is None:
+            return None, "the cluster sets no resources.limits.memory"
+        return int(limit) // resolved.ranks_per_node, f"resources.limits.memory / {resolved.ranks_per_node} ranks"
+    labels = [
+        node["metadata"].get("labels", {})
+        for node in nodes or ()
+        if node.get("status", {}).get("allocatable", {}).get(GPU_RESOURCE, "0") != "0"
+    ]
+    stated = [int(found[GPU_MEMORY_LABEL]) for found in labels if str(found.get(GPU_MEMORY_LABEL, "")).isdigit()]
+    if stated:
+        return min(stated) << 20, f"the nodes' label {GPU_MEMORY_LABEL}"
+    kind = resolved.profile.spec.gpus.type or ""
+    named = _TYPE.search(kind)
+    size = int(named[1]) if named else next((size for name, size in _NAMED_GB.items() if name in kind.upper()), None)
+    if size is not None:
+        return size * 10**9, f"the cluster's gpus.type {kind}"
+    return None, f"neither the label {GPU_MEMORY_LABEL} nor the cluster's gpus.type says how much a GPU has"
+
+
+def forecast(resolved: Resolved, known: Known) -> Forecast:
+    told = Forecast()
+    if resolved.training is None:
+        told.add(
+            "memory", Outcome.NOTE, "the job runs no training of Lockstep's: what memory, network and time it needs is its script's affair"
+        )
+        return told
+    settings = read_settings(resolved.training)
+    run = _length(resolved, known)
+    place = _memory(told, resolved, settings, known)
+    seconds = _step_seconds(resolved, settings, known)
+    _network(told, resolved, settings, known, place, seconds)
+    _steps(told, resolved, known, run)
+    _saves(told, resolved, settings, known, run)
+    _time(told, known, run, seconds)
+    return told
+
+
+def _memory(told: Forecast, resolved: Resolved, settings: Settings, known: Known) -> Place:
+    gpu = resolved.gpus_per_node > 0
+    place = Place(resolved.world_size, resolved.ranks_per_node, gpu)
+    each = "GPU" if gpu else "rank"
+    if known.shape is None:
+        told.add("memory", Outcome.UNKNOWN, f"what a {each} holds: the model's parameters are not known; {known.shape_source}")
+        return place
+    shape, size = known.shape, known.capacity_bytes
+    partition = (asked_partition(settings, place) or 1) if size is None else choose_partition(shape, settings, place, size)
+    place = replace(place, partition=partition)
+    plan = plan_memory(shape, settings, place, size or 0)
+    told.figures |= {
+        "parameters": shape.numel, "trainedParameters": trained_elements(shape, settings), "modelSource": known.shape_source,
+        "memoryBytes": plan.total_bytes, "memoryCapacityBytes": size, "memoryItems": {item.name: item.size_bytes for item in plan.items},
+    }  # fmt: skip
+    refusal = None if size is None else plan.refusal()
+    if size is None:
+        told.add(
+            "memory", Outcome.UNKNOWN, f"a {each} needs about {gigabytes(plan.total_bytes)}; whether it has that: {known.capacity_source}"
+        )
+    elif refusal is not None:
+        told.add("memory", Outcome.REFUSED, refusal)
+    else:
+        said = f"a {each} needs about {gigabytes(plan.total_bytes)} of {gigabytes(size)} ({known.capacity_source})"
+        if plan.tight:
+            told.add("memory", Outcome.RISK, f"{said}: it may run out", f"what fits: {'; or '.join(nearest_settings(plan))}")
+        else:
+            told.add("memory", Outcome.OK, said)
+    told.add("memory", Outcome.NOTE, f"that is with {_manner(settings, place)}")
+    largest = sorted(plan.items, key=lambda item: -item.size_bytes)
+    told.add(
+        "memory",
+        Outcome.NOTE,
+        "; ".join(f"{gigabytes(item.size_bytes)} {item.name}{'' if item.certain else ' (estimated)'}" for item in largest),
+    )
+    return place
+
+
+def _manner(settings: Settings, place: Place) -> str:
+    """Return the settings that decide most of the memory, in the words of the job file."""
+    checkpointed = "" if settings.gradient_checkpointing else "out"
+    copy = f", a second copy of the weights on each node's {place.partition} ranks" if place.partition > 1 else ""
+    return f"{settings.zero_stage.value} in {settings.precision.value}, with{checkpointed} gradient checkpointing{copy}"
+
+
+def _network(told: Forecast, resolved: Resolved, settings: Settings, known: Known, place: Place, seconds: float | None) -> None:
+    if resolved.nodes == 1:
+        told.add("network", Outcome.OK, "one node: nothing is sent between nodes")
+        return
+    if known.shape is None:
+        told.add("network", Outcome.UNKNOWN, "what a step sends between nodes: the model's parameters are not known")
+        return
+    flows = step_traffic(known.shape, settings, place, _accumulation(resolved))
+    total = total_bytes(flows)
+    told.figures |= {"stepNodeBytes": total, "stepTraffic": {flow.name: flow.node_bytes for flow in flows}}
+    most = "at most " if settings.zero_stage.number == 3 else ""
+    parts = "; ".join(f"{gigabytes(flow.node_bytes)} {flow.name}" for flow in flows)
+    told.add("network", Outcome.NOTE, f"a step sends {most}{gigabytes(total)} from each node, and as much to it: {parts}")
+    speed = resolved.profile.spec.network.minimum_busbw
+    if speed is not None:
+        told.add(
+            "network",
+            Outcome.NOTE,
+            f"that takes {_seconds(total / (float(speed) * 1e9))} at the cluster's network.minimum_busbw, {speed} GB/s",
+        )
+    else:
+        times = ", ".join(f"{_seconds(total * 8 / (gigabits * 1e9))} at {gigabits} Gb/s" for gigabits in SPEEDS)
+        told.add("network", Outcome.NOTE, f"that takes {times} a node")
+    if seconds is None:
+        told.add(
+            "network",
+            Outcome.UNKNOWN,
+            "the bandwidth that a step needs: how long one takes is not known; --tokens-per-second or --train-log says it",
+        )
+    else:
+        needed = gigabits_per_second(total, seconds)
+        told.figures["neededGigabitsPerSecond"] = round(needed, 3)
+        told.add(
+            "network",
+            Outcome.NOTE,
+            f"a step of {_seconds(seconds)} needs {_speed(needed)} Gb/s a node and direction, if it is sent evenly over the step",
+        )
+
+
+def _global_batch(resolved: Resolved) -> int:
+    optimization = (resolved.training or {})["optimization"]
+    return int(optimization["globalBatchSize"] or optimization["microBatchSize"] * resolved.world_size)
+
+
+def _accumulation(resolved: Resolved) -> int:
+    micro: int = (resolved.training or {})["optimization"]["microBatchSize"]
+    return -(-_global_batch(resolved) // (micro * resolved.world_size))
+
+
+def _length(resolved: Resolved, known: Known) -> length.Plan | None:
+    """None: the number of samples isn't known. Those held out for evaluation are no part of it."""
+    training = resolved.training or {}
+    if known.samples is None:
+        return None
+    optimization = training["optimization"]
+    return length.plan(
+        count=max(1, known.samples - _held_out(training, known.samples)),
+        epochs=optimization["epochs"],
+        max_steps=optimization["maxSteps"],
+        global_batch_size=_global_batch(resolved),
+        world_size=resolved.world_size,
+        micro=optimization["microBatchSize"],
+    )
+
+
+def _held_out(training: dict[str, Any], samples: int) -> int:
+    """About: which samples those are follows from their content."""
+    evaluation = training["evaluation"]
+    return 0 if evaluation is None or evaluation["data"] is not None else round(samples * float(evaluation["holdout"]))
+
+
+def _steps(told: Forecast, resolved: Resolved, known: Known, run: length.Plan | None) -> None:
+    training = resolved.training or {}
+    optimization, batch = training["optimization"], _global_batch(resolved)
+    of_batch = (
+        f"a step takes {batch} {'sequences' if training['data']['packing'] else 'samples'}, {_accumulation(resolved)} micro-batches a rank"
+    )
+    told.figures |= {"globalBatchSize": batch, "accumulation": _accumulation(resolved)}
+    if run is None:
+        most = f"; no more than maxSteps, {optimization['maxSteps']}" if optimization["maxSteps"] else ""
+        told.add("steps", Outcome.UNKNOWN, f"how many: {known.samples_source}{most}; {of_batch}")
+        return
+    held = _held_out(training, known.samples or 0)
+    about, without = ("about ", f" less {held} held out") if held else ("", "")
+    epoch = ((known.samples or 0) - held) / batch
+    warmup = length.warmup_steps(optimization["warmupSteps"], float(optimization["warmupRatio"]), run.total_steps)
+    warming = f", {warmup} of them to warm up" if warmup else ""
+    told.figures |= {"samples": known.samples, "stepsPerEpoch": round(epoch, 2), "steps": run.total_steps, "warmupSteps": warmup}
+    told.add(
+        "steps", Outcome.NOTE,
+        f"{about}{run.total_steps} steps{warming}, {epoch:.4g} an epoch, of {known.samples} samples{without} ({known.samples_source}); {of_batch}",
+    )  # fmt: skip
+
+
+def _saves(told: Forecast, resolved: Resolved, settings: Settings, known: Known, run: length.Plan | None) -> None:
+    training = resolved.training or {}
+    checkpoint = training["checkpoint"]
+    if known.shape is None:
+        told.add("saves", Outcome.UNKNOWN, "how large a checkpoint is: the model's parameters are not known")
+        return
+    full = checkpoint["content"] == "Full"
+    copies = checkpoint["replicas"] if resolved.storage_mode.value == "PerPod" else 1
+    size = commit_bytes(known.shape, settings, full=full, adapter=checkpoint["exportAdapter"], copies=copies)
+    told.figures["checkpointBytes"] = size
+    what = f"{gigabytes(size)} each ({checkpoint['content']}, {'12' if full else settings.element_bytes} bytes a trained parameter)"
+    if run is None:
+        told.add("saves", Outcome.NOTE, f"a checkpoint every {checkpoint['everySteps']} steps, {what}; how many: the steps are not known")
+        return
+    found = saves(run.total_steps, checkpoint["everySteps"], checkpoint["keep"], size, evaluates=training["evaluation"] is not None)
+    told.figures |= {"checkpoints": found.count, "checkpointsMostBytes": found.most_bytes}
+    told.add("saves", Outcome.NOTE, f"{found.count} checkpoints, {what}, at most {gigabytes(found.most_bytes)} on the volumes together")
+    room = number(resolved.profile.spec.storage.workspace_size) * (resolved.nodes if resolved.storage_mode.value == "PerPod" else 1)
+    if found.most_bytes > room:
+        told.add(
+            "saves",
+            Outcome.RISK,
+            f"the checkpoints need {gigabytes(found.most_bytes)}, which is more than the cluster's workspace of {gigabytes(float(room))}",
+            "lower checkpoint.keep, or give /workspace more",
+        )
+
+
+def _step_seconds(resolved: Resolved, settings: Settings, known: Known) -> float | None:
+    """With a measured number of tokens a step that, else at most."""
+    if known.pace is None:
+        return None
+    tokens = known.pace.tokens_per_step or _global_batch(resolved) * settings.max_length
+    return tokens / known.pace.tokens_per_second
+
+
+def _time(told: Forecast, known: Known, run: length.Plan | None, seconds: float | None) -> None:
+    if seconds is None or known.pace is None:
+        told.add(
+            "time",
+            Outcome.UNKNOWN,
+            "how long: --tokens-per-second N (all ranks together), or --train-log, an earlier run's train_log.jsonl, says how fast it goes",
+        )
+        return
+    measured = known.pace.tokens_per_step is not None
+    bound = "about" if measured else "at most"
+    why = "its steps' tokens and speed" if measured else "every sample as long as maxLength"
+    if run is None:
+        told.add("time", Outcome.UNKNOWN, f"{bound} {_seconds(seconds)} a step ({known.pace.source}; {why}); how many steps is not known")
+        return
+    total = seconds * run.total_steps
+    told.figures |= {"stepSeconds": round(seconds, 3), "seconds": round(total, 1)}
+    told.add(
+        "time", Outcome.NOTE,
+        f"{bound} {duration(round(total))}: {run.total_steps} steps of {_seconds(seconds)} ({known.pace.source}; {why}); without start, evaluation and restarts",
+    )  # fmt: skip
+
+
+def _speed(gigabits: float) -> str:
+    return "less than 0.001" if gigabits < 0.001 else f"{gigabits:.3g}" if gigabits < 100 else f"{gigabits:,.0f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else duration(round(value)) if value >= 100 else f"{value:.3g} s"

@@ -1,0 +1,108 @@
+"""A job file against what is on a cluster: what `lockstep diff` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lockstep.api import names
+from lockstep.api.objects import Object
+from lockstep.plan.diff import Change, changes
+from lockstep.plan.render.objects import PLAIN, Frozen, RenderContext, children, claims, freeze, thaw
+from lockstep.plan.render.resolve import MADE_BY_OPERATOR, Resolved, trainer_image
+from lockstep_gang.contract import parse_run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One object: absent (and then made), another's (`foreign`), or there, with what would change."""
+
+    name: str
+    """Kind and name, for example Service/x-headless."""
+    absent: bool = False
+    foreign: bool = False
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        return self.absent or self.foreign or bool(self.changes)
+
+
+def compare(resolved: Resolved, observed: Sequence[Object]) -> list[Comparison]:
+    """What a start from zero pods now would make of the objects that are there; Secrets are left out.
+
+    The operator's own part (the job's uid, the agent's image, where to report) is taken as it is on the cluster, so that only
+    what the files say can differ.
+    """
+    seen = {_key(item): item for item in observed}
+    job = seen.get(f"TrainingJob/{resolved.name}")
+    uid = None if job is None else str(job["metadata"]["uid"])
+    running = _running(resolved.name, seen)
+    context = _context(running, uid)
+    if resolved.image == MADE_BY_OPERATOR:
+        resolved = replace(resolved, image=trainer_image(context.agent_image) or MADE_BY_OPERATOR)
+    frozen = freeze(resolved if job is None else _as_it_is_there(resolved, job), context)
+    replicas = 0 if resolved.suspend or _is_over(job) else frozen.nodes
+    owned = [item for item in children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas) if item["kind"] != "Secret"]
+    return [
+        *(Comparison(_key(claim), absent=_key(claim) not in seen) for claim in claims(resolved)),
+        *(_compare_run(frozen, running) if item["kind"] == "ConfigMap" and running else _compare(item, seen, uid) for item in owned),
+    ]
+
+
+def _as_it_is_there(resolved: Resolved, job: Object) -> Resolved:
+    """With what only the object on the cluster says: its uid, and the nodes that preflight ruled out."""
+    left_out = tuple(node["name"] for node in job.get("status", {}).get("excludedNodes") or [])
+    return replace(resolved, uid=str(job["metadata"]["uid"]), platform=replace(resolved.platform, excluded_nodes=left_out))
+
+
+def _key(item: Object) -> str:
+    return f"{item['kind']}/{item['metadata']['name']}"
+
+
+def _running(job: str, seen: Mapping[str, Object]) -> Frozen | None:
+    """The frozen run that the StatefulSet names."""
+    annotations = seen.get(f"StatefulSet/{job}", {"metadata": {}})["metadata"].get("annotations", {})
+    config_map = seen.get(f"ConfigMap/{names.run_name(job, annotations.get(names.ANNOTATION_RUN_HASH, ''))}")
+    return None if config_map is None else thaw(config_map)
+
+
+def _context(running: Frozen | None, uid: str | None) -> RenderContext:
+    owner = PLAIN.owner_uid if uid is None else uid
+    if running is None:
+        return replace(PLAIN, owner_uid=owner)
+    (agent,) = json.loads(running.template)["pod"]["spec"]["initContainers"]
+    return replace(PLAIN, owner_uid=owner, agent_image=agent["image"], report=parse_run(running.run).report, key_secret=running.key_secret)
+
+
+def _is_over(job: Object | None) -> bool:
+    conditions = [] if job is None else job.get("status", {}).get("conditions", [])
+    return any(found["type"] in ("Complete", "Failed") and found["status"] == "True" for found in conditions)
+
+
+def _compare_run(frozen: Frozen, running: Frozen) -> Comparison:
+    """run.json and pod template field by field: as ConfigMaps they are only two names."""
+    found = changes({"run": json.loads(frozen.run)}, {"run": json.loads(running.run)})
+    found += changes({"template": json.loads(frozen.template)}, {"template": json.loads(running.template)})
+    if not found and frozen.hash != running.hash:  # something was taken away, which a comparison of what is set can't see
+        found = [Change("hash", frozen.hash, running.hash)]
+    return Comparison(f"ConfigMap/{frozen.name}", changes=tuple(found))
+
+
+def _compare(item: Object, seen: Mapping[str, Object], uid: str | None) -> Comparison:
+    found = seen.get(_key(item))
+    if found is None:
+        return Comparison(_key(item), absent=True)
+    owners = [owner["uid"] for owner in found["metadata"].get("ownerReferences", []) if owner.get("controller")]
+    if uid is None or owners != [uid]:
+        return Comparison(_key(item), foreign=True)
+    return Comparison(_key(item), changes=tuple(changes(_without_run(item), found)))
+
+
+def _without_run(item: Object) -> Object:
+    """A StatefulSet without its pod template and the template's hash: those are compared as the frozen run."""
+    if item["kind"] != "StatefulSet":
+        return item
+    metadata = {key: value for key, value in item["metadata"].items() if key != "annotations"}
+    return {**item, "metadata": metadata, "spec": {key: value for key, value in item["spec"].items() if key != "template"}}

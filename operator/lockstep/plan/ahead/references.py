@@ -1,0 +1,103 @@
+"""What a job's pods name and somebody else makes: service account, secrets, config maps, networks. Only whether it is there, never what is in it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.plan.cluster.lookahead import Around, Line, Outcome
+from lockstep.plan.cluster.railnetworks import is_out_of_reach, moved_here, out_of_reach
+from lockstep.plan.render.fabric import Transport
+from lockstep.plan.render.resolve import Resolved
+
+SECTION = "needs"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`field`: where the job or its cluster names it. `missing`: what its absence comes to."""
+
+    kind: str
+    name: str
+    field: str
+    missing: Outcome = Outcome.REFUSED
+
+
+def references(resolved: Resolved) -> list[Reference]:
+    """Of one object only the first, unless a later one needs it more."""
+    found: dict[tuple[str, str], Reference] = {}
+    for reference in _references(resolved):
+        known = found.get((reference.kind, reference.name))
+        if known is None or known.missing is Outcome.NOTE:
+            found[reference.kind, reference.name] = reference
+    return list(found.values())
+
+
+def _references(resolved: Resolved) -> Iterator[Reference]:
+    spec = resolved.job.spec
+    yield Reference("ServiceAccount", resolved.profile.spec.security.service_account, "the cluster's security.service_account")
+    for secret in spec.image_pull_secrets:  # a missing one is passed over, and the image is asked for without it
+        yield Reference("Secret", secret.name, "imagePullSecrets", Outcome.NOTE)
+    for name in resolved.profile.spec.pod.image_pull_secrets:
+        yield Reference("Secret", name, "the cluster's pod.image_pull_secrets", Outcome.NOTE)
+    for variable in spec.env:
+        source = variable.value_from
+        for kind, key in (("Secret", source and source.secret_key_ref), ("ConfigMap", source and source.config_map_key_ref)):
+            if key:
+                yield Reference(kind, key.name, f"env {variable.name}", Outcome.NOTE if key.optional else Outcome.REFUSED)
+    if spec.training is not None and spec.training.model.token_secret is not None:
+        yield Reference("Secret", spec.training.model.token_secret.name, "training.model.tokenSecret")
+    for variables in spec.env_from:
+        for kind, named in (("Secret", variables.secret_ref), ("ConfigMap", variables.config_map_ref)):
+            if named is not None:
+                yield Reference(kind, named.name, "envFrom")
+    for volume in spec.pod_template.volumes:
+        if volume.secret is not None:
+            yield Reference("Secret", volume.secret.secret_name, f"podTemplate.volumes[{volume.name}]")
+        if volume.config_map is not None:
+            yield Reference("ConfigMap", volume.config_map.name, f"podTemplate.volumes[{volume.name}]")
+
+
+def reference_lines(resolved: Resolved, around: Around) -> Iterator[Line]:
+    there = []
+    for reference in references(resolved):
+        known = around.present.get((reference.kind, reference.name))
+        what = f"{reference.kind} {reference.name} ({reference.field})"
+        if known is None:
+            yield Line(SECTION, Outcome.UNKNOWN, f"whether {what} exists: your account may not read it")
+        elif known:
+            there.append(f"{reference.kind} {reference.name}")
+        else:
+            yield Line(SECTION, reference.missing, f"{what} is not in namespace {around.namespace}", _how(reference, around.namespace))
+    if there:
+        contents = " (contents are not read)" if any("Account" not in name for name in there) else ""
+        yield Line(SECTION, Outcome.OK, f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there{contents}")
+    if resolved.transport is Transport.RDMA:
+        yield from _networks(resolved, around)
+
+
+def _how(reference: Reference, namespace: str) -> str:
+    if reference.kind == "ServiceAccount":
+        return f"kubectl create serviceaccount {reference.name} -n {namespace}"
+    kind = "secret generic" if reference.kind == "Secret" else "configmap"
+    place = "cluster file" if reference.field.startswith("the cluster's") else "job"
+    return f"kubectl create {kind} {reference.name} -n {namespace} …, or take it out of the {place}"
+
+
+def _networks(resolved: Resolved, around: Around) -> Iterator[Line]:
+    for network in dict.fromkeys(resolved.profile.spec.network.rdma.networks):
+        if is_out_of_reach(network, around.namespace, resolved.profile.spec.platform):
+            yield Line(SECTION, Outcome.UNKNOWN, out_of_reach(network, around.namespace), moved_here(network, around.namespace))
+    local = list(dict.fromkeys(name for name in resolved.profile.spec.network.rdma.networks if "/" not in name))
+    if not local:
+        return
+    if around.networks is None:
+        said = f"whether the networks {', '.join(local)} exist: your account may not list NetworkAttachmentDefinitions, or the cluster has none"
+        yield Line(SECTION, Outcome.UNKNOWN, said)
+        return
+    missing = [name for name in local if name not in around.networks]
+    if missing:
+        fix = "an administrator makes its NetworkAttachmentDefinition there"
+        yield Line(SECTION, Outcome.REFUSED, f"network {', '.join(missing)} is not in namespace {around.namespace}", fix)
+    else:
+        yield Line(SECTION, Outcome.OK, f"the networks {', '.join(local)} are there")

@@ -1,0 +1,1 @@
+"""Findings about a cluster: `lockstep doctor` and `lockstep cluster lint`."""

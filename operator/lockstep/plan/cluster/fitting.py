@@ -1,0 +1,132 @@
+"""Which nodes could take a pod of the job now, and what keeps it off each of the others (pure).
+
+Counted as the scheduler counts: what a node has for pods, less what the pods on it ask for, running or not yet ended. Not looked at: volumes that only some nodes reach,
+and pods that wait for a node as this job would.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+
+from lockstep.api.objects import Object
+from lockstep.plan.cluster.lookahead import Around, Line, Outcome
+from lockstep.plan.waiting.holders import who_holds
+from lockstep.plan.waiting.nodes import allocatable, named, shown_amount, why_never
+from lockstep.plan.waiting.requests import PODS, asked, request
+
+SECTION = "nodes"
+OVER = ("Succeeded", "Failed")
+
+
+def node_lines(pod: Object, needed: int, around: Around) -> Iterator[Line]:
+    """`pod`: one as the job's StatefulSet would make it, all of which are alike and want a node each."""
+    if around.nodes is None:
+        said = (
+            f"whether {needed} nodes have room: your account may not list nodes (an administrator can: lockstep plan, with the same file)"
+        )
+        yield Line(SECTION, Outcome.UNKNOWN, said)
+        return
+    never = {name_of(node): why for node in around.nodes if (why := why_never(pod, node)) is not None}
+    possible = [node for node in around.nodes if name_of(node) not in never]
+    if around.pods is None:
+        yield from _unseen(possible, needed, len(around.nodes))
+        yield from _obstacles(never)
+        return
+    mine = {str(found["metadata"]["uid"]) for found in around.own_pods or ()}
+    others = [other for other in around.pods if str(other["metadata"]["uid"]) not in mine]
+    lacking = lacks(pod, possible, others)
+    fitting = [name_of(node) for node in possible if name_of(node) not in lacking]
+    if len(fitting) >= needed:
+        said = f"{len(fitting)} of {len(around.nodes)} nodes fit now ({', '.join(sorted(fitting))}); the job needs {needed}"
+        yield Line(SECTION, Outcome.OK, said)
+    else:
+        yield _too_few(pod, needed, fitting, possible, lacking, others)
+    yield from _obstacles({name: text for name, (_, text) in lacking.items()} | never)
+
+
+def never_enough(pod: Object, needed: int, nodes: Sequence[Object]) -> str:
+    """In words, that the cluster has too few nodes for such pods even when all of it is idle; '' where it has enough."""
+    never = {name_of(node): why for node in nodes if (why := why_never(pod, node)) is not None}
+    possible = len(nodes) - len(never)
+    if possible >= needed:
+        return ""
+    why = "; ".join(line.said for line in _obstacles(never))
+    return f"{needed} nodes are asked for, and even when idle {_only(possible)} of the cluster's {len(nodes)} could take a pod{why and f' ({why})'}"
+
+
+def _unseen(possible: Sequence[Object], needed: int, total: int) -> Iterator[Line]:
+    text = f"{len(possible)} of {total} nodes are such that they could take a pod; the job needs {needed}"
+    if len(possible) < needed:
+        yield Line(
+            SECTION, Outcome.WAITS, text, "add nodes, or ask for fewer (spec.nodes)", f"{_more(needed - len(possible))} that can take a pod"
+        )
+    else:
+        yield Line(SECTION, Outcome.UNKNOWN, f"{text}; what is free on them: your account may not list pods of all namespaces")
+
+
+def _too_few(
+    pod: Object,
+    needed: int,
+    fitting: Sequence[str],
+    possible: Sequence[Object],
+    lacking: Mapping[str, tuple[str, str]],
+    others: Sequence[Object],
+) -> Line:
+    missing = needed - len(fitting)
+    there = f" ({', '.join(sorted(fitting))})" if fitting else ""
+    said = f"{len(fitting)} of the {needed} nodes that the job needs fit now{there}"
+    if len(possible) < needed:
+        idle = f"even when idle {_only(len(possible))} could take a pod"
+        return Line(
+            SECTION,
+            Outcome.WAITS,
+            f"{said}; {idle}",
+            "add nodes, or ask for fewer (spec.nodes)",
+            f"{_more(missing)} that can take a pod ({idle})",
+        )
+    wanting: dict[str, list[str]] = defaultdict(list)
+    for node, (resource, _) in lacking.items():
+        wanting[resource].append(node)
+    who = [who_holds(others, frozenset(nodes), resource, request(pod, resource)) for resource, nodes in wanting.items()]
+    return Line(SECTION, Outcome.WAITS, said, "; ".join(filter(None, who)), f"room on {_more(missing)}")
+
+
+def _only(count: int) -> str:
+    return f"only {count}" if count else "none"
+
+
+def _more(count: int) -> str:
+    return f"{count} more node{'s' if count > 1 else ''}"
+
+
+def _obstacles(why: Mapping[str, str]) -> Iterator[Line]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for node, text in why.items():
+        groups[text].append(node)
+    for text, nodes in groups.items():
+        yield Line(SECTION, Outcome.NOTE, f"{named(nodes)}: {text}")
+
+
+def lacks(pod: Object, nodes: Iterable[Object], others: Iterable[Object]) -> dict[str, tuple[str, str]]:
+    """Node → the first resource of which it has too little left, and that in words. Devices come before CPU and memory."""
+    on: dict[str, list[Object]] = defaultdict(list)
+    for other in others:
+        if other["spec"].get("nodeName") and other.get("status", {}).get("phase") not in OVER:
+            on[str(other["spec"]["nodeName"])].append(other)
+    found: dict[str, tuple[str, str]] = {}
+    for node in nodes:
+        name = name_of(node)
+        for resource in (*asked(pod), PODS):
+            want = request(pod, resource)
+            free = allocatable(node, resource) - sum((request(other, resource) for other in on[name]), Decimal(0))
+            if free < want:
+                left, all_of_it = shown_amount(max(free, Decimal(0)), resource), shown_amount(allocatable(node, resource), resource)
+                found[name] = (resource, f"has {left} of {all_of_it} {resource} free, a pod asks for {shown_amount(want, resource)}")
+                break
+    return found
+
+
+def name_of(node: Object) -> str:
+    return str(node["metadata"]["name"])

@@ -1,0 +1,211 @@
+"""Where an operator works: the whole cluster, named namespaces, or its own alone; and what is sent for each (pure).
+
+The manifests describe the whole cluster. The other two have the same rules, granted by RoleBindings or by a Role of the namespace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from lockstep.api.cluster import Platform, TrainingCluster
+from lockstep.api.names import ANNOTATION_CLUSTER, APP, LABEL_MANAGED_BY, LABEL_NAME, OPERATOR_NAME, OPERATOR_NAMESPACE, report_url
+from lockstep.api.objects import Object
+from lockstep.plan.render.fabric import Transport
+from lockstep.plan.render.security import locks_memory_as_root
+
+RBAC = "rbac.authorization.k8s.io"
+JOBS_ROLE = f"{OPERATOR_NAME}-jobs"
+"""Of a namespace's own operator: what the ClusterRole grants elsewhere."""
+HEARD_ROLE = "lockstep-heard"
+"""By which everybody may read the operator's Lease."""
+NAMED_BINDING = f"{OPERATOR_NAMESPACE}-operator"
+"""By which the operator of lockstep-system works in a named namespace. A namespace's own operator has none of this name."""
+PROFILE_CONFIG = "lockstep-cluster"
+"""ConfigMap of a namespace's own operator, in place of the TrainingCluster."""
+PROFILE_KEY = "cluster.json"
+PROFILE_FOLDER = "/etc/lockstep/cluster"
+NOT_IN_A_NAMESPACE = (
+    "CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "TrainingCluster", "SecurityContextConstraints",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scope:
+    """`namespaces`: none is the whole cluster. `own`: there is one, and the operator lives in it, with rights there and nowhere else."""
+
+    namespaces: tuple[str, ...] = ()
+    own: bool = False
+
+    @property
+    def home(self) -> str:
+        """The operator's namespace."""
+        return self.namespaces[0] if self.own else OPERATOR_NAMESPACE
+
+    @property
+    def choice(self) -> str:
+        """As the command line says it; "" for the whole cluster."""
+        return "--namespace-only" if self.own else f"--namespaces {','.join(self.namespaces)}" if self.namespaces else ""
+
+
+EVERYWHERE = Scope()
+
+
+def scoped(objects: list[Object], scope: Scope) -> list[Object]:
+    """What is sent in place of `objects`, which are for the whole cluster."""
+    if not scope.namespaces:
+        return objects
+    if not scope.own:
+        return [new for item in objects for new in _in_named(item, scope)]
+    return [new for item in objects for new in _in_own(item, scope)]
+
+
+def outdated(scope: Scope) -> list[Object]:
+    """Rights that another scope was given, and this one must not keep: nothing that is applied takes them away."""
+    whole = {"apiVersion": f"{RBAC}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": OPERATOR_NAME}}
+    return [whole] if scope.namespaces and not scope.own else []
+
+
+def is_outdated(binding: Object, scope: Scope) -> bool:
+    """Whether a RoleBinding of Lockstep's gives the operator of lockstep-system rights in a namespace that `scope` doesn't name."""
+    metadata = binding["metadata"]
+    is_ours = metadata["name"] == NAMED_BINDING and binding["roleRef"] == _role_ref("ClusterRole", OPERATOR_NAME)
+    return is_ours and not scope.own and metadata["namespace"] not in scope.namespaces
+
+
+def scope_of(deployment: Object) -> Scope:
+    """The one that an operator's Deployment was made for."""
+    environment = {item["name"]: item.get("value", "") for item in deployment["spec"]["template"]["spec"]["containers"][0].get("env", [])}
+    names = tuple(filter(None, environment.get("LOCKSTEP_NAMESPACES", "").split(",")))
+    return Scope(names, own=bool(names) and deployment["metadata"]["namespace"] != OPERATOR_NAMESPACE)
+
+
+def image_of(deployment: Object) -> str:
+    """The operator's image, which pods of jobs start with, too."""
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def why_unserved(namespace: str, deployment: Object | None, *, is_bound: bool | None, is_left_alone: bool) -> str:
+    """Why no operator works in `namespace`, as far as one can see, and who changes that; "" where one does.
+
+    `deployment`: the operator's. `is_bound`: whether the namespace has NAMED_BINDING; None: it can't be seen. `is_left_alone`: whether it has a service
+    account of an operator of its own.
+    """
+    if deployment is None:
+        return "no operator is installed: lockstep deploy CLUSTER, or run the job without one (lockstep run --in-namespace)"
+    scope = scope_of(deployment)
+    if scope.own and namespace in scope.namespaces:
+        return ""
+    if is_left_alone:
+        return (
+            f"namespace {namespace} has ServiceAccount {OPERATOR_NAME}, as if it had an operator of its own, and no Deployment of that name: repeat "
+            f"lockstep deploy CLUSTER --namespace-only, or kubectl delete serviceaccount {OPERATOR_NAME} -n {namespace}"
+        )
+    if scope.namespaces and namespace not in scope.namespaces:
+        wider = ",".join((*scope.namespaces, namespace))
+        return (
+            f"the operator works in {', '.join(scope.namespaces)} only: an administrator adds {namespace} (lockstep deploy CLUSTER --namespaces {wider}), "
+            "or an admin of the namespace deploys one there (lockstep deploy CLUSTER --namespace-only)"
+        )
+    if scope.namespaces and is_bound is False:
+        return f"the operator has lost its rights in namespace {namespace}: an administrator repeats lockstep deploy CLUSTER --namespaces {','.join(scope.namespaces)}"
+    return ""
+
+
+def _role_ref(kind: str, name: str) -> Object:
+    return {"apiGroup": RBAC, "kind": kind, "name": name}
+
+
+def _binding(name: str, namespace: str, role: Object, home: str) -> Object:
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name, "namespace": namespace, "labels": {LABEL_NAME: APP}},
+        "roleRef": role,
+        "subjects": [{"kind": "ServiceAccount", "name": OPERATOR_NAME, "namespace": home}],
+    }
+
+
+def _in_named(item: Object, scope: Scope) -> list[Object]:
+    if item["kind"] == "ClusterRoleBinding" and item["metadata"]["name"] == OPERATOR_NAME:
+        return [_binding(NAMED_BINDING, name, item["roleRef"], scope.home) for name in scope.namespaces]
+    if item["kind"] == "Deployment":
+        _set_environment(item, {"LOCKSTEP_NAMESPACES": ",".join(scope.namespaces)})
+    return [item]
+
+
+def _in_own(item: Object, scope: Scope) -> list[Object]:
+    kind, metadata = item["kind"], item["metadata"]
+    if kind == "TrainingCluster":
+        return [_profile_config(item, scope.home)]
+    if kind == "ClusterRole" and metadata["name"] == OPERATOR_NAME:
+        role = {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": {**metadata, "name": JOBS_ROLE, "namespace": scope.home}}
+        return [
+            role | {"rules": [rule for rule in item["rules"] if not _needs_nodes(rule)]},
+            _binding(JOBS_ROLE, scope.home, _role_ref("Role", JOBS_ROLE), scope.home),
+        ]
+    if kind in NOT_IN_A_NAMESPACE or metadata["name"] == HEARD_ROLE:  # who deploys here may give rights to nobody else
+        return []
+    if metadata.get("namespace") == OPERATOR_NAMESPACE:
+        item = {**item, "metadata": {**metadata, "namespace": scope.home}}
+    if kind == "RoleBinding":
+        subjects = [{**s, "namespace": scope.home} if s.get("namespace") == OPERATOR_NAMESPACE else s for s in item["subjects"]]
+        return [{**item, "subjects": subjects}]
+    if kind == "Deployment":
+        _set_environment(
+            item,
+            {
+                "LOCKSTEP_NAMESPACE": scope.home,
+                "LOCKSTEP_NAMESPACES": scope.home,
+                "LOCKSTEP_REPORT_URL": report_url(scope.home),
+                "LOCKSTEP_METRICS_PORT": "0",  # who may read them, only a cluster-wide right tells
+                "LOCKSTEP_CLUSTER": f"{PROFILE_FOLDER}/{PROFILE_KEY}",
+            },
+        )
+        pod = item["spec"]["template"]["spec"]
+        pod["volumes"].append({"name": "cluster", "configMap": {"name": PROFILE_CONFIG}})
+        pod["containers"][0]["volumeMounts"].append({"name": "cluster", "mountPath": PROFILE_FOLDER, "readOnly": True})
+    return [item]
+
+
+def _needs_nodes(rule: Object) -> bool:
+    """Pods are deleted only on Nodes that are lost, and this operator sees none."""
+    return bool(rule["resources"] == ["pods"] and rule["verbs"] == ["delete"])
+
+
+def _set_environment(deployment: Object, values: dict[str, str]) -> None:
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [*(v for v in container["env"] if v["name"] not in values), *({"name": k, "value": v} for k, v in values.items())]
+
+
+def _profile_config(profile: Object, namespace: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": PROFILE_CONFIG, "namespace": namespace, "labels": {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}},
+        "data": {PROFILE_KEY: json.dumps(profile, indent=2, sort_keys=True) + "\n"},
+    }
+
+
+def with_profile_hash(objects: list[Object]) -> list[Object]:
+    """A namespace's own operator reads its cluster when it starts: another one starts it again."""
+    config = next((item for item in objects if item["kind"] == "ConfigMap" and item["metadata"]["name"] == PROFILE_CONFIG), None)
+    for item in objects:
+        if config is not None and item["kind"] == "Deployment":
+            metadata = item["spec"]["template"]["metadata"]
+            digest = hashlib.sha256(config["data"][PROFILE_KEY].encode()).hexdigest()[:16]
+            metadata["annotations"] = {**metadata.get("annotations", {}), ANNOTATION_CLUSTER: digest}
+    return objects
+
+
+def definitions_command(profile: TrainingCluster, namespace: str) -> str:
+    """What an administrator types once, in a checkout, before an admin of `namespace` can deploy an operator there."""
+    files = ["manifests/crds", "manifests/operator/base/userroles.yaml"]
+    needs_scc = profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA)
+    if needs_scc:
+        files += [f"manifests/operator/overlays/openshift/{name}.yaml" for name in ("scc", "clusterrole")]
+    apply = f"kubectl apply --server-side --force-conflicts --field-manager=lockstep-deploy {' '.join(f'-f {file}' for file in files)}"
+    account = f"{namespace}:{profile.spec.security.service_account}"
+    grant = f" && oc create rolebinding lockstep-rdma -n {namespace} --clusterrole=lockstep-rdma --serviceaccount={account}"
+    return apply + (grant if needs_scc else "")

@@ -1,0 +1,103 @@
+"""Whether a storage class can give a volume that many nodes mount: by what is bound already, else by its provisioner (pure).
+
+A class's name and its mere existence say nothing: clusters list CephFS classes whose claims never bind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lockstep.api.objects import Object
+from lockstep.plan.cluster.facts import ClusterFacts
+
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+RWX = "ReadWriteMany"
+
+
+class Shareable(StrEnum):
+    """Whether claims of a class can be ReadWriteMany."""
+
+    YES = "yes"
+    NO = "no"
+    DOUBTFUL = "doubtful"  # the provisioner could, but claims wait for ever
+    UNKNOWN = "unknown"
+
+
+# By the end of the provisioner's name, since operators put their namespace in front.
+PROVISIONERS = {
+    "cephfs.csi.ceph.com": Shareable.YES,
+    "nfs.csi.k8s.io": Shareable.YES,
+    "nfs.csi.ceph.com": Shareable.YES,
+    "nfs-subdir-external-provisioner": Shareable.YES,
+    "file.csi.azure.com": Shareable.YES,
+    "filestore.csi.storage.gke.io": Shareable.YES,
+    "efs.csi.aws.com": Shareable.YES,
+    "fsx.csi.aws.com": Shareable.YES,
+    "beegfs.csi.netapp.com": Shareable.YES,
+    "spectrumscale.csi.ibm.com": Shareable.YES,
+    "csi.weka.io": Shareable.YES,
+    "csi.vastdata.com": Shareable.YES,
+    "driver.longhorn.io": Shareable.YES,
+    "lustre.csi.storage.gke.io": Shareable.YES,
+    "rbd.csi.ceph.com": Shareable.NO,
+    "ebs.csi.aws.com": Shareable.NO,
+    "disk.csi.azure.com": Shareable.NO,
+    "pd.csi.storage.gke.io": Shareable.NO,
+    "cinder.csi.openstack.org": Shareable.NO,
+    "topolvm.io": Shareable.NO,
+    "topolvm.cybozu.com": Shareable.NO,
+    "rancher.io/local-path": Shareable.NO,
+    "hostpath.csi.k8s.io": Shareable.NO,
+}
+"""What a provisioner makes file systems for. RBD has ReadWriteMany for raw blocks only."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One class, and how we know."""
+
+    name: str
+    shareable: Shareable
+    why: str
+    is_default: bool = False
+
+
+def judge_classes(facts: ClusterFacts) -> list[Judged]:
+    """Every storage class that was seen, the best for sharing first."""
+    order = list(Shareable)
+    found = [judge_class(item, facts) for item in facts.list("StorageClass").items]
+    return sorted(found, key=lambda judged: (order.index(judged.shareable), not judged.is_default, judged.name))
+
+
+def judge_class(item: Object, facts: ClusterFacts) -> Judged:
+    name, provisioner = str(item["metadata"]["name"]), str(item.get("provisioner", ""))
+    is_default = item["metadata"].get("annotations", {}).get(DEFAULT_CLASS) == "true"
+    bound, waiting = _shared(facts, name, "Bound"), _waiting(facts, name)
+    if bound:
+        return Judged(name, Shareable.YES, f"{RWX} volumes of it are bound ({', '.join(bound[:3])})", is_default)
+    known = next((verdict for end, verdict in PROVISIONERS.items() if provisioner.endswith(end)), Shareable.UNKNOWN)
+    if waiting and known is not Shareable.NO:
+        return Judged(name, Shareable.DOUBTFUL, f"{RWX} claims of it wait and none is bound ({', '.join(waiting[:3])})", is_default)
+    said = {
+        Shareable.YES: f"its provisioner {provisioner} makes shared file systems; no claim of it was seen bound",
+        Shareable.NO: f"its provisioner {provisioner} makes volumes for one node at a time",
+        Shareable.UNKNOWN: f"its provisioner {provisioner} is not one that Lockstep knows, and no {RWX} volume of it was seen",
+    }
+    return Judged(name, known, said.get(known, ""), is_default)
+
+
+def _shared(facts: ClusterFacts, name: str, phase: str) -> list[str]:
+    """Volumes and claims of the class in this phase that are ReadWriteMany."""
+    volumes = [*facts.list("PersistentVolume").items, *facts.list("PersistentVolumeClaim").items]
+    return [
+        str(item["metadata"]["name"])
+        for item in volumes
+        if item["spec"].get("storageClassName") == name
+        and RWX in item["spec"].get("accessModes", [])
+        and item.get("status", {}).get("phase") == phase
+    ]
+
+
+def _waiting(facts: ClusterFacts, name: str) -> list[str]:
+    return _shared(facts, name, "Pending")

@@ -1,0 +1,189 @@
+"""Whether a job can start: its spec is read, its cluster chosen, both resolved and frozen. The first thing in the way is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from pydantic import ValidationError
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.job import TrainingJob
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER
+from lockstep.api.objects import Object
+from lockstep.plan.decide.excluded import excluded_names
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import UNREADABLE, Observed, is_terminating, start_anew
+from lockstep.plan.reasons import Reason
+from lockstep.plan.render.objects import Frozen, RenderContext, freeze
+from lockstep.plan.render.resolve import PlatformDefaults, Refused, Resolved, refuse_missing_gpus, resolve, trainer_image
+from lockstep.plan.render.storage import shared_claims
+
+HASH_CHARACTERS = 10
+LISTED_PROFILES = 8
+REMEMBERED_JOBS, REMEMBERED_CLUSTERS = 32, 8
+REMEMBERED_CHARACTERS = 16 << 10
+"""The most that a remembered job may have; most have 1 KB. Larger ones are read each time, so that they hold no memory."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A job with its cluster, and the run that it would start with now."""
+
+    resolved: Resolved
+    frozen: Frozen
+
+    @cached_property
+    def profile(self) -> Object:
+        """For status.cluster."""
+        profile = self.resolved.profile
+        text = json.dumps(profile.spec.to_dict(), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
+        return {"name": profile.metadata.name, "hash": digest, "transport": str(self.resolved.transport)}
+
+
+def accept(observed: Observed, context: RenderContext) -> Accepted | Notice:
+    """The job as it can start now, or why it can't."""
+    if UNREADABLE in observed.job:
+        return Notice(Reason.INVALID_SPEC, f"the job can't be used: {observed.job[UNREADABLE]}")
+    text = _stated(observed.job)
+    is_small = len(text) <= REMEMBERED_CHARACTERS
+    job = (_job if is_small else _job.__wrapped__)(text)
+    if isinstance(job, Notice):
+        return job
+    profile = _profile(observed, job.spec.cluster)
+    if isinstance(profile, Notice):
+        return profile
+    cluster, excluded = _stated(profile), excluded_names(observed)
+    frozen_by = RenderContext(
+        context.agent_image, key_secret=context.key_secret, report=context.report
+    )  # no more of it is part of a frozen run
+    return _remembered(text, cluster, excluded, frozen_by) if is_small else _accepted(job, _cluster(cluster), excluded, frozen_by)
+
+
+def _stated(item: Object) -> str:
+    """A job or a cluster as somebody wrote it, as JSON."""
+    metadata = {key: value for key, value in item["metadata"].items() if key != "resourceVersion"}
+    return json.dumps({key: value for key, value in item.items() if key not in ("status", "metadata")} | {"metadata": metadata})
+
+
+@lru_cache(REMEMBERED_JOBS)
+def _job(text: str) -> TrainingJob | Notice:
+    try:
+        return TrainingJob.model_validate(json.loads(text))
+    except ValidationError as error:
+        return Notice(Reason.INVALID_SPEC, _first_problem(error, "the job"))
+
+
+@lru_cache(REMEMBERED_CLUSTERS)
+def _cluster(text: str) -> TrainingCluster | Notice:
+    cluster = json.loads(text)
+    try:
+        return TrainingCluster.model_validate(cluster)
+    except ValidationError as error:
+        problem = _first_problem(error, f"TrainingCluster {cluster['metadata']['name']}")
+        return Notice(Reason.INVALID_CLUSTER, f"{problem}; correct the cluster, the job starts by itself then")
+
+
+@lru_cache(REMEMBERED_JOBS)
+def _remembered(job_text: str, cluster_text: str, excluded: tuple[str, ...], context: RenderContext) -> Accepted | Notice:
+    """Each event of each pod of a job is a look at it, and all of them find the same."""
+    return _accepted(_job(job_text), _cluster(cluster_text), excluded, context)
+
+
+def _accepted(
+    job: TrainingJob | Notice, profile: TrainingCluster | Notice, excluded: tuple[str, ...], context: RenderContext
+) -> Accepted | Notice:
+    if isinstance(job, Notice):
+        return job
+    if isinstance(profile, Notice):
+        return profile
+    try:
+        image = trainer_image(context.agent_image)
+        resolved = resolve(job, profile, PlatformDefaults(excluded_nodes=excluded, image=image))
+        refuse_missing_gpus(resolved)
+        return Accepted(resolved, freeze(resolved, context))
+    except Refused as refused:
+        return Notice(refused.refusals[0].reason, str(refused))
+
+
+def missing_service_account(observed: Observed, accepted: Accepted) -> Notice | None:
+    """Pods are not even asked for without it: the StatefulSet would retry ever more slowly and start late when it is made."""
+    name = accepted.resolved.profile.spec.security.service_account
+    if name in observed.service_accounts:
+        return None
+    text = f"service account {name} does not exist in namespace {observed.namespace}: make it (kubectl create serviceaccount {name} -n {observed.namespace})"
+    return Notice(Reason.SERVICE_ACCOUNT_NOT_FOUND, f"{text} or run deploy-cluster for that namespace")
+
+
+def service_account_gone(observed: Observed, accepted: Accepted) -> Notice | None:
+    """While pods are there, whose tokens are of the one that was deleted: a new one of its name doesn't make them valid."""
+    missing = missing_service_account(observed, accepted)
+    if missing is None:
+        return None
+    return Notice(
+        missing.reason,
+        f"{missing.message}; pods that are there can't report any more, and new ones can't start: after that, {start_anew(observed)}",
+    )
+
+
+def claim_going(observed: Observed, accepted: Accepted | None) -> Notice | None:
+    """A claim of the job that somebody deletes. It stays while a pod mounts it, and can't be had back."""
+    used = {
+        v["persistentVolumeClaim"]["claimName"]
+        for pod in observed.pods
+        for v in pod["spec"].get("volumes") or []
+        if "persistentVolumeClaim" in v
+    }
+    wanted = used or ({claim.name for claim in shared_claims(accepted.resolved)} if accepted is not None else set())
+    going = sorted(name for name in wanted if is_terminating(observed.claims.get(name, {"metadata": {}})))
+    if not going:
+        return None
+    text = f"claim {going[0]} is being deleted"
+    if not used:
+        return Notice(Reason.CLAIM_DELETED, f"{text}: the job starts when it is gone, on an empty one")
+    copy = f"`lockstep cp {observed.name}:runs/{observed.name} . -n {observed.namespace}`"
+    return Notice(
+        Reason.CLAIM_DELETED,
+        f"{text}, and goes with all that it holds once no pod mounts it: copy what is needed while the job runs ({copy})",
+    )
+
+
+def _profile(observed: Observed, name: str | None) -> Object | Notice:
+    found = _named(observed, name) if name else _default(observed)
+    if not isinstance(found, Notice) and UNREADABLE in found:
+        return Notice(Reason.INVALID_CLUSTER, f"TrainingCluster {found['metadata']['name']} can't be used: {found[UNREADABLE]}")
+    return found
+
+
+def _named(observed: Observed, name: str) -> Object | Notice:
+    found = next((p for p in observed.profiles if p["metadata"]["name"] == name), None)
+    text = f"spec.cluster is {name}, but there is no such TrainingCluster; {_known(observed)}: `lockstep deploy {name}` sends it"
+    return found or Notice(Reason.CLUSTER_NOT_FOUND, text)
+
+
+def _default(observed: Observed) -> Object | Notice:
+    mark = ANNOTATION_DEFAULT_CLUSTER
+    found = [p for p in observed.profiles if p["metadata"].get("annotations", {}).get(mark) == "true"]
+    if not found:
+        text = f"spec.cluster is not set and no TrainingCluster is annotated {mark}: true; {_known(observed)}: kubectl annotate tc NAME {mark}=true"
+        return Notice(Reason.NO_DEFAULT_CLUSTER, text)
+    if len(found) > 1:
+        names = ", ".join(sorted(p["metadata"]["name"] for p in found))
+        text = f"spec.cluster is not set and several TrainingClusters are annotated {mark}: true ({names}): leave it on one"
+        return Notice(Reason.SEVERAL_DEFAULT_CLUSTERS, text)
+    return found[0]
+
+
+def _known(observed: Observed) -> str:
+    names = sorted(p["metadata"]["name"] for p in observed.profiles)
+    return f"known are {', '.join(names[:LISTED_PROFILES])}" if names else "there is none at all"
+
+
+def _first_problem(error: ValidationError, what: str) -> str:
+    detail = error.errors()[0]
+    path = ".".join(str(part) for part in detail["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{what} can't be used: {path}: {detail['msg']}{more}"

@@ -1,0 +1,63 @@
+"""Nodes that preflight found bad for a job: noted in status, then left out of the job's next start from zero (pure).
+
+Only what can be replaced is left out: with no other node free to take the pod, the job would wait for ever instead of failing with the
+node's name. Status has the list first, the pods go after that, so that an operator that ends in between loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstep.api.objects import Object
+from lockstep.api.preflight import EXCLUDED_MAX
+from lockstep.plan.decide.interactive import is_stopped
+from lockstep.plan.observed import Observed
+from lockstep.plan.waiting.nodes import fitting_nodes
+from lockstep_gang.contract import Finding, Report
+
+if TYPE_CHECKING:
+    from lockstep.plan.render.objects import Frozen
+
+TEXT = 1024
+
+
+def excluded_names(observed: Observed) -> tuple[str, ...]:
+    """As status has them."""
+    return tuple(node["name"] for node in observed.status.get("excludedNodes") or [])
+
+
+def excluded_nodes(observed: Observed, report: Report | None, running: Frozen | None, time: str) -> list[Object]:
+    """status.excludedNodes. A suspended job begins anew: that is how the list is cleared."""
+    if is_stopped(observed):
+        return []
+    found = list(observed.status.get("excludedNodes") or [])
+    bad = _bad_nodes(observed, report) if running is not None else {}
+    for name, finding in bad.items():
+        left_out = {node["name"] for node in found} | {name}
+        is_new = name not in {node["name"] for node in found}
+        if is_new and len(found) < EXCLUDED_MAX and running is not None and _enough_without(observed, left_out, running.nodes):
+            found.append({"name": name, "time": time, "message": finding.message[:TEXT]})
+    return found
+
+
+def pods_on_excluded(observed: Observed) -> str | None:
+    """Why pods that are there have to go: one of them is on a node that is left out by now."""
+    left_out = {node["name"]: node["message"] for node in observed.status.get("excludedNodes") or []}
+    there = sorted({pod["spec"].get("nodeName") for pod in observed.pods} & set(left_out))
+    return f"the job starts again without node {there[0]}: {left_out[there[0]]}" if there else None
+
+
+def _bad_nodes(observed: Observed, report: Report | None) -> dict[str, Finding]:
+    """Node → what was found there, by the pods that were there at the time."""
+    result = report.preflight if report is not None else None
+    found: dict[str, Finding] = {}
+    for finding in result.findings if result is not None and not result.ok else ():
+        pod = observed.pod(finding.node) if finding.excludes and finding.node is not None else None
+        if pod is not None and result is not None and pod["metadata"].get("creationTimestamp", "") <= result.time:
+            found[pod["spec"].get("nodeName", "")] = finding
+    return {name: finding for name, finding in found.items() if name}
+
+
+def _enough_without(observed: Observed, left_out: set[str], wanted: int) -> bool:
+    fitting = set(fitting_nodes(observed.pods[0], observed.nodes)) if observed.pods else set()
+    return len(fitting - left_out) >= wanted

@@ -1,0 +1,210 @@
+"""What the cluster knows of a job's pods and its coordinator can't: taken away by whom, or not there yet and why (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from lockstep.api.names import CONTAINER, NODES_MAX, pod_name
+from lockstep.api.objects import Object, is_running
+from lockstep.plan.observed import Observed, is_terminating, owner_uid
+from lockstep.plan.times import seconds_of, timestamp
+from lockstep.plan.waiting.containers import is_scheduled, scheduler_message, waits_for_a_claim
+from lockstep_gang.contract import Fact, FactType
+
+FACT_CHARACTERS = 256
+SIGNALLED = 128
+"""An exit code above it is a signal's number more."""
+SAME_SECONDS = 5.0
+"""What somebody did to the StatefulSet, and what its controller then did to a pod."""
+WAITING_MAX = 64
+"""Pods that a reply says more of: the coordinator's line names five."""
+_PREEMPTIONS = frozenset({"PreemptionByScheduler", "Preempted", "Preempting"})
+_EVICTIONS = frozenset({"Evicted", "NodeShutdown", "Terminated", "NodeAffinity"})
+_QUEUE = "TerminationTarget"
+"""Kueue's condition on a pod that it takes back for another workload."""
+
+
+@dataclass(frozen=True)
+class NodeTrouble:
+    """Why a Node is taken for lost."""
+
+    name: str
+    reason: str
+    """NotReady, Unreachable (its kubelet is silent) or Gone."""
+    since: str | None = None
+    """RFC 3339."""
+
+    @property
+    def text(self) -> str:
+        """For example `Node b is NotReady since 2026-01-01T00:00:00Z`."""
+        if self.reason == "Gone":
+            return f"Node {self.name} is not in the cluster any more"
+        return f"Node {self.name} is NotReady" + (f" since {self.since}" if self.since else "")
+
+
+def node_trouble(pod: Object, nodes: Mapping[str, Object]) -> NodeTrouble | None:
+    """None: its Node is Ready, or it has none yet. `nodes`: by name; none at all: they weren't looked at."""
+    name = pod["spec"].get("nodeName")
+    if not name or not nodes:
+        return None
+    return trouble_of(nodes[name]) if name in nodes else NodeTrouble(name, "Gone")
+
+
+def trouble_of(node: Object) -> NodeTrouble | None:
+    ready = next((c for c in node.get("status", {}).get("conditions") or [] if c["type"] == "Ready"), None)
+    if ready is None or ready["status"] == "True":
+        return None
+    reason = "Unreachable" if ready["status"] == "Unknown" else "NotReady"
+    return NodeTrouble(node["metadata"]["name"], reason, ready.get("lastTransitionTime"))
+
+
+def loss_of(pod: Object, nodes: Mapping[str, Object]) -> Fact | None:
+    """The fact that the cluster takes this pod away, or has lost it; None as long as it may stay, and for one that somebody deletes (`deletion_of`)."""
+    status = pod.get("status", {})
+    marks = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
+    disruption, queue = marks.get("DisruptionTarget"), marks.get(_QUEUE)
+    if queue is not None or (disruption or {}).get("reason") in _PREEMPTIONS or status.get("reason") in _PREEMPTIONS:
+        return _marked(FactType.PREEMPTED, pod, queue or disruption)
+    trouble = node_trouble(pod, nodes)
+    if trouble is not None:
+        return _fact(FactType.NODE_LOST, pod, trouble.reason, trouble.text, trouble.since)
+    if disruption is not None or status.get("reason") in _EVICTIONS:
+        kind = FactType.NODE_LOST if (disruption or {}).get("reason") == "DeletionByPodGC" else FactType.EVICTED
+        return _marked(kind, pod, disruption)
+    return _killed(pod)
+
+
+def deletion_of(pod: Object, job: Object | None, stateful_set: Object | None) -> Fact | None:
+    """The fact that somebody deletes, or has deleted, a pod which its StatefulSet is to have; None where that follows from what became of the job."""
+    if job is None or stateful_set is None or is_terminating(job) or is_terminating(stateful_set):
+        return None
+    index = node_index(pod["metadata"]["name"])
+    if owner_uid(pod) != stateful_set["metadata"]["uid"] or not 0 <= index < stateful_set["spec"].get("replicas", 1):
+        return None
+    asked_for, done = _asked_for(pod), (job.get("status") or {}).get("interference") or {}
+    by_the_set = asked_for is not None and abs(seconds_of(done.get("time", asked_for)) - seconds_of(asked_for)) <= SAME_SECONDS
+    why = str(done["message"]) if done and by_the_set else "it was deleted by hand, or by a program that is none of Lockstep's"
+    return _fact(FactType.DELETED, pod, "Deleted", why, asked_for)
+
+
+def _asked_for(pod: Object) -> str | None:
+    """When its deletion was: deletionTimestamp is the end of the grace that it has. None: nobody knows."""
+    at, grace = pod["metadata"].get("deletionTimestamp"), pod["metadata"].get("deletionGracePeriodSeconds") or 0
+    return timestamp(seconds_of(at) - grace) if at else None
+
+
+def _killed(pod: Object) -> Fact | None:
+    """The last end of its container, if that was none of the agent's own."""
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    status: Object = next((found for found in statuses if found["name"] == CONTAINER), {})
+    end = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
+    code, out_of_memory = end.get("exitCode", 0), end.get("reason") == "OOMKilled"
+    if not out_of_memory and code <= SIGNALLED:
+        return None
+    if out_of_memory:
+        limit = next(
+            (c.get("resources", {}).get("limits", {}).get("memory") for c in pod["spec"].get("containers", []) if c["name"] == CONTAINER),
+            None,
+        )
+        reached = f"at its limit of {limit}" if limit else "though it has no limit: the Node's memory was used up"
+        kind, words = FactType.OUT_OF_MEMORY, f"the kernel killed its container {reached} (OOMKilled)"
+    else:
+        signal = f" (signal {code - SIGNALLED})"
+        words = (
+            f"its container was ended with exit code {code}{signal}, {end.get('reason', 'Error')}; by the kubelet, the kernel or by hand"
+        )
+        kind = FactType.CONTAINER_ENDED
+    fact = _fact(kind, pod, str(end.get("reason", "")), words, end.get("finishedAt"))
+    return replace(fact, pod_uid=f"{fact.pod_uid}/{end.get('finishedAt', '')}")  # a pod's container may end so several times
+
+
+def _marked(kind: FactType, pod: Object, mark: Object | None) -> Fact:
+    """`mark`: the condition that says so; without one the pod's status does."""
+    found = mark or pod.get("status", {})
+    return _fact(kind, pod, found.get("reason", ""), found.get("message", ""), found.get("lastTransitionTime"))
+
+
+def _fact(kind: FactType, pod: Object, reason: str, message: str, since: str | None = None) -> Fact:
+    metadata = pod["metadata"]
+    return Fact(
+        type=kind, node=node_index(metadata["name"]), pod=metadata["name"], reason=reason, message=message.strip()[:FACT_CHARACTERS],
+        pod_uid=metadata["uid"], node_name=pod["spec"].get("nodeName") or "", since=since,
+    )  # fmt: skip
+
+
+def node_index(pod: str) -> int:
+    """The pod's number in its StatefulSet."""
+    number = pod.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def losses(observed: Observed) -> dict[str, Fact]:
+    """uid → the loss of every pod that is still there."""
+    found = ((str(pod["metadata"]["uid"]), _loss(pod, observed)) for pod in observed.pods)
+    return {uid: fact for uid, fact in found if fact is not None}
+
+
+def _loss(pod: Object, observed: Observed) -> Fact | None:
+    lost = loss_of(pod, observed.judged_nodes)
+    return deletion_of(pod, observed.job, observed.stateful_set) if lost is None and is_terminating(pod) else lost
+
+
+def facts_of(observed: Observed, remembered: Mapping[str, Fact]) -> tuple[Fact, ...]:
+    """For the coordinator: losses first, those of pods that are gone too (`remembered`: uid → fact), then why pods don't run yet."""
+    there = {str(pod["metadata"]["uid"]) for pod in observed.pods}
+    gone = [fact for uid, fact in remembered.items() if uid not in there]
+    waiting = sorted(_waiting(observed), key=lambda fact: bool(fact.node_name))  # pods without a node hold the start's time
+    return (*gone, *losses(observed).values(), *waiting[:WAITING_MAX])
+
+
+def _waiting(observed: Observed) -> Iterator[Fact]:
+    for index in range(min(observed.replicas, NODES_MAX)):  # whoever may edit StatefulSets may write any number into one
+        pod = observed.pod(index)
+        if pod is None:
+            yield Fact(FactType.WAITING, index, pod_name(observed.name, index), "NotCreated")
+        elif (why := _why_waiting(pod)) is not None:
+            yield _fact(FactType.WAITING, pod, *why)
+
+
+def _why_waiting(pod: Object) -> tuple[str, str] | None:
+    """(one word, the cluster's sentence); None when it runs."""
+    if is_terminating(pod):
+        return "Terminating", "an earlier pod of this name is still ending"
+    if not is_scheduled(pod):
+        told = scheduler_message(pod)
+        if waits_for_a_claim(pod):
+            return "ClaimNotBound", told
+        return ("Unschedulable", told) if told else ("Scheduling", "the scheduler has not decided yet")
+    if is_running(pod):
+        return None
+    return _of_containers(pod.get("status", {}))
+
+
+def _of_containers(status: Object) -> tuple[str, str]:
+    preparing = status.get("initContainerStatuses") or []
+    ready = bool(preparing) and all((c.get("state", {}).get("terminated") or {}).get("exitCode") == 0 for c in preparing)
+    for container in [*preparing, *(status.get("containerStatuses") or [])]:
+        waiting = container.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason not in ("", "PodInitializing", "ContainerCreating"):
+            return reason, waiting.get("message", "")
+    # All that is left to do between the init containers' end and the start is to pull the image.
+    return ("ImagePulling", "") if ready else ("ContainerCreating", "")
+
+
+def racks_of(observed: Observed, nodes: int) -> tuple[str, ...]:
+    """Of node i; empty text: its Node lacks the label. (): the cluster names no label, or not every pod is on a node yet."""
+    label = _rack_label(observed)
+    hosts = [pod["spec"].get("nodeName") for pod in (observed.pod(node) for node in range(nodes)) if pod is not None]
+    if label is None or len(hosts) < nodes or not all(hosts):
+        return ()
+    labels = {node["metadata"]["name"]: node["metadata"].get("labels") or {} for node in observed.nodes}
+    return tuple(str(labels.get(host, {}).get(label, "")) for host in hosts)
+
+
+def _rack_label(observed: Observed) -> str | None:
+    name = (observed.status.get("cluster") or {}).get("name")
+    spec: Object = next((profile.get("spec", {}) for profile in observed.profiles if profile["metadata"]["name"] == name), {})
+    label = (spec.get("nodes") or {}).get("rackLabel")
+    return None if label is None else str(label)

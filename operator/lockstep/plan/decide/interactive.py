@@ -1,0 +1,108 @@
+"""A dev environment (pure): what its status says, and when nobody uses it any more and its GPUs are released.
+
+Released is written into status first, then the pods go: whoever looks next, this operator or another, goes on from there. It ends when
+spec.interactive.resume is raised (`lockstep resume`), or when the job is suspended by hand. The operator never writes a spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lockstep.api.job import JobType
+from lockstep.api.objects import Object, condition
+from lockstep.plan.observed import Observed, ReceivedReport
+from lockstep_gang.contract import Idleness, InteractiveReport, Report
+
+SCRIPT, BY = 256, 128
+
+
+def is_interactive(job: Mapping[str, Any]) -> bool:
+    return bool(job["spec"].get("type") == JobType.INTERACTIVE.value)
+
+
+def resumes(job: Object) -> int:
+    return int((job["spec"].get("interactive") or {}).get("resume", 0))
+
+
+def is_released(observed: Observed) -> bool:
+    """Its GPUs were released, and nobody has asked for them back. A suspension by hand takes its place."""
+    said = observed.status.get("interactive") or {}
+    suspended = observed.job["spec"].get("suspend", False)
+    return not suspended and "released" in said and resumes(observed.job) <= said.get("resume", 0)
+
+
+def is_stopped(observed: Observed) -> bool:
+    """It is to have no pods: suspended by a person, or released."""
+    return bool(observed.job["spec"].get("suspend", False)) or is_released(observed)
+
+
+def release_due(observed: Observed, received: ReceivedReport | None) -> bool:
+    """Node 0 says that nobody uses it. The report of a start that is being stopped says nothing about the next one."""
+    said = received.report.interactive if received is not None else None
+    return said is not None and said.idleness is Idleness.OVER and observed.replicas > 0 and not is_stopped(observed)
+
+
+def interactive_status(observed: Observed, received: ReceivedReport | None, now: str) -> Object | None:
+    """status.interactive. None: there is nothing to say."""
+    before = observed.status.get("interactive") or {}
+    if not is_interactive(observed.job) or observed.job["spec"].get("suspend", False):
+        return None
+    if is_released(observed):
+        return before
+    if release_due(observed, received):
+        return {"released": now, "resume": resumes(observed.job), **({"idleSince": before["idleSince"]} if "idleSince" in before else {})}
+    said = received.report.interactive if received is not None else None
+    if said is None:
+        return {key: value for key, value in before.items() if key not in ("released", "resume")} or None if observed.pods else None
+    return _said(said) or None
+
+
+def _said(report: InteractiveReport) -> Object:
+    fields: dict[str, Any] = {
+        "script": report.script[:SCRIPT] or None,
+        "by": report.by[:BY] or None,
+        "since": report.since,
+        "idleSince": report.idle_since,
+        "releaseTime": report.release,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def unused(jobs: Iterable[Object]) -> frozenset[tuple[str, str]]:
+    """(namespace, name) of the dev environments in which nothing runs, though they have their GPUs."""
+    found = (job for job in jobs if is_interactive(job) and condition(job.get("status") or {}, "Progressing").get("reason") == "Ready")
+    return frozenset((str(job["metadata"]["namespace"]), str(job["metadata"]["name"])) for job in found)
+
+
+def is_ready(report: Report) -> bool:
+    """All nodes wait, and nothing runs or is about to."""
+    said = report.interactive
+    return said is not None and said.ready and not said.script
+
+
+def run_command(observed: Observed) -> str:
+    return f"lockstep run --job {observed.name} -n {observed.namespace} train_multi_node.py"
+
+
+def resume_command(observed: Observed) -> str:
+    return f"lockstep resume {observed.name} -n {observed.namespace}"
+
+
+def ready_words(observed: Observed, report: Report) -> str:
+    said = report.interactive
+    assert said is not None  # noqa: S101 (the caller asked)
+    release = f"; nobody has used it since {said.idle_since}, and its GPUs are released at {said.release}" if said.release else ""
+    return f"all nodes wait and nothing runs{release}; {run_command(observed)}"
+
+
+def running_words(report: Report) -> str:
+    """Of what all ranks run."""
+    said = report.interactive
+    return f"{said.script} runs since {said.since}, asked for by {said.by}" if said is not None and said.script else "all ranks run"
+
+
+def released_words(observed: Observed) -> str:
+    said = observed.status.get("interactive") or {}
+    since = f" since {said['idleSince']}" if "idleSince" in said else ""
+    return f"nobody used the environment{since}: its GPUs are released, its files are kept; it comes back with: {resume_command(observed)}"

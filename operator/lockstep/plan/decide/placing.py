@@ -1,0 +1,205 @@
+"""A gang that can't be placed as a whole lets go of the nodes that it holds, and tries again (pure).
+
+Two jobs that hold half of what each needs would wait for each other for ever. So a job that holds some nodes, and finds no others for a
+while, scales to zero and comes back later. What guarantees progress:
+
+- Of all jobs that hold part of their nodes, the one that was created first has its turn: it holds them for twice as long as the others. They let
+  go, make no pods until it is placed or has let go too, and so do jobs that hold nothing yet: what is freed is the first one's.
+- Nobody holds part of its nodes for ever, and each release keeps a job away for longer. So a job that no node fits doesn't keep off the others.
+- Times differ by a hash of the job's uid, so that two jobs don't move in step.
+
+Without an earlier job that gathers its nodes, one that holds none waits with pending pods, for as long as it takes. Gang schedulers and Kueue
+place all or nothing: none of this happens with them. All state is in status.placement, so another leader goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.api.objects import Object
+from lockstep.plan.decide.interactive import is_interactive, is_stopped
+from lockstep.plan.observed import Observed, is_terminating
+from lockstep.plan.times import seconds_of, timestamp
+from lockstep.plan.waiting.containers import is_scheduled, placed_at, waits_for_room
+from lockstep.plan.waiting.refused import why_not_created
+from lockstep.plan.waiting.unscheduled import is_gated
+
+HOLD_SECONDS = 60.0
+"""A job that waits for its last nodes holds the others for so long while another job waits too: a pod that was replaced is back by then."""
+HOLD_ALONE_SECONDS = 600.0
+"""The same while no other job waits: an autoscaler has brought a node by then, and strangers' pods may want the nodes."""
+AWAY_SECONDS = (30.0, 300.0)
+"""Without pods after the first release, and at most; doubled in between."""
+TURN_SECONDS = 3 * HOLD_SECONDS
+"""How much longer a job stays away for an earlier one that holds part of its nodes: it has them within two holds, or lets go."""
+LOOK_SECONDS = 10.0
+"""Other jobs come and go meanwhile."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where a job stands with its nodes; nothing of it is set while all of its pods have one, or none is wanted."""
+
+    status: Object | None = None
+    """status.placement."""
+    lets_go: bool = False
+    """Its pods are to go now, or are going."""
+    is_away: bool = False
+    """It has let go, and makes no pods yet."""
+    message: str = ""
+    """For a person, stable while nothing changes."""
+    again_seconds: float | None = None
+
+
+def placing(observed: Observed, now: float) -> Placing:
+    """Of a job that has not ended."""
+    before = observed.status.get("placement") or {}
+    if is_stopped(observed):
+        return Placing()
+    if observed.replicas == 0:
+        return _without_replicas(observed, before, now)
+    return _with_replicas(observed, before, now)
+
+
+def _with_replicas(observed: Observed, before: Object, now: float) -> Placing:
+    placed, wanted = sum(is_scheduled(pod) and not is_terminating(pod) for pod in observed.pods), observed.replicas
+    if placed >= wanted:
+        return Placing()
+    releases = {"releases": before["releases"]} if before.get("releases") else {}
+    if not _lacks_room(observed) or (placed == 0 and all(map(is_gated, observed.pods))):
+        return Placing(releases or None)
+    counted = {"placed": placed, "wanted": wanted, **releases}
+    since = _since(before, placed, now)
+    if placed == 0 and _earlier_holders(observed):
+        return _release(observed, counted, "an earlier job gathers its nodes", now)
+    if placed == 0 or _is_in_use(observed):
+        return Placing({**counted, "since": timestamp(since)})
+    due = since + _hold_seconds(observed, before, now)
+    if now >= due:
+        return _release(observed, counted, f"held {placed} of {wanted} nodes for {now - since:.0f} s while the rest found none", now)
+    status = {**counted, "since": timestamp(since), "releaseTime": timestamp(due)}
+    return Placing(status, message=holding_words(status), again_seconds=min(due - now, LOOK_SECONDS))
+
+
+def _without_replicas(observed: Observed, before: Object, now: float) -> Placing:
+    if not {"retryTime", "releaseTime"} & before.keys():
+        return Placing()
+    if "retryTime" not in before:  # scaled to zero, and then the operator ended before it could say so
+        before = _released(observed, before, now)
+    words = f"let go of {_share(before)} nodes so that another job can run" if before.get("placed") else "makes room for an earlier job"
+    if observed.pods:
+        return Placing(before, lets_go=True, message=words)
+    releases = int(before.get("releases", 0))
+    left = seconds_of(before["retryTime"]) - now
+    if left > _away_seconds(observed, releases) + 1.0:
+        left = 0.0  # by a clock that was ahead
+    if left > 0:
+        return Placing(before, is_away=True, message=f"{words}; tries again at {before['retryTime']}", again_seconds=left)
+    if left > -TURN_SECONDS and _earlier_holders(observed):
+        text = f"{words}; tries again once an earlier job has its nodes, at {timestamp(now + left + TURN_SECONDS)} at the latest"
+        return Placing(before, is_away=True, message=text, again_seconds=min(left + TURN_SECONDS, LOOK_SECONDS))
+    return Placing({"releases": releases})
+
+
+def _release(observed: Observed, counted: Object, why: str, now: float) -> Placing:
+    what = "lets go of them so that another job can run" if counted["placed"] else "this one, which holds none, makes no pods meanwhile"
+    return Placing(_released(observed, counted, now), lets_go=True, message=f"{why}, and {what}")
+
+
+def _released(observed: Observed, counted: Object, now: float) -> Object:
+    """status.placement from here on; making room without having held any node is no release."""
+    numbers = {key: int(counted.get(key, 0)) for key in ("placed", "wanted")}
+    releases = int(counted.get("releases", 0)) + bool(numbers["placed"])
+    return {**numbers, "releases": releases, "retryTime": timestamp(now + _away_seconds(observed, releases))}
+
+
+def holding_words(placement: Object, now: float | None = None) -> str:
+    """`holds 1 of 2 nodes; lets go in 40 s so that another job can run`; with the time of day where `now` isn't given; '' for one that holds none."""
+    if "releaseTime" not in placement:
+        return ""
+    left = None if now is None else max(0, round(seconds_of(placement["releaseTime"]) - now))
+    when = f"at {placement['releaseTime']}" if left is None else f"in {left} s"
+    return f"holds {_share(placement)} nodes; lets go {when} so that another job can run"
+
+
+def _share(placement: Object) -> str:
+    return f"{placement.get('placed', 0)} of {placement.get('wanted', 0)}"
+
+
+def is_unplaced(job: Mapping[str, Any]) -> bool:
+    """Of a TrainingJob: it waits for nodes, or has let go of some."""
+    return "wanted" in ((job.get("status") or {}).get("placement") or {})
+
+
+def contender(job: Mapping[str, Any]) -> Object:
+    """The part of an unplaced TrainingJob that others have to know."""
+    metadata = {key: job["metadata"].get(key, "") for key in ("uid", "creationTimestamp")}
+    return {"metadata": metadata, "status": {"placement": job["status"]["placement"]}}
+
+
+def _lacks_room(observed: Observed) -> bool:
+    """Somebody has said that a pod of the job has to wait: the scheduler, a queue, or a quota."""
+    lacking = len(observed.pods) < observed.replicas and why_not_created(observed) is not None
+    return lacking or any(map(waits_for_room, observed.pods))
+
+
+def _is_in_use(observed: Observed) -> bool:
+    """A dev environment that had its nodes and has lost some, so that their pods are younger: people may be at work on the others."""
+    if not is_interactive(observed.job):
+        return False
+    began = min((placed_at(pod) for pod in observed.pods if is_scheduled(pod)), default=0.0)
+    return any(seconds_of(pod["metadata"].get("creationTimestamp", timestamp(0))) > began for pod in observed.pods if not is_scheduled(pod))
+
+
+def _since(before: Object, placed: int, now: float) -> float:
+    """When the job got its last node; now, if that is news, or was said by a clock that was ahead."""
+    since = before.get("since")
+    if since is None or placed > before.get("placed", 0) or seconds_of(since) > now:
+        return now
+    return seconds_of(since)
+
+
+def _hold_seconds(observed: Observed, before: Object, now: float) -> float:
+    jitter = _spread(observed, "hold", int(before.get("releases", 0)))
+    if observed.waiting is None:  # nobody here sees who else waits
+        start = observed.job["spec"].get("startTimeoutSeconds")
+        hold = HOLD_SECONDS * (1.0 + jitter)
+        return hold if start is None else min(hold, start / 2)
+    if not observed.waiting:
+        return HOLD_ALONE_SECONDS
+    has_its_turn = not _earlier_holders(observed) and any(_contends(other, now) for other in observed.waiting)
+    return HOLD_SECONDS * (1 + has_its_turn + jitter / 4)
+
+
+def _away_seconds(observed: Observed, releases: int) -> float:
+    first, most = AWAY_SECONDS
+    return float(min(first * 2.0 ** min(max(releases - 1, 0), 16), most)) * (1.0 + _spread(observed, "away", releases) / 2)
+
+
+def _spread(observed: Observed, what: str, number: int) -> float:
+    """0 to 1, the same for the same job, and another for every job and every time."""
+    digest = hashlib.sha256(f"{observed.uid} {what} {number}".encode()).digest()
+    return int.from_bytes(digest[:4]) / 2**32
+
+
+def _age(job: Object) -> tuple[str, str]:
+    """Sorts jobs by their creation."""
+    return str(job["metadata"].get("creationTimestamp", "")), str(job["metadata"]["uid"])
+
+
+def _earlier_holders(observed: Observed) -> bool:
+    """Whether a job that was created earlier holds part of its nodes."""
+    return any(_holds(other) and _age(other) < _age(observed.job) for other in observed.waiting or ())
+
+
+def _holds(job: Object) -> bool:
+    return "releaseTime" in job["status"]["placement"]
+
+
+def _contends(job: Object, now: float) -> bool:
+    """It holds part of its nodes, or has just let go of them and what it held is being given out."""
+    retry = job["status"]["placement"].get("retryTime")
+    return _holds(job) or (retry is not None and seconds_of(retry) > now)

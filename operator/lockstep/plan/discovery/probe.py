@@ -1,0 +1,115 @@
+"""Short-lived pods that look at nodes from inside: what they are, and what their logs say (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from lockstep.api import names
+from lockstep.api.cluster import Platform, TrainingClusterSpec
+from lockstep.api.objects import Object
+from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
+from lockstep.plan.discovery.nodes import common_tolerations, gpu_groups
+from lockstep.plan.render.fabric import GPU_RESOURCE
+from lockstep.plan.render.security import agent_security_context
+from lockstep_gang.contract import PROBE, PROBED
+
+PROBE_LABEL = f"{names.GROUP}/probe"
+SECONDS = 180
+"""After which a pod is ended by its kubelet, whoever made it."""
+UNKNOWN_NODES = 2
+"""Pods where nodes may not be listed: each on a node of its own."""
+NODES_MAX = 64
+TEXT, NICS_MAX = 200, 256
+RESOURCES: Object = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}}
+
+
+def probed_nodes(facts: ClusterFacts) -> list[str | None]:
+    """Names of the nodes to look at: those with GPUs, else all. None: wherever the scheduler finds room."""
+    groups = gpu_groups(facts)
+    nodes = groups[0].nodes if groups else facts.list("Node").items
+    named: list[str | None] = [str(node["metadata"]["name"]) for node in nodes if not node.get("spec", {}).get("unschedulable")]
+    return named[:NODES_MAX] or [None] * UNKNOWN_NODES
+
+
+def probe_pods(facts: ClusterFacts, token: str, image: str) -> Iterator[Object]:
+    """A pod a node, under Pod Security `restricted`, without GPU: it never waits for one."""
+    platform = Platform.OPENSHIFT if facts.is_openshift else Platform.KUBERNETES
+    security = agent_security_context(TrainingClusterSpec(platform=platform))
+    container = {
+        "name": "probe",
+        "image": image,
+        "command": ["python3", "-I", names.AGENT_PATH, PROBE],
+        "securityContext": security,
+        "resources": RESOURCES,
+        "volumeMounts": [{"name": "agent", "mountPath": names.AGENT_FOLDER}],
+    }
+    groups = gpu_groups(facts)
+    tolerated = common_tolerations(groups[0].nodes) if groups else []  # as the file will say it
+    for number, node in enumerate(probed_nodes(facts)):
+        spec: Object = {
+            "containers": [container],
+            "volumes": [{"name": "agent", "configMap": {"name": probe_name(token)}}],
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": SECONDS,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists"}, *tolerated],
+            "affinity": _on(node) if node is not None else _apart(token),
+        }
+        metadata = {"name": f"{probe_name(token)}-{number}", "namespace": facts.namespace, "labels": {PROBE_LABEL: token}}
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def probe_name(token: str) -> str:
+    return f"lockstep-probe-{token}"
+
+
+def _on(node: str) -> Object:
+    rule = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [rule]}]}}}
+
+
+def _apart(token: str) -> Object:
+    rule = {"labelSelector": {"matchLabels": {PROBE_LABEL: token}}, "topologyKey": names.LABEL_HOSTNAME}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
+
+
+def read_probe(pod: Object, lines: Sequence[str]) -> ProbeFacts:
+    """What one pod saw; why it saw nothing."""
+    node = str(pod["spec"].get("nodeName") or _wanted(pod) or "a node that no pod reached")
+    said = next((line.partition(PROBED)[2] for line in lines if PROBED in line), None)
+    if said is None:
+        return ProbeFacts(node, error=_why(pod) or (lines[-1] if lines else "it said nothing"))
+    try:
+        seen = json.loads(said)
+        memlock, capabilities = seen.get("memlock_bytes"), str(seen.get("capabilities", ""))
+        return ProbeFacts(
+            node,
+            gpus=int(seen.get("gpus", 0)),
+            driver=str(seen.get("driver", ""))[:TEXT],
+            hcas={str(name)[:TEXT]: str(state)[:TEXT] for name, state in list(seen.get("hcas", {}).items())[:NICS_MAX]},
+            interfaces={str(name)[:TEXT]: int(mtu) for name, mtu in list(seen.get("interfaces", {}).items())[:NICS_MAX]},
+            memlock_bytes=None if memlock is None else int(memlock),
+            capabilities=capabilities if re.fullmatch("[0-9a-fA-F]{0,32}", capabilities) else "",
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return ProbeFacts(node, error=f"the probe's image says {said[:100]!r}, which is no probe's answer")
+
+
+def _wanted(pod: Object) -> str | None:
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+    return terms[0]["matchFields"][0]["values"][0] if terms else None
+
+
+def _why(pod: Object) -> str:
+    """From the pod's conditions and its container's state."""
+    status = pod.get("status") or {}
+    waiting = [one["state"]["waiting"] for one in status.get("containerStatuses") or [] if (one.get("state") or {}).get("waiting")]
+    conditions = [one.get("message", "") for one in status.get("conditions") or [] if one.get("status") == "False" and one.get("message")]
+    told = [f"{one.get('reason', '')} {one.get('message', '')}".strip() for one in waiting]
+    return next(filter(None, [*told, *conditions, status.get("message", "")]), "")

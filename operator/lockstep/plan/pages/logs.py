@@ -1,0 +1,135 @@
+"""Which log has a rank's lines, and what of node 0's log says how ranks failed (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.objects import Object
+
+LAST_LINES = 20
+SHOWN_RANKS = 8
+OWN_RANKS_MAX, FAILURES_MAX, LINE_CHARACTERS = 256, 10_000, 8192
+"""What is remembered of a log that somebody else may have written."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RANK = re.compile(r"\[rank (\d{1,6})\] (.*)")
+_ENDED = re.compile(r"\[lockstep\] rank (\d{1,6}) on node (\d{1,6}) ((?:exited with|was ended by) \S+?)(?:, its last lines:)?$")
+_TOLD = re.compile(r"\[lockstep\] rank (\d{1,6}) \| (.*)")
+_BEGINS = re.compile(r"\[lockstep\] attempt (\d{1,6}) starts")
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How a rank ended, as node 0's log tells it."""
+
+    attempt: int | None
+    rank: int
+    node: int
+    how: str
+    lines: tuple[str, ...]
+
+
+def nodes_of(job: Object) -> int:
+    """How many nodes the job's ranks are on; 0 while nobody knows."""
+    status = job.get("status", {})
+    return int(job["spec"].get("nodes") or len((status.get("ranks") or {}).get("order") or []) or status.get("nodes") or 0)
+
+
+def node_of_rank(ranks: Object, nodes: int, rank: int) -> int:
+    """The node that has a rank, by `status.ranks`. Raises ConfigError for a rank that the job hasn't got."""
+    desired = int(ranks.get("desired") or 0)
+    if not desired or not nodes:
+        raise ConfigError("the job has not started yet, so nobody knows where its ranks are: lockstep why says what it waits for")
+    if rank >= desired:
+        ranks_there = f"{desired} ranks, 0 to {desired - 1}" if desired > 1 else "rank 0 only"
+        raise ConfigError(f"there is no rank {rank}: the job has {ranks_there}")
+    position = rank // max(1, desired // nodes)
+    order = ranks.get("order") or []
+    return int(order[position]) if position < len(order) else position
+
+
+def ranks_of_node(ranks: Object, nodes: int, node: int) -> range:
+    """The ranks that a node has, by `status.ranks`; none while nobody knows."""
+    desired = int(ranks.get("desired") or 0)
+    each = desired // nodes if nodes else 0
+    order = ranks.get("order") or []
+    position = order.index(node) if node in order else node
+    return range(position * each, min((position + 1) * each, desired))
+
+
+def of_rank(line: str, rank: int | None) -> bool:
+    return rank is None or line.startswith(f"[rank {rank}] ")
+
+
+def seconds_of(text: str) -> int:
+    """`90s`, `10m`, `2h30m` or `1d`, as kubectl's --since. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+[smhd])+", text)
+    if found is None:
+        raise ConfigError(f"--since {text}: must be a time such as 90s, 10m, 2h30m or 1d")
+    return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)([smhd])", text))
+
+
+class RankFailures:
+    """Every rank that ended with an error, in the order in which node 0 heard of it: `found`. A log of any length is read line by line.
+
+    The last lines of node 0's own ranks stand before their end, those of the others after it.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[RankFailure] = []
+        self._attempt: int | None = None
+        self._said: dict[int, deque[str]] = {}
+
+    def add(self, line: str) -> None:
+        if begins := _BEGINS.match(line):
+            self._attempt, self._said = int(begins[1]), {}
+        elif own := _RANK.match(line):
+            rank = int(own[1])
+            if rank in self._said or len(self._said) < OWN_RANKS_MAX:
+                self._said.setdefault(rank, deque(maxlen=LAST_LINES)).append(own[2][:LINE_CHARACTERS])
+        elif ended := _ENDED.match(line):
+            if len(self.found) < FAILURES_MAX:
+                rank = int(ended[1])
+                self.found.append(RankFailure(self._attempt, rank, int(ended[2]), ended[3], tuple(self._said.get(rank, ()))))
+        elif (told := _TOLD.match(line)) and self.found:
+            last = self.found[-1]
+            if int(told[1]) == last.rank:
+                lines = (*last.lines, told[2][:LINE_CHARACTERS])[-LAST_LINES:]
+                self.found[-1] = RankFailure(self._attempt, last.rank, last.node, last.how, lines)
+
+
+def rank_failures(lines: Iterable[str]) -> list[RankFailure]:
+    failures = RankFailures()
+    for line in lines:
+        failures.add(line)
+    return failures.found
+
+
+def error_lines(failure: Object, found: list[RankFailure]) -> Iterator[str]:
+    """The first failure with its last lines, then the others of its attempt. `failure`: status.failure or its like; {}: nothing failed so far."""
+    attempt = found[-1].attempt if found else None
+    of_it = [one for one in found if one.attempt == attempt]
+    cause = failure.get("rank", of_it[0].rank if of_it else None)
+    own = next((one for one in of_it if one.rank == cause), None)
+    if failure:
+        who = "" if cause is None else f"rank {cause} on node {failure.get('node', '?')} "
+        said = str(failure.get("message", "")).removeprefix(who)
+        yield f"first: {who}({failure.get('cause', 'Unknown')}): {said}"
+    elif own is not None:
+        yield f"first: {_how(own)}"
+    lines = failure.get("lastLines") or (own.lines if own is not None else ())
+    yield from (f"  | {line}" for line in lines)
+    others = [one for one in of_it if one.rank != cause]
+    for one in others[:SHOWN_RANKS]:
+        yield f"then:  {_how(one)}"
+        yield from (f"  | {line}" for line in one.lines)
+    if len(others) > SHOWN_RANKS:
+        yield f"then:  {len(others) - SHOWN_RANKS} more ranks; --rank N has the lines of one"
+
+
+def _how(one: RankFailure) -> str:
+    when = "" if one.attempt is None else f" in attempt {one.attempt}"
+    return f"rank {one.rank} on node {one.node} {one.how}{when}"

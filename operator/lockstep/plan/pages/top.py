@@ -1,0 +1,207 @@
+"""What `lockstep top` shows: one snapshot of a job as plain values, and the same as lines (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from lockstep.api.objects import Object, condition
+from lockstep.plan.columns import aligned
+from lockstep.plan.pages.logs import nodes_of, ranks_of_node
+from lockstep.plan.table import VERDICTS, age, duration, of_total
+
+LOCAL = "local run"
+"""Instead of a namespace."""
+BARS = "▁▂▃▄▅▆▇█"
+NICS_SHOWN = 8
+IDLE_GIGABITS = 0.0005
+"""Less is shown as nothing."""
+_COLUMNS = ("NODE", "POD", "ON", "RANKS", "MEMORY", "GPU MEMORY", "NIC", "IN Gb/s", "OUT Gb/s")
+_OVERVIEW = ("NAME", "STATE", "STEP", "LOSS", "STEP TIME", "TOKENS/S", "LEFT", "RESTARTS", "GOODPUT", "TRANSPORT")
+
+
+def snapshot(job: Object, pods: Sequence[Object], answers: Mapping[int, Object]) -> Object:
+    """`answers`: by node, what it said of itself (`runfolder.Watch`) or `{"problem": …}`. Values that nobody knows are left out."""
+    status = job.get("status", {})
+    trainer, fabric, verified = status.get("trainer", {}), status.get("fabric", {}), condition(status, "FabricVerified")
+    summary = condition(status, "Progressing")
+    found = {
+        "job": job["metadata"]["name"],
+        "namespace": job["metadata"]["namespace"],
+        "state": summary.get("reason", "Unknown"),
+        "message": summary.get("message", "no status yet: does an operator work here? (lockstep doctor)"),
+        **{key: trainer.get(key) for key in ("activity", "step", "totalSteps", "progressPercentage", "estimatedRemainingSeconds")},
+        "attempts": status.get("attempts"),
+        "restarts": status.get("restarts", 0),
+        "goodputPercentage": status.get("goodput", {}).get("percentage"),
+        "metrics": {one["name"]: one["value"] for one in trainer.get("metrics", [])},
+        "checkpoint": status.get("checkpoint"),
+        "transport": status.get("cluster", {}).get("transport"),
+        "fabric": {"uses": fabric.get("transport"), "verified": verified.get("status"), "message": verified.get("message", "")},
+        "ranks": {key: value for key, value in (status.get("ranks") or {}).items() if key != "order"},
+        "loss": _curve(answers),
+        "nodes": [_node(job, pod, answers) for pod in sorted(pods, key=_index)],
+    }
+    return {key: value for key, value in found.items() if value not in (None, {})}
+
+
+def _index(pod: Object) -> int:
+    number = str(pod["metadata"]["name"]).rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def _curve(answers: Mapping[int, Object]) -> list[list[float]]:
+    curve: Object = next((answer["curve"] for answer in answers.values() if answer.get("curve")), {})
+    return [[int(step), values["loss"]] for step, values in curve.items() if values.get("loss") is not None]
+
+
+def _node(job: Object, pod: Object, answers: Mapping[int, Object]) -> Object:
+    node = _index(pod)
+    answer = answers.get(node, {})
+    ranks = ranks_of_node(job.get("status", {}).get("ranks") or {}, nodes_of(job), node)
+    known = {key: answer[key] for key in ("gigabits", "memory", "gpus", "problem") if answer.get(key)}
+    running = {"ranksRunning": answer["ranks"]} if "ranks" in answer else {}
+    on = pod.get("spec", {}).get("nodeName")
+    return {"node": node, "pod": pod["metadata"]["name"], **({"nodeName": on} if on else {}), "ranks": list(ranks), **running, **known}
+
+
+def page(found: Object, now: float, width: int = 100) -> Iterator[str]:
+    """The snapshot for a person."""
+    yield f"{found['job']}  {found['state']}  {_progress(found)}"
+    if found["state"] != "Running":
+        yield f"  {found['message']}"
+    if found["loss"]:
+        yield f"loss        {_loss(found['loss'], max(20, min(60, width - 50)))}"
+    if speed := _speed(found.get("metrics", {})):
+        yield f"speed       {speed}"
+    fabric = found["fabric"]
+    uses = fabric.get("uses") or found.get("transport") or "not known yet"
+    if found["namespace"] != LOCAL:  # processes of one machine have none
+        yield f"fabric      {uses}{_verified(fabric)}"
+    if "checkpoint" in found:
+        when = found["checkpoint"].get("lastCommitTime")
+        yield f"checkpoint  step {found['checkpoint']['lastCommittedStep']}" + (f", {age(when, now)} ago" if when else "")
+    goodput = (
+        f"{found['goodputPercentage']}% of the pods' time was training" if "goodputPercentage" in found else "unknown: no step was reported"
+    )
+    yield f"goodput     {goodput}; attempt {found.get('attempts', '-')}, {found['restarts']} restart{'' if found['restarts'] == 1 else 's'}"
+    if found["nodes"]:
+        yield ""
+        yield from aligned([_COLUMNS, *(row for node in found["nodes"] for row in _rows(node))])
+    for problem in dict.fromkeys(node["problem"] for node in found["nodes"] if "problem" in node):
+        names = [node["pod"] for node in found["nodes"] if node.get("problem") == problem]
+        yield f"not seen: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {problem}"
+
+
+def _progress(found: Object) -> str:
+    parts = [f"step {of_total(found['step'], found.get('totalSteps'))}" if "step" in found else "no step yet"]
+    parts += [f"{found['progressPercentage']}%"] if "progressPercentage" in found else []
+    if found["state"] == "Complete":
+        return ", ".join(parts)
+    parts += [f"{duration(found['estimatedRemainingSeconds'])} left"] if "estimatedRemainingSeconds" in found else []
+    ranks = found.get("ranks", {})
+    parts += [f"{ranks.get('ready', 0)} of {ranks['desired']} ranks"] if "ready" in ranks else []
+    return ", ".join(parts)
+
+
+def _loss(curve: list[list[float]], width: int) -> str:
+    values = [value for _, value in curve]
+    return f"{sparkline(values, width)}  {values[0]:.4g} at step {curve[0][0]:.0f}, {values[-1]:.4g} at step {curve[-1][0]:.0f}, least {min(values):.4g}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A bar a value, of their means where there are more than `width`; the least is the lowest."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / span * len(BARS)))] for mean in means)
+
+
+def _speed(metrics: Mapping[str, str]) -> str:
+    shown = (
+        ("stepSeconds", "{} s a step"), ("tokensPerSecond", "{} tokens/s"), ("mfu", "MFU {}"),
+        ("peakMemoryBytes", "peak memory {}"), ("saveWaitSeconds", "{} s waited for saves"),
+    )  # fmt: skip
+    return ", ".join(
+        text.format(_bytes(metrics[name]) if name == "peakMemoryBytes" else metrics[name]) for name, text in shown if name in metrics
+    )
+
+
+def _verified(fabric: Object) -> str:
+    word = VERDICTS.get(fabric.get("verified") or "", "")
+    return f"{word}: {fabric['message']}" if fabric.get("message") else word
+
+
+def _rows(node: Object) -> Iterator[tuple[str, ...]]:
+    nics = _busiest(node.get("gigabits", {}))
+    memory = node.get("memory", {})
+    used = _bytes(memory["bytes"]) if memory else "-"
+    limit = f" of {_bytes(memory['limitBytes'])}" if "limitBytes" in memory else ""
+    gpus = node.get("gpus", [])
+    of_gpus = f"{_bytes(max(gpu['bytes'] for gpu in gpus))} of {_bytes(gpus[0]['limitBytes'])}" if gpus else "-"
+    first = (str(node["node"]), node["pod"], node.get("nodeName", "-"), _ranks(node), used + limit, of_gpus)
+    yield (*first, *(nics[0] if nics else ("-", "-", "-")))
+    for nic in nics[1:]:
+        yield ("",) * len(first) + nic
+
+
+def _busiest(gigabits: Mapping[str, Sequence[float]]) -> list[tuple[str, str, str]]:
+    """Those with traffic; when there is none anywhere, the first."""
+    busy = {nic: rates for nic, rates in gigabits.items() if max(rates) >= IDLE_GIGABITS} or dict(list(gigabits.items())[:1])
+    return [(nic, *map(_rate, rates)) for nic, rates in list(busy.items())[:NICS_SHOWN]]  # type: ignore[misc]
+
+
+def _rate(gigabits: float) -> str:
+    return "0" if gigabits < IDLE_GIGABITS else f"{gigabits:.3f}" if gigabits < 1 else f"{gigabits:.1f}"
+
+
+def _ranks(node: Object) -> str:
+    ranks = node["ranks"]
+    text = "-" if not ranks else str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+    missing = len(set(ranks) - set(node["ranksRunning"])) if "ranksRunning" in node else 0
+    return f"{text} ({missing} not running)" if missing else text
+
+
+def _bytes(count: Any) -> str:
+    try:
+        value = float(count)
+    except (TypeError, ValueError):
+        return str(count)
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def overview(jobs: Sequence[Object]) -> Iterator[str]:
+    """A line a job, those that run first."""
+    rows = [_job_row(job) for job in sorted(jobs, key=lambda job: (_state(job) != "Running", job["metadata"]["name"]))]
+    yield from aligned([_OVERVIEW, *rows])
+
+
+def _state(job: Object) -> str:
+    return str(condition(job.get("status", {}), "Progressing").get("reason", "Unknown"))
+
+
+def _job_row(job: Object) -> tuple[str, ...]:
+    status = job.get("status", {})
+    trainer = status.get("trainer", {})
+    metrics = {one["name"]: one["value"] for one in trainer.get("metrics", [])}
+    left, goodput = trainer.get("estimatedRemainingSeconds"), status.get("goodput", {}).get("percentage")
+    return (
+        job["metadata"]["name"],
+        _state(job),
+        of_total(trainer.get("step"), trainer.get("totalSteps")),
+        metrics.get("loss", "-"),
+        f"{metrics['stepSeconds']} s" if "stepSeconds" in metrics else "-",
+        metrics.get("tokensPerSecond", "-"),
+        "-" if left is None else duration(left),
+        str(status.get("restarts", 0)),
+        "-" if goodput is None else f"{goodput}%",
+        status.get("cluster", {}).get("transport", "-"),
+    )

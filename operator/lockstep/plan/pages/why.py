@@ -1,0 +1,270 @@
+"""Why a job is where it is: the first cause, what it has cost, what it waits for now, and what to type next (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from lockstep.api.objects import Object, is_true
+from lockstep.api.status import ConditionStatus
+from lockstep.plan.decide.placing import holding_words
+from lockstep.plan.observed import Observed
+from lockstep.plan.pages.freshness import Unheard
+from lockstep.plan.pages.nextstep import next_steps
+from lockstep.plan.pages.remedies import Step
+from lockstep.plan.reasons import Reason
+from lockstep.plan.status.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep_gang.contract import number_of, printable_line
+
+LABEL_COLUMNS = 13
+SHOWN_LINES = 10
+
+
+class Where(StrEnum):
+    """Where a job stands, in one word."""
+
+    UNSEEN = "Unseen"  # the operator has not said anything of it
+    REFUSED = "Refused"  # as it is written it can't start
+    WAITING = "Waiting"  # something keeps its pods from running
+    STARTING = "Starting"
+    READY = "Ready"  # a dev environment in which nothing runs
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    NODE_NOT_HEARD = "NodeNotHeard"  # node 0 waits for another node that says nothing
+    SILENT = "Silent"  # its pods run and nothing is heard of them
+    STOPPING = "Stopping"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+ENDED_OR_UNSEEN = frozenset({Where.UNSEEN, Where.COMPLETE, Where.FAILED})
+IN_ITS_WAY = frozenset({Where.UNSEEN, Where.REFUSED, Where.WAITING, Where.NODE_NOT_HEARD, Where.SILENT, Where.FAILED})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that `lockstep why` says."""
+
+    job: str
+    namespace: str
+    state: Where
+    summary: str
+    first_cause: str
+    last_lines: tuple[str, ...]
+    cost: str
+    held: str
+    fabric: str
+    saves: str
+    """Why saves fail, and what a failure now would cost."""
+    nodes: str
+    """What to do about a Node that is lost."""
+    changed: str
+    """What somebody else did to the job's objects lately."""
+    next: tuple[Step, ...]
+    not_seen: tuple[str, ...]
+    """What could not be looked at, and why."""
+    says: tuple[str, ...] = ()
+    """What pods of which no report comes say in their logs of the way to the operator."""
+    stale: str = ""
+    """Since when nobody has kept the status up to date, and why."""
+    refused: str = ""
+    """Of a job whose pods run: why it could not start as it is now."""
+    restarted: str = ""
+    """Of a job that runs: why it was started again last."""
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing keeps the job from what was asked of it."""
+        return self.state not in IN_ITS_WAY and not self.stale
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value}
+
+
+def why(observed: Observed, not_seen: tuple[str, ...], now: float, unserved: str = "", unheard: Unheard | None = None) -> Answer:
+    """`observed`: the job with what its asker may see around it. `not_seen`: what they may not, one sentence each. `unserved`: why no operator works
+    in its namespace."""
+    conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
+    state = where(observed, conditions)
+    failure = observed.status.get("failure") or {}
+    summary = _summary(state, observed, conditions, now)
+    told = state is Where.FAILED or state is Where.RESTARTING
+    stale = unheard is not None and state not in ENDED_OR_UNSEEN
+    return Answer(
+        job=observed.name,
+        namespace=observed.namespace,
+        state=state,
+        summary=(unserved or summary) if state is Where.UNSEEN else summary,
+        first_cause=first_cause(failure, summary) if told else "",
+        last_lines=tuple(failure.get("lastLines", [])[-SHOWN_LINES:]) if told else (),
+        cost=cost(observed.status),
+        held=_message(conditions, "Held") if _holds(conditions, "Held") else "",
+        fabric=_message(conditions, "FabricVerified") if conditions.get("FabricVerified", {}).get("status") == "False" else "",
+        saves=_failing_saves(observed.status, conditions),
+        changed=str((observed.status.get("interference") or {}).get("message", "")),
+        nodes=_message(conditions, "NodesHealthy") if conditions.get("NodesHealthy", {}).get("status") == "False" else "",
+        next=next_steps(observed, state, held=_holds(conditions, "Held"), message=summary, stale=stale),
+        stale=unheard.text(now) if unheard is not None and stale else "",
+        refused=_message(conditions, "Accepted") if observed.pods and _is_refused(conditions) and state not in ENDED_OR_UNSEEN else "",
+        restarted=_last_restart(observed.status) if state in (Where.RUNNING, Where.STARTING, Where.WAITING) else "",
+        not_seen=(*not_seen, f"what became of it since: {unserved}") if unserved and state not in ENDED_OR_UNSEEN else not_seen,
+    )
+
+
+def is_awaited(observed: Observed) -> bool:
+    """Whether its pods run and no report comes of them: then only their logs say why."""
+    conditions = {c["type"]: c for c in observed.status.get("conditions", [])}
+    reasons = {conditions.get(kind, {}).get("reason") for kind in ("RanksReady", "Progressing")}
+    return bool(reasons & {Reason.WAITING_FOR_REPORT, Reason.NO_REPORT})
+
+
+def where(observed: Observed, conditions: dict[str, Object]) -> Where:  # noqa: PLR0911 (a table of cases reads best as one)
+    """From the conditions; Progressing's reason is their summary."""
+    progress = conditions.get("Progressing", {"status": "", "reason": ""})
+    if not conditions:
+        return Where.UNSEEN
+    for name, state in (("Complete", Where.COMPLETE), ("Failed", Where.FAILED)):
+        if _holds(conditions, name):
+            return state
+    if progress["reason"] in (Reason.SUSPENDED, Reason.STOPPING, Reason.NODE_NOT_HEARD):
+        return Where(progress["reason"])
+    if _is_refused(conditions) and not observed.pods:
+        return Where.REFUSED
+    if progress["status"] == "Unknown":
+        return Where.SILENT
+    if _holds(conditions, "Restarting"):
+        return Where.RESTARTING
+    if progress["reason"] in (Reason.RUNNING, Reason.READY):
+        return Where(progress["reason"])
+    return Where.STARTING if progress["status"] == "True" else Where.WAITING
+
+
+def _is_refused(conditions: dict[str, Object]) -> bool:
+    return bool(conditions.get("Accepted", {}).get("status") == "False")
+
+
+def _holds(conditions: dict[str, Object], name: str) -> bool:
+    return bool(conditions.get(name, {}).get("status") == "True")
+
+
+def _message(conditions: dict[str, Object], name: str) -> str:
+    return str(conditions.get(name, {}).get("message", ""))
+
+
+def _failing_saves(status: Object, conditions: dict[str, Object]) -> str:
+    """With the steps that would be done again by what is known now."""
+    if not _holds(conditions, "SavesFailing"):
+        return ""
+    step, commit = (status.get("trainer") or {}).get("step"), (status.get("checkpoint") or {}).get("lastCommittedStep", 0)
+    steps = f" ({number_of(step - commit, 'step')} by now)" if step is not None and step > commit else ""
+    return _message(conditions, "SavesFailing") + steps
+
+
+def _summary(state: Where, observed: Observed, conditions: dict[str, Object], now: float) -> str:
+    if state is Where.UNSEEN:
+        return "the operator has not looked at it yet; does it run? (lockstep doctor)"
+    if state is Where.REFUSED:
+        return _message(conditions, "Accepted")
+    if state in (Where.WAITING, Where.STARTING) and observed.pods:
+        holding = holding_words(observed.status.get("placement") or {}, now)
+        return "; ".join(filter(None, (waits_for(observed, now) or _message(conditions, "Progressing"), holding)))
+    if state is Where.RUNNING:
+        ready = conditions.get("RanksReady", {})
+        if ready.get("reason") != Reason.WAITING_FOR_RANKS:
+            return _progress(observed.status)
+        steps = _progress(observed.status) if "step" in observed.status.get("trainer", {}) else ""
+        return "; ".join(filter(None, (steps, ready["message"])))
+    return _message(conditions, {Where.COMPLETE: "Complete", Where.FAILED: "Failed"}.get(state, "Progressing"))
+
+
+def waits_for(observed: Observed, now: float) -> str:
+    """What keeps pods from running, looked at anew: whoever asks may see more than the operator. '' once all of them run."""
+    view = View(observed, None, None, observed.replicas, False, False, False, "", now, hears=False)
+    scheduled = pods_scheduled(view)
+    ready = ranks_ready(view, scheduled)
+    summary = progressing(view, scheduled, ready, Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
+    return "" if ready.reason in (Reason.WAITING_FOR_REPORT, Reason.WAITING_FOR_RANKS, Reason.ALL_RANKS_READY) else summary.message
+
+
+def _progress(status: Object) -> str:
+    trainer, session = status.get("trainer") or {}, status.get("interactive") or {}
+    if "script" in session:
+        return f"{session['script']} runs since {session.get('since', '?')}, asked for by {session.get('by', '?')}"
+    if "step" not in trainer:
+        return f"all ranks run, attempt {status.get('attempts', 1)}"
+    total = f" of {trainer['totalSteps']}" if "totalSteps" in trainer else ""
+    left = f", {_duration(trainer['estimatedRemainingSeconds'])} to go" if "estimatedRemainingSeconds" in trainer else ""
+    commit = (status.get("checkpoint") or {}).get("lastCommittedStep")
+    saved = f"; saved up to step {commit}" if commit is not None else "; nothing is saved yet"
+    return f"step {trainer['step']}{total}{left}, attempt {status.get('attempts', 1)}{saved}"
+
+
+def first_cause(failure: Object, summary: str) -> str:
+    """Who failed first, where, at which step, with what; not again in the words of the summary."""
+    if not failure:
+        return ""
+    parts = [f"rank {failure['rank']}" if "rank" in failure else "", f"node {failure['node']}" if "node" in failure else ""]
+    who = " on ".join(filter(None, parts)) or "the job"
+    there = f" (Node {failure['nodeName']})" if "nodeName" in failure else ""
+    step = f", after step {failure['step']}" if failure.get("step") is not None else ""
+    how = failure.get("exception") or failure.get("signal") or (f"exit code {failure['exitCode']}" if "exitCode" in failure else "")
+    kind = " ".join(filter(None, (failure.get("cause", ""), f"({how})" if how else "")))
+    said = failure.get("message", "")
+    return f"{who}{there}{step}: {': '.join(filter(None, (kind, said if said != summary else '')))}"
+
+
+def _last_restart(status: Object) -> str:
+    """Which attempt ended when, of what and where; '' where none did."""
+    history = status.get("restartHistory") or []
+    if not history:
+        return ""
+    last = history[-1]
+    who = " on ".join(f"{kind} {last[kind]}" for kind in ("rank", "node") if kind in last)
+    return f"attempt {last['attempt']} ended at {last['time']}{f', {who}' if who else ''}: {last['cause']}: {last['message']}"
+
+
+def cost(status: Object) -> str:
+    """What failures have cost so far; '' when there were none."""
+    history = status.get("restartHistory") or []
+    if not history:
+        return ""
+    overcome = [entry for entry in history if "downtimeSeconds" in entry]  # an attempt after it has come to a step
+    steps = [f"{number_of(sum(entry.get('lostSteps', 0) for entry in overcome), 'step')} done again"] if overcome else []
+    if len(overcome) < len(history):
+        undone = sum(entry.get("lostSteps", 0) for entry in history if entry not in overcome)
+        steps.append(f"{number_of(undone, 'step')} {'lost' if is_true(status, 'Failed') else 'to be done again'}")
+    down = sum(entry.get("downtimeSeconds", 0) for entry in history)
+    causes = ", ".join(f"{count} {cause}" for cause, count in Counter(entry["cause"] for entry in history).most_common())
+    gpus = sum(loss.get("gpuSeconds", 0) for loss in (status.get("goodput") or {}).get("losses", []))
+    since = " (the last ten of them counted)" if status.get("restarts", 0) > len(history) else ""
+    spent = f", {gpus} GPU-seconds in all" if gpus else ""
+    noun = "failure" if len(history) == 1 else "failures"
+    without = [f"{_duration(down)} without training"] if overcome else []
+    return f"{len(history)} {noun} ({causes}){since}: {', '.join([*steps, *without])}{spent}"
+
+
+def _duration(seconds: int) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def text(answer: Answer) -> str:
+    """For a person: what it is about before every part, the next commands last."""
+    parts = [printable_line(f"{answer.job}: {answer.state}: {answer.summary}")]
+    labelled = (
+        ("first cause", [answer.first_cause]), ("last lines", [*answer.last_lines]), ("refused", [answer.refused]), ("restarted", [answer.restarted]), ("lost", [answer.cost]), ("saves", [answer.saves]), ("held", [answer.held]),
+        ("changed", [answer.changed]), ("nodes", [answer.nodes]), ("fabric", [answer.fabric]), ("not seen", [*answer.not_seen]), ("next", [f"{step.command}   # {step.what}" for step in answer.next]),
+    )  # fmt: skip
+    for line in answer.says:
+        parts.append(f"{'says':<{LABEL_COLUMNS}}{printable_line(line)}")
+    if answer.stale:
+        parts.append(f"{'stale':<{LABEL_COLUMNS}}{printable_line(answer.stale)}")
+    for label, lines in labelled:
+        for index, line in enumerate(filter(None, lines)):
+            parts.append(f"{'' if index else label:<{LABEL_COLUMNS}}{printable_line(line)}")
+    return "\n".join(parts)

@@ -1,0 +1,1 @@
+"""What the operator does next about one job."""

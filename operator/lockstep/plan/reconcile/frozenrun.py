@@ -1,0 +1,126 @@
+"""Which frozen run the pods that are there were made from, and what may be done with it (pure).
+
+A ConfigMap can be written, with any ownerReference, by everybody who may write ConfigMaps, and that can be somebody who may make no pods. So what
+stands in `x-run-<hash>` is believed only as far as something else proves it:
+
+- its pod template is applied only when the operator signed it, or this process wrote or proved it earlier, or freezing the job now gives the same;
+- text that has the hash in the StatefulSet's annotation, and no proof (an older operator's, or signed with a key that was lost), says how many nodes
+  there are. Its StatefulSet is scaled as it stands, and never changed otherwise;
+- any other text counts as none.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from lockstep.api.names import ANNOTATION_RUN_HASH, ANNOTATION_RUN_PROOF, RUN_KEY, run_name
+from lockstep.api.objects import Object
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Observed, owner_uid, start_anew
+from lockstep.plan.reasons import Reason
+from lockstep.plan.render.objects import TEMPLATE_KEY, Frozen, GangRun, RenderContext, has_lost_key, run_proof
+from lockstep.plan.times import timestamp
+from lockstep_gang.contract import ContractError, parse_run
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The pods that are there. `run` is None when nobody knows any more what they were made from: they are left alone."""
+
+    run: Frozen | None = None
+    proven: bool = False
+    trouble: Notice | None = None
+
+    @property
+    def memory(self) -> GangRun | None:
+        """What to remember of it."""
+        return None if self.run is None else GangRun(self.run, self.proven)
+
+
+def gang(observed: Observed, fresh: Frozen | None, context: RenderContext) -> Gang:
+    """`fresh`: what the job would be frozen to now."""
+    made_by = observed.stateful_set
+    if observed.at_zero or (made_by is not None and owner_uid(made_by) != observed.uid):
+        return Gang()  # no gang, or somebody else's
+    remembered = context.remembered
+    if remembered is not None and remembered.proven:  # pods have been there since, so they still run it, whatever annotations say
+        return _known(observed, remembered.run, proven=True)
+    hashes = list(dict.fromkeys(_hashes(observed)))
+    for run_hash in hashes:
+        if fresh is not None and fresh.hash == run_hash:
+            return _known(observed, fresh, proven=True)
+        seen = observed.objects.get(("ConfigMap", run_name(observed.name, run_hash)))
+        run = None if seen is None else _read(observed, seen, run_hash)
+        if seen is not None and run is not None:
+            return _known(observed, run, proven=_is_signed(seen, run, context))
+    if remembered is not None:
+        return _known(observed, remembered.run, proven=remembered.proven)
+    return Gang(trouble=_unknown(observed, hashes))
+
+
+def made_anew(observed: Observed, run: Frozen | None, context: RenderContext) -> str:
+    """What of the operator's own was made anew since the pods were started, so that it can't check who reports, or they not whom they report to."""
+    reports_to = None if run is None or observed.at_zero else run.parsed.report
+    if run is None or reports_to is None or context.report is None:
+        return ""
+    if reports_to.ca_pem != context.report.ca_pem:
+        when = f" at {timestamp(context.authority_made)}" if context.authority_made else ""
+        text = f"the operator's certificate authority was made anew{when}, and these pods trust the earlier one only, so that no report arrives"
+        return f"{text}: {start_anew(observed)}"
+    if has_lost_key(run, context):
+        text = "the operator's key was made anew since these pods were started, so that their reports are taken by the token of their node 0 alone"
+        return f"{text}: {start_anew(observed)}"
+    if context.is_unverified:
+        text = f"node 0 reports with another key than the operator put into Secret {run.key_secret}, so that its reports are refused"
+        where = f"-n {observed.namespace}"
+        return f"{text}: `lockstep stop {observed.name} {where}`, `kubectl delete secret {run.key_secret} {where}`, `lockstep resume {observed.name} {where}`"
+    return ""
+
+
+def _hashes(observed: Observed) -> list[str]:
+    """Of the StatefulSet, then of the pods; first the one that status tells of. Annotations are anybody's to write, and may name an earlier run of this
+    job, which was signed as well.
+    """
+    items = [item for item in (observed.stateful_set, *observed.pods) if item is not None]
+    stated = [(item["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_HASH) for item in items]
+    told = (observed.status.get("run") or {}).get("name")
+    return sorted((str(run_hash) for run_hash in stated if run_hash), key=lambda run_hash: run_name(observed.name, run_hash) != told)
+
+
+def _read(observed: Observed, config_map: Object, run_hash: str) -> Frozen | None:
+    """None: it isn't what the pods were started with."""
+    data = config_map.get("data") or {}
+    if owner_uid(config_map) != observed.uid or RUN_KEY not in data or TEMPLATE_KEY not in data:
+        return None
+    candidate = Frozen(observed.name, observed.namespace, 0, data[RUN_KEY], data[TEMPLATE_KEY])
+    if candidate.hash != run_hash:
+        return None
+    try:
+        nodes = parse_run(candidate.run).nodes
+    except ContractError:
+        return None
+    return Frozen(observed.name, observed.namespace, nodes, candidate.run, candidate.template)
+
+
+def _is_signed(config_map: Object, run: Frozen, context: RenderContext) -> bool:
+    stated = str((config_map["metadata"].get("annotations") or {}).get(ANNOTATION_RUN_PROOF, ""))
+    return bool(context.run_key) and hmac.compare_digest(stated.encode("utf-8", "replace"), run_proof(run, context.run_key).encode())
+
+
+def _known(observed: Observed, run: Frozen, *, proven: bool) -> Gang:
+    if proven or observed.stateful_set is not None:
+        return Gang(run, proven)
+    text = f"StatefulSet {observed.name} is gone or has lost its labels, and what its pods run was not signed by this operator, so it is not made again"
+    return Gang(run, proven, Notice(Reason.FROZEN_RUN_LOST, f"{text}: {start_anew(observed)}"))
+
+
+def _unknown(observed: Observed, hashes: list[str]) -> Notice:
+    if not hashes:
+        text = f"StatefulSet {observed.name} and its pods have lost their annotation {ANNOTATION_RUN_HASH}, which names what they run"
+        return Notice(Reason.FROZEN_RUN_LOST, f"{text}: the pods are left alone; {start_anew(observed)}")
+    name = run_name(observed.name, hashes[0])
+    there = ("ConfigMap", name) in observed.objects
+    what = "does not hold what they were started with: somebody else wrote it" if there else "was deleted, or has lost its labels"
+    text = f"ConfigMap {name}, which the pods run by, {what}. They are left alone, but a pod that is made again may not start"
+    return Notice(Reason.FROZEN_RUN_LOST, f"{text}; {start_anew(observed)}")

@@ -1,0 +1,327 @@
+"""What should happen next to one job: observed, report and now in; objects to write and status out. Pure.
+
+The rules:
+- A job starts from zero pods only. What it starts with is frozen into ConfigMap x-run-<hash>; until it is at zero again only that counts.
+- Nothing is adopted: an object of a job's name that has another owner is reported and left alone.
+- Nothing is sent when nothing has to change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lockstep.api.objects import Object, is_true
+from lockstep.plan.decide.accept import Accepted, accept, claim_going, missing_service_account, service_account_gone
+from lockstep.plan.decide.coalesce import is_passing
+from lockstep.plan.decide.interactive import is_stopped
+from lockstep.plan.decide.lifetime import active_time, ended_active_time, held_until, overdue, until_expired, until_overdue
+from lockstep.plan.decide.lostnode import lost_nodes
+from lockstep.plan.decide.placing import Placing, placing
+from lockstep.plan.decide.retry import is_of_an_earlier_retry, is_retried
+from lockstep.plan.decide.starting import has_begun, start_overdue, until_start_overdue
+from lockstep.plan.decide.stopping import commit, last_word, stop_status, stopping
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Observed, ReceivedReport, current_report, is_terminating, owner_uid
+from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.frozenrun import Gang, gang, made_anew
+from lockstep.plan.reconcile.writes import (
+    Decision,
+    absent_claims,
+    any_foreign,
+    interference,
+    is_told,
+    object_writes,
+    own_stateful_set,
+    repairs,
+    with_log,
+)
+from lockstep.plan.render.objects import GangRun, RenderContext, differs_by_user
+from lockstep.plan.status.conditions import SILENT_SECONDS, View, heard_until
+from lockstep.plan.status.events import Note, notes
+from lockstep.plan.status.notify import due_message
+from lockstep.plan.status.status import due, job_status
+from lockstep.plan.waiting.overdue import until_overdue_pods
+from lockstep_gang.contract import Report, State
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Whether the job has ended, and of what it failed."""
+
+    complete: bool = False
+    failed: bool = False
+    reason: str = Reason.RANKS_FAILED
+    message: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.complete or self.failed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to send, in this order. Empty tuples and None: nothing."""
+
+    create: tuple[Object, ...] = ()
+    """Objects seen to be absent: POST. An object that is there after all is looked at, never merged into."""
+    claims: tuple[Object, ...] = ()
+    """As create, but one that is there is fine, whoever made it."""
+    at_once: bool = False
+    """Nothing is known to be in the way of a start: the StatefulSet is created beside what its pods need, and deleted again if any of that can't be created."""
+    half_made: tuple[Object, ...] = ()
+    """The StatefulSet of a start that an operator left unfinished. It is deleted, too, if something that its pods need can't be created."""
+    taken_back: bool = False
+    """Pods of a start that was taken back are on their way out: nothing is sent, and what was in its way still is."""
+    apply: tuple[Object, ...] = ()
+    """Objects of this job that differ, with the uid and resourceVersion that were seen."""
+    delete: tuple[Object, ...] = ()
+    force_delete: tuple[Object, ...] = ()
+    """Pods on Nodes that are lost, where the job allows it."""
+    status: Object | None = None
+    passing: bool = False
+    """The status may wait SETTLE_SECONDS for what follows."""
+    events: tuple[Note, ...] = ()
+    again_seconds: float | None = None
+    run: GangRun | None = None
+    """What the pods that are there, or about to be, run: to be remembered."""
+
+
+def reconcile(observed: Observed, received: ReceivedReport | None, context: RenderContext, now: float) -> Plan:
+    """The next step of one job. `context` holds what only the operator knows of it."""
+    if is_terminating(observed.job):
+        return Plan()
+    accepted = accept(observed, context)
+    there = gang(observed, accepted.frozen if isinstance(accepted, Accepted) else None, context)
+    has_failed = is_true(observed.status, "Failed") and not is_retried(observed, there.run)  # unless a retry was asked for since
+    word, life = last_word(observed, received), _life(observed, received, has_failed=has_failed, now=now)
+    heard, received = received, _newest(observed, received)
+    late = None if context.clock_off else overdue(observed, life["active"], now)
+    stuck = None if context.clock_off else start_overdue(observed, now)
+    end = _ending(observed, received, life, late, stuck, has_failed=has_failed)
+    expires = until_expired(observed, now) if end.finished and not context.clock_off else None
+    if expires is not None and expires <= 0 and observed.at_zero and due_message(observed) is None:
+        return Plan(delete=(observed.job,))
+    held = held_until(observed, received, now)
+    if end.finished and held is None:
+        life["active"] = ended_active_time(observed.status.get("active"), now)
+    lost = lost_nodes(observed, received, now, context.listening_since)
+    place = Placing() if end.finished or _foreign(observed) is not None else placing(observed, now)
+    begun = end.finished or has_begun(observed, heard, now)
+    decision = _decide(observed, accepted, there, late, place, finished=end.finished, held=held is not None, begun=begun)
+    stop = decision.stopping
+    life["placement"] = place.status if stop is None or stop.reason is Reason.NODES_RELEASED else None
+    create, apply, delete = object_writes(observed, decision, context)
+    if end.finished:
+        create, apply = with_log(observed, received, create, apply)
+    view = replace(
+        _view(observed, received, decision, end, now),
+        held_until=held,
+        last_word=word,
+        commit=commit(observed, heard),
+        stopped=_stopped(observed, word, life),
+    )
+    anew = "" if end.finished else made_anew(observed, there.run, context)
+    view = replace(
+        view, lost=lost, place=place, listening_since=context.listening_since, made_anew=anew, pending=_is_pending(decision, end)
+    )
+    taken_back = not begun and observed.obstacle is not None and observed.stateful_set is None and not observed.at_zero
+    if taken_back:
+        create, apply, delete = (), (), ()
+    is_half_made = not begun and not decision.starts and not is_told(observed, decision.running)
+    mended = () if is_half_made else repairs(observed, decision, create, delete)
+    life["interference"], until_forgotten = (None, None) if end.finished else interference(observed, mended, now)
+    if life["interference"] is not None:
+        view = replace(view, interference=life["interference"]["message"])
+    status = _status(view, decision, life)
+    write, again = due(observed.status, status, now)
+    looks = (
+        again,
+        _next_look(view),
+        until_overdue(observed, life["active"], now),
+        until_start_overdue(observed, now) if not end.finished else None,
+        None if end.finished else until_overdue_pods(observed, now),
+        lost.again_seconds,
+        place.again_seconds,
+        until_forgotten,
+        expires if expires and expires > 0 else None,
+    )
+    return Plan(
+        create=create,
+        claims=() if taken_back else absent_claims(observed, decision),
+        taken_back=taken_back,
+        at_once=decision.starts and observed.obstacle is None and not any_foreign(observed, create),
+        half_made=own_stateful_set(observed) if is_half_made else (),
+        apply=apply,
+        delete=delete,
+        force_delete=() if context.clock_off else lost.replace,
+        status=status if write else None,
+        passing=write and is_passing(observed.status, status),
+        events=(*mended, *(notes(observed.status, status) if write else ())),
+        again_seconds=min((max(look, 0.1) for look in looks if look is not None), default=None),
+        run=None if decision.running is None else GangRun(decision.running, decision.proven),
+    )
+
+
+def _newest(observed: Observed, received: ReceivedReport | None) -> ReceivedReport | None:
+    """An end counts for ever; anything else while its pod is there."""
+    ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
+    if received is not None and ended and not is_of_an_earlier_retry(observed, received):
+        return received
+    return current_report(observed, received)
+
+
+def _life(observed: Observed, received: ReceivedReport | None, *, has_failed: bool, now: float) -> Object:
+    ended = received is not None and received.report.state in (State.COMPLETE, State.FAILED)
+    ended = ended or is_true(observed.status, "Complete") or has_failed
+    return {"stop": stop_status(observed, received, ended=ended, now=now), "active": active_time(observed, now)}
+
+
+def _ending(
+    observed: Observed, received: ReceivedReport | None, life: Object, late: Notice | None, stuck: Notice | None, *, has_failed: bool
+) -> Ending:
+    """What status says already is final; then what the gang says of itself; then the deadline, once the stop it asked for is over."""
+    known = {c["type"]: c for c in observed.status.get("conditions", []) if c["status"] == "True"}
+    if not has_failed:
+        known.pop("Failed", None)
+    state = received.report.state if received is not None else None
+    if "Complete" in known or ("Failed" not in known and state is State.COMPLETE):
+        return Ending(complete=True)
+    if "Failed" in known and known["Failed"]["reason"] == Reason.DEADLINE_EXCEEDED:
+        return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=known["Failed"]["message"])
+    if "Failed" in known or state is State.FAILED:
+        return Ending(failed=True, reason=_failure_reason(known.get("Failed"), received), message=_failure_message(observed, received))
+    if late is not None and observed.at_zero:
+        how = life["stop"].get("message", "") if life["stop"] is not None else "no rank ever ran"
+        return Ending(failed=True, reason=Reason.DEADLINE_EXCEEDED, message=f"{late.message}; {how}")
+    return Ending(failed=True, reason=Reason.START_TIMEOUT, message=stuck.message) if stuck is not None else Ending()
+
+
+def _stopped(observed: Observed, word: Report | None, life: Object) -> str:
+    """What came of the stop of the newest attempt, if that was stopped."""
+    attempt = word.attempt if word is not None else observed.status.get("attempts")
+    return str(life["stop"].get("message", "")) if life["stop"] is not None and life["stop"]["attempt"] == attempt else ""
+
+
+def _decide(
+    observed: Observed,
+    accepted_or_not: Accepted | Notice,
+    there: Gang,
+    late: Notice | None,
+    place: Placing,
+    *,
+    finished: bool,
+    held: bool,
+    begun: bool,
+) -> Decision:
+    accepted = accepted_or_not if isinstance(accepted_or_not, Accepted) else None
+    refusal = accepted_or_not if isinstance(accepted_or_not, Notice) else None
+    suspended = is_stopped(observed)
+    if observed.at_zero:
+        if accepted is not None and not (finished or suspended):
+            refusal = missing_service_account(observed, accepted) or _previous(observed) or claim_going(observed, accepted)
+        starts = accepted is not None and refusal is None and not (finished or suspended or place.is_away)
+        running = accepted.frozen if starts and accepted is not None else None
+        replicas = running.nodes if running is not None else 0
+        return Decision(accepted, refusal or _obstacle(observed, finished), running, replicas, starts)
+    running = there.run
+    remains = _foreign(observed) or _previous(observed) if running is None else None
+    stop = None if finished else stopping(observed, accepted, running, late, place, begun=begun)
+    nodes = running.nodes if running is not None else 0 if remains is not None else observed.replicas
+    replicas = 0 if (finished and not held) or suspended or stop is not None else nodes
+    refusal = refusal or remains or there.trouble or _obstacle(observed, finished)
+    if refusal is None and not finished:
+        gone = service_account_gone(observed, accepted) if accepted is not None else None
+        refusal = gone or claim_going(observed, accepted)
+    return Decision(accepted, refusal, running, replicas, starts=False, stopping=stop, proven=there.proven)
+
+
+def _obstacle(observed: Observed, finished: bool) -> Notice | None:
+    return None if finished else observed.obstacle
+
+
+def _previous(observed: Observed) -> Notice | None:
+    """Objects of a deleted job of the same name that the garbage collector has not removed yet."""
+    remaining = [
+        f"{kind} {name}"
+        for (kind, name), item in observed.objects.items()
+        if owner_uid(item) != observed.uid and _owned_by_namesake(observed, item) and (is_terminating(item) or kind == "StatefulSet")
+    ]
+    if observed.stateful_set is None:
+        remaining += [f"Pod {pod['metadata']['name']}" for pod in observed.pods]
+    if not remaining:
+        return None
+    return Notice(Reason.PREVIOUS_JOB_REMAINS, f"an earlier job of this name is still being removed: {', '.join(sorted(remaining))}")
+
+
+def _foreign(observed: Observed) -> Notice | None:
+    """A StatefulSet with pods that carries our labels, but is somebody else's: an in-namespace run, say."""
+    found = observed.stateful_set
+    if found is None or owner_uid(found) == observed.uid or _owned_by_namesake(observed, found):
+        return None
+    owners = ", ".join(f"{o['kind']} {o['name']}" for o in found["metadata"].get("ownerReferences", [])) or "nobody"
+    text = f"StatefulSet {observed.name} in namespace {observed.namespace} exists already and belongs to {owners}"
+    return Notice(Reason.NAME_TAKEN, f"{text}: Lockstep leaves it alone; delete it, or give the job another name")
+
+
+def _owned_by_namesake(observed: Observed, item: Object) -> bool:
+    owners = item["metadata"].get("ownerReferences", [])
+    return any(o["kind"] == "TrainingJob" and o["name"] == observed.name for o in owners)
+
+
+def _view(observed: Observed, received: ReceivedReport | None, decision: Decision, end: Ending, now: float) -> View:
+    stop = decision.stopping
+    return View(
+        observed=observed,
+        refusal=None if end.finished else decision.refusal,
+        received=received,
+        wanted_pods=decision.replicas,
+        suspend=is_stopped(observed),
+        complete=end.complete,
+        failed=end.failed,
+        failure_message=end.message,
+        failure_reason=end.reason,
+        stopping=Notice(stop.reason, stop.why) if stop is not None else None,
+        now=now,
+    )
+
+
+def _failure_reason(known: Object | None, received: ReceivedReport | None) -> str:
+    if known is not None:
+        return str(known["reason"])
+    result = received.report.preflight if received is not None else None
+    return Reason.PREFLIGHT_FAILED if result is not None and not result.ok else Reason.RANKS_FAILED
+
+
+def _failure_message(observed: Observed, received: ReceivedReport | None) -> str:
+    if received is not None and received.report.failure is not None:
+        return received.report.failure.message
+    known = observed.status.get("conditions", [])
+    return next(
+        (c["message"] for c in known if c["type"] == "Failed" and c["status"] == "True"), received.report.message if received else ""
+    )
+
+
+def _status(view: View, decision: Decision, life: Object) -> Object:
+    accepted, running = decision.accepted, decision.running
+    is_current = accepted is not None and running is not None and accepted.frozen.hash == running.hash
+    profile = accepted.profile if accepted is not None and is_current else None
+    return job_status(view, running, profile, life, pending=running is not None and accepted is not None and not is_current)
+
+
+def _is_pending(decision: Decision, end: Ending) -> bool:
+    """Whether what a person changed has to wait until they start the job anew."""
+    accepted, running = decision.accepted, decision.running
+    if accepted is None or running is None or end.finished or decision.replicas == 0 or accepted.frozen.hash == running.hash:
+        return False
+    return differs_by_user(running, accepted.frozen)
+
+
+def _next_look(view: View) -> float | None:
+    """A silence, and the end of a hold, are noticed without anything happening."""
+    if view.held_until is not None:
+        return view.held_until - view.now + 0.1
+    since = None if view.finished else heard_until(view)
+    if since is None:
+        return None
+    left = since + SILENT_SECONDS - view.now
+    return left + 1.0 if left > 0 else None

@@ -1,0 +1,1 @@
+"""A resolved job and its Kubernetes objects."""

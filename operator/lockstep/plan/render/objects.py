@@ -1,0 +1,263 @@
+"""The Kubernetes objects of a job: frozen once for a start from zero pods, made from that alone while any pod is there."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from base64 import b64encode
+from collections.abc import Container
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lockstep.api import names
+from lockstep.plan.layers import Notice
+from lockstep.plan.render.metadata import app_labels
+from lockstep.plan.render.pod import pod_template
+from lockstep.plan.render.resolve import MADE_BY_OPERATOR, Refused, Resolved
+from lockstep.plan.render.run import build_run, pod_placement, report_target
+from lockstep.plan.render.storage import Claim, pod_claims, run_volume, shared_claims
+from lockstep.plan.render.template import fill
+from lockstep_gang.contract import ReportTarget, Run, parse_run, run_text
+
+Object = dict[str, Any]
+
+TEMPLATE_KEY = "template.json"
+HASH_CHARACTERS = 10
+FROZEN_BYTES_MAX = 1_000_000
+"""Of a frozen run, since a ConfigMap holds 1 MiB; and of its pod template as a ControllerRevision has it, since etcd takes 1.5 MiB."""
+
+
+_PLAIN_REPORT = report_target(names.REPORT_URL, MADE_BY_OPERATOR)
+
+
+@dataclass(frozen=True)
+class RenderContext:
+    """What only the operator knows. `key` is 64 hex characters; `owner_uid` is None where no TrainingJob object exists."""
+
+    agent_image: str = MADE_BY_OPERATOR
+    key: str = MADE_BY_OPERATOR
+    owner_uid: str | None = MADE_BY_OPERATOR
+    report: ReportTarget | None = _PLAIN_REPORT
+    listening_since: float = 0.0
+    """When this operator began to take reports, seconds since the epoch; 0: it takes none."""
+    key_secret: str = ""
+    """Name of the Secret with `key`; empty: the one that a job without an operator has."""
+    authority_made: float = 0.0
+    """When the authority of `report` was made, seconds since the epoch; 0: not known."""
+    is_unverified: bool = False
+    """The job's live node 0 has reported lately, and not with the key of `key_secret`."""
+    run_key: str = ""
+    """What frozen runs of this job are signed with; empty: they aren't."""
+    clock_off: bool = False
+    """The operator's clock and the API server's differ: what would be done because of a time that is over is not done."""
+    remembered: GangRun | None = None
+    """The run of the pods that were there when this operator last looked."""
+
+
+PLAIN = RenderContext()
+"""Marked placeholders, for a reader of `lockstep render`."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """All that shapes the pods of a job from its start at zero pods until it is at zero again."""
+
+    job: str
+    namespace: str
+    nodes: int
+    run: str
+    """The text of run.json."""
+    template: str
+    """JSON: the pod template, the claims of every pod and Kueue's queue, without the mention of this frozen run's name."""
+
+    @cached_property
+    def parsed(self) -> Run:
+        """run.json's content."""
+        return parse_run(self.run)
+
+    @cached_property
+    def key_secret(self) -> str:
+        """Name of the Secret with the key of its agents."""
+        volumes = json.loads(self.template)["pod"]["spec"]["volumes"]
+        return next(str(volume["secret"]["secretName"]) for volume in volumes if volume["name"] == names.KEY_VOLUME)
+
+    @cached_property
+    def hash(self) -> str:
+        """Tells frozen runs apart: the same inputs give the same."""
+        return hashlib.sha256(f"{self.run}\0{self.template}".encode()).hexdigest()[:HASH_CHARACTERS]
+
+    @property
+    def name(self) -> str:
+        """Of the ConfigMap."""
+        return names.run_name(self.job, self.hash)
+
+
+@dataclass(frozen=True)
+class GangRun:
+    """A frozen run, and whether it is proven to be the operator's own."""
+
+    run: Frozen
+    proven: bool
+
+
+def run_proof(frozen: Frozen, run_key: str) -> str:
+    """What only the operator can say of a frozen run, 64 hexadecimal digits."""
+    text = json.dumps([frozen.namespace, frozen.job, frozen.run, frozen.template])
+    return hmac.new(run_key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def differs_by_user(one: Frozen, other: Frozen) -> bool:
+    """Whether two runs of a job differ in what its spec and its cluster say, and not only in what the operator adds to them."""
+    return _stated(one) != _stated(other)
+
+
+def _stated(frozen: Frozen) -> tuple[Object, Object]:
+    run, template = json.loads(frozen.run), json.loads(frozen.template)
+    run.pop("report", None)
+    spec = template["pod"]["spec"]
+    for container in spec["initContainers"]:
+        container.pop("image", None)
+    for volume in spec["volumes"]:
+        if volume["name"] == names.KEY_VOLUME:
+            volume["secret"].pop("secretName", None)
+    return run, template
+
+
+def has_lost_key(frozen: Frozen, context: RenderContext) -> bool:
+    """Whether an operator with another master key named the Secret of this run. Runs of older versions don't show it."""
+    return bool(context.key_secret) and frozen.key_secret not in (context.key_secret, names.key_secret_name(frozen.job))
+
+
+def freeze(resolved: Resolved, context: RenderContext) -> Frozen:
+    """What the job would run with if it started from zero pods now. Raises Refused when that is too large to keep."""
+    reports = context.report is not None
+    template: Object = {
+        "pod": pod_template(resolved, context.agent_image, context.key_secret or names.key_secret_name(resolved.name), reports=reports),
+        "claims": [_claim_template(claim, app_labels(resolved)) for claim in pod_claims(resolved)],
+    }
+    if resolved.job.spec.queue_name is not None:
+        template["queue"] = resolved.job.spec.queue_name
+    run = run_text(build_run(resolved, pod_placement(resolved, context.report)))
+    frozen = Frozen(resolved.name, resolved.namespace, resolved.nodes, run, _text(template))
+    size = max(len(frozen.run.encode()) + len(frozen.template.encode()), revision_bytes(template["pod"]))
+    if size > FROZEN_BYTES_MAX:
+        fields = "env, script.args, training and podTemplate of the job, and pod.env of the cluster,"
+        message = f"{fields} make a run of {size} bytes, escapes included, at most {FROZEN_BYTES_MAX} can be kept: shorten them"
+        raise Refused([Notice("RunTooLarge", message)])
+    return frozen
+
+
+def revision_bytes(pod: Object) -> int:
+    """Of the template in the StatefulSet's ControllerRevision: JSON as Kubernetes writes it, which escapes HTML. Without one there are no pods."""
+    text = json.dumps(pod, separators=(",", ":"), ensure_ascii=False)
+    return len(text.encode()) + 5 * sum(text.count(character) for character in "<>&")
+
+
+def _text(template: Object) -> str:
+    return json.dumps(template, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def thaw(config_map: Object) -> Frozen:
+    """The frozen run that an observed ConfigMap `x-run-<hash>` holds."""
+    metadata, data = config_map["metadata"], config_map["data"]
+    run = parse_run(data[names.RUN_KEY])
+    return Frozen(metadata["labels"][names.LABEL_JOB], metadata["namespace"], run.nodes, data[names.RUN_KEY], data[TEMPLATE_KEY])
+
+
+def render(resolved: Resolved, context: RenderContext = PLAIN) -> list[Object]:
+    """All objects of a job that starts now, in the order of their creation."""
+    frozen = freeze(resolved, context)
+    replicas = 0 if resolved.suspend else resolved.nodes
+    return [*claims(resolved), *children(frozen, owner_uid=context.owner_uid, key=context.key, replicas=replicas)]
+
+
+def claims(resolved: Resolved, there: Container[str] = ()) -> list[Object]:
+    """Claims to create when there is none of their name, and never to change, own or delete; without those that are `there`."""
+    return [_claim(claim, resolved.namespace) for claim in shared_claims(resolved) if claim.name not in there]
+
+
+def children(frozen: Frozen, *, owner_uid: str | None, key: str, replicas: int, proof: str = "") -> list[Object]:
+    """The objects that the job owns, in the order of their creation: what pods mount comes before the pods.
+
+    `proof`: `run_proof` of the run, where an operator writes it.
+    """
+    owner = None if owner_uid is None else _owner(frozen.job, owner_uid)
+    return [
+        _secret(frozen, owner, key),
+        _run_config_map(frozen, owner, proof),
+        _network_policy(frozen, owner),
+        _service(frozen, owner),
+        _stateful_set(frozen, owner, replicas),
+    ]
+
+
+def _owner(job: str, uid: str) -> Object:
+    return {
+        "apiVersion": names.API_VERSION, "kind": "TrainingJob", "name": job, "uid": uid, "controller": True, "blockOwnerDeletion": False,
+    }  # fmt: skip
+
+
+def _metadata(frozen: Frozen, name: str, owner: Object | None, annotations: dict[str, str] | None = None) -> Object:
+    owners = [] if owner is None else [owner]
+    return {
+        "name": name, "namespace": frozen.namespace, "labels": names.job_labels(frozen.job), "annotations": annotations,
+        "ownerReferences": owners,
+    }  # fmt: skip
+
+
+def _secret(frozen: Frozen, owner: Object | None, key: str) -> Object:
+    data = {names.KEY_KEY: b64encode(key.encode()).decode()}
+    return fill("secret", metadata=_metadata(frozen, frozen.key_secret, owner), data=data)
+
+
+def _run_config_map(frozen: Frozen, owner: Object | None, proof: str) -> Object:
+    data = {names.RUN_KEY: frozen.run, TEMPLATE_KEY: frozen.template}
+    signed = {names.ANNOTATION_RUN_PROOF: proof} if proof else None
+    return fill("configmap", metadata=_metadata(frozen, frozen.name, owner, signed), data=data)
+
+
+def _network_policy(frozen: Frozen, owner: Object | None) -> Object:
+    return fill("networkpolicy", metadata=_metadata(frozen, frozen.job, owner), labels={names.LABEL_JOB: frozen.job})
+
+
+def _service(frozen: Frozen, owner: Object | None) -> Object:
+    ports = [
+        {"name": "coordinator", "port": names.COORDINATOR_PORT, "targetPort": names.COORDINATOR_PORT},
+        {"name": "master", "port": names.MASTER_PORT, "targetPort": names.MASTER_PORT},
+    ]
+    metadata = _metadata(frozen, names.service_name(frozen.job), owner)
+    return fill("service", metadata=metadata, labels=names.job_labels(frozen.job), ports=ports)
+
+
+def _stateful_set(frozen: Frozen, owner: Object | None, replicas: int) -> Object:
+    template = json.loads(frozen.template)
+    mark = {names.ANNOTATION_RUN_HASH: frozen.hash}
+    pod = template["pod"]
+    pod["metadata"]["annotations"] = {**pod["metadata"].get("annotations", {}), **mark}
+    pod["spec"]["volumes"].append(run_volume(frozen.name))
+    metadata = _metadata(frozen, frozen.job, owner, mark)
+    if "queue" in template:
+        metadata["labels"] |= {names.LABEL_QUEUE: template["queue"]}
+    return fill(
+        "statefulset",
+        metadata=metadata,
+        replicas=replicas,
+        service=names.service_name(frozen.job),
+        labels=names.job_labels(frozen.job),
+        pod=pod,
+        claim_templates=template["claims"],
+    )
+
+
+def _claim(claim: Claim, namespace: str) -> Object:
+    # No job in the labels: the claim is the namespace's, whichever job came first.
+    labels = {names.LABEL_NAME: names.APP, names.LABEL_MANAGED_BY: names.APP}
+    metadata = {"name": claim.name, "namespace": namespace, "labels": labels}
+    return fill("claim", metadata=metadata, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)
+
+
+def _claim_template(claim: Claim, labels: dict[str, str]) -> Object:
+    metadata = {"name": claim.name, "labels": labels}
+    return fill("claim", metadata=metadata, access_mode=claim.access_mode, storage_class=claim.storage_class, size=claim.size)

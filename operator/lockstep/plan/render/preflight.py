@@ -1,0 +1,141 @@
+"""What preflight expects of a job's nodes: the part of run.json that agents are checked against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from lockstep.api.job import TrainingJob
+from lockstep.api.preflight import PreflightMode
+from lockstep.api.quantity import number
+from lockstep.plan.render.fabric import Transport
+from lockstep_gang.contract import (
+    PREFLIGHT_RESULT,
+    AllReduce,
+    Expected,
+    ExpectedPath,
+    ExpectedRdma,
+    Kind,
+    PreflightReport,
+    Run,
+    are_whole_names,
+    from_json,
+)
+from lockstep_sizes.modelnames import is_address, is_folder
+
+if TYPE_CHECKING:
+    from lockstep.plan.render.resolve import Resolved
+
+GIGABYTE = 10**9
+WILD = set("*?[")
+"""Characters that make a data path a pattern."""
+
+
+def expected(resolved: Resolved) -> Expected | None:
+    """None: preflight is off."""
+    mode = resolved.job.spec.preflight.mode
+    if mode is PreflightMode.OFF:
+        return None
+    return Expected(
+        paths=tuple(_paths(resolved)),
+        shm_bytes=int(number(resolved.profile.spec.shm_size)),
+        rdma=_rdma(resolved) if resolved.transport is Transport.RDMA else None,
+        all_reduce=_all_reduce(resolved) if mode is PreflightMode.FULL else None,
+    )
+
+
+def alone(job: TrainingJob) -> TrainingJob:
+    """The job with its preflight on, whatever it says."""
+    given = job.spec.preflight
+    if given.mode is not PreflightMode.OFF:
+        return job
+    switched_on = given.model_copy(update={"mode": PreflightMode.FULL})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"preflight": switched_on})})
+
+
+def ending_with_it(run: Run, run_dir: str) -> Run:
+    """The run without its ranks: it is over when preflight is, and the records in the job's own folder are left alone."""
+    assert run.preflight is not None  # noqa: S101 (of a job that `alone` gave)
+    command = run.command or ("true",)  # of a dev environment, which starts as any other job for this
+    return replace(run, run_dir=run_dir, command=command, interactive=None, preflight=replace(run.preflight, only=True))
+
+
+def result_in(line: str) -> PreflightReport | None:
+    """The result, where this line of node 0's log has it."""
+    _, mark, text = line.partition(PREFLIGHT_RESULT)
+    try:
+        return from_json(PreflightReport, json.loads(text), "preflight result") if mark else None
+    except (ValueError, RecursionError):  # (somebody else's line)
+        return None
+
+
+def _paths(resolved: Resolved) -> Iterator[ExpectedPath]:
+    """What ranks read from the first moment on; what comes from a hub is the trainer's to get."""
+    training = resolved.training
+    if not resolved.command:
+        return  # a dev environment: each run looks for its own script
+    if training is None:
+        yield ExpectedPath("spec.script.path", resolved.command[1], Kind.FILE)
+        return
+    if is_folder(training["model"]["name"]):
+        yield ExpectedPath("spec.training.model.name", training["model"]["name"], Kind.FOLDER)
+    if training["lora"]["initFrom"] is not None:
+        yield ExpectedPath("spec.training.lora.initFrom", training["lora"]["initFrom"], Kind.FOLDER)
+    yield from _data_paths(training)
+    resume = training["checkpoint"]["resumeFrom"]
+    if resume.startswith("/"):
+        yield ExpectedPath("spec.training.checkpoint.resumeFrom", resume, Kind.FOLDER)
+
+
+def _data_paths(training: dict[str, Any]) -> Iterator[ExpectedPath]:
+    if training["data"]["chatTemplate"] is not None:
+        yield ExpectedPath("spec.training.data.chatTemplate", training["data"]["chatTemplate"], Kind.FILE)
+    sources = {"data": training["data"]}
+    sources |= {f"data.sources[{index}]": source for index, source in enumerate(training["data"]["sources"])}
+    evaluation = training["evaluation"]
+    if evaluation is not None and evaluation["data"] is not None:
+        sources["evaluation.data"] = evaluation["data"]
+    for place, source in sources.items():
+        if source["path"] is not None and not is_address(source["path"]):
+            yield _data_path(f"spec.training.{place}.path", source["path"])
+
+
+def _data_path(field: str, path: str) -> ExpectedPath:
+    """A file or a folder; of a pattern, the folder below which it is looked for."""
+    parts = PurePosixPath(path).parts
+    wild = next((number for number, part in enumerate(parts) if WILD & set(part)), None)
+    if wild is None:
+        return ExpectedPath(field, path, Kind.FILE, or_folder=True)
+    return ExpectedPath(field, str(PurePosixPath(*parts[:wild])), Kind.FOLDER)
+
+
+def _rdma(resolved: Resolved) -> ExpectedRdma:
+    network = resolved.profile.spec.network
+    rdma = network.rdma
+    devices = tuple(dict.fromkeys(device.partition(":")[0] for device in rdma.devices))  # (two ports are one device)
+    return ExpectedRdma(
+        devices=devices,
+        count=(len(devices) if are_whole_names(devices) else 0) or len(rdma.rails) or None,
+        gid_index=rdma.gid_index,
+        interfaces=tuple(rdma.interfaces),
+        mtu=network.mtu,
+        rate=rdma.rate,
+    )
+
+
+def _all_reduce(resolved: Resolved) -> AllReduce | None:
+    """Between nodes only: within one there is no network to measure."""
+    asked = resolved.job.spec.preflight.all_reduce
+    stated = resolved.profile.spec.network.minimum_busbw
+    threshold = int(float(stated) * GIGABYTE) if stated is not None and _profile_speaks_of(resolved) else None
+    return AllReduce(threshold) if resolved.nodes > 1 and (asked or threshold is not None) else None
+
+
+def _profile_speaks_of(resolved: Resolved) -> bool:
+    """The cluster's threshold is that of its own GPUs over its own network: CPU ranks, or TCP by choice, can't reach it."""
+    profile = resolved.profile.spec
+    same_ranks = (resolved.gpus_per_node > 0) == (profile.gpus.per_node > 0)
+    return same_ranks and (resolved.transport is Transport.RDMA or not profile.network.rdma.enabled or resolved.gpus_per_node == 0)

@@ -1,0 +1,294 @@
+"""TrainingJob and TrainingCluster to one resolved job: every value decided, with the layer that set it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError
+from lockstep.api.job import RANKS_MAX, JobType, TrainingJob, ranks_a_node
+from lockstep.api.names import DATASETS, WORKSPACE
+from lockstep.api.shared import StorageMode
+from lockstep.plan.layers import Layer, Layered, Notice, Setting
+from lockstep.plan.render.explain import explain_settings
+from lockstep.plan.render.fabric import Transport, Variables, choose_transport, fabric_refusals, fabric_warnings, nccl_environment
+from lockstep.plan.render.metadata import annotation_refusals
+from lockstep.plan.render.scheduling import scheduling_refusals
+from lockstep.plan.render.storage import claim_refusals, volume_refusals
+from lockstep.plan.render.variables import variable_warnings
+
+T = TypeVar("T")
+
+MADE_BY_OPERATOR = "<made by the operator>"
+UNNAMED_IMAGE = (
+    "neither the job nor its cluster names one: the operator takes lockstep-trainer:TAG from beside its own, and refuses the job where its own isn't "
+    "called lockstep-operator:TAG"
+)
+"""What can be said of the image without having seen the operator."""
+_OPERATOR_IMAGE = re.compile(r"((?:[^/@]+/)*)lockstep-operator:([\w.-]+)(?:@.+)?")
+"""Stands in plain `render` for what only the operator knows. Not valid as a uid, a key or an image on purpose."""
+
+
+class Refused(ConfigError):
+    """The job can't run under this cluster; `refusals` has every reason at once."""
+
+    def __init__(self, refusals: list[Notice]) -> None:
+        super().__init__("; ".join(refusal.message for refusal in refusals))
+        self.refusals = tuple(refusals)
+
+
+@dataclass(frozen=True)
+class PlatformDefaults:
+    """What the platform says where neither job nor cluster does.
+
+    `workspace` and `datasets` are the folders that /workspace and /datasets stand for: paths of the job that lie in them are
+    rewritten (processes on a laptop have no such mounts).
+    """
+
+    workspace: str = WORKSPACE
+    datasets: str = DATASETS
+    namespace: str = "default"
+    uid: str = MADE_BY_OPERATOR
+    image: str | None = None
+    excluded_nodes: tuple[str, ...] = ()
+    """Nodes that preflight found bad for this job."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job with nothing left to decide. `settings` says for each value which layer set it."""
+
+    job: TrainingJob
+    profile: TrainingCluster
+    platform: PlatformDefaults
+    namespace: str
+    uid: str
+    nodes: int
+    gpus_per_node: int
+    ranks_per_node: int
+    image: str
+    transport: Transport
+    nccl: Variables
+    storage_mode: StorageMode
+    workspace_claim: str
+    command: tuple[str, ...]
+    """argv of every rank; empty: of an Interactive job, every run has its own."""
+    training: dict[str, Any] | None
+    """spec.training with defaults and real paths; None for a script."""
+    warnings: tuple[Notice, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def name(self) -> str:
+        return self.job.metadata.name
+
+    @property
+    def suspend(self) -> bool:
+        return self.job.spec.suspend
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def resolve(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults = PlatformDefaults()) -> Resolved:
+    """Decide every value: the job's, else the cluster's, else the API's default, else the platform's.
+
+    Raises Refused with every reason why the job can't run under this cluster.
+    """
+    spec, cluster = job.spec, profile.spec
+    name = profile.metadata.name
+    nodes = _nodes(job, profile)
+    gpus = _gpus_per_node(job, profile)
+    image = _image(job, profile, platform)
+    transport = choose_transport(spec.fabric, cluster.network, gpus.value)
+    storage = _storage_mode(job, profile)
+    claim = _workspace_claim(job, profile)
+    refusals = [
+        *_size_refusals(nodes.value, ranks_a_node(gpus.value, spec.ranks_per_node)),
+        *fabric_refusals(transport.value, cluster.network, name),
+        *_image_refusals(image, name),
+        *_storage_refusals(job, storage, name),
+        *scheduling_refusals(spec.pod_template, cluster, name, nodes.value),
+        *annotation_refusals(spec.pod_template, transport.value, cluster.network.rdma),
+        *claim_refusals(cluster, name),
+        *volume_refusals(spec.pod_template.volumes, cluster.pod.volumes),
+    ]
+    if refusals:
+        raise Refused(refusals)
+    nccl = nccl_environment(spec.fabric, cluster, transport, gpus.value)
+    ranks = Layered(gpus.value, gpus.layer) if gpus.value else _first((spec.ranks_per_node, Layer.JOB), (1, Layer.DEFAULT))
+    decided: dict[str, Layered[Any]] = {
+        "nodes": nodes, "gpusPerNode": gpus, "ranksPerNode": ranks, "image": image, "fabric.transport": transport, "storage.mode": storage,
+    }  # fmt: skip
+    if storage.value is StorageMode.SHARED:
+        decided["storage.workspaceClaimName"] = claim
+    return Resolved(
+        job=job,
+        profile=profile,
+        platform=platform,
+        namespace=job.metadata.namespace or platform.namespace,
+        uid=job.metadata.uid or platform.uid,
+        nodes=nodes.value,
+        gpus_per_node=gpus.value,
+        ranks_per_node=ranks.value,
+        image=image.value or "",
+        transport=transport.value,
+        nccl=nccl,
+        storage_mode=storage.value,
+        workspace_claim=claim.value,
+        command=_command(job, platform),
+        training=_training(job, platform),
+        warnings=(
+            *fabric_warnings(transport.value, cluster.network, name, gpus.value),
+            *gpu_warnings(job, profile),
+            *variable_warnings(job, profile),
+        ),
+        settings=explain_settings(job, profile, decided, nccl),
+    )
+
+
+def _first(*candidates: tuple[T | None, Layer]) -> Layered[T]:
+    """The first value that is set; the last candidate always is."""
+    return next(Layered(value, layer) for value, layer in candidates if value is not None)
+
+
+def _nodes(job: TrainingJob, profile: TrainingCluster) -> Layered[int]:
+    gpus = profile.spec.gpus
+    return _first((job.spec.nodes, Layer.JOB), (gpus.default_nodes, _stated(gpus.model_fields_set, "default_nodes")))
+
+
+def _gpus_per_node(job: TrainingJob, profile: TrainingCluster) -> Layered[int]:
+    gpus = profile.spec.gpus
+    return _first((job.spec.gpus_per_node, Layer.JOB), (gpus.per_node, _stated(gpus.model_fields_set, "per_node")))
+
+
+def trainer_image(operator_image: str) -> str | None:
+    """The image of Lockstep's trainer beside the operator's: in its registry, with its tag. None: the operator's isn't called lockstep-operator:TAG."""
+    match = _OPERATOR_IMAGE.fullmatch(operator_image)
+    return None if match is None else f"{match[1]}lockstep-trainer:{match[2]}"
+
+
+def default_image_said(operator_image: str) -> tuple[str, bool]:
+    """Of a cluster that names no image: which one jobs get that name none either, and whether they get any."""
+    image = trainer_image(operator_image)
+    if image is not None:
+        return f"the cluster names none: jobs that name none run {image}, from beside the operator's image", True
+    return (
+        f"the cluster names none, and jobs that name none are refused: the operator's image {operator_image} isn't called lockstep-operator:TAG, "
+        "so that none is known beside it",
+        False,
+    )
+
+
+def gpu_warnings(job: TrainingJob, profile: TrainingCluster) -> list[Notice]:
+    """More GPUs than the cluster says that its nodes have: the pods would wait for ever, unless some node has more. None at all: `refuse_missing_gpus`."""
+    gpus, wanted = profile.spec.gpus, job.spec.gpus_per_node
+    if wanted is None or not gpus.per_node or wanted <= gpus.per_node:
+        return []
+    message = f"spec.gpusPerNode is {wanted}, but by cluster {profile.metadata.name} (gpus.per_node) its nodes have {gpus.per_node}: pods wait until a node has as many"
+    return [Notice("MoreGPUsThanNodesHave", message)]
+
+
+def _image(job: TrainingJob, profile: TrainingCluster, platform: PlatformDefaults) -> Layered[str | None]:
+    stated = ((job.spec.image, Layer.JOB), (profile.spec.image, Layer.CLUSTER))
+    return next((Layered(image, layer) for image, layer in stated if image), Layered(platform.image, Layer.PLATFORM))
+
+
+def _storage_mode(job: TrainingJob, profile: TrainingCluster) -> Layered[StorageMode]:
+    storage = profile.spec.storage
+    return _first((job.spec.storage.mode, Layer.JOB), (storage.mode, _stated(storage.model_fields_set, "mode")))
+
+
+def _workspace_claim(job: TrainingJob, profile: TrainingCluster) -> Layered[str]:
+    storage = profile.spec.storage
+    own = (job.spec.storage.workspace_claim_name, Layer.JOB)
+    return _first(own, (storage.workspace_claim, _stated(storage.model_fields_set, "workspace_claim")))
+
+
+def _stated(fields_set: set[str], field: str) -> Layer:
+    return Layer.CLUSTER if field in fields_set else Layer.DEFAULT
+
+
+def _image_refusals(image: Layered[str | None], profile_name: str) -> list[Notice]:
+    if image.value:
+        return []
+    return [
+        Notice(
+            "NoImage",
+            f"image is set neither in the job nor in the cluster {profile_name}, and no operator's image lockstep-operator:TAG has the trainer's beside it: set spec.image",
+        )
+    ]
+
+
+def _size_refusals(nodes: int, ranks: int) -> list[Notice]:
+    """What the cluster gives may make a gang larger than the job's own fields say."""
+    if nodes * ranks <= RANKS_MAX:
+        return []
+    message = f"{nodes} nodes with {ranks} ranks each are {nodes * ranks} ranks, and a gang may have at most {RANKS_MAX}: take fewer nodes"
+    return [Notice("TooManyRanks", message)]
+
+
+def _storage_refusals(job: TrainingJob, mode: Layered[StorageMode], profile_name: str) -> list[Notice]:
+    if mode.value is StorageMode.SHARED or job.spec.storage.workspace_claim_name is None:
+        return []
+    message = (
+        f"storage.workspaceClaimName is set, but the cluster {profile_name} gives every pod a volume of its own (PerPod):"
+        " remove it or set storage.mode to Shared"
+    )
+    return [Notice("WorkspaceClaimPerPod", message)]
+
+
+def _command(job: TrainingJob, platform: PlatformDefaults) -> tuple[str, ...]:
+    script = job.spec.script
+    if job.spec.type is JobType.INTERACTIVE:
+        return ()
+    if script is None:
+        return ("python3", "-m", "lockstep_train")
+    return ("python3", _real_path(script.path, platform), *script.args)
+
+
+def _training(job: TrainingJob, platform: PlatformDefaults) -> dict[str, Any] | None:
+    """spec.training as the trainer reads it: every field there (null where unset), paths where this platform has them."""
+    if job.spec.training is None:
+        return None
+    training = job.spec.training.model_dump(mode="json", by_alias=True)
+    del training["model"]["tokenSecret"]  # the pod's affair (variables.py): run.json names no Secret
+    for section, key in _paths(training):
+        if section[key] is not None:
+            section[key] = _real_path(section[key], platform)
+    return training
+
+
+def _paths(training: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every field of the trainer's settings that is a path: the section it is in, and its key."""
+    yield training["model"], "name"
+    yield training["lora"], "initFrom"
+    yield training["checkpoint"], "resumeFrom"
+    yield training["data"], "chatTemplate"
+    for source in (training["data"], *training["data"]["sources"]):
+        yield source, "path"
+    if training["evaluation"] is not None and training["evaluation"]["data"] is not None:
+        yield training["evaluation"]["data"], "path"
+
+
+def _real_path(path: str, platform: PlatformDefaults) -> str:
+    for root, real in ((WORKSPACE, platform.workspace), (DATASETS, platform.datasets)):
+        if path == root or path.startswith(f"{root}/"):
+            return real.rstrip("/") + path.removeprefix(root)
+    return path
+
+
+def refuse_missing_gpus(resolved: Resolved) -> None:
+    """Of a job whose pods ask for GPUs on a cluster that says it has none: they would wait for ever. On one's own machine it is the machine's to say.
+    Raises Refused."""
+    gpus, name = resolved.profile.spec.gpus, resolved.profile.metadata.name
+    if resolved.gpus_per_node and not gpus.per_node and "per_node" in gpus.model_fields_set:
+        message = (
+            f"gpusPerNode is {resolved.gpus_per_node}, but the cluster {name} has no GPUs (gpus.per_node is 0 in its file): leave gpusPerNode out, so that "
+            "ranks run on CPUs, name another cluster, or state its GPUs"
+        )
+        raise Refused([Notice("NoGPUs", message)])

@@ -1,0 +1,96 @@
+"""run.json: what the agents on the nodes and the trainer are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from posixpath import join
+from typing import TYPE_CHECKING
+
+from lockstep.api import names
+from lockstep.api.job import Interactive as InteractiveSpec
+from lockstep.api.job import JobType, TrainingJobSpec
+from lockstep.plan.render.fabric import fabric_asked
+from lockstep.plan.render.preflight import expected
+from lockstep.plan.render.variables import loader_variables
+from lockstep_gang.contract import Interactive, JobIdentity, ReportTarget, RestartPolicy, Run, Storage, Timeouts, WhenDone
+
+if TYPE_CHECKING:
+    from lockstep.plan.render.resolve import Resolved
+
+
+LAST_REPORT_SECONDS = 30
+"""What of a pod's grace is kept for the agent: to kill ranks that took too long, and to tell how the stop went."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a platform has what run.json names: node addresses, the job's folder, the key's file, where to report."""
+
+    addresses: tuple[str, ...]
+    run_dir: str
+    key_file: str
+    when_done: WhenDone
+    storage: Storage
+    report: ReportTarget | None = None
+    coordinator_port: int = names.COORDINATOR_PORT
+    master_port: int = names.MASTER_PORT
+
+
+def pod_placement(resolved: Resolved, report: ReportTarget | None) -> Placement:
+    """In pods: DNS names, mounted files, and agents that idle after the end until they are told to go."""
+    return Placement(
+        addresses=tuple(names.node_address(resolved.name, resolved.namespace, node) for node in range(resolved.nodes)),
+        run_dir=join(names.WORKSPACE, "runs", resolved.name),
+        key_file=join(names.KEY_FOLDER, names.KEY_KEY),
+        when_done=WhenDone.WAIT,
+        storage=Storage(resolved.storage_mode.value),
+        report=report,
+    )
+
+
+def report_target(url: str, ca_pem: str) -> ReportTarget:
+    """The operator's endpoint, reported to with the pod's projected token."""
+    return ReportTarget(url, ca_pem, join(names.TOKEN_FOLDER, names.TOKEN_KEY))
+
+
+def build_run(resolved: Resolved, placement: Placement) -> Run:
+    """The run of a resolved job. Its variables are in the pod, not here, since some are secrets; but for those that only ranks may have."""
+    restart = resolved.job.spec.restart
+    return Run(
+        job=JobIdentity(resolved.name, resolved.namespace, resolved.uid),
+        nodes=resolved.nodes,
+        ranks_per_node=resolved.ranks_per_node,
+        gpus_per_node=resolved.gpus_per_node,
+        addresses=placement.addresses,
+        coordinator_port=placement.coordinator_port,
+        master_port=placement.master_port,
+        run_dir=placement.run_dir,
+        key_file=placement.key_file,
+        command=resolved.command,
+        working_directory=resolved.platform.workspace,
+        environment=loader_variables(resolved),
+        restart=RestartPolicy(restart.max_restarts, restart.backoff_seconds, restart.retry),
+        when_done=placement.when_done,
+        timeouts=_timeouts(resolved.job.spec),
+        storage=placement.storage,
+        report=placement.report,
+        rack_grouped=placement.report is not None and resolved.profile.spec.nodes.rack_label is not None,
+        save_grace_seconds=resolved.job.spec.pod_template.grace_seconds - LAST_REPORT_SECONDS,
+        training=resolved.training,
+        fabric=fabric_asked(resolved.job.spec, resolved.profile.spec, resolved.transport, resolved.nccl),
+        preflight=expected(resolved),
+        interactive=_interactive(resolved.job.spec),
+    )
+
+
+def _interactive(spec: TrainingJobSpec) -> Interactive | None:
+    if spec.type is not JobType.INTERACTIVE:
+        return None
+    stated = spec.interactive or InteractiveSpec()
+    return Interactive(stated.idle_seconds, stated.warns_after_seconds)
+
+
+def _timeouts(spec: TrainingJobSpec) -> Timeouts:
+    """Lockstep's trainer tells its own limits with what it does, so that only the start's is left to say."""
+    hang = {} if spec.hang_timeouts is None else spec.hang_timeouts.model_dump()
+    return Timeouts(start_seconds=spec.start_timeout_seconds, **hang)

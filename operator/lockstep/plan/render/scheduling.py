@@ -1,0 +1,88 @@
+"""Which nodes the pods of a job may run on: one pod a node, on the cluster's nodes, preferably in one rack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.api.cluster import ClusterPod, Nodes, TrainingClusterSpec
+from lockstep.api.names import LABEL_HOSTNAME, LABEL_JOB
+from lockstep.api.podtemplate import PodTemplate
+from lockstep.plan.layers import Notice
+from lockstep.plan.render.fabric import GPU_RESOURCE
+
+RACK_WEIGHT = 100  # the highest there is: nothing else is preferred
+GPU_TOLERATION = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+
+
+def scheduling_refusals(template: PodTemplate, profile: TrainingClusterSpec, profile_name: str, nodes: int) -> list[Notice]:
+    """What no node could ever satisfy."""
+    return [
+        *_node_count_refusals(profile.nodes, profile_name, nodes),
+        *_selector_refusals(template, profile.nodes, profile_name),
+    ]
+
+
+def _node_count_refusals(allowed: Nodes, profile_name: str, nodes: int) -> list[Notice]:
+    if not allowed.gpu_nodes or nodes <= len(allowed.gpu_nodes):
+        return []
+    message = (
+        f"nodes is {nodes}, but the cluster {profile_name} allows {len(allowed.gpu_nodes)} (nodes.gpuNodes:"
+        f" {', '.join(allowed.gpu_nodes[:8])}{', …' if len(allowed.gpu_nodes) > 8 else ''}), one pod each: ask for fewer or add nodes there"
+    )
+    return [Notice("NotEnoughNodes", message)]
+
+
+def _selector_refusals(template: PodTemplate, allowed: Nodes, profile_name: str) -> list[Notice]:
+    conflicts = [key for key, value in template.node_selector.items() if allowed.selector.get(key, value) != value]
+    return [
+        Notice(
+            "NodeSelectorConflict",
+            f"podTemplate.nodeSelector[{key}] is {template.node_selector[key]!r}, but the cluster {profile_name} asks for"
+            f" {allowed.selector[key]!r} (nodes.selector), so no node fits: remove it from the job",
+        )
+        for key in conflicts
+    ]
+
+
+def tolerations(template: PodTemplate, cluster: ClusterPod, gpus_per_node: int) -> list[dict[str, Any]]:
+    """The job's, the cluster's, and the taint that GPU nodes usually have when GPUs are asked; each once."""
+    stated = [toleration.to_dict() for toleration in (*template.tolerations, *cluster.tolerations)]
+    stated += [GPU_TOLERATION] if gpus_per_node else []
+    return [toleration for number, toleration in enumerate(stated) if toleration not in stated[:number]]
+
+
+def usual_tolerations(profile: TrainingClusterSpec) -> list[dict[str, Any]]:
+    """Those of a job that says nothing of its own."""
+    return tolerations(PodTemplate(), profile.pod, profile.gpus.per_node)
+
+
+def topology_spread(job: str, template: PodTemplate) -> list[dict[str, Any]]:
+    """The job's constraints, each over the job's own pods."""
+    own = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
+    return [constraint.to_dict() | own for constraint in template.topology_spread_constraints]
+
+
+def affinity(job: str, nodes: Nodes, excluded: Sequence[str] = ()) -> dict[str, Any]:
+    """One pod a node, always; the cluster's host names, when it lists them; one rack, preferably, when it labels them;
+    never a node that preflight found bad for this job."""
+    pods_of_job = {"labelSelector": {"matchLabels": {LABEL_JOB: job}}}
+    result: dict[str, Any] = {
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{**pods_of_job, "topologyKey": LABEL_HOSTNAME}]}
+    }
+    if nodes.rack_label is not None:
+        term = {"weight": RACK_WEIGHT, "podAffinityTerm": {**pods_of_job, "topologyKey": nodes.rack_label}}
+        result["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [term]}
+    term = _node_term(nodes, excluded)
+    if term:
+        result["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return result
+
+
+def _node_term(nodes: Nodes, excluded: Sequence[str]) -> dict[str, Any]:
+    term: dict[str, Any] = {}
+    if nodes.gpu_nodes:
+        term["matchExpressions"] = [{"key": LABEL_HOSTNAME, "operator": "In", "values": nodes.gpu_nodes}]
+    if excluded:  # by the Node's name, which a label need not repeat; a field takes one value at a time
+        term["matchFields"] = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(excluded)]
+    return term

@@ -1,0 +1,167 @@
+"""The volumes of a pod, where they are mounted, and the claims behind them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from posixpath import normpath
+from typing import TYPE_CHECKING, Any
+
+from lockstep.api import names
+from lockstep.api.cluster import ClusterVolume, TrainingClusterSpec
+from lockstep.api.podtemplate import ExtraVolume
+from lockstep.api.quantity import number
+from lockstep.api.shared import StorageMode
+from lockstep.plan.layers import Notice
+
+if TYPE_CHECKING:
+    from lockstep.plan.render.resolve import Resolved
+
+TOKEN_SECONDS = 3600
+KEY_MODE = 0o440  # the key is for root and the pod's group only
+
+_OWN = {
+    names.WORKSPACE_VOLUME: names.WORKSPACE, names.DATASETS_VOLUME: names.DATASETS, names.AGENT_VOLUME: names.AGENT_FOLDER, names.RUN_VOLUME: names.RUN_FOLDER,
+    names.KEY_VOLUME: names.KEY_FOLDER, names.TOKEN_VOLUME: names.TOKEN_FOLDER, names.SHM_VOLUME: "/dev/shm", names.TMP_VOLUME: "/tmp",  # noqa: S108
+}  # fmt: skip
+_READ_ONLY = (names.RUN_VOLUME, names.KEY_VOLUME, names.TOKEN_VOLUME)
+
+
+def volume_refusals(extra: list[ExtraVolume], shared: list[ClusterVolume]) -> list[Notice]:
+    """Two volumes of one name or one path, or a path that Kubernetes refuses."""
+    volumes: list[ExtraVolume | ClusterVolume] = [*shared, *extra]
+    used = Counter([*_OWN, *(volume.name for volume in volumes)])
+    paths = Counter([*_OWN.values(), *(_real_folder(volume.mount_path) for volume in volumes)])
+    places: list[tuple[str, ExtraVolume | ClusterVolume]] = [
+        *((f"the cluster's pod.volumes[{volume.name}]", volume) for volume in shared),
+        *((f"podTemplate.volumes[{volume.name}]", volume) for volume in extra),
+    ]
+    return [Notice("VolumeConflict", f"{where} {problem}") for where, volume in places for problem in _volume_problems(volume, used, paths)]
+
+
+def claim_refusals(profile: TrainingClusterSpec, profile_name: str) -> list[Notice]:
+    """Claims of no size, which the API server refuses."""
+    sizes = {f"pod.volumes[{v.name}].size": v.size for v in profile.pod.volumes if v.storage_class is not None}
+    sizes |= {"storage.workspaceSize": profile.storage.workspace_size, "storage.datasetsSize": profile.storage.datasets_size}
+    return [
+        Notice("ClaimSizeInvalid", f"{field} of the cluster {profile_name} is {size}: a claim must ask for more than nothing")
+        for field, size in sizes.items()
+        if number(size) == 0
+    ]
+
+
+def _real_folder(path: str) -> str:
+    return normpath("/" + path.lstrip("/"))  # normpath alone keeps a double slash in front
+
+
+def _volume_problems(volume: ExtraVolume | ClusterVolume, used: Counter[str], paths: Counter[str]) -> list[str]:
+    problems = []
+    if used[volume.name] > 1:
+        problems.append(f"has a name that is taken: give it one that neither the cluster nor Lockstep uses ({', '.join(_OWN)})")
+    if paths[_real_folder(volume.mount_path)] > 1:
+        problems.append(f"is mounted at {volume.mount_path}, where another volume is: choose another mountPath")
+    if ":" in volume.mount_path:
+        problems.append(f"is mounted at {volume.mount_path}, which holds a ':': Kubernetes takes no such path")
+    return problems
+
+
+def pod_volumes(resolved: Resolved, key_secret: str, *, reports: bool) -> list[dict[str, Any]]:
+    """Every volume of the pod but the frozen run's (`run_volume`), whose name is known only when all else is."""
+    spec = resolved.profile.spec
+    volumes: list[dict[str, Any]] = [
+        {"name": names.AGENT_VOLUME, "emptyDir": {}},
+        {"name": names.KEY_VOLUME, "secret": {"secretName": key_secret, "defaultMode": KEY_MODE}},
+        {"name": names.SHM_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
+        {"name": names.TMP_VOLUME, "emptyDir": {}},
+    ]
+    if reports:
+        token = {"audience": names.REPORT_AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": names.TOKEN_KEY}
+        volumes.append({"name": names.TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}})
+    if resolved.storage_mode is StorageMode.SHARED:
+        volumes.append(_claim_volume(names.WORKSPACE_VOLUME, resolved.workspace_claim))
+        volumes.append(_claim_volume(names.DATASETS_VOLUME, spec.storage.datasets_claim))
+    volumes += [_claim_volume(volume.name, volume.claim, read_only=True) for volume in spec.pod.volumes]
+    return volumes + [_extra_volume(volume) for volume in resolved.job.spec.pod_template.volumes]
+
+
+def _claim_volume(name: str, claim: str, *, read_only: bool | None = None) -> dict[str, Any]:
+    source: dict[str, Any] = {"claimName": claim}
+    if read_only:
+        source["readOnly"] = True
+    return {"name": name, "persistentVolumeClaim": source}
+
+
+def _extra_volume(volume: ExtraVolume) -> dict[str, Any]:
+    if volume.persistent_volume_claim is not None:
+        claim = volume.persistent_volume_claim
+        return _claim_volume(volume.name, claim.claim_name, read_only=claim.read_only)
+    source = volume.to_dict()
+    del source["mountPath"]
+    return source
+
+
+def run_volume(run_name: str) -> dict[str, Any]:
+    """The frozen run, of which pods see run.json only."""
+    return {"name": names.RUN_VOLUME, "configMap": {"name": run_name, "items": [{"key": names.RUN_KEY, "path": names.RUN_KEY}]}}
+
+
+def mounts(resolved: Resolved, *, reports: bool) -> list[dict[str, Any]]:
+    """Where the trainer's container finds every volume."""
+    own: list[dict[str, Any]] = []
+    for name, path in _OWN.items():
+        if name == names.TOKEN_VOLUME and not reports:
+            continue
+        own.append({"name": name, "mountPath": path} | ({"readOnly": True} if name in _READ_ONLY else {}))
+    return own + _profile_mounts(resolved) + [_extra_mount(volume) for volume in resolved.job.spec.pod_template.volumes]
+
+
+def _profile_mounts(resolved: Resolved) -> list[dict[str, Any]]:
+    return [{"name": v.name, "mountPath": v.mount_path, "readOnly": True} for v in resolved.profile.spec.pod.volumes]
+
+
+def _extra_mount(volume: ExtraVolume) -> dict[str, Any]:
+    mount: dict[str, Any] = {"name": volume.name, "mountPath": volume.mount_path}
+    if volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only:
+        mount["readOnly"] = True
+    return mount
+
+
+def agent_mounts(resolved: Resolved) -> list[dict[str, Any]]:
+    """What the init container sees: the folder that it leaves the agent in, and what every pod has on this cluster."""
+    return [{"name": names.AGENT_VOLUME, "mountPath": names.AGENT_FOLDER}, *_profile_mounts(resolved)]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A PersistentVolumeClaim to make when there is none of that name. It has no owner and outlives every job."""
+
+    name: str
+    access_mode: str
+    size: str
+    storage_class: str | None
+
+
+def shared_claims(resolved: Resolved) -> list[Claim]:
+    """The namespace's claims that this job mounts and that may be made: an existing claim named by the job is not."""
+    storage = resolved.profile.spec.storage
+    claims = [
+        Claim(volume.claim, "ReadOnlyMany", volume.size, volume.storage_class)
+        for volume in resolved.profile.spec.pod.volumes
+        if volume.storage_class is not None
+    ]
+    if resolved.storage_mode is StorageMode.SHARED:
+        claims.append(Claim(storage.datasets_claim, "ReadWriteMany", storage.datasets_size, storage.class_rwx))
+        if resolved.job.spec.storage.workspace_claim_name is None:
+            claims.append(Claim(storage.workspace_claim, "ReadWriteMany", storage.workspace_size, storage.class_rwx))
+    return sorted({claim.name: claim for claim in claims}.values(), key=lambda claim: claim.name)
+
+
+def pod_claims(resolved: Resolved) -> list[Claim]:
+    """The claims of every single pod, named after the volumes they become (volumeClaimTemplates)."""
+    if resolved.storage_mode is StorageMode.SHARED:
+        return []
+    storage = resolved.profile.spec.storage
+    return [
+        Claim(names.WORKSPACE_VOLUME, "ReadWriteOnce", storage.workspace_size, storage.class_rwo),
+        Claim(names.DATASETS_VOLUME, "ReadWriteOnce", storage.datasets_size, storage.class_rwo),
+    ]

@@ -1,0 +1,1 @@
+"""What a deployment sends, and images."""

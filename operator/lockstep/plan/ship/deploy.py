@@ -1,0 +1,141 @@
+"""What a deployment could not send, in an administrator's words, and what a clean-up or the end of one cluster may take (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lockstep.api.cluster import Platform
+from lockstep.api.files.clusterfile import ClusterFile
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, APP, DATASETS_CLAIM, LABEL_JOB, LABEL_MANAGED_BY, WORKSPACE_CLAIM
+from lockstep.api.objects import Object, is_true
+from lockstep.plan.diff import Change, changes
+from lockstep.plan.openshift_images import puller
+
+DEFINITION = "CustomResourceDefinition"
+CLAIM = "PersistentVolumeClaim"
+CLUSTER = "TrainingCluster"
+RDMA_RIGHTS = ("ClusterRole", "SecurityContextConstraints")
+"""Kinds of what is called as follows, and sent for clusters on OpenShift only."""
+RDMA_ROLE = "lockstep-rdma"
+ONLY_CREATED = (CLAIM, "Namespace")
+"""Made when missing: how they look is theirs who made them."""
+VOLATILE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
+
+
+class State(StrEnum):
+    """How an object that may not be sent is found on the cluster."""
+
+    SAME = "as it should be"
+    MISSING = "missing"
+    DIFFERS = "differs"
+    UNSEEN = "can't be seen"
+
+
+@dataclass(frozen=True)
+class Left:
+    """An object that was not sent, how it is found there, and the API server's reason when it refused."""
+
+    item: Object
+    state: State
+    reason: str = ""
+
+
+def called(item: Object) -> str:
+    """Kind and name, with the namespace where there is one."""
+    metadata = item["metadata"]
+    return (
+        f"{item['kind']} {metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else f"{item['kind']} {metadata['name']}"
+    )
+
+
+def state_of(item: Object, found: Object | None) -> State:
+    if found is None:
+        return State.MISSING
+    return State.SAME if item["kind"] in ONLY_CREATED or not changes(item, found) else State.DIFFERS
+
+
+def open_ones(left: Iterable[Left]) -> list[Left]:
+    """Those that an administrator is needed for, as far as one can see."""
+    return [part for part in left if part.state is not State.SAME]
+
+
+def for_an_administrator(left: Iterable[Left]) -> tuple[list[Object], list[Object]]:
+    """The CRDs, and everything else: kubectl can't send an object before the definition of its kind is known."""
+    items = [part.item for part in open_ones(left)]
+    return [item for item in items if item["kind"] == DEFINITION], [item for item in items if item["kind"] != DEFINITION]
+
+
+def counted(objects: Iterable[Object]) -> str:
+    """For example: 2 CustomResourceDefinitions, 1 Deployment."""
+    counts = Counter(item["kind"] for item in objects)
+    return ", ".join(f"{number} {_plural(kind) if number > 1 else kind}" for kind, number in counts.items())
+
+
+def _plural(kind: str) -> str:
+    return f"{kind[:-1]}ies" if kind.endswith("y") else kind if kind.endswith("s") else f"{kind}s"
+
+
+def difference(after: Object, before: Object | None) -> list[Change]:
+    """Every field that would be set, changed or taken away; `after` is the API server's own answer to a dry run."""
+    if before is None:
+        return []
+    new, old = _stable(after), _stable(before)
+    forward = changes(new, old)
+    known = {change.path for change in forward}
+    backward = [Change(change.path, change.observed, change.desired) for change in changes(old, new) if change.path not in known]
+    return [*forward, *backward]
+
+
+def _stable(item: Object) -> Object:
+    """Without what the API server writes at every change."""
+    metadata = {key: value for key, value in item["metadata"].items() if key not in VOLATILE}
+    return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
+
+
+def removable_claims(found: ClusterFile, dev_environment: str, claims: Sequence[Object]) -> Iterator[Object]:
+    """The shared claims that the cluster names and Lockstep made, and those of the dev environment's own pods. Nobody else's."""
+    storage = found.profile.spec.storage
+    shared = {storage.workspace_claim or WORKSPACE_CLAIM, storage.datasets_claim or DATASETS_CLAIM}
+    for claim in claims:
+        metadata = claim["metadata"]
+        labels = metadata.get("labels") or {}
+        ours = labels.get(LABEL_MANAGED_BY) == APP
+        if ours and (metadata["name"] in shared or labels.get(LABEL_JOB) == dev_environment):
+            yield claim
+
+
+def is_default(cluster: Object) -> bool:
+    """Whether jobs that name no TrainingCluster mean this one."""
+    return bool((cluster["metadata"].get("annotations") or {}).get(ANNOTATION_DEFAULT_CLUSTER) == "true")
+
+
+def users(name: str, clusters: Iterable[Object], jobs: Iterable[Object]) -> list[Object]:
+    """Jobs of the TrainingCluster that have not ended: by its name, or by none where it is the default."""
+    names = {name, *(None for cluster in clusters if cluster["metadata"]["name"] == name and is_default(cluster))}
+    ended = (any(is_true(job.get("status") or {}, kind) for kind in ("Complete", "Failed")) for job in jobs)
+    return [job for job, is_over in zip(jobs, ended, strict=False) if not is_over and job["spec"].get("cluster") in names]
+
+
+def of_one_cluster(sent: Iterable[Object], name: str, namespace: str, clusters: Iterable[Object], others: Iterable[Object]) -> list[Object]:
+    """What goes with one TrainingCluster while Lockstep and other clusters stay, in that order, out of all that its file had `sent`.
+
+    The right to RDMA on OpenShift stays while another cluster is there that may need it, the right to pull from beside the operator while
+    anything in `others` has it: what the deployments of other files have sent, and the namespace's jobs.
+    """
+    needs_rights = any(
+        cluster["metadata"]["name"] != name and cluster["spec"].get("platform", Platform.OPENSHIFT.value) == Platform.OPENSHIFT.value
+        for cluster in clusters
+    )
+    kept = {called(item) for item in others}
+    pulls = called(puller(namespace))
+    needed = any(item["kind"] == "TrainingJob" and item["metadata"]["namespace"] == namespace for item in others)
+    found = []
+    for item in sent:
+        is_right = item["kind"] in RDMA_RIGHTS and item["metadata"]["name"] == RDMA_ROLE and not needs_rights
+        is_puller = called(item) == pulls and not needed
+        if called(item) not in kept and (is_right or is_puller or called(item) == f"{CLUSTER} {name}"):
+            found.append(item)
+    return found

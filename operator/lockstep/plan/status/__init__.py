@@ -1,0 +1,1 @@
+"""TrainingJob.status, its conditions, events and measures."""

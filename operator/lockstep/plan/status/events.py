@@ -1,0 +1,227 @@
+"""The Kubernetes Events of a job: what changed from one status to the next, in a person's words. Pure.
+
+Two statuses say all: so a transition is told by whoever wrote it, once, and an operator that has just been started tells nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from lockstep.api.objects import Object
+from lockstep.api.status import ConditionType
+from lockstep.plan.decide.stopping import stop_event
+from lockstep.plan.reasons import Reason
+from lockstep.plan.times import age
+from lockstep_gang.contract import number_of, printable_line
+
+NORMAL, WARNING = "Normal", "Warning"
+MESSAGE_BYTES = 1024
+"""Of an event: what the API takes of one (events.k8s.io)."""
+SILENCE_SECONDS = 600.0
+"""The same reason with the same message is told again only after so long: a condition may flap."""
+BURST, REFILL_SECONDS = 25, 60.0
+"""Events of one job at once, and the time in which one more is allowed. What ends something is always told."""
+_ENDS = frozenset({"Complete", "Failed", "IdleWarning", "IdleReleased"})
+_HOUR = len("2026-01-01T00")
+
+# Conditions whose True is worth telling: under which reason, and whether it is good. Their False is worth telling only when it names
+# a trouble, that is when the reason is none of `_QUIET`.
+_HOLDS: Mapping[str, tuple[str, str]] = {
+    ConditionType.ACCEPTED: (NORMAL, "Accepted"),
+    ConditionType.SUSPENDED: (NORMAL, "Suspended"),
+    ConditionType.PODS_SCHEDULED: (NORMAL, "PodsScheduled"),
+    ConditionType.RANKS_READY: (NORMAL, "RanksReady"),
+    ConditionType.FABRIC_VERIFIED: (NORMAL, "FabricVerified"),
+    ConditionType.STRAGGLING: (WARNING, "SlowRank"),
+    ConditionType.SAVES_FAILING: (WARNING, "SaveFailed"),
+    ConditionType.COMPLETE: (NORMAL, "Complete"),
+    ConditionType.FAILED: (WARNING, "Failed"),
+    ConditionType.HELD: (NORMAL, "HoldOnFailure"),
+}
+_TROUBLE = frozenset({
+    ConditionType.ACCEPTED, ConditionType.PODS_SCHEDULED, ConditionType.NODES_HEALTHY, ConditionType.RANKS_READY, ConditionType.FABRIC_VERIFIED,
+})  # fmt: skip
+_OVER: Mapping[str, tuple[str, str]] = {
+    ConditionType.STRAGGLING: ("True", "StragglingEnded"),
+    ConditionType.SAVES_FAILING: ("True", "SavesWork"),
+    ConditionType.NODES_HEALTHY: ("False", "NodesHealthy"),
+    ConditionType.FAILED: ("True", "Retried"),
+}
+"""A trouble that ends: what the condition's status was until then, and the reason under which that is told."""
+_QUIET = frozenset({
+    "NotAccepted", "Suspended", "Stopping", "Finished", "PodsNotCreated", "Scheduling", "PodsNotScheduled", "Starting", "WaitingForReport",
+    "WaitingForRanks", "Ready", "Resizing", "StartReplaced", "Queued", "NodesReleased", "DeadlineExceeded", "PreflightFailed", "NodeExcluded",
+})  # fmt: skip
+_SUMMARY = {
+    "NoReport": WARNING,
+    "NodeNotHeard": WARNING,
+    "Resizing": NORMAL,
+    "StartReplaced": NORMAL,
+    "Queued": NORMAL,
+    "NodesReleased": NORMAL,
+    "DeadlineExceeded": WARNING,
+}
+"""Reasons of the summary that no other condition has."""
+_CAUSES = {"Hang": "RankHung", "Preempted": "Preempted", "Fabric": "FabricFailed"}
+"""Restarts that have a reason of their own; the others are Restarting."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A Kubernetes Event about the job, told once at a transition."""
+
+    type: str
+    reason: str
+    message: str
+
+
+def notes(before: Object, after: Object) -> tuple[Note, ...]:
+    """What happened between two statuses, in the order in which it happens to a job."""
+    stop = stop_event(before, after)
+    stopped = () if stop is None else (Note(*stop),)
+    found = (
+        *stopped,
+        *_conditions(before, after),
+        *_attempts(before, after),
+        *_preflight(before, after),
+        *_excluded(before, after),
+        *_sizes(before, after),
+        *_idleness(before, after),
+    )
+    return tuple(map(_told_as, (*found, *_checkpoint(before, after), *_heard(before, after))))
+
+
+def _told_as(note: Note) -> Note:
+    """On one line that can be printed, as long as the API takes it."""
+    return replace(note, message=printable_line(note.message).encode(errors="replace")[:MESSAGE_BYTES].decode(errors="ignore"))
+
+
+def _conditions(before: Object, after: Object) -> Iterator[Note]:
+    old, new = _by_type(before), _by_type(after)
+    for kind, condition in new.items():
+        known = old.get(kind, {})
+        if (known.get("status"), known.get("reason")) == (condition["status"], condition["reason"]):
+            continue
+        turned = known.get("status") != condition["status"]
+        if condition["status"] == "True" and turned and kind in _HOLDS:
+            yield Note(*_HOLDS[ConditionType(kind)], condition["message"])
+        elif condition["status"] == "False" and kind in _TROUBLE and condition["reason"] not in _QUIET:
+            yield Note(WARNING, condition["reason"], condition["message"])
+        elif kind == ConditionType.ACCEPTED and condition["reason"] == Reason.CHANGE_PENDING:
+            yield Note(NORMAL, condition["reason"], condition["message"])
+        elif kind == ConditionType.SUSPENDED and condition["status"] == "False":
+            yield from _suspension(known, condition)
+        elif kind == ConditionType.PROGRESSING and condition["reason"] in _SUMMARY:
+            yield Note(_SUMMARY[condition["reason"]], condition["reason"], condition["message"])
+        elif kind in _OVER and turned and known.get("status") == _OVER[ConditionType(kind)][0]:
+            yield Note(NORMAL, _OVER[ConditionType(kind)][1], condition["message"])
+
+
+def _suspension(known: Object, condition: Object) -> Iterator[Note]:
+    if condition["reason"] == "Stopping":
+        yield Note(NORMAL, "Stopping", condition["message"])
+    elif known.get("status") == "True" and condition["reason"] != "Finished":
+        yield Note(NORMAL, "Resumed", condition["message"])
+
+
+def _attempts(before: Object, after: Object) -> Iterator[Note]:
+    """Failures that were followed by another attempt, then its start. The last failure of a failed job is told by Failed."""
+    told = max((entry["attempt"] for entry in before.get("restartHistory", [])), default=0)
+    final = _by_type(after).get("Failed", {}).get("status") == "True"
+    for entry in after.get("restartHistory", []):
+        if entry["attempt"] <= told or (final and entry["attempt"] == after.get("attempts")):
+            continue
+        count = entry.get("lostSteps")
+        lost = f"; {number_of(count, 'step')} {'is' if count == 1 else 'are'} done again" if count else ""
+        yield Note(
+            WARNING,
+            _CAUSES.get(entry["cause"], "Restarting"),
+            f"attempt {entry['attempt']} failed ({entry['cause']}): {entry['message']}{lost}",
+        )
+    attempt = after.get("attempts") or 0
+    if attempt > (before.get("attempts") or 0):
+        desired = (after.get("ranks") or {}).get("desired")
+        yield Note(NORMAL, "AttemptStarted", f"attempt {attempt} starts" + (f" with {number_of(desired, 'rank')}" if desired else ""))
+
+
+def _preflight(before: Object, after: Object) -> Iterator[Note]:
+    found = after.get("preflight")
+    if not found or found.get("time") == (before.get("preflight") or {}).get("time"):
+        return
+    findings = found.get("findings", [])
+    if found["ok"] and not findings:
+        yield Note(NORMAL, "PreflightPassed", f"{number_of(found['checks'], 'check')} on {number_of(found['nodes'], 'node')} found nothing")
+        return
+    texts = [f"{f['check']}: {f['message']}" + (f" on {f['nodeName']}" if f.get("nodeName") else "") + f"; {f['fix']}" for f in findings]
+    yield Note(WARNING, "PreflightWarned" if found["ok"] else "PreflightFailed", " | ".join(texts[:5]) or "no finding was given")
+
+
+def _excluded(before: Object, after: Object) -> Iterator[Note]:
+    known = {node["name"] for node in before.get("excludedNodes") or []}
+    for node in after.get("excludedNodes") or []:
+        if node["name"] not in known:
+            yield Note(
+                WARNING,
+                "NodeExcluded",
+                f"node {node['name']} is left out of this job's next start: {node['message']}; suspending the job clears the list",
+            )
+
+
+def _idleness(before: Object, after: Object) -> Iterator[Note]:
+    """Of a dev environment: the warning, and the release."""
+    old, new = before.get("interactive") or {}, after.get("interactive") or {}
+    since = f"nobody has used the environment since {new.get('idleSince', 'a long time ago')}"
+    if "releaseTime" in new and "releaseTime" not in old:
+        yield Note(
+            WARNING, "IdleWarning", f"{since}: its GPUs are released at {new['releaseTime']} unless something is run or a shell is used"
+        )
+    if "released" in new and "released" not in old:
+        yield Note(WARNING, "IdleReleased", f"{since}: its GPUs are released; `lockstep resume` brings it back")
+
+
+def _sizes(before: Object, after: Object) -> Iterator[Note]:
+    old, new = ((status.get("ranks") or {}).get("desired") for status in (before, after))
+    if old and new and old != new:
+        yield Note(NORMAL, "Resized", f"from {old} to {new} ranks")
+
+
+def _checkpoint(before: Object, after: Object) -> Iterator[Note]:
+    """The first one, then one an hour: a job that saves every minute would push all other events out."""
+    old, new = before.get("checkpoint"), after.get("checkpoint")
+    if new and (old is None or old["lastCommitTime"][:_HOUR] != new["lastCommitTime"][:_HOUR]):
+        yield Note(NORMAL, "CheckpointCommitted", f"step {new['lastCommittedStep']}" + (f": {new['path']}" if new.get("path") else ""))
+
+
+def _heard(before: Object, after: Object) -> Iterator[Note]:
+    told = after.get("notification")
+    if told and not before.get("notification") and not told["delivered"]:
+        yield Note(WARNING, "NotificationFailed", told["message"])
+
+
+def _by_type(status: Object) -> dict[str, Object]:
+    return {c["type"]: c for c in status.get("conditions", [])}
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was told of one job by this process: the last time of each, and how many more may be."""
+
+    last: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
+    left: float = BURST
+    at: float = 0.0
+
+
+def tellable(told: Told, new: tuple[Note, ...], now: float) -> tuple[Told, tuple[Note, ...]]:
+    """Those of `new` that are neither a repetition nor too many, and what is remembered of them."""
+    left = min(float(BURST), told.left + age(told.at, now) / REFILL_SECONDS)
+    last = {key: when for key, when in told.last.items() if age(when, now) < SILENCE_SECONDS}
+    found = []
+    for note in map(_told_as, new):
+        key = (note.reason, note.message)
+        if key in last or (left < 1 and note.reason not in _ENDS):
+            continue
+        last[key], left = now, max(0.0, left - 1)
+        found.append(note)
+    return Told(last, left, now), tuple(found)

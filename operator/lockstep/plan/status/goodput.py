@@ -1,0 +1,62 @@
+"""status.goodput: the coordinator's account in seconds, and the time before it that only the cluster knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.api.objects import Object
+from lockstep.plan.observed import Observed
+from lockstep.plan.times import seconds_of
+from lockstep_gang.contract import Cause, Goodput, Report, Spent
+
+ALONE_SECONDS = 300
+"""The account alone is written this often: a thousand scripts that tell no steps must not keep the API server busy with seconds."""
+KINDS = tuple(kind.value for kind in Spent)
+CAUSES = tuple(cause.value for cause in Cause)
+"""Others are a pod's invention, or a newer agent's: metrics have a series for each."""
+_USEFUL = (Spent.TRAIN, Spent.EVALUATE)
+_NO_PODS = (Spent.QUEUED, Spent.STOPPED)
+
+
+def goodput_status(observed: Observed, report: Report) -> Object | None:
+    """None: this gang keeps no account, as those of older agents."""
+    book = report.goodput
+    if book is None or not book.began:
+        return None
+    seconds = {kind: book.spent.get(kind, 0) // 1000 for kind in KINDS}
+    seconds[Spent.QUEUED.value] += _queued_before(observed, book)
+    losses = [
+        {"cause": cause, "seconds": loss.milliseconds // 1000, "gpuSeconds": loss.gpu_milliseconds // 1000}
+        for cause, loss in sorted(book.causes.items())
+        if cause in CAUSES
+    ]
+    found: dict[str, Any] = {f"{kind}Seconds": value for kind, value in seconds.items()}
+    percentage = percentage_of(book.spent, book.furthest_step)
+    found |= {} if percentage is None else {"percentage": percentage}
+    return found | ({"losses": losses[:16]} if losses else {})
+
+
+def percentage_of(spent: Mapping[str, int], furthest_step: int) -> int | None:
+    """Of the time that pods were there, what training and evaluation took; `spent`: by kind, in any one unit. None: no step was ever told, so nobody knows."""
+    if not furthest_step:
+        return None
+    held = sum(spent.values()) - sum(spent.get(kind.value, 0) for kind in _NO_PODS)
+    useful = sum(spent.get(kind.value, 0) for kind in _USEFUL)
+    return min(100, 100 * useful // held) if held > 0 else 0
+
+
+def _queued_before(observed: Observed, book: Goodput) -> int:
+    """From the first pods, or with a queue from the job's creation, to the first coordinator."""
+    queued = observed.job["spec"].get("queueName") is not None
+    since = observed.job["metadata"].get("creationTimestamp") if queued else observed.status.get("startTime")
+    return 0 if since is None else max(0, book.began // 1000 - int(seconds_of(since)))
+
+
+def is_stale(before: Object, wanted: Object) -> bool:
+    """Whether the account has grown so much that it is written though nothing else changed."""
+    return _total(wanted) - _total(before) >= ALONE_SECONDS
+
+
+def _total(status: Object) -> int:
+    return sum(value for key, value in (status.get("goodput") or {}).items() if key.endswith("Seconds"))

@@ -1,0 +1,142 @@
+"""What of a job's status is a number worth watching. Pure.
+
+Counters are counted from one stored status to the next, by whoever leads: the first one that an operator sees is where it begins, all
+growth after it is counted once. So nothing is lost or counted twice when another replica, or another version, takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from lockstep.api.objects import Object, condition, is_true
+from lockstep.plan.reasons import Reason
+from lockstep.plan.status.goodput import CAUSES, KINDS
+from lockstep.plan.times import seconds_of
+from lockstep_gang.contract import Spent
+
+STATES = ("Waiting", "Starting", "Running", "Restarting", "Silent", "Stopping", "Suspended", "Complete", "Failed")
+"""Of a job, exactly one."""
+OUTCOMES = ("Complete", "Failed")
+GOODPUT, LOST, LOST_GPU, RESTARTS, FINISHED = "goodput", "lost", "lostGpu", "restarts", "finished"
+_STATE_OF_REASON = {
+    "Running": "Running", "Restarting": "Restarting", "Starting": "Starting", "NoReport": "Silent", "NodeNotHeard": "Running", "Stopping": "Stopping", "Resizing": "Stopping", "StartReplaced": "Stopping",
+    "DeadlineExceeded": "Stopping",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How far a job's counters have been counted: (counter, label) → total, its newest restart, and its end."""
+
+    totals: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    attempt: int = 0
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """So much more of a counter, under its one label of its own (a kind, a cause or an outcome)."""
+
+    counter: str
+    label: str
+    amount: int
+
+
+def counted(status: Object) -> Counted:
+    """Everything that this status holds."""
+    attempts = [entry["attempt"] for entry in status.get("restartHistory", [])]
+    return Counted(dict(_totals(status)), max(attempts, default=0), _end(status))
+
+
+def growth(known: Counted, status: Object) -> tuple[Counted, tuple[Growth, ...]]:
+    """What `status` has more than was counted, and how far it is counted then. A total that is smaller now brings nothing."""
+    new = counted(status)
+    found = [Growth(*key, total - known.totals.get(key, 0)) for key, total in new.totals.items() if total > known.totals.get(key, 0)]
+    new_restarts = [entry for entry in status.get("restartHistory", []) if entry["attempt"] > known.attempt]
+    found += [Growth(RESTARTS, entry["cause"], 1) for entry in new_restarts if entry["cause"] in CAUSES]
+    if new.end and new.end != known.end:
+        found.append(Growth(FINISHED, new.end.partition("/")[0], 1))
+    totals = {key: max(known.totals.get(key, 0), new.totals.get(key, 0)) for key in {**known.totals, **new.totals}}
+    return Counted(totals, max(known.attempt, new.attempt), new.end or known.end), tuple(found)
+
+
+def _totals(status: Object) -> Iterator[tuple[tuple[str, str], int]]:
+    goodput = status.get("goodput") or {}
+    for kind in KINDS:
+        if kind != Spent.UNKNOWN.value or _end(status):  # until then it may turn out to have been another kind
+            yield (GOODPUT, kind), goodput.get(f"{kind}Seconds", 0)
+    for loss in (loss for loss in goodput.get("losses", []) if loss["cause"] in CAUSES):
+        yield (LOST, loss["cause"]), loss["seconds"]
+        yield (LOST_GPU, loss["cause"]), loss["gpuSeconds"]
+
+
+def _end(status: Object) -> str:
+    """The outcome, and of which retry; empty while it goes on."""
+    outcome = next((name for name in OUTCOMES if is_true(status, name)), "")
+    return f"{outcome}/{status.get('retry') or 0}" if outcome else ""
+
+
+def state(status: Object) -> str:
+    """One of `STATES`."""
+    for name in (*OUTCOMES, "Suspended"):
+        if is_true(status, name):
+            return name
+    reason = condition(status, "Progressing").get("reason", "")
+    return _STATE_OF_REASON.get(reason, "Waiting")
+
+
+def profile_of(job: Object) -> str:
+    """The cluster in use; empty: none yet. Not the one that is asked for: there are as many of those as people make up."""
+    used = (job.get("status") or {}).get("cluster") or {}
+    return str(used.get("name") or "")
+
+
+def gauges(status: Object, now: float, report_age: float | None) -> dict[str, float]:
+    """Of one job that has not finished, by the metric's name without its prefix. What isn't known is left out."""
+    heard = _is_heard(status)
+    trainer, checkpoint, preflight = (status.get(name) or {} for name in ("trainer", "checkpoint", "preflight"))
+    values: dict[str, float | None] = {
+        "running": float(state(status) == "Running"),
+        "restarts": status.get("restarts"),
+        "step": trainer.get("step"),
+        "total_steps": trainer.get("totalSteps"),
+        "estimated_remaining_seconds": trainer.get("estimatedRemainingSeconds"),
+        "checkpoint_age_seconds": None if not checkpoint else max(0.0, now - seconds_of(checkpoint["lastCommitTime"])),
+        "checkpoint_step": checkpoint.get("lastCommittedStep"),
+        "checkpoint_commit_seconds": _metric(trainer, "saveSeconds"),
+        "goodput_percentage": (status.get("goodput") or {}).get("percentage"),
+        "fabric_verified": _truth(status, "FabricVerified") if heard else None,
+        "straggling": _truth(status, "Straggling"),
+        "preflight_ok": None if "ok" not in preflight else float(preflight["ok"]),
+        "preflight_clocks_off": None if "ok" not in preflight else sum(f.get("check") == "clock" for f in preflight.get("findings", [])),
+        "report_age_seconds": _report_age(status, now, report_age) if heard else None,
+    }
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _report_age(status: Object, now: float, report_age: float | None) -> float | None:
+    """A silence that an earlier leader noticed goes on: one that has just begun to listen must not make an alert go away."""
+    noticed = condition(status, "Progressing").get("lastTransitionTime") if state(status) == "Silent" else None
+    return report_age if noticed is None else max(now - seconds_of(noticed), report_age or 0.0)
+
+
+def _is_heard(status: Object) -> bool:
+    """Whether a node 0 is there to report. What an earlier one said of its time, and how long ago, is nothing to be warned of."""
+    if state(status) == "Silent":
+        return True
+    awaited = condition(status, "RanksReady").get("reason") in (Reason.STARTING, Reason.WAITING_FOR_REPORT)
+    return state(status) not in ("Waiting", "Stopping", "Suspended") and not awaited
+
+
+def _truth(status: Object, kind: str) -> float | None:
+    """1 or 0; None while it is unknown."""
+    return {"True": 1.0, "False": 0.0}.get(condition(status, kind).get("status", "Unknown"))
+
+
+def _metric(trainer: Object, name: str) -> float | None:
+    text = next((metric["value"] for metric in trainer.get("metrics", []) if metric["name"] == name), None)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

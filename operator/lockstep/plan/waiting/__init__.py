@@ -1,0 +1,1 @@
+"""Why pods of a job don't run yet."""

@@ -1,0 +1,282 @@
+"""Why pods of a job that have a node don't run, in words of the person who can change it (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from lockstep.api.names import key_secret_name, run_name
+from lockstep.api.objects import Object, is_running
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Observed, event_time, is_terminating, start_anew
+from lockstep.plan.openshift_images import REGISTRY, pull_command
+from lockstep.plan.times import seconds_of
+from lockstep_gang.contract import Report, printable_line
+from lockstep_gang.contract.exits import SAVED, UNREACHABLE
+from lockstep_gang.contract.trouble import TroubleKind
+
+_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError")
+_NOT_YET = ("ContainerCreating", "PodInitializing")
+_MOUNT_REASONS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_SANDBOX_REASON = "FailedCreatePodSandBox"
+_NO_LOGIN_REASON = "FailedToRetrieveImagePullSecret"
+PULL_EVENT = re.compile(r'Failed to pull image "[^"]*": (?P<why>.+)', re.DOTALL)
+"""The message of the kubelet's Event of reason `Failed`. The container's own state says the same when the pod is next looked at, up to 10 s later."""
+_UNREACHED = re.compile(
+    r"dial tcp|timeout|timed out|connection re(fused|set)|no such host|server misbehaving|deadline exceeded|unreachable|no route to host|unexpected EOF|too ?many ?requests|\b429\b|\b50[0-4]\b",
+    re.IGNORECASE,
+)
+"""The registry was not reached, or has no time: the next pull may do better."""
+_VAGUE = "Unable to attach or mount volumes"
+NAMED_PODS = 4
+CRASHES = 2
+MOUNT_SECONDS = 15.0
+"""A kubelet that hears late of what was made just before a pod has mounted it by then."""
+_CACHE = re.compile(r"failed to sync (configmap|secret) cache|object .* not registered", re.IGNORECASE)
+"""The kubelet's words for that."""
+LINES, LINE_CHARACTERS = 3, 600
+"""Of the end of a container's log."""
+CUT_OFF_HINTS = {
+    TroubleKind.DNS.value: "look at the cluster's DNS (kubectl get pods -n kube-system -l k8s-app=kube-dns; OpenShift: oc get pods -n openshift-dns) and at what keeps pods of namespace {namespace} from its port 53 (kubectl get networkpolicy -n {namespace})",
+    TroubleKind.REFUSED.value: "the operator's log says why (kubectl logs -n lockstep-system deployment/lockstep-operator); lockstep stop and resume start the job with a new certificate and token",
+    TroubleKind.NETWORK.value: "look for what keeps pods of namespace {namespace} apart (kubectl get networkpolicy -n {namespace}), then at the network of their Nodes",
+    TroubleKind.NAME.value: "look whether the operator's Service is there (kubectl get service -A -l app.kubernetes.io/name=lockstep); lockstep deploy makes it again",
+}
+"""By the first word of what such an agent leaves, the most telling one first: where to look."""
+FROM_ANOTHER_NAMESPACE = (
+    f"whoever administers the image's namespace lets the job's namespace pull from it: {pull_command('JOBS_NAMESPACE', 'IMAGE_NAMESPACE')}"
+)
+_MISSING = re.compile(r'(secret|configmap) "([^"]+)" not found', re.IGNORECASE)
+_HINTS = (
+    ("ContainerNotStarted", _MISSING, "make it in the job's namespace, or take it out of spec.env or envFrom"),
+    ("ContainerNotStarted", re.compile(r"couldn't find key", re.IGNORECASE), "add the key, or correct it in spec.env"),
+    ("VolumeNotMounted", _MISSING, "make it in the job's namespace, or take it out of podTemplate.volumes"),
+    ("ImagePullFailed", _UNREACHED, "the pull is tried again by itself; if this stays, correct the registry in spec.image, or what keeps the Node from it"),
+    ("ImagePullFailed", re.compile(rf"{REGISTRY}.*(unauthorized|authentication|denied|\b40[13]\b)", re.IGNORECASE | re.DOTALL), FROM_ANOTHER_NAMESPACE),
+    ("ImagePullFailed", re.compile(r"unauthorized|authentication|denied|\b40[13]\b", re.IGNORECASE), "spec.imagePullSecrets, or the cluster's pod.image_pull_secrets, takes the registry's login"),
+    ("ImagePullFailed", re.compile(r"not found|unknown|\b404\b|InvalidImageName|parse", re.IGNORECASE), "correct spec.image, or the cluster's image"),
+    ("ContainerFailed", re.compile(r"OOMKilled"), "raise resources.limits.memory of the cluster"),
+)  # fmt: skip
+"""(reason, what was said, what helps); the first that fits counts."""
+
+
+_STUCK_HINTS = (
+    (re.compile(r"runAsNonRoot", re.IGNORECASE), "the image doesn't say a user that isn't root: OpenShift chooses one, plain Kubernetes doesn't; does the cluster file's platform fit?"),
+    (_MISSING, "make it in that namespace"),
+)  # fmt: skip
+
+
+def is_scheduled(pod: Object) -> bool:
+    return bool(pod["spec"].get("nodeName"))
+
+
+def placed_at(pod: Object) -> float:
+    """When it got its node; where nobody says, when it was made."""
+    told = [c for c in pod.get("status", {}).get("conditions") or [] if c["type"] == "PodScheduled" and c["status"] == "True"]
+    since = next((c["lastTransitionTime"] for c in told if c.get("lastTransitionTime")), pod["metadata"].get("creationTimestamp"))
+    return seconds_of(since) if since else 0.0
+
+
+def scheduler_message(pod: Object) -> str:
+    """Why the scheduler found no node for it; '' when it has one, or the scheduler has not looked yet."""
+    conditions = pod.get("status", {}).get("conditions") or []
+    return next((str(c.get("message", "")) for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
+
+
+def waits_for_room(pod: Object) -> bool:
+    """The scheduler, or a queue, lets it wait until there is room for it. A claim that isn't bound is another matter."""
+    blocked = bool(scheduler_message(pod) or pod["spec"].get("schedulingGates"))
+    return not is_scheduled(pod) and blocked and not waits_for_a_claim(pod)
+
+
+def waits_for_a_claim(pod: Object) -> bool:
+    return not is_scheduled(pod) and "persistentvolumeclaim" in scheduler_message(pod).lower()
+
+
+def lacks_secret(observed: Observed) -> bool:
+    """The kubelet says that the job's Secret, made once and not watched, is gone."""
+    lost = re.compile(rf'secret "{re.escape(key_secret_name(observed.name))}[-0-9a-f]*" not found')
+    waiting = [pod for pod in observed.pods if not is_running(pod)]
+    return any(lost.search(event.get("message", "")) for pod in waiting for event in observed.events_of(pod["metadata"]["uid"]))
+
+
+def _own_hint(observed: Observed, text: str) -> str:
+    """What helps where the object that a pod misses is one that Lockstep makes."""
+    missing = _MISSING.search(text)
+    if missing is None:
+        return ""
+    own = {"secret": key_secret_name(observed.name), "configmap": run_name(observed.name, "")}[missing[1].lower()]
+    if not re.fullmatch(rf"{re.escape(own)}[-0-9a-f]*", missing[2]):
+        return ""
+    return f"Lockstep makes this {missing[1]} itself: it was deleted, is made again, and the kubelet mounts it within two minutes; if it does not, {start_anew(observed)}"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What keeps one pod from running. Two pods with the same are told together."""
+
+    reason: str
+    text: str
+    container: str = ""
+    """Whose log says more."""
+
+
+def why_not_started(observed: Observed) -> Notice | None:
+    """What keeps pods that have a node from running, all of them in one sentence; None while nothing is wrong."""
+    groups: dict[Trouble, list[str]] = {}
+    for pod in filter(is_scheduled, observed.pods):
+        if is_terminating(pod):
+            continue  # how its containers end is part of the stop that somebody asked for
+        trouble = next(_troubles(observed, pod), None)
+        if trouble is not None:
+            groups.setdefault(trouble, []).append(pod["metadata"]["name"])
+    if not groups:
+        return None
+    return Notice(next(iter(groups)).reason, "; ".join(_told(observed, trouble, pods) for trouble, pods in groups.items()))
+
+
+def why_cut_off(observed: Observed, report: Report | None) -> Notice | None:
+    """What pods said before their agents ended because nobody heard them; those that are heard by now are left out."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for pod in observed.pods:
+        words = _last_words(pod)
+        if words is not None and not _is_heard(pod, report):
+            groups.setdefault(words[0], []).append((str(pod["metadata"]["name"]), words[1]))
+    if not groups:
+        return None
+    kind = next(name for name in CUT_OFF_HINTS if name in groups)
+    pods = [pod for pod, _ in groups[kind]]
+    hint = CUT_OFF_HINTS[kind].format(namespace=observed.namespace)
+    return Notice(kind, f"{_named(pods)}: {groups[kind][0][1]}; {hint}")
+
+
+def _last_words(pod: Object) -> tuple[str, str] | None:
+    """(kind, sentence) of an agent that ended since nobody heard it."""
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        end = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+        kind, _, text = str(end.get("message") or "").strip().partition(": ")
+        if end.get("exitCode") == UNREACHABLE and kind in CUT_OFF_HINTS:
+            return kind, printable_line(text)
+    return None
+
+
+def _is_heard(pod: Object, report: Report | None) -> bool:
+    if report is None:
+        return False
+    number = str(pod["metadata"]["name"]).rpartition("-")[2]
+    return number == "0" or any(node.connected for node in report.nodes if str(node.node) == number)
+
+
+def _named(pods: list[str]) -> str:
+    shown = ", ".join(pods[:NAMED_PODS]) + (f" and {len(pods) - NAMED_PODS} more" if len(pods) > NAMED_PODS else "")
+    return f"pod{'s' if len(pods) > 1 else ''} {shown}"
+
+
+def _told(observed: Observed, trouble: Trouble, pods: list[str]) -> str:
+    known = next((hint for reason, pattern, hint in _HINTS if reason == trouble.reason and pattern.search(trouble.text)), "")
+    hint = _own_hint(observed, trouble.text) or known
+    log = f"kubectl logs {pods[0]} -c {trouble.container} says more" if trouble.container else ""
+    return "; ".join(filter(None, (f"{_named(pods)}: {trouble.text}", hint, log)))
+
+
+def _troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
+    status = pod.get("status", {})
+    if status.get("phase") == "Failed" and status.get("reason"):
+        yield Trouble("PodFailed", f"{status['reason']}: {status.get('message', '')}")
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        for trouble in _container_troubles(container):
+            yield _with_login(observed, pod, trouble)
+    if not is_running(pod):
+        for trouble in _event_troubles(observed, pod):
+            yield _with_login(observed, pod, trouble)
+
+
+def _with_login(observed: Observed, pod: Object, trouble: Trouble) -> Trouble:
+    return replace(trouble, text=trouble.text + _lacking_login(observed, pod)) if trouble.reason == "ImagePullFailed" else trouble
+
+
+def _lacking_login(observed: Observed, pod: Object) -> str:
+    """The kubelet pulls on without a Secret of imagePullSecrets that isn't there, and the registry's answer doesn't say so."""
+    told = [event.get("message", "") for event in observed.events_of(pod["metadata"]["uid"]) if event.get("reason") == _NO_LOGIN_REASON]
+    names = re.search(r"\(([^)]+)\)", told[0]) if told else None
+    missing = f"Secret {names[1]} of imagePullSecrets" if names is not None else "a Secret of imagePullSecrets"
+    return f"; {missing} is not in namespace {observed.namespace}: make it, the pull is tried again by itself" if told else ""
+
+
+def _container_troubles(container: Object) -> Iterator[Trouble]:
+    state, image, name = container.get("state", {}), container.get("image", ""), container.get("name", "")
+    waiting = state.get("waiting") or {}
+    ended = state.get("terminated") or (container.get("lastState", {}).get("terminated") if waiting else None)
+    reason = waiting.get("reason", "")
+    if reason in _PULL_REASONS:
+        yield Trouble("ImagePullFailed", f"image {image} of container {name}: {waiting.get('message', reason)}")
+    elif ended and ended.get("exitCode", 0) not in (0, SAVED, UNREACHABLE):
+        told = _end_of((ended.get("message") or "").strip()) or ended.get("reason", "")
+        yield Trouble("ContainerFailed", f"container {name} exited with code {ended['exitCode']}" + (f": {told}" if told else ""), name)
+    elif reason and reason not in _NOT_YET:
+        yield Trouble("ContainerNotStarted", f"container {name}: {reason}: {waiting.get('message', '')}")
+
+
+def why_stuck(pod: Object, namespace: str) -> str:
+    """What keeps a container of any pod from starting, and doesn't pass by itself; '' while nothing does. One that crashed once may do better, and an
+    image that can't be pulled is another matter: it may be on its way."""
+    status = pod.get("status", {})
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return f"pod {pod['metadata']['name']}: {status['reason']}: {status.get('message', '')}"
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        trouble = next(_container_troubles(container), None)
+        if trouble is None or trouble.reason == "ImagePullFailed":
+            continue
+        if trouble.reason != "ContainerFailed" or container.get("restartCount", 0) >= CRASHES:
+            log = f": kubectl logs {pod['metadata']['name']} -n {namespace} -c {trouble.container} --previous" if trouble.container else ""
+            hint = next((f"; {hint}" for pattern, hint in _STUCK_HINTS if pattern.search(trouble.text)), "")
+            return f"pod {pod['metadata']['name']}: {trouble.text}{hint}{log}"
+    return ""
+
+
+def _end_of(message: str) -> str:
+    """The last lines: without words of its own a container that failed leaves the end of its log."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return "; ".join(lines[-LINES:])[-LINE_CHARACTERS:]
+
+
+def _passes(observed: Observed, pod: Object, event: Object) -> bool:
+    """The kubelet has just not heard yet of an object that Lockstep made a moment before the pod, or not of any."""
+    message = str(event.get("message", ""))
+    if _CACHE.search(message):
+        return True
+    missing = _MISSING.search(message)
+    if missing is None or not missing[2].startswith((f"{observed.name}-run-", f"{observed.name}-agents")):
+        return False
+    if ("ConfigMap", missing[2]) in observed.objects:
+        return True
+    at = event_time(event)
+    return bool(at) and seconds_of(at) - placed_at(pod) < MOUNT_SECONDS
+
+
+def _event_troubles(observed: Observed, pod: Object) -> Iterator[Trouble]:
+    """The kubelet tells in vague words, too, that it waits for what it told precisely before."""
+    events = observed.events_of(pod["metadata"]["uid"])
+    mounts = [event for event in events if event.get("reason") in _MOUNT_REASONS and not _passes(observed, pod, event)]
+    for event in sorted(mounts, key=lambda event: _VAGUE in event.get("message", "")):
+        yield Trouble("VolumeNotMounted", str(event.get("message", "")))
+    for event in events:
+        if event.get("reason") == _SANDBOX_REASON:
+            yield Trouble("NetworkNotReady", str(event.get("message", "")))
+        if (failed := _failed_pull(pod, event)) is not None:
+            yield failed
+
+
+def _failed_pull(pod: Object, event: Object) -> Trouble | None:
+    """Returns why an image was not pulled while its container's state doesn't say so yet; None once it has another state, which then counts."""
+    pull = PULL_EVENT.match(str(event.get("message", "")))
+    if pull is None:
+        return None
+    status, path = pod.get("status", {}), event["involvedObject"].get("fieldPath")
+    for field in ("initContainers", "containers"):
+        for container in status.get("initContainerStatuses" if field == "initContainers" else "containerStatuses") or []:
+            waiting = container.get("state", {}).get("waiting") or {}
+            if path == f"spec.{field}{{{container.get('name')}}}" and waiting.get("reason") in _NOT_YET:
+                return Trouble("ImagePullFailed", f"image {container.get('image')} of container {container['name']}: {pull['why']}")
+    return None

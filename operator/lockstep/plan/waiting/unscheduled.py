@@ -1,0 +1,89 @@
+"""Why pods of a job have no node, in one sentence for all of them (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lockstep.api.objects import Object
+from lockstep.plan.layers import Notice
+from lockstep.plan.observed import Observed, is_terminating, start_anew
+from lockstep.plan.waiting.containers import is_scheduled, scheduler_message, waits_for_a_claim
+from lockstep.plan.waiting.nodes import Others, named, why_no_node_fits
+
+_INSUFFICIENT = re.compile(r"Insufficient ([^\s,.]+(?:\.[^\s,.]+)*)")
+_OF_VOLUMES = re.compile(r"\d+ node\(s\) [^,.]*volume[^,.]*")
+_NO_CLASS = re.compile(r'storageclass\.storage\.k8s\.io "([^"]*)" not found')
+
+
+def why_unscheduled(observed: Observed) -> Notice:
+    """One sentence for all pods that have no node."""
+    waiting = [pod for pod in observed.pods if not is_scheduled(pod)]
+    gated = why_gated(observed, waiting)
+    if gated is not None:
+        return gated
+    unbound = [text for pod in waiting for text in _claims_not_bound(observed, pod)]
+    if unbound:
+        return Notice("ClaimNotBound", "; ".join(dict.fromkeys(unbound)))
+    told = [(pod, message) for pod in waiting if (message := scheduler_message(pod))]
+    if not told:
+        return Notice("Scheduling", "the scheduler has not decided yet")
+    messages = list(dict.fromkeys(message for _, message in told))
+    return Notice("Unschedulable", "; ".join(_explained(observed, told[0][0], messages)) or messages[0])
+
+
+def _explained(observed: Observed, pod: Object, messages: list[str]) -> list[str]:
+    """Pods of a job are alike, so that what keeps one off a node keeps all off it."""
+    text = " ".join(messages)
+    taken = {other["spec"].get("nodeName") for other in observed.pods if is_scheduled(other)}
+    left = [node for node in observed.nodes if node["metadata"]["name"] not in taken]
+    if not left and observed.nodes:
+        return [f"the job wants one node a pod, and {named(sorted(taken))} already {'has' if len(taken) == 1 else 'have'} one of its pods"]
+    parts = why_no_node_fits(pod, left, list(dict.fromkeys(_INSUFFICIENT.findall(text))), Others(observed.others, observed.unused))
+    return parts + list(dict.fromkeys(f"the scheduler says: {said}" for said in _OF_VOLUMES.findall(text)))
+
+
+def _claims_not_bound(observed: Observed, pod: Object) -> list[str]:
+    names = [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v]
+    # A class that binds late leaves claims Pending until the pod has a node: only the scheduler knows whether it waits for the claim.
+    blamed = waits_for_a_claim(pod)
+    return [text for name in names if (text := _why_unbound(observed, name, blamed=blamed))]
+
+
+def _why_unbound(observed: Observed, name: str, *, blamed: bool) -> str | None:
+    claim = observed.claims.get(name)
+    if claim is None and observed.status.get("attempts"):
+        return f"claim {name} was deleted, and what it held with it: create it, or {start_anew(observed)}, on an empty one where Lockstep makes it"
+    if claim is None:
+        return f"claim {name} does not exist in namespace {observed.namespace}: create it, or let the cluster name one that exists"
+    if is_terminating(claim):
+        return f"claim {name} is being deleted: it goes when no pod mounts it any more, and then has to be made anew"
+    phase = claim.get("status", {}).get("phase", "Pending")
+    events = observed.events_of(claim["metadata"]["uid"])
+    if phase == "Bound" or not (blamed or events):
+        return None
+    class_name = claim.get("spec", {}).get("storageClassName")
+    stated = f"its storage class is {class_name}" if class_name else "it has no storage class and the cluster has no default one"
+    said = events[0]["message"] if events else stated
+    missing = _NO_CLASS.search(said)
+    hint = f": there is no storage class {missing[1]} (kubectl get storageclass lists those there are)" if missing else f": {said}"
+    return f"claim {name} is {phase}{hint}"
+
+
+KUEUE_GATES = frozenset({"kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"})
+
+
+def is_gated(pod: Object) -> bool:
+    return bool(pod["spec"].get("schedulingGates"))
+
+
+def why_gated(observed: Observed, waiting: Sequence[Object]) -> Notice | None:
+    """Why the scheduler may not place these pods yet; None: nothing holds them back."""
+    gates = sorted({gate["name"] for pod in waiting for gate in pod["spec"].get("schedulingGates") or []})
+    if not gates:
+        return None
+    queue = observed.job["spec"].get("queueName")
+    if queue is not None and KUEUE_GATES.issuperset(gates):
+        look = f"kubectl get localqueue,workloads -n {observed.namespace}"
+        return Notice("Queued", f"the job waits in Kueue's queue {queue} until it fits the quota ({look})")
+    return Notice("Queued", f"the pods are held back by the scheduling gates {', '.join(gates)}: whoever set them has to lift them")

@@ -1,0 +1,1 @@
+"""A cluster as a whole: survey, install, record, remove."""

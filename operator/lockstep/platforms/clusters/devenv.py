@@ -1,0 +1,125 @@
+"""The dev environment: an Interactive TrainingJob that deploy-cluster makes once and then leaves to its people."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.names import API_VERSION, DEV_ENVIRONMENT, LABEL_JOB
+from lockstep.api.objects import Object, condition, is_running, is_true
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.reasons import Reason
+from lockstep.platforms.clusters.install import STUCK_SECONDS, InstallError, Say, polled
+
+KIND = "TrainingJob"
+UP = ("Ready", "Running")
+"""Reasons of Progressing: it waits for a script, or one runs."""
+
+
+def dev_environment(profile: TrainingCluster, namespace: str) -> Object:
+    """Everything else is the cluster's: GPUs, fabric, storage, image. Its nodes are stated because `kubectl scale` changes a number that is there."""
+    metadata = {"name": DEV_ENVIRONMENT, "namespace": namespace}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {"cluster": profile.metadata.name, "type": "Interactive", "nodes": profile.spec.gpus.default_nodes},
+    }
+
+
+async def ensure_dev_environment(cluster: Cluster, wanted: Object) -> tuple[str, bool]:
+    """Make it when it is missing. One that is there stays as its people have it: an edit would wait for its next start anyhow.
+
+    What was found, in a few words, and whether it is to have pods. Raises ApiError, InstallError.
+    """
+    namespace = wanted["metadata"]["namespace"]
+    found = await cluster.get(KIND, namespace, DEV_ENVIRONMENT)
+    if found is None:
+        await cluster.create(wanted)
+        return "made", True
+    if found["spec"].get("type") != "Interactive":
+        raise InstallError(
+            f"TrainingJob {DEV_ENVIRONMENT} of namespace {namespace} is no dev environment but somebody's job: it stays as it is; DEV=0 leaves it out"
+        )
+    status = found.get("status") or {}
+    if found["spec"].get("suspend") or "released" in (status.get("interactive") or {}):
+        return f"is there already, stopped and without pods: lockstep resume {DEV_ENVIRONMENT} -n {namespace}", False
+    waits = status.get("run", {}).get("pending")
+    return ("is there already; what has changed takes effect at its next start" if waits else "is there already"), True
+
+
+STUCK = frozenset({
+    Reason.PODS_REFUSED, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_FAILED, Reason.CONTAINER_NOT_STARTED, Reason.VOLUME_NOT_MOUNTED, Reason.POD_FAILED,
+    Reason.DNS_UNAVAILABLE, Reason.NAME_NOT_FOUND, Reason.NETWORK_BLOCKED, Reason.REPORT_REFUSED,
+})  # fmt: skip
+
+
+async def until_up(cluster: Cluster, namespace: str, nodes: int, tell: Say, seconds: float) -> list[Object]:
+    """Its pods, once all of them run. Raises InstallError with what the cluster says of it."""
+    text = "nothing is known of it yet: does the operator run?"
+    loop, trouble, since = asyncio.get_running_loop(), "", 0.0
+    async for _ in polled(seconds):
+        job = await cluster.get(KIND, namespace, DEV_ENVIRONMENT) or {"spec": {}}
+        status = job.get("status") or {}
+        wanted = int(job["spec"].get("nodes") or nodes)
+        _raise_if_hopeless(status, namespace)
+        pods = await _pods(cluster, namespace)
+        running = [pod for pod in pods if is_running(pod) and "deletionTimestamp" not in pod["metadata"]]
+        if len(running) == wanted and _is_ready(status):
+            return sorted(running, key=lambda pod: str(pod["metadata"]["name"]))
+        text = how_far(len(running), wanted, status)
+        before, trouble = trouble, _trouble(status)
+        since = loop.time() if trouble != before else since
+        if trouble and loop.time() - since >= STUCK_SECONDS:
+            raise InstallError(f"{DEV_ENVIRONMENT} can't start: {trouble}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
+        tell(text)
+    raise InstallError(f"{DEV_ENVIRONMENT} is not up after {seconds:.0f} s: {text}: lockstep why {DEV_ENVIRONMENT} -n {namespace}")
+
+
+def _is_ready(status: Object) -> bool:
+    """All agents have found each other, so that a script can be started."""
+    return is_true(status, "Progressing") and condition(status, "Progressing")["reason"] in UP
+
+
+def _raise_if_hopeless(status: Object, namespace: str) -> None:
+    accepted = condition(status, "Accepted")
+    if accepted.get("status") == "False" and accepted.get("reason") != Reason.PREVIOUS_JOB_REMAINS:  # which passes by itself
+        raise InstallError(f"{DEV_ENVIRONMENT} is not accepted: {accepted.get('message', accepted.get('reason', ''))}")
+    if is_true(status, "Failed"):
+        message = condition(status, "Failed").get("message", "")
+        again = f"lockstep retry {DEV_ENVIRONMENT} -n {namespace} starts it again"
+        raise InstallError(f"{DEV_ENVIRONMENT} has failed: {message}: once that is mended, {again}")
+
+
+_COUNTED = re.compile(r"^\d+ of \d+ pods (?:run|created)(?:: |$)")
+"""The operator's own count, a moment older than the one that was made here; what follows it is the cause."""
+
+
+def how_far(running: int, wanted: int, status: Object) -> str:
+    """How many of its pods run, and what the operator says that it waits for."""
+    why = _COUNTED.sub("", _why(status))
+    return f"{running} of {wanted} pods run" + (f": {why}" if why else "")
+
+
+def _why(status: Object) -> str:
+    for kind in ("Accepted", "PodsScheduled", "RanksReady", "Progressing"):
+        found: dict[str, Any] = condition(status, kind)
+        if found.get("status") == "False" and found.get("message"):
+            return str(found["message"])
+    return ""
+
+
+def _trouble(status: Object) -> str:
+    """What keeps its pods from running, and doesn't pass by itself."""
+    conditions = (condition(status, kind) for kind in ("PodsScheduled", "RanksReady"))
+    return next((str(found["message"]) for found in conditions if found.get("status") == "False" and found.get("reason") in STUCK), "")
+
+
+async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
+    try:
+        found: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={DEV_ENVIRONMENT}"}))["items"]
+    except ApiError as error:
+        raise InstallError(f"the pods of {DEV_ENVIRONMENT} can't be looked at: {error}") from error
+    return found

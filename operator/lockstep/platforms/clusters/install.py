@@ -1,0 +1,310 @@
+"""What deploy-cluster sends: CRDs, the operator, the TrainingCluster, and what jobs need in their namespace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+
+from lockstep.api.cluster import ClusterVolume, Platform, TrainingCluster
+from lockstep.api.errors import Failed
+from lockstep.api.files.yamltext import load_all_yaml, load_yaml
+from lockstep.api.names import (
+    ANNOTATION_DEFAULT_CLUSTER,
+    APP,
+    CODE_MOUNT,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    OPERATOR_NAMESPACE,
+)
+from lockstep.api.objects import Object
+from lockstep.kube.cluster import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.kinds import KINDS
+from lockstep.plan.cluster.scope import EVERYWHERE, Scope, scoped, with_profile_hash
+from lockstep.plan.openshift_images import operator_reference, puller
+from lockstep.plan.render.fabric import Transport
+from lockstep.plan.render.security import USER_ID, locks_memory_as_root
+from lockstep.plan.render.template import fill
+from lockstep.plan.ship.deploy import CLAIM, CLUSTER, RDMA_ROLE, is_default
+from lockstep.plan.waiting.containers import why_stuck
+from lockstep.plan.waiting.refused import explained
+
+Say = Callable[[str], None]
+FIELD_MANAGER = "lockstep-deploy"
+READY_SECONDS = 120.0
+STUCK_SECONDS = 8.0
+"""A pod that can't start for so long won't by itself."""
+HASH_LABEL = "pod-template-hash"
+ANNOTATION_REVISION = "lockstep.dev/revision"
+PULL_FAILED = ("ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
+"""Said right after an attempt. ImagePullBackOff is said between two, also when the next one will find what was pushed meanwhile."""
+BACKED_OFF = "ImagePullBackOff"
+MONITORING_GROUP = "monitoring.coreos.com"
+
+
+class InstallError(Failed):
+    """The operator did not become ready or something did not go away. The message says what the cluster tells about it."""
+
+
+def kustomized(folder: Path) -> list[Object]:
+    """The objects of a kustomization that only lists resources, in its order."""
+    listed = load_yaml((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    found: list[Object] = []
+    for name in listed["resources"]:
+        path = folder / name
+        found += kustomized(path) if path.is_dir() else _read(path)
+    return found
+
+
+def _read(path: Path) -> list[Object]:
+    return [item for item in load_all_yaml(path.read_text(encoding="utf-8")) if item]
+
+
+def operator_objects(
+    profile: TrainingCluster, image: str, *, namespace: str, manifests: Path, default_profile: bool = True, revision: str = "",
+    scope: Scope = EVERYWHERE,
+) -> list[Object]:  # fmt: skip
+    """Everything that deploy-cluster sends, in order. `image` is the operator's; jobs are to run in `namespace`, which `scope` includes.
+
+    A new `revision` starts the operator again: its code may come from a volume that changes under the same image.
+    Claims are to be created when missing and never changed (`install` does so); everything else is applied.
+    """
+    on_openshift = profile.spec.platform is Platform.OPENSHIFT
+    overlay = "openshift" if on_openshift else "kubernetes"
+    named = operator_reference(image, profile.spec.platform, scope.home)
+    operator = [_adapted(item, profile, named, revision) for item in kustomized(manifests / "operator" / "overlays" / overlay)]
+    crds = [item for path in sorted((manifests / "crds").glob("*.yaml")) for item in _read(path)]
+    first = [item for item in operator if item["kind"] == "Namespace"]
+    spaces = first if namespace == OPERATOR_NAMESPACE else [*first, _namespace(namespace)]
+    mounted = {scope.home: code_volumes(profile)} | {namespace: profile.spec.pod.volumes}
+    claims = [_claim(volume, name) for name, volumes in mounted.items() for volume in volumes if volume.storage_class]
+    rest = [item for item in operator if item["kind"] != "Namespace"]
+    places = (namespace, *(name for name in scope.namespaces if name != namespace))
+    rest += [puller(place) for place in places if on_openshift and place != scope.home]
+    accounts = [item for place in places for item in objects_for_jobs(profile, place)]
+    every = [*crds, *spaces, *claims, _profile_object(profile, default_profile), *accounts, *rest]
+    return with_profile_hash(scoped(every, scope))
+
+
+def monitoring_objects(manifests: Path) -> list[Object]:
+    """What lets Prometheus and Grafana see the operator."""
+    return kustomized(manifests / "monitoring")
+
+
+async def without_unknown_kinds(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
+    """Without objects of the Prometheus operator where its CRDs are missing."""
+    found = []
+    for item in objects:
+        group, _, _ = item["apiVersion"].rpartition("/")
+        crd = f"{KINDS[item['kind']].plural}.{group}"
+        if group == MONITORING_GROUP and await cluster.get("CustomResourceDefinition", None, crd) is None:
+            say(f"left out {item['kind']} {item['metadata']['name']}: this cluster has no CRD {crd}")
+        else:
+            found.append(item)
+    return found
+
+
+async def with_one_default(cluster: Cluster, objects: list[Object], say: Say) -> list[Object]:
+    """Without the mark of a default on the TrainingCluster where another one has it: with two, jobs that name no cluster would not start."""
+    try:
+        there = (await cluster.list(CLUSTER))["items"]
+    except ApiError as error:
+        if error.status in (FORBIDDEN, NOT_FOUND):  # what can't be seen is not sent either; without the CRD there is no other cluster
+            return objects
+        raise
+    sent = {item["metadata"]["name"] for item in objects if item["kind"] == CLUSTER}
+    other = next((name for name in (item["metadata"]["name"] for item in there if is_default(item)) if name not in sent), None)
+    if other is None:
+        return objects
+    say(f"default: TrainingCluster {other} stays the one of jobs that name none; others say cluster: {', '.join(sorted(sent))}")
+    return [_without_default(item) if item["kind"] == CLUSTER else item for item in objects]
+
+
+def _without_default(profile: Object) -> Object:
+    metadata = profile["metadata"]
+    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if key != ANNOTATION_DEFAULT_CLUSTER}
+    return {**profile, "metadata": {**metadata, "annotations": annotations}}
+
+
+def _namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def _labels() -> dict[str, str]:
+    return {LABEL_NAME: APP, LABEL_MANAGED_BY: APP}
+
+
+def _profile_object(profile: TrainingCluster, default: bool) -> Object:
+    annotations = {**profile.metadata.annotations, **({ANNOTATION_DEFAULT_CLUSTER: "true"} if default else {})}
+    metadata = {"name": profile.metadata.name, **({"annotations": annotations} if annotations else {})}
+    return {"apiVersion": profile.api_version, "kind": profile.kind, "metadata": metadata, "spec": profile.spec.to_dict()}
+
+
+def objects_for_jobs(profile: TrainingCluster, namespace: str) -> list[Object]:
+    """The service account that pods of jobs run as, and on OpenShift its right to the SCC when RDMA needs it."""
+    account = profile.spec.security.service_account
+    found: list[Object] = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": namespace, "labels": _labels()}}
+    ]
+    if profile.spec.platform is Platform.OPENSHIFT and locks_memory_as_root(profile.spec, Transport.RDMA):
+        found.append(
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "RoleBinding",
+                "metadata": {"name": RDMA_ROLE, "namespace": namespace, "labels": _labels()},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RDMA_ROLE},
+                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+            }
+        )
+    return found
+
+
+def code_volumes(profile: TrainingCluster) -> list[ClusterVolume]:
+    """Those that the operator has, too; at most one."""
+    return [volume for volume in profile.spec.pod.volumes if volume.mount_path == CODE_MOUNT]
+
+
+def _claim(volume: ClusterVolume, namespace: str) -> Object:
+    metadata = {"name": volume.claim, "namespace": namespace, "labels": _labels()}
+    return fill("claim", metadata=metadata, access_mode="ReadOnlyMany", storage_class=volume.storage_class, size=volume.size)
+
+
+def _adapted(item: Object, profile: TrainingCluster, image: str, revision: str) -> Object:
+    """The Deployment with its image, and the cluster's pull secrets, variables and volume of code; every other object as its file has it.
+
+    Not with other volumes, which hold models and the like, nor with tolerations: they let jobs onto GPU nodes, where the operator has
+    nothing to do.
+    """
+    if item["kind"] != "Deployment":
+        return item
+    if revision:
+        item["spec"]["template"]["metadata"]["annotations"] = {ANNOTATION_REVISION: revision}
+    pod = item["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    volumes = code_volumes(profile)
+    container["image"] = image
+    container["env"] = [
+        *({**variable, "value": image} if variable["name"] == "LOCKSTEP_AGENT_IMAGE" else variable for variable in container["env"]),
+        *({"name": v.name, "value": v.value.replace("$", "$$")} for v in profile.spec.pod.env),
+    ]
+    container["volumeMounts"] += [{"name": v.name, "mountPath": v.mount_path, "readOnly": True} for v in volumes]
+    pod["volumes"] += [{"name": v.name, "persistentVolumeClaim": {"claimName": v.claim, "readOnly": True}} for v in volumes]
+    if profile.spec.pod.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in profile.spec.pod.image_pull_secrets]
+    if profile.spec.platform is Platform.KUBERNETES:
+        pod["securityContext"] |= {"runAsUser": USER_ID, "runAsGroup": USER_ID}
+    return item
+
+
+async def install(cluster: Cluster, objects: list[Object], say: Say) -> None:
+    """Send everything and wait until the operator is ready. May be repeated. Raises ApiError, InstallError."""
+    for item in objects:
+        await send_one(cluster, item)
+        say(
+            f"{item['kind']} {item['metadata'].get('namespace', '')}{'/' if 'namespace' in item['metadata'] else ''}{item['metadata']['name']}"
+        )
+        if item["kind"] == "CustomResourceDefinition":
+            await until_established(cluster, item["metadata"]["name"])
+    deployment = next((item for item in objects if item["kind"] == "Deployment"), None)
+    if deployment is not None:
+        say("waiting for the operator to be ready")
+        await until_ready(cluster, deployment["metadata"]["namespace"], deployment["metadata"]["name"])
+
+
+async def send_one(cluster: Cluster, item: Object) -> None:
+    """A claim is only made when missing. Raises ApiError."""
+    if item["kind"] != CLAIM:
+        await cluster.apply(item, manager=FIELD_MANAGER, strict=True)
+        return
+    try:
+        await cluster.create(item)
+    except ApiError as error:
+        if error.status != CONFLICT:  # it is there
+            raise
+
+
+async def polled(seconds: float) -> AsyncIterator[None]:
+    """Ticks until the time is over."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        yield
+        await asyncio.sleep(0.25)
+
+
+async def until_established(cluster: Cluster, name: str) -> None:
+    async for _ in polled(READY_SECONDS):
+        found = await cluster.get("CustomResourceDefinition", None, name) or {}
+        if any(
+            c["type"] == "Established" and c["status"] == "True" for c in found.get("status", {}).get("conditions") or []
+        ):  # null at first
+            return
+    raise InstallError(f"CustomResourceDefinition {name} is not established after {READY_SECONDS:.0f} s")
+
+
+async def until_ready(cluster: Cluster, namespace: str, name: str, tell: Say = lambda text: None, seconds: float = READY_SECONDS) -> None:
+    """`tell` hears how many replicas are ready whenever it is looked. Raises InstallError."""
+    status: Object = {}
+    loop, trouble, since = asyncio.get_running_loop(), "", 0.0
+    async for _ in polled(seconds):
+        found = await cluster.get("Deployment", namespace, name) or {"metadata": {}}
+        status = found.get("status", {})
+        seen = status.get("observedGeneration") == found["metadata"].get("generation")
+        counts = {status.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")}
+        if seen and counts == {found.get("spec", {}).get("replicas", 0)}:
+            return
+        unpulled = await unpulled_image(cluster, namespace, found)
+        if unpulled:
+            raise InstallError(unpulled)
+        before, trouble = trouble, await stuck(cluster, namespace, found) if seen else ""
+        since = loop.time() if trouble != before else since
+        if trouble and loop.time() - since >= STUCK_SECONDS:
+            raise InstallError(f"the operator can't start: {trouble}")
+        tell(f"{status.get('readyReplicas', 0)} of {found.get('spec', {}).get('replicas', 0)} ready" + (f"; {trouble}" if trouble else ""))
+    raise InstallError(f"the operator is not ready after {seconds:.0f} s: {await _why_not_ready(cluster, namespace, status)}")
+
+
+async def unpulled_image(cluster: Cluster, namespace: str, deployment: Object, reasons: Collection[str] = PULL_FAILED) -> str:
+    """That a container of the image that is wanted now waits for one of these `reasons`, and what to type; '' while none does."""
+    wanted = [container["image"] for container in deployment.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])]
+    for pod in await _pods(cluster, namespace):
+        states = [container.get("state", {}).get("waiting", {}) for container in pod.get("status", {}).get("containerStatuses", [])]
+        failed = next((state for state in states if state.get("reason") in reasons), None)
+        if failed is not None and [container["image"] for container in pod["spec"]["containers"]] == wanted:
+            return (
+                f"the operator's image {', '.join(wanted)} can't be pulled ({failed.get('message', failed['reason'])}): build and push one "
+                "(make build TAG=REGISTRY/lockstep-operator:VERSION PUSH=1) and name it (OPERATOR_IMAGE=, or lockstep deploy CLUSTER --image)"
+            )
+    return ""
+
+
+async def stuck(cluster: Cluster, namespace: str, deployment: Object) -> str:
+    """What keeps the operator's newest pods from being made or from starting, and doesn't pass by itself; '' where nothing does or can be seen."""
+    conditions = deployment.get("status", {}).get("conditions") or []
+    refused = next((c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True"), None)
+    if refused is not None:
+        return f"its pods can't be made: {explained(str(refused.get('message', refused.get('reason', ''))), namespace)}"
+    pods = sorted(await _pods(cluster, namespace), key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    hashes = [str((pod["metadata"].get("labels") or {}).get(HASH_LABEL, "")) for pod in pods]
+    newest = [pod for pod, value in zip(pods, hashes, strict=True) if value == hashes[-1]]
+    return next(filter(None, (why_stuck(pod, namespace) for pod in newest)), "")
+
+
+async def _pods(cluster: Cluster, namespace: str) -> list[Object]:
+    """The operator's; none where they may not be seen."""
+    try:
+        found: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": "app.kubernetes.io/component=operator"}))["items"]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return []
+    return found
+
+
+async def _why_not_ready(cluster: Cluster, namespace: str, status: Object) -> str:
+    told = [str(c.get("message", "")) for c in status.get("conditions", []) if c["status"] != "True"]
+    for pod in await _pods(cluster, namespace):
+        told += [str(c.get("message", "")) for c in pod["status"].get("conditions", []) if c["status"] != "True"]
+        states = [c.get("state", {}) for c in pod["status"].get("containerStatuses", [])]
+        told += [str(state["waiting"].get("message", state["waiting"]["reason"])) for state in states if "waiting" in state]
+    return "; ".join(filter(None, dict.fromkeys(told))) or f"kubectl describe pods -n {namespace} says more"

@@ -1,0 +1,118 @@
+"""Sends to a cluster what the rights of a person allow, and finds out how the rest is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lockstep.api.names import API_VERSION, APP, GROUP, LABEL_NAME
+from lockstep.api.objects import Object
+from lockstep.kube.cluster import FORBIDDEN, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.rights import forbidden
+from lockstep.plan.cluster.scope import Scope, is_outdated, outdated
+from lockstep.plan.ship.deploy import CLAIM, DEFINITION, Left, State, called, open_ones, state_of
+from lockstep.platforms.clusters.install import send_one, until_established
+
+Say = Callable[[str], None]
+CREATE = ("create",)
+APPLY = ("create", "patch")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What is on the cluster now as it was rendered, and what is left."""
+
+    objects: tuple[Object, ...]
+    left: tuple[Left, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """As far as this person may see."""
+        return all(part.state is State.UNSEEN for part in open_ones(self.left))
+
+    def has(self, kind: str) -> bool:
+        return any(item["kind"] == kind for item in self.objects)
+
+
+async def send_permitted(cluster: Cluster, objects: list[Object], say: Say) -> Sent:
+    """Send what may be sent, in order. What is forbidden is never tried; a refusal all the same is taken as one more that is left."""
+    kept_back = {called(item) for item in await forbidden(cluster, {CLAIM: CREATE}, APPLY, objects)}
+    sent, left = [], []
+    for item in objects:
+        if called(item) in kept_back:
+            left.append(Left(item, await _look(cluster, item)))
+            continue
+        say(called(item))
+        try:
+            await send_one(cluster, item)
+        except ApiError as error:
+            if error.status not in (FORBIDDEN, NOT_FOUND):  # NOT_FOUND: the namespace or the kind's definition is among what is left
+                raise
+            left.append(Left(item, await _look(cluster, item), error.message))
+            continue
+        sent.append(item)
+        if item["kind"] == DEFINITION:
+            await until_established(cluster, item["metadata"]["name"])
+    return Sent(tuple(sent), tuple(left))
+
+
+async def remove_outdated(cluster: Cluster, scope: Scope) -> tuple[list[Object], list[Object]]:
+    """Rights of the operator that another scope gave it and this one doesn't: those that were removed, and those that can't be."""
+    whole = [item for item in outdated(scope) if await _is_there(cluster, item)]
+    named = [] if scope.own else [item for item in await _bindings(cluster) if is_outdated(item, scope)]
+    removed, stays = [], []
+    for item in (*whole, *named):
+        metadata = item["metadata"]
+        try:
+            await cluster.delete(item["kind"], metadata.get("namespace"), metadata["name"])
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            stays.append(item)
+            continue
+        removed.append(item)
+    return removed, stays
+
+
+async def _is_there(cluster: Cluster, item: Object) -> bool:
+    """True also where it can't be seen: to be removed it must be tried."""
+    try:
+        return await cluster.get(item["kind"], None, item["metadata"]["name"]) is not None
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return True
+
+
+async def _bindings(cluster: Cluster) -> list[Object]:
+    """Lockstep's RoleBindings of all namespaces; none where they may not be listed: who may not list them has made none there."""
+    try:
+        found: list[Object] = (await cluster.list("RoleBinding", None, {"labelSelector": f"{LABEL_NAME}={APP}"}))["items"]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return []
+    return found
+
+
+async def _look(cluster: Cluster, item: Object) -> State:
+    metadata = item["metadata"]
+    try:
+        return state_of(item, await cluster.get(item["kind"], metadata.get("namespace"), metadata["name"]))
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+    if item["kind"] == DEFINITION and item["spec"]["group"] == GROUP and not await is_served(cluster):
+        return State.MISSING
+    return State.UNSEEN
+
+
+async def is_served(cluster: Cluster) -> bool:
+    """Everybody may ask which kinds there are, though not for their definitions."""
+    try:
+        await cluster.request("GET", f"/apis/{API_VERSION}")
+    except ApiError as error:
+        if error.status in (NOT_FOUND, FORBIDDEN):
+            return False
+        raise
+    return True

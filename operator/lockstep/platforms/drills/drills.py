@@ -1,0 +1,232 @@
+"""Carries out the drills: hurts a running job in one stated way, waits until it is well again, and measures."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import CONTAINER, OPERATOR_NAME, OPERATOR_NAMESPACE, pod_name
+from lockstep.api.objects import Object, is_true
+from lockstep.kube.client import Client
+from lockstep.kube.cluster import FORBIDDEN, MERGE, NOT_FOUND, ApiError, Cluster
+from lockstep.kube.kinds import path_of
+from lockstep.plan.pages.drill import RESTARTS, Fault, Outcome, Right, cost_of, has_recovered, rights
+from lockstep.platforms.drills.place import Place
+from lockstep.platforms.drills.watch import Stream, Watch
+
+KILL = 9
+START_SECONDS = 30.0
+AT_ONCE: Object = {"gracePeriodSeconds": 0}
+SAVE_FAILED = "CHECKPOINT step"
+OPERATOR_PODS = "app.kubernetes.io/name=lockstep,app.kubernetes.io/component=operator"
+
+
+def missing_rights(client: Client, fault: Fault, namespace: str) -> list[Right]:
+    """What the asker may not do of what the drill does. The API server is asked, nothing is tried."""
+
+    def may(right: Right) -> bool:
+        asked = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
+        body = {"spec": {"resourceAttributes": {**asked, "namespace": right.namespace or ""}}}
+        return bool(client.request("POST", path_of("SelfSubjectAccessReview"), body)["status"]["allowed"])
+
+    home = operator_home(client, namespace) if fault is Fault.KILL_OPERATOR else OPERATOR_NAMESPACE
+    return [right for right in rights(fault, namespace, home) if not may(right)]
+
+
+def run_drill(place: Place, fault: Fault, rank: int, fill_bytes: int) -> Outcome:
+    """Raises ConfigError before anything is hurt, ProgramFailed when the fault could not be done, Failed when the job did not recover."""
+    if fault is Fault.KILL_OPERATOR:
+        return _kill_operator(place)
+    if fault is Fault.FILL_DISK:
+        return _fill_disk(place, fill_bytes)
+    hurts: dict[Fault, Callable[[str], Object]] = {
+        Fault.KILL_RANK: lambda pod: place.in_pod(pod, "hit", rank=rank, number=KILL),
+        Fault.CORRUPT_CHECKPOINT: lambda pod: place.in_pod(pod, "corrupt", rank=rank),
+        Fault.LOSE_NODE: lambda pod: _delete_pod(place, pod),
+    }
+    pod = place.pod_of(rank)
+    away = _cordoned(place, pod) if fault is Fault.LOSE_NODE else contextlib.nullcontext()
+    with away, Watch(place, pod) as watch, _frozen(place, pod, rank) if fault is Fault.FREEZE_RANK else contextlib.nullcontext():
+        hurt = hurts[fault](pod) if fault in hurts else {}
+        place.say(f"{fault}: done to rank {rank} in pod {pod}; waiting until the job trains again")
+        outcome = _recovery(place, Outcome(fault, f"rank {rank} in pod {pod}", place.attempt), watch)
+    return _with_step_back(place, outcome, hurt) if fault is Fault.CORRUPT_CHECKPOINT else outcome
+
+
+def _recovery(place: Place, outcome: Outcome, watch: Watch) -> Outcome:
+    assert outcome.fault in RESTARTS  # noqa: S101 (an invariant of the caller)
+    attempt = outcome.attempt
+
+    def look(done: Callable[[Object], bool]) -> Object | None:
+        status = place.status()
+        if is_true(status, "Failed"):
+            raise Failed(
+                f"the job failed: {(status.get('failure') or {}).get('message', '')}: lockstep why {place.name} -n {place.namespace}"
+            )
+        return status if done(status) else None
+
+    place.until(
+        "the failure in the job's status",
+        lambda: look(lambda status: cost_of(status, attempt) is not None or has_recovered(status, attempt, False)),
+    )
+    named = watch.since_the_fault()
+    status = place.until("the recovery", lambda: look(lambda status: has_recovered(status, attempt, place.tells_steps)))
+    well, cost = watch.since_the_fault(), cost_of(status, attempt) or {}
+    return replace(
+        outcome,
+        stopped_seconds=watch.all_said("stopped"),
+        started_seconds=watch.first_said("started"),
+        named_seconds=named,
+        named=f"{cost['cause']}: {cost['message']}" if cost else "",
+        downtime_seconds=cost.get("downtimeSeconds"),
+        lost_steps=cost.get("lostSteps"),
+        notes=[*watch.notes, f"all ranks ran again after {well:.1f} s, according to its status"],
+    )
+
+
+def _with_step_back(place: Place, outcome: Outcome, hurt: Object) -> Outcome:
+    """The gang counts from the newest commit that it heard of; the damaged one had to be left out."""
+    record = place.in_pod(pod_name(place.name, 0), "started_from", attempt=outcome.attempt + 1)
+    if record.get("step") is None or hurt.get("step") is None or record["step"] >= hurt["step"]:
+        raise Failed(
+            f"{hurt.get('damaged')} was damaged, but attempt {outcome.attempt + 1} started from {record.get('start')}: it did not step back"
+        )
+    more = int(hurt["step"]) - int(record["step"])
+    note = f"damaged {hurt.get('damaged')}; attempt {outcome.attempt + 1} went back to {record.get('start') or 'the beginning'}"
+    return replace(outcome, lost_steps=(outcome.lost_steps or 0) + more, notes=[*outcome.notes, note])
+
+
+@contextmanager
+def _frozen(place: Place, pod: str, rank: int) -> Iterator[None]:
+    """The rank stands still meanwhile. The pod itself lets it go on when this process is no more."""
+    stream = Stream(place, pod, "freeze", rank=rank)
+    with stream:
+        try:
+            if not stream.wait("hit", START_SECONDS):
+                raise Failed(f"rank {rank} was not frozen: {stream.problem or f'pod {pod} says nothing'}")
+            yield
+        finally:
+            with contextlib.suppress(Failed, OSError):  # (the pod has gone, and the rank with it)
+                if place.in_pod(pod, "thaw", rank=rank).get("thawed") is True:
+                    place.say(f"{Fault.FREEZE_RANK}: rank {rank} in pod {pod} goes on")
+            stream.close()
+
+
+def _delete_pod(place: Place, pod: str) -> Object:
+    place.client.request("DELETE", path_of("Pod", place.namespace, pod), AT_ONCE)
+    return {}
+
+
+@contextmanager
+def _cordoned(place: Place, pod: str) -> Iterator[None]:
+    """The pod's node takes no pods meanwhile. One that took none before stays as it was."""
+    node = place.client.request("GET", path_of("Pod", place.namespace, pod))["spec"]["nodeName"]
+    if place.client.request("GET", path_of("Node", None, node))["spec"].get("unschedulable"):
+        raise ConfigError(f"node {node} is cordoned already: uncordon it first, or choose another rank")
+    place.say(f"{Fault.LOSE_NODE}: node {node} is cordoned until this ends; if this is killed: kubectl uncordon {node}")
+    try:
+        _set_unschedulable(place, node, True)
+        yield
+    finally:
+        _set_unschedulable(place, node, None)
+        place.say(f"{Fault.LOSE_NODE}: node {node} takes pods again")
+
+
+def _set_unschedulable(place: Place, node: str, value: bool | None) -> None:
+    place.client.request("PATCH", path_of("Node", None, node), {"spec": {"unschedulable": value}}, None, MERGE)
+
+
+def _kill_operator(place: Place) -> Outcome:
+    """Training must not notice: the attempt stays, steps go on, and another replica, or the next pod, hears of them."""
+    before = place.status()
+    leader = _leader(place)
+    place.client.request("DELETE", path_of("Pod", operator_home(place.client, place.namespace), leader), AT_ONCE)
+    hit = time.monotonic()
+    place.say(f"{Fault.KILL_OPERATOR}: deleted pod {leader}; waiting until another one leads and writes the job's progress")
+    place.until("another leader", lambda: _leader(place) not in ("", leader))
+    led = time.monotonic() - hit
+    told = (before.get("trainer") or {}).get("lastUpdateTime")
+    after = place.until("progress written by it", lambda: _news(place.status(), told))
+    steps = [(status.get("trainer") or {}).get("step") for status in (before, after)]
+    if after["attempts"] != before["attempts"]:
+        raise Failed(f"attempt {before['attempts']} became {after['attempts']}: training was not left alone: lockstep why {place.name}")
+    notes = [f"{_leader(place)} leads after {led:.1f} s", f"training went on: step {steps[0]} to {steps[1]} in attempt {after['attempts']}"]
+    heard = time.monotonic() - hit
+    attempt = int(after["attempts"])
+    return Outcome(Fault.KILL_OPERATOR, f"pod {leader}", attempt, named_seconds=heard, downtime_seconds=0, lost_steps=0, notes=notes)
+
+
+def _news(status: Object, told: str | None) -> Object | None:
+    return status if (status.get("trainer") or {}).get("lastUpdateTime") != told else None
+
+
+def operator_home(client: Client, namespace: str) -> str:
+    """The namespace of the operator that works in `namespace`: itself, where it has one of its own."""
+    try:
+        client.request("GET", path_of("ServiceAccount", namespace, OPERATOR_NAME))
+    except ApiError as error:
+        if error.status not in (FORBIDDEN, NOT_FOUND):
+            raise
+        return OPERATOR_NAMESPACE
+    return namespace
+
+
+def _leader(place: Place) -> str:
+    """The pod that holds the Lease and is there; ''."""
+    home = operator_home(place.client, place.namespace)
+    lease = place.client.request("GET", path_of("Lease", home, OPERATOR_NAME))
+    listed = place.client.request("GET", path_of("Pod", home), None, {"labelSelector": OPERATOR_PODS})
+    holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
+    return holder if holder in {pod["metadata"]["name"] for pod in listed["items"]} else ""
+
+
+def _fill_disk(place: Place, most: int) -> Outcome:
+    """A save must fail and be told, the attempt must go on, and the next save with room must be a commit again."""
+    pod, before = pod_name(place.name, 0), place.status()
+    with Stream(place, pod, "fill", most=most, seconds=place.timeout_seconds) as filling:
+        try:
+            place.until("a full volume", lambda: filling.said("full") or filling.ended)
+            if filling.said("full") is None:
+                raise ConfigError(f"the volume of the run's folder was not filled: {filling.problem} (--fill-at-most)")
+            hit = time.monotonic()
+            place.say(f"{Fault.FILL_DISK}: the volume is full; waiting for a save that fails")
+            line = place.until("a save that fails", lambda: _failed_save(place, pod, hit))
+            failed = time.monotonic() - hit
+        finally:
+            place.in_pod(pod, "empty")
+            place.say(f"{Fault.FILL_DISK}: the volume has its room again")
+    freed, step = time.monotonic(), _committed(place.status())
+    after = place.until("a commit after there was room again", lambda: _newer_commit(place.status(), step))
+    if after["attempts"] != before["attempts"]:
+        raise Failed(
+            f"attempt {before['attempts']} became {after['attempts']}: a full volume must not end an attempt: lockstep why {place.name}"
+        )
+    notes = [f"committed again {time.monotonic() - freed:.1f} s after there was room: step {_committed(after)}"]
+    done = f"volume of the run's folder, from pod {pod}"
+    attempt = int(after["attempts"])
+    return Outcome(Fault.FILL_DISK, done, attempt, named_seconds=failed, downtime_seconds=0, lost_steps=0, named=line, notes=notes)
+
+
+def _committed(status: Object) -> int:
+    return int((status.get("checkpoint") or {}).get("lastCommittedStep", 0))
+
+
+def _newer_commit(status: Object, step: int) -> Object | None:
+    return status if _committed(status) > step else None
+
+
+def _failed_save(place: Place, pod: str, since: float) -> str | None:
+    """What rank 0 said of it."""
+    seconds = int(time.monotonic() - since) + 2
+
+    async def look(cluster: Cluster) -> str | None:
+        async for line in cluster.log(place.namespace, pod, CONTAINER, {"sinceSeconds": str(seconds)}):
+            if SAVE_FAILED in line and "FAILED" in line:
+                return line
+        return None
+
+    return place.client.run(look)

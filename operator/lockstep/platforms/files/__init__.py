@@ -1,0 +1,1 @@
+"""Files in a job's volumes and pods."""

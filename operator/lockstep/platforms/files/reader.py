@@ -1,0 +1,268 @@
+"""Where a job's files can be read and written: in its own pods while they run, else in a short-lived pod that mounts its claims.
+
+    async with beside(cluster, namespace, job, node=0, say=print) as place:
+        data = await output_of(cluster, place, ["cat", "/workspace/runs/demo/logs/train_log.jsonl"])
+
+The pod is the user's own: it needs the right to create, read and delete pods and to run programs in them, which the built-in role `edit` has. It
+is removed at the end, on Ctrl-C too. One that was left behind (SIGKILL, a laptop that slept) goes within two minutes (`expiring`); for who may not
+make Jobs it ends by its own deadline, and the next reader sweeps it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from secrets import token_hex
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import CONTAINER, LABEL_JOB, pod_name
+from lockstep.api.objects import Object, is_running
+from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
+from lockstep.kube.exec import Place
+from lockstep.kube.expiry import REMOVAL_SECONDS, expiring
+from lockstep.plan.observed import Observed, is_terminating
+from lockstep.plan.render.readerpod import CONTAINER as READER_CONTAINER
+from lockstep.plan.render.readerpod import (
+    LABEL_READER_OF,
+    claims_of,
+    is_shared,
+    missing_claim,
+    mounted_claims,
+    pod_claims_of,
+    reader_pod,
+    with_secrets,
+)
+from lockstep.plan.waiting.containers import is_scheduled, why_not_started
+from lockstep.plan.waiting.unscheduled import why_unscheduled
+
+LIFETIME_SECONDS = 3600
+START_SECONDS = 300.0
+"""How long a pull of the job's image may take where no node of the reader has it."""
+TROUBLE_SECONDS = 20.0
+"""How long what keeps the pod from starting may last before it is given up: schedulers and kubelets try again."""
+POLL_SECONDS = 0.25
+QUIET_SECONDS = 3.0
+Say = Callable[[str], None]
+
+
+class NoReader(Failed):
+    """The pod that would show a job's files can't be made or doesn't start. The message says why and what to do."""
+
+
+async def stateful_set_of(cluster: Cluster, namespace: str, job: str) -> Object:
+    """What says which claims, image and user the job's pods have. Raises ConfigError when the job has never started."""
+    found = await cluster.get("StatefulSet", namespace, job)
+    if found is None:
+        raise ConfigError(
+            f"job {job} in namespace {namespace} has never started, so it has no files yet: lockstep why {job} -n {namespace}; "
+            f"lockstep cp -f FILE SRC {job}: puts some there before"
+        )
+    return found
+
+
+async def running_pods(cluster: Cluster, namespace: str, job: str) -> dict[int, Place]:
+    """node → its pod, of those that run."""
+    found = (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_JOB}={job}"}))["items"]
+    names = {pod["metadata"]["name"] for pod in found if is_running(pod) and not is_terminating(pod)}
+    return {node: Place(namespace, name, CONTAINER) for name in names if (node := _node(job, name)) is not None}
+
+
+def _node(job: str, pod: str) -> int | None:
+    number = pod.removeprefix(f"{job}-")
+    return int(number) if number.isdecimal() and pod_name(job, int(number)) == pod else None
+
+
+async def nodes_with_volumes(cluster: Cluster, namespace: str, job: str) -> list[int]:
+    """The nodes whose files are apart from those of others: [0] where all pods share their volumes. Raises ConfigError."""
+    stateful_set = await stateful_set_of(cluster, namespace, job)
+    if is_shared(stateful_set):
+        return [0]
+    first = f"{next(iter(pod_claims_of(stateful_set, 0)))}-"
+    try:
+        claims = [str(claim["metadata"]["name"]) for claim in (await cluster.list("PersistentVolumeClaim", namespace))["items"]]
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return sorted(await running_pods(cluster, namespace, job))
+    return sorted(node for name in claims if name.startswith(first) and (node := _node(job, name.removeprefix(first))) is not None)
+
+
+async def place_roots(cluster: Cluster, place: Place, *, writing: bool) -> list[str]:
+    """Where the container has claims mounted. Raises NoReader when it is gone."""
+    pod = await cluster.get("Pod", place.namespace, place.pod)
+    if pod is None:
+        raise NoReader(f"pod {place.pod} has just gone: try again")
+    return mounted_claims(pod, place.container, writing=writing)
+
+
+@asynccontextmanager
+async def beside(
+    cluster: Cluster,
+    namespace: str,
+    job: str,
+    node: int = 0,
+    *,
+    seconds: int = LIFETIME_SECONDS,
+    secrets: bool = False,
+    say: Say = lambda line: None,
+) -> AsyncIterator[Place]:
+    """A container that sees the files of node `node` of the job: of its own pod, where that runs, else of a reader.
+
+    Where all pods share their volumes, any that runs will do. `say` hears what is waited for.
+
+    Raises:
+        ConfigError: the job has never started.
+        NoReader: the reader can't be made or doesn't start.
+    """
+    stateful_set = await stateful_set_of(cluster, namespace, job)
+    running = await running_pods(cluster, namespace, job)
+    own = running.get(node) or (next(iter(running.values()), None) if is_shared(stateful_set) else None)
+    if own is not None:
+        yield own
+        return
+    async with reader(cluster, stateful_set, node, seconds=seconds, secrets=secrets, say=say) as place:
+        yield place
+
+
+@asynccontextmanager
+async def reader(
+    cluster: Cluster,
+    stateful_set: Object,
+    node: int = 0,
+    *,
+    seconds: int = LIFETIME_SECONDS,
+    resources: Object | None = None,
+    secrets: bool = False,
+    say: Say = lambda line: None,
+) -> AsyncIterator[Place]:
+    """A pod of its own, running, with the claims of node `node`; removed at the end whatever happens. `secrets`: also with the job's variables
+    from Secrets and ConfigMaps. Raises NoReader."""
+    pod = reader_pod(stateful_set, node, token_hex(3), seconds, resources)
+    if secrets:
+        pod = with_secrets(pod, stateful_set)
+    place = Place(pod["metadata"]["namespace"], pod["metadata"]["name"], READER_CONTAINER)
+    await asyncio.gather(
+        _check_claims(cluster, stateful_set, node, pod), _sweep(cluster, place.namespace, stateful_set["metadata"]["name"])
+    )
+    metadata = pod["metadata"]
+    image = pod["spec"]["containers"][0]["image"]
+    async with expiring(cluster, place.namespace, place.pod, image, metadata["ownerReferences"]) as owner:
+        if owner is not None:
+            metadata["ownerReferences"] = [owner]
+        try:
+            await _create(cluster, pod)
+            say(f"pod {place.pod} starts, to read the files of job {stateful_set['metadata']['name']}; it is removed afterwards")
+            async with _changes(cluster, place) as changed:
+                await _until_running(cluster, place, say, changed)
+            yield place
+        finally:
+            await _remove(cluster, place)
+
+
+async def _check_claims(cluster: Cluster, stateful_set: Object, node: int, pod: Object) -> None:
+    namespace = pod["metadata"]["namespace"]
+    try:
+        names = claims_of(pod)
+        found = dict(
+            zip(names, await asyncio.gather(*(cluster.get("PersistentVolumeClaim", namespace, name) for name in names)), strict=True)
+        )
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return  # whoever may not look at claims may still mount them
+    there = {name: claim for name, claim in found.items() if claim is not None}
+    missing = missing_claim(pod, there, pod_claims_of(stateful_set, node))
+    if missing is not None:
+        raise NoReader(f"{missing}; look with: kubectl get pvc -n {namespace}")
+
+
+async def _create(cluster: Cluster, pod: Object) -> None:
+    namespace = pod["metadata"]["namespace"]
+    try:
+        await cluster.create(pod)
+    except ApiError as error:
+        if error.status != FORBIDDEN:
+            raise
+        raise NoReader(_refused(error.message, namespace)) from None
+
+
+def _refused(message: str, namespace: str) -> str:
+    what = f"a pod that shows the job's files was refused in namespace {namespace}"
+    if "quota" in message:
+        return f"{what}: {message}; free some of the quota, or wait until the job's own pods run"
+    if "PodSecurity" in message:
+        return f"{what}: {message}"
+    return f"{what}: {message}; it needs the rights to create and delete pods and to create pods/exec, which the role `edit` has"
+
+
+@asynccontextmanager
+async def _changes(cluster: Cluster, place: Place) -> AsyncIterator[asyncio.Event]:
+    """What is set whenever the pod changes; never, where it may not be watched."""
+    changed = asyncio.Event()
+
+    async def hear() -> None:
+        with suppress(ApiError, OSError):
+            async for _ in cluster.watch("Pod", place.namespace, {"fieldSelector": f"metadata.name={place.pod}"}):
+                changed.set()
+
+    hearing = asyncio.create_task(hear())
+    try:
+        yield changed
+    finally:
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
+
+
+async def _until_running(cluster: Cluster, place: Place, say: Say, changed: asyncio.Event) -> None:
+    begun, troubled, told = time.monotonic(), None, ""
+    while True:
+        pod = await cluster.get("Pod", place.namespace, place.pod)
+        if pod is None:
+            raise NoReader(f"pod {place.pod} was deleted while it started: try again")
+        if is_running(pod):
+            return
+        now = time.monotonic()
+        why = await _trouble(cluster, pod) if now - begun > QUIET_SECONDS else None
+        troubled = None if why is None else troubled or now
+        late = now - begun > START_SECONDS or pod["status"].get("phase") in ("Failed", "Succeeded")
+        if late or (troubled is not None and now - troubled > TROUBLE_SECONDS):
+            raise NoReader(f"pod {place.pod}, which would show the job's files, does not start: {why or 'the cluster gives no reason'}")
+        if (quiet := now - begun > QUIET_SECONDS) and (line := f"waiting for pod {place.pod}: {why or 'it starts'}") != told:
+            say(line)
+            told = line
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0 if quiet else POLL_SECONDS):
+                await changed.wait()
+        changed.clear()
+
+
+async def _trouble(cluster: Cluster, pod: Object) -> str | None:
+    """What keeps it from running, in one sentence; None while nothing is wrong yet."""
+    namespace = pod["metadata"]["namespace"]
+    warnings: tuple[Object, ...] = ()
+    claims: dict[str, Object] = {}
+    with suppress(ApiError):  # without the right to see them the pod's own words must do
+        warnings = tuple((await cluster.list("Event", namespace, {"fieldSelector": "type=Warning"}))["items"])
+    if is_scheduled(pod):
+        started = why_not_started(Observed(job=pod, pods=(pod,), warnings=warnings))
+        return None if started is None else started.message
+    with suppress(ApiError):
+        claims = {str(item["metadata"]["name"]): item for item in (await cluster.list("PersistentVolumeClaim", namespace))["items"]}
+    waiting = why_unscheduled(Observed(job=pod, pods=(pod,), warnings=warnings, claims=claims))
+    return None if waiting.reason == "Scheduling" else waiting.message
+
+
+async def _sweep(cluster: Cluster, namespace: str, job: str) -> None:
+    """Readers that ended by their own deadline: nobody else takes them away."""
+    with suppress(ApiError):
+        for pod in (await cluster.list("Pod", namespace, {"labelSelector": f"{LABEL_READER_OF}={job}"}))["items"]:
+            if pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
+                await cluster.delete("Pod", namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
+
+
+async def _remove(cluster: Cluster, place: Place) -> None:
+    with suppress(ApiError, TimeoutError):
+        async with asyncio.timeout(REMOVAL_SECONDS):
+            await cluster.delete("Pod", place.namespace, place.pod)

@@ -1,0 +1,249 @@
+"""`lockstep sync`: a folder of this machine to the pods of a job, only what differs, all pods at once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import os
+import socket
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pathspec
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import CONTAINER
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import BOOT, Place, Program, answer_of, lines_in, program
+from lockstep.platforms.inpod import receiver
+
+ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", ".lockstep/", ".DS_Store", "*.swp")
+IGNORE_FILES = (".lockstepignore", ".gitignore")
+"""The first that is there counts, in the words of git."""
+SILENCE_SECONDS = 30.0
+LINES_WAITING_MAX = 4
+"""Of a pod; one is asked for at a time."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What became of one pod. `problem`: why it didn't get everything."""
+
+    pod: str
+    sent: int = 0
+    bytes: int = 0
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Files that were changed in the pod since the last sync, and were left as they are."""
+    others: tuple[str, ...] = ()
+    """Files that another folder's sync put there, and that were left as they are."""
+    problem: str | None = None
+
+
+def scan(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every file and link below `folder` that isn't ignored, by its path with slashes. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder: name the one to send")
+    found = {}
+    for name, entry in _walk(str(folder), "", _ignored(folder)):
+        content = receiver.digest(entry.path)
+        if content is not None:
+            link = entry.is_symlink()
+            found[name] = {"sha256": content, "link": link, "executable": not link and os.access(entry.path, os.X_OK)}
+    return found
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """What tells an edit without reading the files: their times and sizes. Of files that are sent only."""
+    found = {}
+    with suppress(OSError, ConfigError):  # (a folder that is removed while it is walked: the next look sees it so)
+        for name, entry in _walk(str(folder), "", _ignored(folder)):
+            with suppress(OSError):
+                here = entry.stat(follow_symlinks=False)
+                found[name] = (here.st_mtime_ns, here.st_size)
+    return found
+
+
+def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
+    """Raises ConfigError."""
+    own = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines() if own is not None else []
+        return pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *lines])
+    except ValueError as error:  # (no UTF-8, or no pattern)
+        raise ConfigError(f"{own} can't be read as git's ignore files are: {error}") from None
+
+
+def _walk(folder: str, below: str, ignored: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """(path with slashes, entry) of files and links, sorted."""
+    with os.scandir(folder) as entries:
+        listed = sorted(entries, key=lambda entry: entry.name)
+    for entry in listed:
+        name = f"{below}{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            if not ignored.match_file(f"{name}/"):
+                yield from _walk(entry.path, f"{name}/", ignored)
+        elif (entry.is_symlink() or entry.is_file()) and not ignored.match_file(name):
+            yield name, entry
+
+
+class Receivers:
+    """The pods' ends, one program in each pod, which stay as long as this is open: what is sent again costs no new connection. Use `async with`."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster, self._namespace = cluster, namespace
+        self._open: dict[str, _Receiver] = {}
+
+    async def __aenter__(self) -> Receivers:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(self._drop(pod) for pod in list(self._open)))
+
+    @property
+    def are_there(self) -> bool:
+        """Whether none has ended: a pod that was restarted may have lost what it was sent."""
+        return not any(receiver.has_ended for receiver in self._open.values())
+
+    async def send(self, pods: Sequence[str], folder: Path, target: str, *, force: bool = False) -> list[Synced]:
+        """To all pods at once. What can't be sent to a pod is its `problem`, and doesn't stop the others. Raises ConfigError."""
+        for gone in self._open.keys() - set(pods):
+            await self._drop(gone)
+        source = _named(folder)
+        scanning = asyncio.ensure_future(asyncio.to_thread(scan, folder))  # while connections are made
+
+        async def one(pod: str) -> Synced:
+            try:
+                receiver = await self._receiver(pod)
+                return await receiver.take(folder, {"target": target, "source": source, "files": await scanning, "force": force})
+            except (Failed, OSError) as error:
+                await self._drop(pod)
+                return Synced(pod, problem=" ".join(str(error).split())[:300])
+
+        results = await asyncio.gather(*map(one, pods), return_exceptions=True)
+        await asyncio.gather(scanning, return_exceptions=True)  # (told by every pod that got so far)
+        return [_raised(result) for result in results]
+
+    async def _receiver(self, pod: str) -> _Receiver:
+        if pod in self._open and self._open[pod].has_ended:
+            await self._drop(pod)
+        if pod not in self._open:
+            self._open[pod] = await _Receiver.start(self._cluster, Place(self._namespace, pod, CONTAINER))
+        return self._open[pod]
+
+    async def _drop(self, pod: str) -> None:
+        receiver = self._open.pop(pod, None)
+        if receiver is not None:
+            await receiver.close()
+
+
+def _named(folder: Path) -> str:
+    """Tells folders apart that send files to the same place."""
+    return f"{socket.gethostname()}:{folder.absolute()}"
+
+
+def _raised(result: Synced | BaseException) -> Synced:
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+class _Receiver:
+    """The program in one pod. What it says is heard at once, so that its end is known, too."""
+
+    def __init__(self, running: Program, stack: AsyncExitStack) -> None:
+        self._running, self._stack = running, stack
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue(LINES_WAITING_MAX)
+        self._hearing = asyncio.create_task(self._hear())
+
+    @classmethod
+    async def start(cls, cluster: Cluster, place: Place) -> _Receiver:
+        text, stack = _receiver(), AsyncExitStack()
+        command = ["python3", "-I", "-S", "-c", BOOT, str(len(text))]  # (an image's site-packages would be looked through for nothing)
+        running = await stack.enter_async_context(program(cluster, place, command, pings=True))
+        receiver = cls(running, stack)
+        await running.write(text)
+        return receiver
+
+    @property
+    def has_ended(self) -> bool:
+        return self._hearing.done()
+
+    async def take(self, folder: Path, request: dict[str, Any]) -> Synced:
+        """Raises Failed, in the program's own words where it has some."""
+        await self._running.write(json.dumps(request).encode() + b"\n")
+        answer = _checked(await self._answer(), request["files"], self._running.place.pod)
+        size = 0
+        if not answer["done"]:
+            archive = await asyncio.to_thread(_packed, folder, answer["wanted"], request["files"])
+            size = len(archive) if answer["wanted"] else 0
+            await self._running.write(f"{len(archive)}\n".encode() + archive)
+            await self._answer()
+        removed, changed, others = (tuple(answer[key]) for key in ("removed", "changed", "others"))
+        return Synced(self._running.place.pod, len(answer["wanted"]), size, removed, changed, others)
+
+    async def _answer(self) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                line = await self._lines.get()
+        except TimeoutError:
+            raise Failed(f"nothing heard for {SILENCE_SECONDS:.0f} s") from None
+        if line is None:
+            raise self._running.failure()
+        return answer_of(line, "the pod")
+
+    async def _hear(self) -> None:
+        """As far as there is room: a program that says more than it is asked waits until it is heard, or was left."""
+        try:
+            async for line in lines_in(self._running):
+                await self._lines.put(line)
+        finally:
+            if self._lines.full():
+                self._lines.get_nowait()
+            self._lines.put_nowait(None)
+
+    async def close(self) -> None:
+        self._hearing.cancel()
+        await asyncio.gather(self._hearing, return_exceptions=True)
+        await self._stack.aclose()
+
+
+def _checked(answer: dict[str, Any], files: dict[str, Any], pod: str) -> dict[str, Any]:
+    """The pod's first answer: what it wants is offered, and what else it names are names. Raises Failed."""
+    wanted, *more = (answer.get(key) for key in ("wanted", "removed", "changed", "others"))
+    lists = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in (wanted, *more))
+    if not (
+        lists and len(set(wanted or ())) == len(wanted or ()) and set(wanted or ()) <= files.keys() and isinstance(answer.get("done"), bool)
+    ):
+        raise Failed(f"python3 in pod {pod} asks for what wasn't offered: look at the image's python3")
+    return answer
+
+
+@cache
+def _receiver() -> bytes:
+    return Path(receiver.__file__).read_bytes()
+
+
+def _packed(folder: Path, names: Sequence[str], files: dict[str, dict[str, Any]]) -> bytes:
+    """Raises Failed when a file has changed since it was looked at: half of an edit must not travel."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in names:
+            path, member = folder / name, tarfile.TarInfo(name)
+            if files[name]["link"]:
+                member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
+                archive.addfile(member)
+                continue
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
+                raise Failed(f"{path} was changed while it was sent: sync again")
+            member.size, member.mode = len(content), 0o775 if files[name]["executable"] else 0o664
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()

@@ -1,0 +1,167 @@
+"""Files between this machine and a job's volumes: `carry.py` at both ends, a websocket between, and another try where it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+from typing import Any
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import BOOT, Broken, Place, Program, ProgramFailed, program
+from lockstep.platforms.inpod import carry
+from lockstep.platforms.inpod.carry import CarryError, Gone, Wire
+
+TRIES = 6
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
+_PUMPED_BYTES = 1 << 18
+
+
+@dataclass
+class Progress:
+    """What is known of one transfer while it runs. `changed` is called whenever a number has."""
+
+    changed: Callable[[], None] = lambda: None
+    expected: int = 0
+    """Bytes to come, once it is known."""
+    passed: int = 0
+    missing: int = 0
+    """Bytes that the other end lacked when this try began: what was sent has not always arrived."""
+
+    def expect(self, size: int) -> None:
+        self.expected, self.missing = self.passed + size, size
+        self.changed()
+
+    def passing(self, size: int) -> None:
+        self.passed += size
+        self.changed()
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a transfer did: files that there are, those that had to travel, and how many bytes of them."""
+
+    files: int
+    sent: int
+    bytes: int
+    resumed: int
+
+
+async def put(cluster: Cluster, place: Place, source: Path, target: str, roots: list[str], progress: Progress) -> Carried:
+    """A file or folder of this machine into the volumes that `place` sees. Raises Failed."""
+
+    def give(wire: Wire) -> dict[str, Any]:
+        return carry.give(wire, source, passed=progress.passing, expected=progress.expect)
+
+    return await _carried(cluster, place, {"take": target, "roots": roots}, give, progress)
+
+
+async def get(
+    cluster: Cluster, place: Place, source: str, target: str, roots: list[str], progress: Progress, name: str | None = None
+) -> Carried:
+    """A file or folder of the volumes that `place` sees to `target`. `name`: what it is called in a target that is a folder to put it into; None: as
+    in `source`. The pod has no say in it. Raises Failed."""
+    own = PurePosixPath(normpath(source)).name if name is None else name
+
+    def take(wire: Wire) -> dict[str, Any]:
+        return carry.take(wire, target, passed=progress.passing, expected=progress.expect, name=own)
+
+    return await _carried(cluster, place, {"give": source, "roots": roots}, take, progress)
+
+
+async def _carried(
+    cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]], progress: Progress
+) -> Carried:
+    """Once, and again after a broken connection, as long as it gets on."""
+    left, missing, pause = TRIES, 0, FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return Carried(**await _once(cluster, place, request, end))
+        except Gone as broken:
+            better = progress.missing < missing
+            left, pause = (TRIES, FIRST_PAUSE_SECONDS) if better else (left - 1, min(2 * pause, LONGEST_PAUSE_SECONDS))
+            missing = progress.missing
+            if left == 0:
+                raise Failed(f"{broken}; what has arrived is kept: the same command goes on from there") from broken
+            await asyncio.sleep(pause)
+
+
+async def _once(cluster: Cluster, place: Place, request: dict[str, Any], end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
+    text = _text()
+    mine, theirs = socket.socketpair()
+    command = ["python3", "-I", "-c", BOOT, str(len(text)), json.dumps(request)]
+    try:
+        async with program(cluster, place, command) as running:
+            await running.write(text)
+            return await _between(running, mine, theirs, end)
+    except (Broken, OSError) as error:
+        raise Gone(str(error)) from error
+    finally:
+        mine.close()
+        theirs.close()
+
+
+@cache
+def _text() -> bytes:
+    return Path(carry.__file__).read_bytes()
+
+
+async def _between(running: Program, mine: socket.socket, theirs: socket.socket, end: Callable[[Wire], dict[str, Any]]) -> dict[str, Any]:
+    """This machine's end in a thread, and what it says and hears carried to and from the pod."""
+    reader, writer = await asyncio.open_connection(sock=mine)
+    pumps = [asyncio.ensure_future(_up(reader, running, theirs)), asyncio.ensure_future(_down(running, writer))]
+    thread = asyncio.ensure_future(asyncio.to_thread(end, Wire(theirs.fileno(), theirs.fileno())))
+    try:
+        return await asyncio.shield(thread)
+    except (CarryError, OSError) as error:  # what a program there refused, or a disk here
+        raise Failed(str(error)) from error
+    except Gone:
+        with suppress(ProgramFailed, TimeoutError):
+            async with asyncio.timeout(5.0):
+                await asyncio.shield(pumps[1])  # (its last words, and how it ended)
+        if running.code is not None:
+            raise running.failure() from None
+        raise
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        _wake(theirs)
+        await asyncio.gather(thread, *pumps, return_exceptions=True)
+        writer.close()
+
+
+def _wake(theirs: socket.socket) -> None:
+    """The thread, if it still waits to be heard or to hear, gets an end."""
+    with suppress(OSError):
+        theirs.shutdown(socket.SHUT_RDWR)
+
+
+async def _up(reader: asyncio.StreamReader, running: Program, theirs: socket.socket) -> None:
+    try:
+        while data := await reader.read(_PUMPED_BYTES):
+            await running.write(data)
+    finally:
+        _wake(theirs)
+
+
+async def _down(running: Program, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await running.read():
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.write_eof()
+
+
+def refuse_outside(path: str, roots: list[str]) -> None:
+    """Raises ConfigError when `path` can't be on a volume of the job."""
+    parts = Path(path).parts
+    if ".." in parts or not any(parts[: len(Path(root).parts)] == Path(root).parts for root in roots):
+        raise ConfigError(f"{path} is on no volume of the job: choose a place below {', '.join(sorted(roots))}")

@@ -1,0 +1,171 @@
+"""Asks ranks where they are: the Python stacks of all their threads. They go on as if nobody had asked.
+
+Sent as text into whatever image a job has, and run here for jobs of this machine, so: the standard library of Python 3.10, and nothing of Lockstep's.
+Ranks have prepared for it (`lockstep_gang/agent/ranks/rankstart.py`): a file in memory, whose name tells the signal by which its process writes into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Object = dict[str, Any]
+PROC = Path("/proc")
+PREPARED = re.compile(r"/memfd:lockstep-stacks-(\d+)\b")
+ANSWER_SECONDS = 3.0
+QUIET_SECONDS = 0.1
+"""Without a further line: the answer is complete."""
+POLL_SECONDS = 0.02
+ANSWER_BYTES_MAX = 256 * 1024
+_OF_RANKS = frozenset(
+    {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCKSTEP_ATTEMPT", "LOCKSTEP_NODE", "LOCKSTEP_REPORT_SOCKET", "LOCKSTEP_RUN", "RANK"}
+)
+
+
+def processes(run_dir: str | None) -> list[Object]:
+    """Every process that belongs to a rank, by the variables that its agent gave it. `run_dir`: of this run only."""
+    found = []
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            pairs = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+            known = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+            if not known.keys() >= _OF_RANKS or _waits(folder, known) or run_dir not in (None, _run_dir(known)):
+                continue
+            one = {"rank": int(known["RANK"]), "attempt": int(known["LOCKSTEP_ATTEMPT"]), "node": int(known["LOCKSTEP_NODE"])}
+            one |= {"worldSize": int(known["WORLD_SIZE"]), "ranksPerNode": int(known["LOCAL_WORLD_SIZE"])}
+            found.append({**one, "pid": int(folder.name), "leads": _session(folder) == int(folder.name), "asked": _descriptor(folder)})
+        except (OSError, ValueError, IndexError):
+            continue  # it ended meanwhile, or is another user's
+    return found
+
+
+def _run_dir(environment: Mapping[str, str]) -> str:
+    return str(json.loads(Path(environment["LOCKSTEP_RUN"]).read_text(encoding="utf-8"))["runDir"])
+
+
+def _waits(process: Path, environment: Mapping[str, str]) -> bool:
+    """Of the next attempt, which has not started: it imports, and waits for its order on standard input."""
+    return "LOCKSTEP_STANDBY" in environment and str((process / "fd" / "0").readlink()).startswith("pipe:")
+
+
+def _session(process: Path) -> int:
+    return int((process / "stat").read_text().rpartition(")")[2].split()[3])
+
+
+def _descriptor(process: Path) -> tuple[str, int] | None:
+    """(the file to which it writes its stacks, the signal that makes it do so); None: it has not prepared."""
+    for path in sorted((process / "fd").iterdir()):
+        try:
+            match = PREPARED.match(str(path.readlink()))
+        except OSError:
+            continue  # closed meanwhile
+        if match is not None and _catches(process, int(match[1])):
+            return str(path), int(match[1])
+    return None
+
+
+def _catches(process: Path, number: int) -> bool:
+    """Whether it would live: no other than the signals that mean nothing to the system, and only to a process that handles it."""
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", (process / "status").read_text(), re.MULTILINE)
+    return signal.SIGRTMIN <= number <= signal.SIGRTMAX and caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def chosen(found: list[Object], rank: int | None) -> list[Object]:
+    """Of each rank of the newest attempt the one process to ask: the first that has prepared, else the one that its agent started."""
+    attempt = max((one["attempt"] for one in found), default=0)
+    best: dict[int, Object] = {}
+    for one in sorted(found, key=lambda one: (one["asked"] is None, not one["leads"], one["pid"])):
+        if one["attempt"] == attempt and rank in (None, one["rank"]):
+            best.setdefault(one["rank"], one)
+    return [best[rank] for rank in sorted(best)]
+
+
+class Asking:
+    """One process, from the signal to its answer."""
+
+    def __init__(self, process: Object) -> None:
+        self._process = process
+        self._text = b""
+        self._at = 0.0
+        self.problem = ""
+        state, kernel = state_of(process["pid"])
+        if state in ("T", "t"):
+            self.problem = _why_silent(state, kernel)
+        elif process["asked"] is None:
+            self.problem = "it runs no Python that can be asked: another program, one with -I, -E or -S, or a start by an older Lockstep"
+        self.done = bool(self.problem) or not self._send()
+        self._state = (state, kernel)
+
+    def _send(self) -> bool:
+        path, number = self._process["asked"]
+        try:
+            os.truncate(path, 0)
+            os.kill(self._process["pid"], number)
+        except OSError as error:
+            self.problem = f"it can't be asked: {error.strerror}"
+        return not self.problem
+
+    def look(self) -> None:
+        """Whether all of it is there by now."""
+        try:
+            with open(self._process["asked"][0], "rb") as file:  # noqa: PTH123 (a descriptor of another process)
+                text = file.read(ANSWER_BYTES_MAX)
+        except OSError:
+            self.done, self.problem = True, "it has ended meanwhile"
+            return
+        if text != self._text:
+            self._text, self._at = text, time.monotonic()
+        elif text and time.monotonic() - self._at > QUIET_SECONDS:
+            self.done = True
+
+    def answer(self) -> Object:
+        letter, kernel = state_of(self._process["pid"]) if self._process["asked"] and not self.problem else self._state
+        problem = self.problem or ("" if self._text else _why_silent(letter, kernel))
+        known = {name: self._process[name] for name in ("rank", "node", "attempt", "pid")}
+        return {**known, "state": letter, "problem": problem, "lines": self._text.decode(errors="replace").splitlines()}
+
+
+def _why_silent(letter: str, kernel: str) -> str:
+    if letter in ("", "Z"):
+        return "it has ended meanwhile"
+    if letter in ("T", "t"):
+        return f"its process is stopped (state {letter}): SIGCONT, or the debugger that holds it, lets it go on"
+    where = f", in the kernel's {kernel}" if kernel else ""
+    if letter == "D":
+        return f"it can't be interrupted (state D{where}): it waits for a device or a volume that doesn't answer"
+    return f"it has not answered within {ANSWER_SECONDS:.0f} s (state {letter}{where})"
+
+
+def state_of(pid: int) -> tuple[str, str]:
+    """(the letter that the kernel gives it, or '' when it has ended; the function of the kernel in which it waits, or '')."""
+    try:
+        letter = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        function = (PROC / str(pid) / "wchan").read_text().strip()
+    except (OSError, IndexError):
+        return "", ""
+    return letter, "" if function == "0" else function
+
+
+def look(rank: int | None = None, run_dir: str | None = None) -> Object:
+    """Of each rank its process, state and stacks as faulthandler writes them, or why there are none. Takes 4 seconds at most."""
+    found = processes(run_dir)
+    asked = [Asking(process) for process in chosen(found, rank)]
+    end = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < end and not all(one.done for one in asked):
+        time.sleep(POLL_SECONDS)
+        for one in asked:
+            if not one.done:
+                one.look()
+    sizes = {name: max((one[name] for one in found), default=0) for name in ("worldSize", "ranksPerNode")}
+    return {"ranks": [one.answer() for one in asked], **sizes}
+
+
+if __name__ == "__main__":
+    print(json.dumps(look(**json.loads(sys.argv[1]))), flush=True)

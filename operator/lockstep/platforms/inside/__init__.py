@@ -1,0 +1,1 @@
+"""Jobs and short runs in one namespace, without the operator."""

@@ -1,0 +1,468 @@
+"""`lockstep run --in-namespace`: a job without operator and CRD, for a user who holds the role `admin` in one namespace.
+
+The same objects as the operator's, owned by the run's ConfigMap: deleting that one removes all but the claims. The agent comes in a
+ConfigMap, since there is no operator's image to bring it. Agents exit at the end here, and node 0's exit code is the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from lockstep.api import names
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.job import TrainingJob
+from lockstep.api.objects import Object, is_running
+from lockstep.api.status import ConditionStatus
+from lockstep.kube.cluster import CONFLICT, ApiError, Cluster
+from lockstep.kube.exec import ProgramFailed, answer_of, output_of
+from lockstep.kube.expiry import LEFT_SECONDS, expiring
+from lockstep.kube.kinds import path_of
+from lockstep.plan.cluster.fitting import never_enough
+from lockstep.plan.decide.placing import Placing, placing
+from lockstep.plan.decide.retry import Earlier
+from lockstep.plan.observed import Observed, is_terminating, owner_uid
+from lockstep.plan.reasons import Reason
+from lockstep.plan.render.objects import claims, thaw
+from lockstep.plan.status.conditions import Fact, View, pods_scheduled, progressing, ranks_ready
+from lockstep.plan.waiting.containers import is_scheduled
+from lockstep.platforms.clusters.surroundings import nodes_of
+from lockstep.platforms.clusters.survey import with_image
+from lockstep.platforms.files.reader import beside
+from lockstep.platforms.inside.objects import Run, objects, prepare
+from lockstep.platforms.jobs.keeper import VERDICTS, keeper, keeper_name
+from lockstep.platforms.jobs.logs import STAMP
+from lockstep.platforms.output import put
+from lockstep_gang.contract import State, number_of, parse_run
+from lockstep_gang.contract.exits import SAVED
+
+COMPLETE, FAILED, INTERRUPTED = 0, 1, 130
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 0.25
+DRAIN_SECONDS = 5.0
+REMEMBERED_LINES = 5000
+GONE_SECONDS = 240.0
+OWN = "lockstep:"
+"""Begins what the command says itself, not node 0's log."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a run that is removed at its end may take."""
+
+    seconds: float = 900.0
+    asked_for: bool = False
+    """Also for nodes that the cluster doesn't have now."""
+
+    @classmethod
+    def of(cls, seconds: int | None) -> Patience:
+        """`seconds`: as a person asked; None: nobody did."""
+        return cls() if seconds is None else cls(float(seconds), asked_for=True)
+
+
+class How(Enum):
+    """What there is of a run of this name, and what is to become of it."""
+
+    NEW = "new"
+    RETRY = "retry"  # go on from one that ended
+    ATTACH = "attach"  # follow one that runs, or has ended since nobody followed it
+
+
+def run_in_namespace(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, how: How = How.NEW) -> int:
+    """The exit code: 0 complete, 1 failed, 130 detached by Ctrl-C, which leaves it running. Raises ConfigError."""
+    with contextlib.suppress(KeyboardInterrupt):
+        return asyncio.run(_run(job, profile, namespace, context, how))
+    return INTERRUPTED
+
+
+async def _run(job: TrainingJob, profile: TrainingCluster, namespace: str | None, context: str | None, how: How) -> int:
+    async with await Cluster.connect(context) as cluster:
+        place = namespace or job.metadata.namespace or cluster.namespace or "default"
+        earlier = await _ended_run(cluster, job.metadata.name, place) if how is How.RETRY else None
+        run = prepare(job, await with_image(cluster, job, profile, place), place, earlier)
+        try:
+            if how is How.ATTACH:
+                run = await _running(cluster, run)
+                if (ended := await _ended_since(cluster, run)) is not None:
+                    return ended
+            else:
+                if lacking := await lacking_nodes(cluster, run):
+                    _print(f"{OWN} {lacking}; the job waits until it has them")
+                await _start(cluster, run, _print)
+        except ApiError as error:
+            raise ConfigError(f"the API server refused an object of the job: {error.message}") from None
+        try:
+            code = await _follow(cluster, run, _print)
+        except asyncio.CancelledError:
+            for line in _detached(run).splitlines():
+                _print(line)
+            raise
+        await _scale(cluster, run, 0)
+        await cluster.delete("Job", place, keeper_name(run.name))
+        _print(
+            f"{'Complete' if code == COMPLETE else 'Failed'}: scaled to zero; kubectl delete configmap {run.frozen.name} -n {place} removes all but the claims"
+        )
+        return COMPLETE if code == COMPLETE else FAILED
+
+
+async def run_until(cluster: Cluster, run: Run, say: Say, heard: asyncio.Event, patience: Patience) -> None:
+    """Start, follow until what was waited for is heard or node 0 has ended, then remove all but the claims.
+
+    They are removed however this ends, also when the process is killed (`expiring`). Raises ConfigError, ApiError, Failed.
+    """
+    await _refuse_too_few_nodes(cluster, run, say, patience)
+    await _until_pods_are_gone(cluster, run)
+    waited = ""
+
+    def hear(line: str) -> None:
+        nonlocal waited
+        waited = line.removeprefix(OWN) if line.startswith(OWN) else waited
+        say(line)
+
+    async with expiring(cluster, run.namespace, run.name, run.resolved.image) as owner:
+        await _start(cluster, run, hear, owner)
+        parts: list[asyncio.Future[Any]] = [asyncio.ensure_future(_follow(cluster, run, hear)), asyncio.ensure_future(heard.wait())]
+        try:
+            done, _ = await asyncio.wait(parts, timeout=patience.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+            await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+            say(f"{OWN} {run.name} is removed; its claims stay")
+    if not done:
+        raise Failed(f"{run.name} has no result after {patience.seconds:.0f} s (--timeout);{waited or ' it said nothing'}")
+    if parts[0] in done and parts[0].exception() is not None:
+        await parts[0]
+
+
+async def lacking_nodes(cluster: Cluster, run: Run) -> str:
+    """In words, that the cluster has too few nodes for the run even when all of it is idle; '' where it has enough, or may not be looked at."""
+    nodes = await nodes_of(cluster)
+    (found,) = [item for item in objects(run) if item["kind"] == "StatefulSet"]
+    return "" if nodes is None else never_enough(found["spec"]["template"], run.frozen.nodes, nodes)
+
+
+async def _refuse_too_few_nodes(cluster: Cluster, run: Run, say: Say, patience: Patience) -> None:
+    """Says at once what would be waited for. Raises Failed when that is nodes which the cluster doesn't have, and nobody asked to wait for them."""
+    lacking = await lacking_nodes(cluster, run)
+    if not lacking:
+        return
+    if not patience.asked_for:
+        raise Failed(f"{lacking}; --timeout SECONDS waits for nodes all the same, such as an autoscaler's")
+    say(f"{OWN} {lacking}")
+
+
+async def _until_pods_are_gone(cluster: Cluster, run: Run) -> None:
+    """Pods of an earlier one that still end: their log must not be taken for this one's. Raises ConfigError."""
+    end = time.monotonic() + GONE_SECONDS
+    while (left := (await _observe(cluster, run)).pods) and all(is_terminating(pod) for pod in left):
+        if time.monotonic() > end:
+            raise ConfigError(f"pods of an earlier {run.name} still end after {GONE_SECONDS:.0f} s: kubectl get pods -n {run.namespace}")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _print(line: str) -> None:
+    put(line, flush=True)
+
+
+def _detached(run: Run) -> str:
+    where = f"-n {run.namespace}"
+    return (
+        f"\nlockstep: job {run.name} runs on; half a minute after its end its pods go and its nodes are free (Job {keeper_name(run.name)} sees to that)\n"
+        f"Follow it: lockstep run -f FILE --in-namespace --attach {where}\n"
+        f"Its log, also after its end: lockstep logs {run.name} {where}\n"
+        f"Stop it: kubectl delete configmap {run.frozen.name} {where} (checkpoints and claims stay)"
+    )
+
+
+async def _running(cluster: Cluster, wanted: Run) -> Run:
+    """The run of this name that is there. Raises ConfigError."""
+    found = await cluster.get("StatefulSet", wanted.namespace, wanted.name)
+    owner = _owning_run(found, wanted.name) if found is not None else None
+    config = await cluster.get("ConfigMap", wanted.namespace, owner) if owner is not None else None
+    if found is None or config is None:
+        raise ConfigError(
+            f"no run {wanted.name} without an operator runs in namespace {wanted.namespace}: start it with lockstep run -f FILE --in-namespace"
+        )
+    return replace(wanted, frozen=thaw(config))
+
+
+async def _ended_since(cluster: Cluster, run: Run) -> int | None:
+    """The exit code of a run whose pods have gone at its end, by the record on its volume; None: it has pods. Raises ConfigError."""
+    found = await cluster.get("StatefulSet", run.namespace, run.name)
+    if found is None or found["spec"].get("replicas"):
+        return None
+    async with beside(cluster, run.namespace, run.name, say=_print) as place:
+        path = f"{run.frozen.parsed.run_dir}/gang/end.json"
+        try:
+            end = answer_of(await output_of(cluster, place, ["cat", path]), f"pod {place.pod}")
+        except ProgramFailed:
+            end = {}
+    if end.get("jobUid") != run.frozen.parsed.job.uid:
+        raise ConfigError(
+            f"{run.name} has no pods and has not ended: start it again with lockstep run -f FILE --in-namespace -n {run.namespace}"
+        )
+    is_complete = end.get("state") == State.COMPLETE.value
+    _print(
+        f"{'Complete' if is_complete else 'Failed'}: {end.get('message')}; its nodes are free, its log: lockstep logs {run.name} -n {run.namespace}"
+    )
+    return COMPLETE if is_complete else FAILED
+
+
+def _owning_run(stateful_set: Object, name: str) -> str | None:
+    """Name of the ConfigMap of the run that made it; None: this command didn't."""
+    owner = next(iter(stateful_set["metadata"].get("ownerReferences", [])), {"kind": "", "name": ""})
+    ours = owner["kind"] == "ConfigMap" and owner["name"].startswith(names.run_name(name, ""))
+    return str(owner["name"]) if ours else None
+
+
+async def _start(cluster: Cluster, run: Run, say: Say, over: Object | None = None) -> None:
+    """`over`: the ownerReference of what all belongs to and goes with; None: it stays until somebody deletes it."""
+    await _check_service_account(cluster, run)
+    await _remove_finished(cluster, run, say)
+    for claim in claims(run.resolved):
+        try:
+            await cluster.create(claim)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+    first, *rest = objects(run)
+    if over is not None:
+        first["metadata"]["ownerReferences"] = [over]
+    try:
+        made = await cluster.create(first)
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": run.frozen.name, "uid": made["metadata"]["uid"], "controller": True}
+        for item in rest:
+            item["metadata"]["ownerReferences"] = [owner]
+            made = await cluster.create(item)
+        if over is None:  # (the StatefulSet comes last)
+            await _start_keeper(cluster, {**made, "spec": item["spec"]}, owner, say)
+    except BaseException:  # whatever it is: half of a run is nobody's
+        with contextlib.suppress(ApiError, OSError):
+            await cluster.delete("ConfigMap", run.namespace, run.frozen.name)
+        raise
+    end = "leaves it running" if over is None else "removes it"
+    say(f"{OWN} {run.name} on {number_of(run.frozen.nodes, 'node')} in namespace {run.namespace}; Ctrl-C {end}")
+
+
+async def _ended_run(cluster: Cluster, name: str, place: str) -> Earlier:
+    """What the run that ended was; whether it failed is on its volume, where the agents look. Raises ConfigError when there is none."""
+    selector = {"labelSelector": f"{names.LABEL_JOB}={name}"}
+    items = (await cluster.list("ConfigMap", place, selector))["items"]
+    found = next((item for item in items if item["metadata"]["name"].startswith(names.run_name(name, ""))), None)
+    if found is None or owner_uid(found) is not None:
+        raise ConfigError(
+            f"there is no run {name} without an operator in namespace {place}: start it with lockstep run -f FILE --in-namespace"
+        )
+    before = parse_run(found["data"][names.RUN_KEY])
+    return Earlier(before.job.uid, before.restart.retry)
+
+
+async def _check_service_account(cluster: Cluster, run: Run) -> None:
+    account = run.resolved.profile.spec.security.service_account
+    if await cluster.get("ServiceAccount", run.namespace, account) is None:
+        hint = f"kubectl create serviceaccount {account} -n {run.namespace}"
+        raise ConfigError(f"service account {account} does not exist in namespace {run.namespace}: make it ({hint})")
+
+
+async def _remove_finished(cluster: Cluster, run: Run, say: Say) -> None:
+    """A job of this name that has ended makes room, once its pods have ended; one that runs, or that is an operator's, does not."""
+    found = await cluster.get("StatefulSet", run.namespace, run.name)
+    if found is None:
+        return
+    there = f"StatefulSet {run.name} is in namespace {run.namespace} already"
+    owner = _owning_run(found, run.name)
+    if owner is None:
+        raise ConfigError(f"{there} and is not this command’s: give this job another name")
+    if found["spec"].get("replicas") != 0 and _verdict(await _observe(cluster, run)) is None:
+        raise ConfigError(f"{there} and runs: {_ways_out(found, run, owner)}")
+    say(f"lockstep: removing what the finished run {owner} left")
+    await cluster.delete("ConfigMap", run.namespace, owner)
+    wanted = [(item["kind"], item["metadata"]["name"]) for item in [*objects(run)[1:], *keeper(found, {})]]
+    end = time.monotonic() + GONE_SECONDS
+    while any([await cluster.get(kind, run.namespace, name) for kind, name in wanted]) or (await _observe(cluster, run)).pods:
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"what the finished run {owner} left is still there after {GONE_SECONDS:.0f} s: kubectl get all -n {run.namespace}"
+            )
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _start_keeper(cluster: Cluster, stateful_set: Object, owner: Object, say: Say) -> None:
+    """Where it can't be made the run goes on all the same, and holds its nodes at its end until somebody follows it."""
+    try:
+        for item in keeper(stateful_set, owner):
+            await cluster.create(item)
+    except ApiError as error:
+        if not error.is_refusal:
+            raise
+        say(f"{OWN} nobody lets the nodes go at the end while this command is away: what would do it was refused: {error.message}")
+
+
+def _ways_out(stateful_set: Object, run: Run, owner: str) -> str:
+    """What to do about a run of this name that is in the way, and what each of it removes."""
+    removes = "removes its StatefulSet, pods, Service, Secret, NetworkPolicy and ConfigMaps, never claims"
+    delete = f"stop it: kubectl delete configmap {owner} -n {run.namespace} ({removes})"
+    if run.frozen.parsed.preflight is not None and run.frozen.parsed.preflight.only:
+        return f"another lockstep preflight is at work, or was killed: what that left goes by itself within {LEFT_SECONDS} s; or {delete}"
+    return f"follow it with --attach, or {delete}"
+
+
+async def _follow(cluster: Cluster, run: Run, say: Say) -> int:
+    """Node 0's log while it runs, and until then why it doesn't; node 0's exit code at the end. Nodes that don't suffice are let go of meanwhile."""
+    log = _Log(cluster, run, say)
+    relaying = asyncio.create_task(log.follow())
+    told = ""
+    status: Object = {}
+    begun: float | None = None
+    try:
+        while True:
+            observed, now = await _observe(cluster, run, status), time.time()
+            if ("StatefulSet", run.name) not in observed.objects:
+                raise Failed(f"StatefulSet {run.name} of namespace {run.namespace} was deleted meanwhile, and its pods go with it")
+            place = placing(observed, now)
+            begun = (begun or now) if _comes_up(observed) else None
+            ended = None if place.lets_go else _verdict(observed) or _given_up(run, begun, now, say)
+            if ended is not None:
+                break
+            await _follow_placing(cluster, run, observed, place)
+            status = {"placement": place.status} if place.status else {}
+            text = _waiting_for(observed, run, place)
+            if text not in ("", told):
+                say(f"lockstep: {text}")
+            told = text
+            await asyncio.sleep(LOOK_SECONDS)
+        log.ended = True
+        # The followed container has ended, so its log ends, too; the kubelet may drop it after two more starts.
+        await asyncio.wait([relaying], timeout=DRAIN_SECONDS)
+    finally:
+        relaying.cancel()
+    await asyncio.wait([relaying])
+    await log.rest(previous=ended.restarted)
+    return ended.code
+
+
+async def _follow_placing(cluster: Cluster, run: Run, observed: Observed, place: Placing) -> None:
+    """Pods go, or come back, as the operator would have it."""
+    if place.lets_go and observed.replicas:
+        await _scale(cluster, run, 0)
+    elif observed.at_zero and "retryTime" in observed.status.get("placement", {}) and not (place.lets_go or place.is_away):
+        await _scale(cluster, run, run.frozen.nodes)
+
+
+async def _observe(cluster: Cluster, run: Run, status: Object | None = None) -> Observed:
+    """`status`: what a TrainingJob would remember."""
+    selector = {"labelSelector": f"{names.LABEL_JOB}={run.name}"}
+    place = run.namespace
+    pods = (await cluster.list("Pod", place, selector))["items"]
+    found = await cluster.get("StatefulSet", place, run.name)
+    quiet = all(pod["status"].get("phase") == "Running" for pod in pods) and len(pods) == run.frozen.nodes
+    bound = [] if quiet else (await cluster.list("PersistentVolumeClaim", place))["items"]
+    warnings = [] if quiet else (await cluster.list("Event", place, {"fieldSelector": "type=Warning"}))["items"]
+    spec = {"startTimeoutSeconds": run.frozen.parsed.timeouts.start_seconds}
+    job = {"metadata": {"name": run.name, "namespace": place, "uid": run.frozen.parsed.job.uid}, "spec": spec, "status": status or {}}
+    return Observed(
+        job=job,
+        objects={} if found is None else {("StatefulSet", run.name): found},
+        pods=tuple(pods),
+        claims={claim["metadata"]["name"]: claim for claim in bound},
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass(frozen=True)
+class _End:
+    """How node 0's agent ended, and whether the kubelet has started it again since (it finds the end record and ends, too)."""
+
+    code: int
+    restarted: bool
+
+
+def _verdict(observed: Observed) -> _End | None:
+    """None while node 0 runs, or will run again: a pod that was evicted or drained saves, and another one follows it."""
+    pod = observed.pod(0)
+    replaced = pod is not None and is_terminating(pod) and observed.replicas > 0
+    statuses = [] if pod is None else pod.get("status", {}).get("containerStatuses") or []
+    for status in statuses:
+        for state in ("state", "lastState"):
+            code = status.get(state, {}).get("terminated", {}).get("exitCode")
+            if code in VERDICTS and not (replaced and code == SAVED):
+                return _End(int(code), state == "lastState")
+    return None
+
+
+def _comes_up(observed: Observed) -> bool:
+    """All pods have nodes, and some don't run yet: no more room is waited for."""
+    there = len(observed.pods) >= observed.replicas > 0 and all(map(is_scheduled, observed.pods))
+    return there and not all(map(is_running, observed.pods))
+
+
+def _given_up(run: Run, begun: float | None, now: float, say: Say) -> _End | None:
+    """Nobody tells node 0 what becomes of the other nodes' pods, so that it waits for them for ever."""
+    seconds = run.frozen.parsed.timeouts.start_seconds
+    if begun is None or now - begun < seconds:
+        return None
+    say(f"lockstep: given up: all pods have nodes, and did not come up within the {seconds} s of startTimeoutSeconds")
+    return _End(FAILED, restarted=False)
+
+
+def _waiting_for(observed: Observed, run: Run, place: Placing) -> str:
+    """'' once all pods run."""
+    if place.lets_go or place.is_away:
+        return place.message
+    view = View(observed, None, None, run.frozen.nodes, False, False, False, "", time.time(), place=place)
+    scheduled = pods_scheduled(view)
+    ready = ranks_ready(view, scheduled)
+    summary = progressing(view, scheduled, ready, restarting=Fact(ConditionStatus.FALSE, Reason.NOT_RESTARTING, ""))
+    return "" if ready.reason == Reason.WAITING_FOR_REPORT else summary.message
+
+
+class _Log:
+    """Lines of node 0, each told once."""
+
+    def __init__(self, cluster: Cluster, run: Run, say: Say) -> None:
+        self._cluster, self._run, self._say = cluster, run, say
+        self._told: deque[str] = deque(maxlen=REMEMBERED_LINES)
+        """Time stamps, to the nanosecond."""
+        self.ended = False
+
+    async def follow(self) -> None:
+        """From the first line until the end. A pod that isn't there or not running yet is asked again, and so is one whose log
+        broke off: the kubelet ends it when it is asked between the start of the container and the first line."""
+        while not self.ended:
+            with contextlib.suppress(ApiError, OSError):
+                await self._tell({"follow": "true"})
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def rest(self, *, previous: bool) -> None:
+        """What was not told yet of the container that ended. `previous`: the kubelet has started it again since.
+
+        It may do so at any moment, so without `previous` both are read: a container that is started again between two requests
+        takes its lines along to the previous one.
+        """
+        earlier = {"previous": "true"}
+        for query in [earlier] if previous else [earlier, {}, earlier]:
+            with contextlib.suppress(ApiError, OSError):
+                await self._tell({"tailLines": str(REMEMBERED_LINES), **query})
+
+    async def _tell(self, query: dict[str, str]) -> None:
+        pod = names.pod_name(self._run.name, 0)
+        async for line in self._cluster.log(self._run.namespace, pod, names.CONTAINER, {"timestamps": "true", **query}):
+            stamp, _, text = line.partition(" ")
+            if STAMP.match(stamp) and stamp not in self._told:
+                self._told.append(stamp)
+                self._say(text)
+
+
+async def _scale(cluster: Cluster, run: Run, replicas: int) -> None:
+    path = path_of("StatefulSet", run.namespace, run.name)
+    await cluster.request("PATCH", path, {"spec": {"replicas": replicas}}, content_type="application/merge-patch+json")

@@ -1,0 +1,83 @@
+"""What an in-namespace run consists of: the operator's objects, owned by the run's ConfigMap, with the agent in a ConfigMap."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+import uuid
+from base64 import b64encode
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.api import names
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.job import TrainingJob
+from lockstep.api.objects import Object
+from lockstep.plan.decide.retry import Earlier, retried
+from lockstep.plan.render.objects import Frozen, RenderContext, children, freeze
+from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep_gang.contract import WhenDone, parse_run, run_text
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job as it is sent."""
+
+    resolved: Resolved
+    frozen: Frozen
+    key: str
+    agent: bytes
+
+    @property
+    def name(self) -> str:
+        return self.frozen.job
+
+    @property
+    def namespace(self) -> str:
+        return self.frozen.namespace
+
+
+def prepare(job: TrainingJob, profile: TrainingCluster, namespace: str, earlier: Earlier | None = None) -> Run:
+    """Decide everything and build the agent; `earlier`: the failed run to go on from. Raises ConfigError."""
+    if earlier is not None:
+        job = retried(job, earlier)
+    resolved = resolve(job, profile, PlatformDefaults(namespace=namespace, uid=earlier.uid if earlier is not None else str(uuid.uuid4())))
+    frozen = freeze(resolved, RenderContext(agent_image="", key="", owner_uid=None, report=None))
+    return Run(resolved, _without_operator(frozen), secrets.token_hex(32), build_agent())
+
+
+def build_agent() -> bytes:
+    """agent.pyz of this version, for a ConfigMap."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "agent.pyz"
+        subprocess.run([sys.executable, "-m", "lockstep_gang.package", "--sources", str(path)], check=True)
+        return path.read_bytes()
+
+
+def agent_name(job: str) -> str:
+    return f"{job}-agent"
+
+
+def _without_operator(frozen: Frozen) -> Frozen:
+    """The agent from a ConfigMap instead of an init container, and agents that exit at the end."""
+    template = json.loads(frozen.template)
+    spec = template["pod"]["spec"]
+    spec.pop("initContainers", None)
+    volume = {"name": names.AGENT_VOLUME, "configMap": {"name": agent_name(frozen.job)}}
+    spec["volumes"] = [volume if v["name"] == names.AGENT_VOLUME else v for v in spec["volumes"]]
+    run = replace(parse_run(frozen.run), when_done=WhenDone.EXIT)
+    return replace(frozen, run=run_text(run), template=json.dumps(template, sort_keys=True))
+
+
+def objects(run: Run) -> list[Object]:
+    """The run's ConfigMap first: it owns the rest once it has a uid."""
+    items = children(run.frozen, owner_uid=None, key=run.key, replicas=run.frozen.nodes)
+    first = [item for item in items if item["metadata"]["name"] == run.frozen.name]
+    metadata = {"name": agent_name(run.name), "namespace": run.namespace, "labels": names.job_labels(run.name)}
+    agent: Object = {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {"agent.pyz": b64encode(run.agent).decode()},
+    }  # fmt: skip
+    return [*first, agent, *(item for item in items if item not in first)]

@@ -1,0 +1,68 @@
+"""Short-lived pods that look at nodes from inside: started together, read, removed whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from base64 import b64encode
+
+from lockstep.api.errors import ConfigError
+from lockstep.api.objects import Object
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.expiry import expiring
+from lockstep.plan.cluster.facts import ClusterFacts, ProbeFacts
+from lockstep.plan.discovery.probe import PROBE_LABEL, probe_name, probe_pods, read_probe
+from lockstep.platforms.inside.objects import build_agent
+
+WAIT_SECONDS = 120.0
+"""For all of them together, the pull of the image included; what has not ended by then is told as it is."""
+POLL_SECONDS = 0.5
+LOG_BYTES_MAX = 1 << 20
+_OVER = ("Succeeded", "Failed")
+
+
+async def probe_nodes(cluster: Cluster, facts: ClusterFacts, image: str) -> tuple[ProbeFacts, ...]:
+    """What a pod on each node saw. Raises ConfigError when the API server takes no such pod."""
+    token = secrets.token_hex(3)
+    pods = list(probe_pods(facts, token, image))
+    metadata = {"name": probe_name(token), "namespace": facts.namespace, "labels": {PROBE_LABEL: token}}
+    data = {"agent.pyz": b64encode(build_agent()).decode()}
+    items: list[Object] = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}, *pods]
+    async with expiring(cluster, facts.namespace, probe_name(token), image) as owner:
+        try:
+            for item in items:
+                item["metadata"]["ownerReferences"] = [] if owner is None else [owner]
+                await _create(cluster, item)
+            ended = await _ended(cluster, facts.namespace, token, len(pods))
+            return tuple([read_probe(pod, await _log(cluster, pod)) for pod in ended])
+        finally:
+            for item in reversed(items):  # (one that was being created when this was interrupted, too)
+                await cluster.delete(item["kind"], facts.namespace, item["metadata"]["name"], grace_seconds=0)
+
+
+async def _create(cluster: Cluster, item: Object) -> None:
+    try:
+        await cluster.create(item)
+    except ApiError as error:
+        raise ConfigError(f"the API server refused {item['kind']} {item['metadata']['name']} of the probe: {error.message}") from None
+
+
+async def _ended(cluster: Cluster, namespace: str, token: str, count: int) -> list[Object]:
+    """The pods as they are when all have ended, or time is up."""
+    end = time.monotonic() + WAIT_SECONDS
+    while True:
+        pods: list[Object] = (await cluster.list("Pod", namespace, {"labelSelector": f"{PROBE_LABEL}={token}"}))["items"]
+        over = [pod for pod in pods if pod.get("status", {}).get("phase") in _OVER]
+        if len(over) >= count or time.monotonic() > end:
+            return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _log(cluster: Cluster, pod: Object) -> list[str]:
+    lines: list[str] = []
+    with contextlib.suppress(ApiError, OSError):
+        async for line in cluster.log(pod["metadata"]["namespace"], pod["metadata"]["name"], "probe", {"limitBytes": str(LOG_BYTES_MAX)}):
+            lines.append(line)
+    return lines

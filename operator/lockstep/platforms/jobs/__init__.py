@@ -1,0 +1,1 @@
+"""What verbs do with a job on a cluster."""

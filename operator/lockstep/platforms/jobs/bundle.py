@@ -1,0 +1,265 @@
+"""`lockstep why --bundle`: all that helps to find a cause, in one archive without secrets; what could not be had is named in it."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from lockstep.api.errors import Failed, LockstepError
+from lockstep.api.names import CONTAINER, RUN_FOLDER, RUN_KEY, pod_name
+from lockstep.api.objects import Object, is_running
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.exec import Place, ProgramFailed, output_of
+from lockstep.plan.observed import Observed
+from lockstep.plan.pages.redact import Redactor, secret_values
+from lockstep.plan.times import timestamp
+from lockstep.platforms.files.reader import beside, nodes_with_volumes
+from lockstep.platforms.jobs.look import Look
+from lockstep.platforms.jobs.runs import run_root
+from lockstep_gang.contract import printable_line
+
+LOG_LINES, LOG_BYTES = 20_000, 32 << 20
+FILE_BYTES, ALL_BYTES = 2 << 20, 64 << 20
+ARCHIVE_BYTES_MAX = ALL_BYTES + (16 << 20)
+"""With what tar adds to ten thousand small files."""
+BUNDLE_BYTES_MAX = 512 << 20
+"""After so much no further pod is asked: it is all in this machine's memory."""
+FILES_MAX = 20_000
+NAME_BYTES_MAX, PART_BYTES_MAX = 1024, 255
+SEND_SECONDS = 300.0
+READER_SECONDS = 900
+"""How long a pod lives that shows the volume of a job without pods."""
+READERS_MAX = 16
+"""Volumes of a job without pods that are looked at, one after the other."""
+# Run in a pod by its own Python: small files of the run's folder as tar, the end of long ones, and nothing of models and checkpoints.
+SEND = """
+import io, json, os, sys, tarfile
+root = sys.argv[1] if os.path.isdir(sys.argv[1]) else json.load(open(sys.argv[1]))["runDir"]
+most, left = int(sys.argv[2]), int(sys.argv[3])
+skipped = {"checkpoints", "adapter", "model", "cache", "offload"}
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+    for folder, below, files in os.walk(root):
+        below[:] = sorted(name for name in below if name not in skipped and not name.startswith("checkpoint-"))
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            if name.startswith("drill-") or not os.path.isfile(path) or left <= 0:
+                continue
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                data = file.read(min(most, left))
+            left -= len(data)
+            entry = tarfile.TarInfo(os.path.relpath(path, root))
+            entry.size, entry.mtime = len(data), int(os.path.getmtime(path))
+            archive.addfile(entry, io.BytesIO(data))
+"""
+FULL = f"the bundle has more than {BUNDLE_BYTES_MAX >> 20} MiB already"
+ABOUT = """What `lockstep why --bundle` found of job {name} in namespace {namespace} at {time}.
+
+why.txt       what `lockstep why` says
+objects/      the job, its cluster, its objects and pods, its claims and nodes; never a Secret
+fabric.yaml   what NCCL's own log says that the ranks use
+events.yaml   what the cluster told of them
+pods/         the last {lines} lines of every container, and of the one before it
+run/          the run's folder without checkpoints: logs, stacks, records; the last 2 MiB of each file
+
+Values of variables that are called like a secret, and text that looks like a token, were replaced by (redacted). Nothing can
+tell every secret by its looks: look through this before you give it to somebody you don't trust.
+
+Not in here:
+{missing}
+"""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file of the bundle."""
+
+    path: str
+    data: bytes
+
+
+async def write_bundle(path: Path, connection: Cluster, observed: Observed, why: str) -> list[str]:
+    """Write the archive; what could not be had, one sentence each. Raises OSError when `path` can't be written."""
+    look = Look(connection)
+    around = [item async for item in _around(look, observed)]
+    events = await _events(look, observed)
+    redactor = Redactor(secret_values(around))
+    pieces = [Piece("why.txt", _clean(redactor, why)), Piece("events.yaml", _yaml(redactor, events))]
+    if "fabric" in observed.status:
+        pieces.append(Piece("fabric.yaml", _yaml(redactor, observed.status["fabric"])))
+    pieces += [Piece(f"objects/{item['kind']}-{item['metadata']['name']}.yaml", _yaml(redactor, item)) for item in around]
+    missing = [*look.not_seen]
+    for pod in observed.pods:
+        if _is_full(pieces):
+            missing.append(f"logs of pod {pod['metadata']['name']}: {FULL}")
+            continue
+        pieces += [piece async for piece in _logs(connection, pod, redactor, missing)]
+    await _add_run_folder(connection, observed, redactor, missing, pieces)
+    about = ABOUT.format(
+        name=observed.name, namespace=observed.namespace, time=timestamp(time.time()), lines=LOG_LINES,
+        missing="\n".join(f"- {text}" for text in missing) or "- nothing that was looked for",
+    )  # fmt: skip
+    _write(path, f"{observed.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}", [Piece("README.txt", about.encode()), *pieces])
+    return missing
+
+
+async def _around(look: Look, observed: Observed) -> AsyncIterator[Object]:
+    """The job and everything of the cluster that has a part in it."""
+    yield {**observed.job, "kind": "TrainingJob"}
+    for item in (*observed.objects.values(), *observed.pods):
+        yield item
+    claims = {v["persistentVolumeClaim"]["claimName"] for pod in observed.pods for v in pod["spec"].get("volumes", []) if "persistentVolumeClaim" in v}  # fmt: skip
+    for name in sorted(claims & observed.claims.keys()):
+        yield observed.claims[name]
+    profile = (observed.status.get("cluster") or {}).get("name")
+    for item in await look.all("TrainingCluster", None):
+        if item["metadata"]["name"] == profile:
+            yield item
+    used = {pod["spec"].get("nodeName") for pod in observed.pods}
+    for item in await look.all("Node", None):
+        if item["metadata"]["name"] in used or not used:
+            yield item
+
+
+async def _events(look: Look, observed: Observed) -> list[Object]:
+    """Of the job and all that it made, oldest first."""
+    uids = {item["metadata"]["uid"] for item in (observed.job, *observed.objects.values(), *observed.pods, *observed.claims.values())}
+    names = {item["metadata"]["name"] for item in (observed.job, *observed.pods)}
+    found = await look.all("Event", observed.namespace)
+    own = [e for e in found if e["involvedObject"].get("uid") in uids or e["involvedObject"].get("name") in names]
+    return sorted(own, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+
+
+async def _logs(connection: Cluster, pod: Object, redactor: Redactor, missing: list[str]) -> AsyncIterator[Piece]:
+    status, name = pod.get("status", {}), pod["metadata"]["name"]
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        wanted: list[tuple[str, dict[str, str]]] = [("", {})]
+        wanted += [(".previous", {"previous": "true"})] if container.get("restartCount") else []
+        for suffix, query in wanted:
+            try:
+                place = pod["metadata"]["namespace"]
+                lines = [
+                    line
+                    async for line in connection.log(
+                        place, name, container["name"], {"tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES), **query}
+                    )
+                ]
+            except (ApiError, OSError) as error:
+                missing.append(f"log of container {container['name']}{suffix} of pod {name}: {error}")
+                continue
+            yield Piece(f"pods/{name}/{container['name']}{suffix}.log", _clean(redactor, "\n".join(lines) + "\n"))
+
+
+def _is_full(pieces: list[Piece]) -> bool:
+    return sum(len(piece.data) for piece in pieces) > BUNDLE_BYTES_MAX
+
+
+async def _add_run_folder(connection: Cluster, observed: Observed, redactor: Redactor, missing: list[str], pieces: list[Piece]) -> None:
+    """From one pod, or from every pod when each has a volume of its own; of a job without pods from short-lived ones that mount its claims."""
+    running = [pod["metadata"]["name"] for pod in observed.pods if is_running(pod)]
+    own_volumes = bool((observed.stateful_set or {"spec": {}})["spec"].get("volumeClaimTemplates"))
+    for pod in running if own_volumes else running[:1]:
+        place = Place(observed.namespace, pod, CONTAINER)
+        await _add_from(connection, place, f"{RUN_FOLDER}/{RUN_KEY}", f"run/{pod}" if own_volumes else "run", redactor, missing, pieces)
+    if running:
+        return
+    if observed.stateful_set is None:
+        missing.append("logs and stacks of the run's folder: the job has no StatefulSet, which says where that folder is")
+        return
+    try:
+        nodes = await nodes_with_volumes(connection, observed.namespace, observed.name)
+        for node in nodes[:READERS_MAX]:
+            folder = f"run/{pod_name(observed.name, node)}" if own_volumes else "run"
+            async with beside(connection, observed.namespace, observed.name, node, seconds=READER_SECONDS) as place:
+                await _add_from(connection, place, run_root(observed.name), folder, redactor, missing, pieces)
+    except (LockstepError, OSError) as error:
+        missing.append(f"logs and stacks of the run's folder: {error}")
+        return
+    if nodes[READERS_MAX:]:
+        rest = f"lockstep cp {observed.name}:runs/{observed.name}/logs stacks --node {nodes[READERS_MAX]} -n {observed.namespace}"
+        missing.append(f"the run's folder on the volumes of nodes {nodes[READERS_MAX]} to {nodes[-1]}: {rest}")
+
+
+async def _add_from(
+    connection: Cluster, place: Place, source: str, folder: str, redactor: Redactor, missing: list[str], pieces: list[Piece]
+) -> None:
+    """The run's folder as this container sees it. `source`: the folder, or the file there that names it."""
+    if _is_full(pieces):
+        missing.append(f"the run's folder as pod {place.pod} has it: {FULL}")
+        return
+    command = ["python3", "-I", "-c", SEND, source, str(FILE_BYTES), str(ALL_BYTES)]
+    try:
+        data = await output_of(connection, place, command, seconds=SEND_SECONDS, most=ARCHIVE_BYTES_MAX)
+    except (Failed, OSError) as error:
+        missing.append(f"the run's folder as pod {place.pod} has it (needs the right to exec into pods): {error}")
+        return
+    try:
+        pieces += [Piece(f"{folder}/{name}", _clean_bytes(redactor, content)) for name, content in _unpacked(data)]
+    except Failed as error:
+        missing.append(f"the run's folder as pod {place.pod} has it: {error}")
+
+
+def _unpacked(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Files of the pod's archive: none with a name that leaves the bundle's folder, none that says it is larger than what came.
+
+    Raises ProgramFailed when it is no archive.
+    """
+    left, last = ALL_BYTES, -1
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for _, entry in zip(range(FILES_MAX), archive, strict=False):
+                if entry.offset <= last:  # (a negative size leads Python's tarfile back to where it was)
+                    raise tarfile.ReadError("it leads back to its beginning")
+                path, last = PurePosixPath(entry.name), entry.offset
+                plain = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and _is_plain(path)
+                left -= entry.size if plain else 0
+                if plain and 0 <= entry.size <= len(data) and left >= 0 and (file := archive.extractfile(entry)) is not None:
+                    yield path.as_posix(), file.read()
+    except (tarfile.TarError, ValueError, LookupError, ArithmeticError, EOFError, OSError, MemoryError, RecursionError) as error:
+        raise ProgramFailed(f"what python3 in the pod sent is no archive: {type(error).__name__}: {error}") from None
+
+
+def _is_plain(path: PurePosixPath) -> bool:
+    """Whether every system that unpacks the bundle makes a file of this name below its folder, and a terminal shows it as it is."""
+    name = path.as_posix()
+    return (
+        not path.is_absolute()
+        and ".." not in path.parts
+        and printable_line(name) == name
+        and not set(name) & set("\t\n\\:")
+        and 0 < len(os.fsencode(name)) <= NAME_BYTES_MAX
+        and all(len(os.fsencode(part)) <= PART_BYTES_MAX for part in path.parts)
+    )
+
+
+def _yaml(redactor: Redactor, value: Any) -> bytes:
+    return str(yaml.safe_dump(redactor.object(value), sort_keys=False, allow_unicode=True)).encode()
+
+
+def _clean(redactor: Redactor, text: str) -> bytes:
+    return redactor.text(text).encode("utf-8", "backslashreplace")
+
+
+def _clean_bytes(redactor: Redactor, data: bytes) -> bytes:
+    """Text without secrets; anything else byte by byte as if it were Latin text, so that it stays what it is but for what was taken out."""
+    try:
+        return _clean(redactor, data.decode())
+    except UnicodeDecodeError:
+        return redactor.text(data.decode("latin-1")).encode("latin-1")
+
+
+def _write(path: Path, folder: str, pieces: list[Piece]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for piece in pieces:
+            entry = tarfile.TarInfo(f"{folder}/{piece.path}")
+            entry.size, entry.mtime, entry.mode = len(piece.data), int(time.time()), 0o600
+            archive.addfile(entry, io.BytesIO(piece.data))
+    path.chmod(0o600)

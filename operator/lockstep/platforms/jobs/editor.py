@@ -1,0 +1,135 @@
+"""A server for an editor in a pod, and the way to it: they begin and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.api.names import CONTAINER, WORKSPACE
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import STDERR, Place, Program, ProgramFailed, answer_of, program
+from lockstep.kube.rights import may
+from lockstep.platforms.inpod import editor
+
+BEAT_SECONDS = 15.0
+END_SECONDS = 15.0
+ANSWER_BYTES_MAX = 1 << 18
+LINES_MAX, WORDS_MAX = 20, 20_000
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which server, about what."""
+
+    kind: str
+    """jupyter, tensorboard or debug."""
+    folder: str = WORKSPACE
+    command: tuple[str, ...] = ()
+    """With debug: the script and its arguments."""
+    cwd: str = WORKSPACE
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+
+async def refuse_without_rights(cluster: Cluster, namespace: str) -> None:
+    """Raises ConfigError before anything is started."""
+    for subresource, what in (("exec", "run programs in pods"), ("portforward", "reach ports of pods")):
+        if not await may(cluster, "create", "Pod", namespace, subresource):
+            raise ConfigError(
+                f"you may not {what} of namespace {namespace} (pods/{subresource}): an administrator gives you the role edit there"
+            )
+
+
+def _source() -> str:
+    return Path(editor.__file__).read_text(encoding="utf-8")
+
+
+class Server:
+    """One that runs in a pod: where it listens there, and what it says at its end."""
+
+    def __init__(self, session: Program, port: int, ended: asyncio.Task[str]) -> None:
+        self.port = port
+        self._session = session
+        self._ended = ended
+
+    async def until_end(self) -> str:
+        """Why it ended, or '' where it did so by itself and well. Raises Failed when the connection broke."""
+        return await self._ended
+
+
+@asynccontextmanager
+async def served(cluster: Cluster, namespace: str, pod: str, wanted: Wanted, echo: Say) -> AsyncIterator[Server]:
+    """Start it and wait until it listens; leaving ends it, and all that it has started. Raises Failed with its own last words."""
+    source = _source()
+    request = {
+        "kind": wanted.kind,
+        "folder": wanted.folder,
+        "command": wanted.command,
+        "cwd": wanted.cwd,
+        "token": wanted.token,
+        "source": source,
+    }
+    async with program(cluster, Place(namespace, pod, CONTAINER), ["python3", "-c", source], pings=True) as session:
+        await session.write(json.dumps(request).encode() + b"\n")
+        listens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        ended = asyncio.create_task(_hear(session, listens, echo))
+        beating = asyncio.create_task(_beat(session))
+        try:
+            waited: list[asyncio.Future[Any]] = [listens, ended]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not listens.done():
+                raise Failed(f"{wanted.kind} in pod {pod} did not start: {await ended or 'it ended at once'}")
+            yield Server(session, listens.result(), ended)
+        finally:
+            beating.cancel()
+            await _end(session, ended)
+
+
+async def _hear(session: Program, listens: asyncio.Future[int], echo: Say) -> str:
+    """Its answers, to the end."""
+    buffered, why = bytearray(), ""
+    async for channel, data in session.output():
+        if channel == STDERR:
+            echo(data.decode(errors="replace"))
+            continue
+        buffered += data
+        if len(buffered) > ANSWER_BYTES_MAX:
+            raise ProgramFailed(f"python3 in pod {session.place.pod} doesn't end its answer: look at the image's python3")
+        *lines, buffered = buffered.split(b"\n")
+        for line in lines:
+            answer = answer_of(bytes(line), f"pod {session.place.pod}")
+            port = answer.get("port")
+            if isinstance(port, int) and 0 < port < 1 << 16 and not listens.done():
+                listens.set_result(port)
+            elif "failed" in answer or answer.get("ended"):
+                reason = str(answer.get("failed") or f"it ended with exit code {answer['ended']}")
+                words = answer.get("said")
+                why = " | ".join([reason, *map(str, words[:LINES_MAX] if isinstance(words, list) else ())])[:WORDS_MAX]
+    return why
+
+
+async def _beat(session: Program) -> None:
+    """So that the server doesn't outlive this machine's sleep."""
+    with contextlib.suppress(Failed):
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await session.write(b"on\n")
+
+
+async def _end(session: Program, ended: asyncio.Task[str]) -> None:
+    """Ask, and wait until it is gone; the end of the connection asks once more."""
+    with contextlib.suppress(OSError, Failed, TimeoutError):
+        if not ended.done():
+            await session.write(b"end\n")
+        async with asyncio.timeout(END_SECONDS):
+            await asyncio.shield(ended)
+    ended.cancel()
+    await asyncio.gather(ended, return_exceptions=True)

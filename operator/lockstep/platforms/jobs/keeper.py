@@ -1,0 +1,90 @@
+"""Who lets the nodes of a run without an operator go at its end, whoever follows it: a small pod of a Job, with rights on this run alone.
+
+Containers of a StatefulSet are always started again, so that without it the pods of a run that is over would hold their nodes for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lockstep.api import names
+from lockstep.api.objects import Object
+from lockstep.kube.kinds import path_of
+from lockstep.platforms.inpod import keeper as program
+from lockstep_gang.contract.exits import CONFIGURATION, DONE, FAILED, SAVED
+
+VERDICTS = (DONE, FAILED, SAVED, CONFIGURATION)
+"""Exit codes of an agent that has nothing left to do; any other one is restarted by the kubelet."""
+KEEPER = f"{names.APP}-keeper"
+SERVER = "https://kubernetes.default.svc"
+RESOURCES: Object = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "128Mi"}}
+BACKOFF_LIMIT = 1000
+"""Its pod may be drained or evicted as any other; what it does can't fail."""
+RUN_AS = ("runAsUser", "runAsGroup")
+
+
+def keeper_name(job: str) -> str:
+    return f"{job}-keeper"
+
+
+def keeper(stateful_set: Object, owner: Object) -> list[Object]:
+    """The objects, in the order of their creation. `stateful_set`: as it was created; `owner`: the ownerReference of all of them."""
+    job, namespace = stateful_set["metadata"]["name"], stateful_set["metadata"]["namespace"]
+    name, labels = keeper_name(job), {names.LABEL_NAME: KEEPER}
+    metadata = {"name": name, "namespace": namespace, "labels": labels, "ownerReferences": [owner]}
+    template = stateful_set["spec"]["template"]["spec"]
+    secrets = template.get("imagePullSecrets") or []
+    rules = [
+        {"apiGroups": [""], "resources": ["pods"], "resourceNames": [names.pod_name(job, 0)], "verbs": ["get"]},
+        {"apiGroups": ["apps"], "resources": ["statefulsets/scale"], "resourceNames": [job], "verbs": ["get", "patch"]},
+    ]
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    pod = {"metadata": {"labels": labels}, "spec": _pod(stateful_set, template)}
+    spec = {"backoffLimit": BACKOFF_LIMIT, "ttlSecondsAfterFinished": 0, "template": pod}
+    rbac = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False, "imagePullSecrets": secrets},
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
+        {
+            "apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": metadata, "subjects": [subject],
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
+        },
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec},
+    ]  # fmt: skip
+
+
+def _pod(stateful_set: Object, template: Object) -> Object:
+    job, namespace = stateful_set["metadata"]["name"], stateful_set["metadata"]["namespace"]
+    trainer = next(container for container in template["containers"] if container["name"] == names.CONTAINER)
+    asked = {
+        "server": SERVER, "uid": stateful_set["metadata"]["uid"], "verdicts": list(VERDICTS), "saved": SAVED,
+        "pod_path": path_of("Pod", namespace, names.pod_name(job, 0)), "scale_path": path_of("StatefulSet", namespace, job, "scale"),
+    }  # fmt: skip
+    source = Path(program.__file__).read_text(encoding="utf-8")
+    volumes = [
+        volume for volume in template.get("volumes") or [] if (volume.get("persistentVolumeClaim") or {}).get("readOnly")
+    ]  # Python may be there
+    group = (template.get("securityContext") or {}).get("fsGroup")  # where none is stated, the SCC chooses the user
+    container = {
+        "name": "keeper",
+        "image": trainer["image"],
+        "command": ["python3", "-I", "-c", source, json.dumps(asked)],
+        "env": [variable for variable in trainer.get("env") or [] if "value" in variable],
+        "volumeMounts": [mount for mount in trainer.get("volumeMounts") or [] if mount["name"] in {volume["name"] for volume in volumes}],
+        "resources": RESOURCES,
+        "securityContext": {
+            "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True, **({} if group is None else dict.fromkeys(RUN_AS, group)),
+        },
+    }  # fmt: skip
+    return {
+        "containers": [container],
+        "volumes": volumes,
+        "serviceAccountName": keeper_name(job),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "tolerations": template.get("tolerations") or [],
+    }

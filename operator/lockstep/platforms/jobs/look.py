@@ -1,0 +1,73 @@
+"""One look at a job and what is around it, with the rights of whoever asks; what they may not see is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from lockstep.api.names import LABEL_JOB
+from lockstep.api.objects import Object
+from lockstep.kube.cluster import FORBIDDEN, ApiError, Cluster
+from lockstep.plan.decide.interactive import unused
+from lockstep.plan.observed import Observed
+from lockstep.plan.waiting.containers import is_scheduled, scheduler_message
+
+KINDS_OF_A_JOB = ("StatefulSet", "Service", "NetworkPolicy", "ConfigMap")
+
+
+class Look:
+    """Lists with the asker's rights. `not_seen` has one sentence for everything that was refused."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.not_seen: list[str] = []
+
+    async def all(self, kind: str, namespace: str | None, query: Mapping[str, str] | None = None) -> list[Object]:
+        """[] when it is refused."""
+        try:
+            items: list[Object] = (await self._cluster.list(kind, namespace, query))["items"]
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            place = f"in namespace {namespace}" if namespace else "of the cluster"
+            self.not_seen.append(f"{kind}s {place}: your account may not list them")
+            return []
+        return items
+
+    async def at(self, job: Object) -> Observed:
+        """Everything that says why the job is where it is."""
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        own = {"labelSelector": f"{LABEL_JOB}={name}"}
+        pods, claims, warnings, *objects = await asyncio.gather(
+            self.all("Pod", namespace, own),
+            self.all("PersistentVolumeClaim", namespace),
+            self.all("Event", namespace, {"fieldSelector": "type=Warning"}),
+            *(self.all(kind, namespace, own) for kind in KINDS_OF_A_JOB),
+        )
+        self.not_seen.sort()
+        stuck = any(map(scheduler_message, pods))
+        return Observed(
+            job=job,
+            objects={
+                (kind, str(item["metadata"]["name"])): item for kind, found in zip(KINDS_OF_A_JOB, objects, strict=True) for item in found
+            },
+            pods=tuple(sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))),
+            nodes=tuple(await self.all("Node", None)) if stuck else (),
+            claims={str(item["metadata"]["name"]): item for item in claims},
+            warnings=tuple(warnings),
+            others=await self._others(namespace, name) if stuck else (),
+            unused=unused(await self.all("TrainingJob", namespace)) if stuck else frozenset(),
+        )
+
+    async def _others(self, namespace: str, job: str) -> tuple[Object, ...]:
+        """Pods of anybody, for who holds what the job lacks; those of the namespace when no others may be seen."""
+        before = len(self.not_seen)
+        found = await self.all("Pod", None)
+        if len(self.not_seen) > before:
+            found = await self.all("Pod", namespace)
+        mine = (namespace, job)
+        return tuple(
+            pod
+            for pod in found
+            if is_scheduled(pod) and (pod["metadata"]["namespace"], (pod["metadata"].get("labels") or {}).get(LABEL_JOB)) != mine
+        )

@@ -1,0 +1,69 @@
+"""A run's folder and its nodes, asked in a pod: `runfolder.py` runs there, as text, and ends when nobody asks any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from lockstep.api.names import RUN_KEY, WORKSPACE
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import Place, Program, answer_of, lines_in, program
+from lockstep.plan.answers import read_summary
+from lockstep.platforms.inpod import runfolder
+
+# The program comes by standard input: a command is part of a URL, which a proxy on the way may find too long.
+BOOTSTRAP = "import json, sys; text, asked = json.loads(sys.stdin.readline()); space = {'__name__': 'runfolder'}; exec(text, space); space['main'](asked)"
+
+
+def run_root(job: str) -> str:
+    return f"{WORKSPACE}/runs/{job}"
+
+
+async def frozen_run(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
+    """run.json of the job's newest start, as the cluster keeps it; {} when there is none any more, or none yet."""
+    name = (job.get("status", {}).get("run") or {}).get("name")
+    found = await cluster.get("ConfigMap", job["metadata"]["namespace"], name) if name else None
+    try:
+        run = {} if found is None else json.loads(found["data"][RUN_KEY])
+    except (ValueError, KeyError, TypeError, RecursionError):  # (whoever may write ConfigMaps may have written anything)
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def _text() -> str:
+    return Path(runfolder.__file__).read_text(encoding="utf-8")
+
+
+@asynccontextmanager
+async def asked(cluster: Cluster, place: Place, **request: Any) -> AsyncIterator[Program]:
+    """The program with its first request sent."""
+    async with program(cluster, place, ["python3", "-I", "-c", BOOTSTRAP]) as running:
+        await running.write(json.dumps([_text(), request]).encode() + b"\n")
+        yield running
+
+
+async def lines_of(running: Program) -> AsyncIterator[str]:
+    """Its output line by line. Raises ProgramFailed when it ended with an error."""
+    async for line in lines_in(running):
+        yield line.decode(errors="replace")
+    if running.code != 0:
+        raise running.failure()
+
+
+async def log_lines(cluster: Cluster, place: Place, job: str, **request: Any) -> AsyncGenerator[str, None]:
+    """Lines of a node's log on the job's volume; `request` as `runfolder.log` takes it."""
+    async with asked(cluster, place, what="log", root=run_root(job), **request) as running:
+        async for line in lines_of(running):
+            yield line
+
+
+async def summary(cluster: Cluster, place: Place, job: str, points: int = 1000) -> dict[str, Any]:
+    """What the run has measured, as `runfolder.summary` says it."""
+    text = ""
+    async with asked(cluster, place, what="summary", root=run_root(job), points=points) as running:
+        async for line in lines_of(running):
+            text = line
+    return read_summary(answer_of(text, f"pod {place.pod}"))

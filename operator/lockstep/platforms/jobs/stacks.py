@@ -1,0 +1,67 @@
+"""Asks all ranks of a job where they are: a short program in each of its pods, at once. Needs the right to run programs in pods, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from lockstep.api.errors import Failed
+from lockstep.api.objects import Object
+from lockstep.kube.cluster import Cluster
+from lockstep.kube.exec import BOOT, NotStarted, Place, answer_of, output_of
+from lockstep.plan.pages.stacks import RankAnswer, missing, read_ranks
+from lockstep.platforms.files.reader import running_pods
+from lockstep.platforms.inpod import rankstacks
+from lockstep.platforms.jobs.runs import frozen_run
+
+NODE_SECONDS = 15.0
+AT_ONCE = 32
+
+
+async def ask_ranks(cluster: Cluster, job: Object, rank: int | None) -> list[RankAnswer]:
+    """Of one rank, or of all of them: its stacks, or why there are none; [] where no pod runs. Raises NotStarted where programs may not be run in pods."""
+    namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+    places = await running_pods(cluster, namespace, name)
+    if not places:
+        return []
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(place: Place) -> list[RankAnswer] | Failed | OSError:
+        async with limit:
+            try:
+                return await _ask_node(cluster, place, rank)
+            except (Failed, OSError) as error:
+                return error
+
+    found = dict(zip(places, await asyncio.gather(*map(ask, places.values())), strict=True))
+    refused = [answer for answer in found.values() if isinstance(answer, NotStarted)]
+    if refused and len(refused) == len(found):
+        raise refused[0]
+    nodes, per_node = await _shape(cluster, job, len(places))
+    problems = {node: f"its pod {name}-{node} doesn't run" for node in range(nodes) if node not in places}
+    problems |= {node: f"node {node} doesn't answer: {answer}" for node, answer in found.items() if not isinstance(answer, list)}
+    answers = [one for answer in found.values() if isinstance(answer, list) for one in answer]
+    wanted = range(nodes * per_node) if rank is None else [rank]
+    return sorted([*answers, *missing(answers, wanted, problems, per_node)], key=lambda answer: answer.rank)
+
+
+async def _ask_node(cluster: Cluster, place: Place, rank: int | None) -> list[RankAnswer]:
+    text = _text()
+    command = ["python3", "-I", "-c", BOOT, str(len(text)), json.dumps({"rank": rank})]
+    printed = await output_of(cluster, place, command, stdin=text, seconds=NODE_SECONDS)
+    return read_ranks(answer_of(printed, f"pod {place.pod}"))
+
+
+def _text() -> bytes:
+    return Path(rankstacks.__file__).read_bytes()
+
+
+async def _shape(cluster: Cluster, job: Object, pods: int) -> tuple[int, int]:
+    """(nodes, ranks on each) of what runs."""
+    run = await frozen_run(cluster, job)
+    nodes, per_node = run.get("nodes"), run.get("ranksPerNode")
+    if isinstance(nodes, int) and isinstance(per_node, int) and nodes > 0 and per_node > 0:
+        return nodes, per_node
+    desired = (job.get("status", {}).get("ranks") or {}).get("desired") or pods
+    return pods, max(int(desired) // pods, 1)

@@ -1,0 +1,209 @@
+"""The operator's metrics. Nothing of a job's spec, no Secret and no text that a user wrote but names.
+
+Labels are bounded: namespaces that have jobs, clusters that jobs use, kinds, causes and states; a job has series of its own only until it ends,
+and only the first JOBS_WITH_SERIES of them. `job_namespace` and `job_name`, because Prometheus keeps `namespace` and `job` for what it scrapes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from lockstep.api.objects import Object
+from lockstep.kube.kinds import KINDS as API_KINDS
+from lockstep.plan.observed import Observed
+from lockstep.plan.status.goodput import CAUSES, KINDS
+from lockstep.plan.status.measures import (
+    FINISHED,
+    GOODPUT,
+    LOST,
+    LOST_GPU,
+    OUTCOMES,
+    RESTARTS,
+    STATES,
+    Counted,
+    counted,
+    gauges,
+    growth,
+    profile_of,
+    state,
+)
+
+JOBS_WITH_SERIES = 500
+IDLE_SECONDS = 3600.0
+"""How long counters of a namespace and cluster stay after their last job: long enough to be scraped, and for the next job to go on with them."""
+IDLE_GROUPS = 50
+"""Of those at most: namespaces come and go, too, and each has about fifty series."""
+PREFIX = "lockstep"
+_PLURALS = frozenset(kind.plural for kind in API_KINDS.values())
+_JOB_LABELS = ("job_namespace", "job_name")
+_GROUP_LABELS = ("job_namespace", "training_cluster")
+JOB_GAUGES = {
+    "running": "1 while all its ranks run.",
+    "restarts": "Starts of all ranks after a failure.",
+    "step": "The optimizer step reached.",
+    "total_steps": "Optimizer steps of the whole run.",
+    "estimated_remaining_seconds": "Time to the end at the present speed.",
+    "checkpoint_age_seconds": "Since the newest commit.",
+    "checkpoint_step": "Step of the newest commit.",
+    "checkpoint_commit_seconds": "How long the last save took, beside the steps.",
+    "goodput_percentage": "Training and evaluation, of the time with pods.",
+    "fabric_verified": "1: the network is the one asked for, 0: it is not; absent while unknown.",
+    "straggling": "1: a rank is slower than the others, which wait for it.",
+    "preflight_ok": "0: an error of the last preflight stopped the start.",
+    "preflight_clocks_off": "Nodes whose clock the last preflight found away from node 0's.",
+    "report_age_seconds": "Since the newest report of the job's coordinator.",
+}
+_COUNTERS = {
+    GOODPUT: ("goodput_seconds", "Time of jobs by what it was spent on.", "kind", KINDS),
+    LOST: ("lost_seconds", "Time down and of steps done again, by the failure's cause.", "cause", CAUSES),
+    LOST_GPU: ("lost_gpu_seconds", "The same, times the job's GPUs.", "cause", CAUSES),
+    RESTARTS: ("restarts", "Failed attempts, by cause.", "cause", CAUSES),
+    FINISHED: ("jobs_finished", "Ends of jobs, by outcome.", "outcome", OUTCOMES),
+}
+"""Of plan.measures: name, help, the label of its own and all its values, which begin at 0 so that a first increase is seen as one."""
+
+
+class Metrics:
+    """All that /metrics shows. One for a process; the jobs' part is the leader's only."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, which nobody reads
+        self.registry = CollectorRegistry()
+        self._known: dict[str, Counted] = {}
+        self._group_of: dict[str, tuple[str, str]] = {}
+        """By the uid of each job that is counted."""
+        self._seen: dict[tuple[str, str], float] = {}
+        """When a job of each group was last counted, the most recent at the end."""
+        self._counters = {
+            key: Counter(f"{PREFIX}_{name}", text, (*_GROUP_LABELS, label), registry=self.registry)
+            for key, (name, text, label, _) in _COUNTERS.items()
+        }
+        self._requests = Counter(
+            f"{PREFIX}_api_requests", "Requests to the API server, watches aside.", ("verb", "resource", "code"), registry=self.registry
+        )
+        buckets = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
+        self._reconciles = Histogram(
+            f"{PREFIX}_reconcile_seconds", "One look at one job, writes included.", buckets=buckets, registry=self.registry
+        )
+        self.clock_off: Callable[[], float] = lambda: 0.0
+        off = Gauge(
+            f"{PREFIX}_clock_offset_seconds",
+            "How far the operator's clock is ahead of the API server's; 0 while they agree.",
+            registry=self.registry,
+        )
+        off.set_function(lambda: float(self.clock_off()))
+        ProcessCollector(registry=self.registry)
+
+    def count(self, observed: Observed, status: Object) -> None:
+        """Count how this stored status has grown. The first one of a job is where this process begins."""
+        group = (observed.namespace, profile_of(observed.job))
+        self._begin(group)
+        self._group_of[observed.uid] = group
+        known = self._known.get(observed.uid)
+        if known is None:
+            self._known[observed.uid] = counted(status)
+            return
+        self._known[observed.uid], grown = growth(known, status)
+        for more in grown:
+            self._counters[more.counter].labels(*group, more.label).inc(more.amount)
+
+    def _begin(self, group: tuple[str, str]) -> None:
+        is_new = self._seen.pop(group, None) is None
+        self._seen[group] = time.monotonic()
+        if not is_new:
+            return
+        for key, (_, _, _, values) in _COUNTERS.items():
+            for value in values:
+                self._counters[key].labels(*group, value)
+
+    def forget(self, uids: set[str]) -> None:
+        """Keep how far these jobs are counted only, and the counters of groups that have one of them, or had one lately."""
+        self._known = {uid: known for uid, known in self._known.items() if uid in uids}
+        self._group_of = {uid: group for uid, group in self._group_of.items() if uid in uids}
+        used, now = set(self._group_of.values()), time.monotonic()
+        idle = [group for group in self._seen if group not in used]
+        for number, group in enumerate(reversed(idle)):
+            if number >= IDLE_GROUPS or now - self._seen[group] > IDLE_SECONDS:
+                self._drop(group)
+
+    def _drop(self, group: tuple[str, str]) -> None:
+        del self._seen[group]
+        for key, (_, _, _, values) in _COUNTERS.items():
+            for value in values:
+                self._counters[key].remove(*group, value)
+
+    @contextmanager
+    def reconciling(self) -> Iterator[None]:
+        with self._reconciles.time():
+            yield
+
+    def requested(self, verb: str, path: str, code: int) -> None:
+        """A request to the API server; 0: it could not be reached."""
+        resource = next((part for part in reversed(path.partition("?")[0].split("/")) if part in _PLURALS), "other")
+        self._requests.labels(verb, resource, str(code)).inc()
+
+
+class Jobs(Collector):
+    """Gauges of the operator and its jobs, made at each scrape from what is known then."""
+
+    def __init__(
+        self,
+        leads: Callable[[], bool],
+        jobs: Callable[[], Iterable[Object]],
+        report_time: Callable[[str], float | None],
+        depth: Callable[[], int],
+    ) -> None:
+        self._leads = leads
+        self._jobs = jobs
+        self._report_time = report_time
+        self._depth = depth
+
+    def describe(self) -> list[Metric]:
+        """Nothing in advance: at the start nothing is known."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        leads = self._leads()
+        yield GaugeMetricFamily(f"{PREFIX}_operator_leader", "1 for the replica that leads.", float(leads))
+        yield GaugeMetricFamily(f"{PREFIX}_queue_depth", "Jobs that wait to be looked at.", float(self._depth()))
+        jobs = list(self._jobs()) if leads else []
+        yield _states(jobs)
+        going = [job for job in jobs if state(_status(job)) not in OUTCOMES]
+        shown = sorted(going, key=lambda job: str(job["metadata"].get("creationTimestamp", "")))[:JOBS_WITH_SERIES]
+        yield GaugeMetricFamily(
+            f"{PREFIX}_jobs_without_series",
+            "Unfinished jobs beyond the limit of those with series of their own.",
+            float(len(going) - len(shown)),
+        )
+        yield from self._series(shown, time.time())
+
+    def _series(self, jobs: list[Object], now: float) -> Iterator[Metric]:
+        families = {name: GaugeMetricFamily(f"{PREFIX}_job_{name}", text, labels=_JOB_LABELS) for name, text in JOB_GAUGES.items()}
+        for job in jobs:
+            heard = self._report_time(job["metadata"]["uid"])
+            for name, value in gauges(_status(job), now, None if heard is None else max(0.0, now - heard)).items():
+                families[name].add_metric((job["metadata"]["namespace"], job["metadata"]["name"]), value)
+        yield from families.values()
+
+
+def _states(jobs: list[Object]) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_jobs", "Jobs by state.", labels=(*_GROUP_LABELS, "state"))
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for job in jobs:
+        counts = found.setdefault((job["metadata"]["namespace"], profile_of(job)), dict.fromkeys(STATES, 0))
+        counts[state(_status(job))] += 1
+    for group, counts in found.items():
+        for name, count in counts.items():
+            family.add_metric((*group, name), float(count))
+    return family
+
+
+def _status(job: Object) -> Object:
+    return job.get("status") or {}

@@ -1,0 +1,322 @@
+"""`POST /v1/report`: the one voice of every job, over HTTPS. Reports live in memory; status is what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import ssl
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import StreamReader, web
+
+from lockstep.api.names import NODES_MAX
+from lockstep.kube.cluster import TOO_LARGE, ApiError
+from lockstep.plan.decide.facts import facts_of, racks_of
+from lockstep.plan.observed import ReceivedReport
+from lockstep.platforms.operator.authenticate import (
+    UNAUTHENTICATED,
+    Refusal,
+    ReviewToken,
+    bearer_of,
+    check_job,
+    check_node_zero,
+    check_signature,
+    has_other_key,
+)
+from lockstep.platforms.operator.certificate import Certificates
+from lockstep.platforms.operator.listening import Seldom, prove
+from lockstep.platforms.operator.memory.inventory import Inventory
+from lockstep.platforms.operator.memory.lastseen import RememberedLosses
+from lockstep.platforms.operator.memory.queue import Key
+from lockstep_gang.contract import (
+    CLAIM_BYTES_MAX,
+    JOB_HEADER,
+    REPORT_BYTES_MAX,
+    SIGNATURE_HEADER,
+    ContractError,
+    JobIdentity,
+    Reply,
+    Report,
+    claimed_job,
+    parse_report,
+    reply_json,
+    report_bytes_max,
+)
+
+PATH = "/v1/report"
+TOO_MANY = 429
+BODY_SECONDS = 10.0
+TURN_SECONDS = 5.0
+"""For which a report waits for its job's turn; with the rest less than a coordinator waits for the reply."""
+SHARE = 0.1
+"""Of the operator's time, for the reports of one job: a pod holds its job's key, and may send what it likes."""
+ASKED_SECONDS = 5.0
+IN_VAIN_SECONDS = 1.0
+"""For which a job's reports wait for each token of theirs that was no good: the API server was asked."""
+UNVERIFIED_SECONDS = 120.0
+"""For which a report that was signed with another key is remembered: longer than a coordinator waits before it repeats it."""
+WRITTEN_SECONDS = 6.0
+"""Less than a coordinator waits for the reply."""
+log = logging.getLogger(__name__)
+log.addFilter(Seldom())
+
+
+class Reports:
+    """The newest report of every job, by its uid."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, ReceivedReport] = {}
+        self._free_at: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, bytes]] = {}
+        self._unverified: dict[str, float] = {}
+        self.since = time.time()
+        """When this replica began to lead, and so to hear them."""
+
+    def of(self, uid: str) -> ReceivedReport | None:
+        return self._newest.get(uid)
+
+    def time(self, uid: str) -> float:
+        """When the newest one came, seconds since the epoch; of a job that this replica has not heard yet: since when it listens."""
+        known = self._newest.get(uid)
+        return self.since if known is None else known.received
+
+    def sequence(self, uid: str) -> int:
+        known = self._newest.get(uid)
+        return -1 if known is None else known.report.sequence
+
+    def take(self, report: Report, pod_uid: str, now: float) -> None:
+        self._newest[report.job.uid] = ReceivedReport(report, pod_uid, now)
+
+    async def turn(self, uid: str) -> None:
+        """Wait until this job may take the operator's time again. Raises Refusal."""
+        while (wait := self._free_at.get(uid, 0.0) - time.monotonic()) > 0:
+            if wait > TURN_SECONDS:
+                raise Refusal(TOO_MANY, f"this job reports too often: again in {wait:.0f} s")
+            await asyncio.sleep(wait)
+
+    @contextmanager
+    def taking_time(self, uid: str) -> Iterator[None]:
+        """What this job's reports cost here decides when its next one is read: processor time, on a busy machine less than what passes."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            cost = time.thread_time() - began
+            self._free_at[uid] = max(self._free_at.get(uid, 0.0), time.monotonic()) + cost / SHARE
+
+    def asked_in_vain(self, uid: str) -> None:
+        """A report that the job's key signed came with a token that is no good. A pod may make up as many as it likes."""
+        self._free_at[uid] = max(self._free_at.get(uid, 0.0), time.monotonic()) + IN_VAIN_SECONDS
+
+    def may_ask(self, uid: str, token: str) -> bool:
+        """Whether the API server may be asked now for whom a token is that came with a report which the job's key didn't sign.
+
+        Everybody who reaches this port can send such reports: one question a job every `ASKED_SECONDS`, and one token that was found good.
+        """
+        asked, good = self._asked.get(uid, (-ASKED_SECONDS, b""))
+        now = time.monotonic()
+        if good == _digest(token):
+            return True
+        if now - asked < ASKED_SECONDS:
+            return False
+        self._asked[uid] = now, good
+        return True
+
+    def is_good(self, uid: str, token: str) -> None:
+        """The token is that of the job's live node 0."""
+        self._asked[uid] = self._asked.get(uid, (0.0, b""))[0], _digest(token)
+
+    def unverified(self, uid: str) -> None:
+        """The job's live node 0 has signed with a key that isn't the job's."""
+        self._unverified[uid] = time.monotonic()
+
+    def is_unverified(self, uid: str) -> bool:
+        """Whether that was lately."""
+        return uid in self._unverified and time.monotonic() - self._unverified[uid] < UNVERIFIED_SECONDS
+
+    def forget(self, uids: set[str]) -> None:
+        """Keep the reports of these jobs only."""
+        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in uids}
+        self._unverified = {uid: at for uid, at in self._unverified.items() if uid in uids}
+        self._newest = {uid: report for uid, report in self._newest.items() if uid in uids}
+        self._free_at = {uid: until for uid, until in self._free_at.items() if uid in uids}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Which part this replica plays now."""
+
+    leads: bool = True
+    """And knows the cluster, so that it can tell whose a report is."""
+    leader: str | None = None
+    """Where another replica takes reports ("": nobody knows); None while nobody else is known to lead."""
+
+
+async def _at_once(key: Key) -> None:
+    del key
+
+
+@dataclass
+class ReportServer:
+    """Checks and keeps reports; `heard` is told whose job has news."""
+
+    master: bytes
+    review: ReviewToken
+    inventory: Inventory
+    heard: Callable[[Key], None]
+    standing: Callable[[], Standing] = Standing
+    reports: Reports = field(default_factory=Reports)
+    losses: RememberedLosses = field(default_factory=RememberedLosses)
+    was_ready: bool = False
+    written: Callable[[Key], Awaitable[None]] = _at_once
+    now: Callable[[], float] = time.time
+    problem: Callable[[], str] = lambda: ""
+    """What a new process would mend."""
+
+    def application(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post(PATH, self.receive)
+        app.router.add_get("/healthz", self._healthy)
+        app.router.add_get("/readyz", self._ready)
+        return app
+
+    async def _healthy(self, _: web.Request) -> web.Response:
+        """503: a new process would do better (health.py)."""
+        problem = self.problem()
+        if problem:
+            log.error("unhealthy: %s", problem)
+        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        """From the first sight of a leader on: without one, or without the API server, a follower still says so itself."""
+        standing = self.standing()
+        self.was_ready = self.was_ready or standing.leads or standing.leader is not None
+        return web.Response(text="ok\n" if self.was_ready else "nobody leads yet\n", status=200 if self.was_ready else 503)
+
+    async def receive(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                job, body = await self._read(request)
+            standing = self.standing()
+            await self._check_sender(request, job, body, leads=standing.leads)
+            prove(request)
+            return await self._take(request, job, body) if standing.leads else _elsewhere(standing.leader)
+        except Refusal as refusal:
+            log.info("report refused with %d: %s", refusal.status, refusal)
+            return web.json_response({"message": str(refusal)}, status=refusal.status)
+        except ContractError as error:
+            return web.json_response({"message": str(error)}, status=400)
+        except TimeoutError:
+            return web.json_response({"message": "the body took too long"}, status=408)
+        except (ApiError, OSError) as error:
+            return web.json_response({"message": f"the token can't be checked now: {error}"}, status=503)
+
+    async def _read(self, request: web.Request) -> tuple[JobIdentity, bytes]:
+        """The job that a report says it is of, and the report, as it came. Raises Refusal."""
+        header = request.headers.get(JOB_HEADER)
+        body = bytearray()
+        if header is None:  # of a frozen start from before there was such a header
+            await _read_more(request.content, body, CLAIM_BYTES_MAX)
+        job = claimed_job(header, bytes(body[:CLAIM_BYTES_MAX]))
+        if job is None:
+            raise Refusal(UNAUTHENTICATED, f"{JOB_HEADER} is missing or isn't NAMESPACE/NAME/UID of a job")
+        limit = self._bytes_max(job, has_header=header is not None)
+        if (request.content_length or 0) <= limit:
+            await _read_more(request.content, body, limit)
+        if max(len(body), request.content_length or 0) > limit:
+            raise Refusal(TOO_LARGE, f"the report has more than {limit} bytes")
+        return job, bytes(body)
+
+    def _bytes_max(self, job: JobIdentity, *, has_header: bool) -> int:
+        """Of a report: by the gang's size now and as it was last reported. Who doesn't lead doesn't know the job; of one that isn't there no more is read than of the smallest."""
+        nodes = NODES_MAX if not self.standing().leads else self.inventory.gang_size((job.namespace, job.name), job.uid)
+        newest = self.reports.of(job.uid)
+        limit = report_bytes_max(max(nodes, 1 if newest is None else len(newest.report.nodes)))
+        return limit if has_header or not nodes else REPORT_BYTES_MAX
+
+    async def _check_sender(self, request: web.Request, job: JobIdentity, body: bytes, *, leads: bool) -> None:
+        """The job's key signs; where it was made by an operator whose key was lost, the token of its live node 0 has to do. Raises Refusal."""
+        try:
+            return check_signature(self.master, job, body, request.headers.get(SIGNATURE_HEADER, ""))
+        except Refusal:
+            token = request.headers.get("Authorization", "")
+            if not leads or not self.inventory.gang_size((job.namespace, job.name), job.uid) or not token:
+                raise
+            if not self.reports.may_ask(job.uid, token):
+                raise
+            observed = check_node_zero(self.inventory, await bearer_of(self.review, token), job)
+            self.reports.is_good(job.uid, token)
+            if not has_other_key(observed, self.master):
+                self.reports.unverified(job.uid)
+                raise
+
+    async def _take(self, request: web.Request, job: JobIdentity, body: bytes) -> web.Response:
+        await self.reports.turn(job.uid)
+        with self.reports.taking_time(job.uid):
+            report = parse_report(body)
+        check_job(job, report)
+        try:
+            bearer = await bearer_of(self.review, request.headers.get("Authorization", ""))
+        except Refusal:
+            self.reports.asked_in_vain(job.uid)
+            raise
+        observed = check_node_zero(self.inventory, bearer, job)
+        newest = self.reports.sequence(job.uid)
+        if report.sequence <= newest:
+            return web.json_response({"message": f"sequence must be greater than {newest}", "sequence": newest}, status=409)
+        self.reports.take(report, bearer.pod_uid, self.now())
+        key = (job.namespace, job.name)
+        self.heard(key)
+        if report.log and not await self._is_written(key):
+            return web.json_response({"message": "what the report says could not be written yet"}, status=503)
+        with self.reports.taking_time(job.uid):
+            facts = facts_of(observed, self.losses.of(key))
+            racks = () if observed is None else racks_of(observed, len(report.nodes))
+        return web.json_response(reply_json(Reply(facts=facts, racks=racks)))
+
+    async def _is_written(self, key: Key) -> bool:
+        """Last lines are told once: they are accepted when they are on the cluster, else an operator that is killed now would lose them."""
+        try:
+            async with asyncio.timeout(WRITTEN_SECONDS):
+                await self.written(key)
+        except TimeoutError:
+            return False
+        return True
+
+
+async def _read_more(content: StreamReader, body: bytearray, size: int) -> None:
+    """Until all is there, or more than `size` bytes."""
+    while len(body) <= size and (chunk := await content.readany()):
+        body += chunk
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _elsewhere(leader: str | None) -> web.Response:
+    if leader is None:
+        return web.json_response({"message": "no replica of the operator leads now"}, status=503)
+    return web.json_response({"message": "another replica of the operator leads", "leader": leader}, status=421)
+
+
+def tls_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could ask for one handshake after the other in a single connection
+    context.num_tickets = 0  # nobody comes back to a session
+    load_certificate(context, certificates)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Also into a context in use: connections from then on get the new certificate."""
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # ssl reads files only; the folder is in memory
+        file.write(certificates.tls_key + certificates.tls_cert)
+        file.flush()
+        context.load_cert_chain(Path(file.name))

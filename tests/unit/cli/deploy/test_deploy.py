@@ -1,0 +1,248 @@
+"""What `lockstep deploy` would send, and where it refuses to send it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from api_stub import ApiStub, kubeconfig, served
+from checkout import ROOT
+from fake_cluster import FakeCluster
+from lockstep.api.errors import ConfigError
+from lockstep.api.names import ANNOTATION_DEFAULT_CLUSTER, OPERATOR_NAME, OPERATOR_NAMESPACE
+from lockstep.cli.clusters.deploy import OPERATOR_IMAGE, Mode, _checked, deploy, planned
+from lockstep.cli.clusters.deploying import tell_end
+from lockstep.cli.main import app
+from lockstep.cli.shared import target
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.kube.kinds import path_of
+from lockstep.platforms.clusters.install import monitoring_objects, with_one_default, without_unknown_kinds
+
+BESIDE_OPERATOR = "image-registry.openshift-image-registry.svc:5000/lockstep-system"
+CHECKOUT = ROOT
+
+
+def test_a_dry_run_prints_every_object_and_needs_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    deploy("barcelona", Mode.RDMA, dry_run=True, dev=True)
+    printed = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert printed[:-1] == planned("barcelona", Mode.RDMA).objects
+    assert (printed[-1]["kind"], printed[-1]["metadata"]) == ("TrainingJob", {"name": "ml-dev-env", "namespace": "nccl-test"})
+    kinds = {item["kind"] for item in printed}
+    assert kinds >= {
+        "CustomResourceDefinition",
+        "TrainingCluster",
+        "ServiceAccount",
+        "ClusterRole",
+        "Deployment",
+        "Service",
+        "SecurityContextConstraints",
+    }
+    profile = next(item for item in printed if item["kind"] == "TrainingCluster")
+    assert (profile["metadata"]["name"], profile["spec"]["network"]["mode"]) == ("barcelona", "RDMA")
+
+
+def test_of_a_cluster_without_an_image_a_deployment_says_which_one_jobs_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bare.yaml"
+    path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\n")
+    deploy(str(path), Mode.TCP, dry_run=True)
+    gets = "image: the cluster names none: jobs that name none run lockstep-trainer:0.1.0, from beside the operator's image"
+    assert capsys.readouterr().err.startswith(f"note: {path}:1: {gets}")
+    deploy(str(path), Mode.TCP, dry_run=True, image="r.example.com/mine:1")
+    assert capsys.readouterr().err.startswith(f"warning: {path}:1: image: the cluster names none, and jobs that name none are refused: ")
+    path.write_text("cluster: {name: bare, namespace: n, platform: kubernetes}\nimage: trainer:1\n")
+    deploy(str(path), Mode.TCP, dry_run=True)
+    assert "image:" not in capsys.readouterr().err
+
+
+NO_RAILS = """cluster: {name: bare, namespace: n, platform: kubernetes}
+network:
+  rdma: {enabled: true}
+security: {ipc_lock: true}
+image: trainer:1
+"""
+
+
+@pytest.mark.parametrize("option", [{"dry_run": True}, {"diff": True}, {}], ids=["dry run", "diff", "deploy"])
+def test_rdma_without_rails_is_warned_of_with_its_line_before_anything_is_sent(
+    option: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bare.yaml"
+    path.write_text(NO_RAILS)
+    monkeypatch.setattr("lockstep.cli.clusters.deploy._checked", lambda cluster, mode, *_: planned(cluster, mode))
+    monkeypatch.setattr("lockstep.cli.shared.difference.diff_deployment", lambda objects, context: None)
+
+    async def carry_out(plan: Any, *_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr("lockstep.cli.clusters.deploying.carry_out", carry_out)
+    deploy(str(path), Mode.RDMA, **option)
+    warned = capsys.readouterr().err
+    assert warned.startswith(
+        f"warning: {path}:3: network.rdma.rails: RDMA without rails: nothing puts an RDMA NIC into the pods\n  → one entry a NIC"
+    )
+    deploy(str(path), Mode.TCP, **option)
+    assert capsys.readouterr().err == "", "jobs that use TCP need no rails"
+
+
+@pytest.mark.parametrize("name", ["barcelona", "local", "nerc-production"])
+def test_the_commands_after_a_deployment_without_dev_environment_are_for_that_cluster(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    tell_end(planned(name, Mode.AUTO), dev=False, complete=True)
+    typed = [line.partition("#")[0].split() for line in capsys.readouterr().out.splitlines() if line.startswith("  lockstep ")]
+    assert [words[1] for words in typed] == ["init", "plan"]
+    for words in typed:
+        done = CliRunner().invoke(
+            app,
+            [str(CHECKOUT / word) if word.startswith("clusters/") else word for word in words[1:]]
+            + (["--offline"] if words[1] == "plan" else []),
+        )
+        assert done.exit_code == 0, done.output
+    assert yaml.safe_load((tmp_path / "first.yaml").read_text())["spec"]["cluster"] == name
+
+
+def test_rdma_is_refused_where_the_profile_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"^MODE=rdma: cluster nerc-production has no RDMA .*: use MODE=tcp$"):
+        planned("nerc-production", Mode.RDMA)
+
+
+def test_every_shipped_cluster_can_be_planned_over_tcp() -> None:
+    names = sorted(path.stem for path in (CHECKOUT / "clusters").glob("*.yaml"))
+    assert len(names) == 4
+    for name in names:
+        path = str(CHECKOUT / "clusters" / f"{name}.yaml")
+        profile = next(item for item in planned(path, Mode.TCP).objects if item["kind"] == "TrainingCluster")
+        assert profile["spec"]["network"]["mode"] == "TCP"
+
+
+@pytest.mark.parametrize(
+    ("stated", "server", "same"),
+    [
+        ("barcelona.example.org", "https://api.barcelona.example.org:6443", True),
+        ("api.barcelona.example.org", "https://api.barcelona.example.org:6443", True),
+        ("api.barcelona.example.org:6443", "https://api.barcelona.example.org:6443", True),
+        ("barcelona.example.org", "https://api.other.example.org:6443", False),
+        ("example.org", "https://api.barcelona.example.org:6443", False),
+        ("https://api.barcelona.example.org:6443/", "https://API.Barcelona.example.org.:6443", True),
+        ("127.0.0.1:6443", "https://127.0.0.1:7443", False),
+        ("api.example.org:443", "https://api.example.org", True),
+        ("api.example.org:99999", "https://api.example.org:6443", False),
+    ],
+)
+def test_the_api_host_of_the_cluster_file_is_compared_with_the_kubeconfig_s(stated: str, server: str, same: bool) -> None:
+    assert target.is_same_host(stated, server) is same
+
+
+def test_the_embedded_cluster_must_be_up_to_be_meant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match="the embedded cluster is not up: `make cluster-up`"):
+        target.use_embedded_cluster("local", None)
+    assert target.use_embedded_cluster("barcelona", None) is False
+
+
+def test_another_cluster_than_the_file_s_is_refused_unless_it_is_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.elsewhere.example.org:6443")))
+    with pytest.raises(
+        ConfigError, match=r"^your kubeconfig talks to https://api.elsewhere.example.org:6443, but cluster barcelona is at "
+    ):
+        target.refuse_other_cluster(target.load("barcelona"), None, force=False)
+    target.refuse_other_cluster(target.load("barcelona"), None, force=True)
+
+
+def deployed(image: str, mode: str) -> ApiStub:
+    """A cluster on which barcelona was deployed."""
+    operator = {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
+    return ApiStub({
+        path_of("Deployment", OPERATOR_NAMESPACE, OPERATOR_NAME): operator,
+        path_of("TrainingCluster", None, "barcelona"): {"spec": {"network": {"mode": mode}}},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "mode", "image", "expected"),
+    [
+        (deployed("registry/ours:1", "RDMA"), None, None, "MODE=rdma OPERATOR_IMAGE=registry/ours:1"),
+        (deployed("registry/ours:1", "RDMA"), Mode.TCP, "registry/ours:2", "MODE=tcp OPERATOR_IMAGE=registry/ours:2"),
+        (deployed("lockstep-operator:0.0.9", "Auto"), None, None, "MODE=auto"),
+        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator:0.0.9", "Auto"), None, None, "MODE=auto"),
+        (deployed(f"{BESIDE_OPERATOR}/lockstep-operator@sha256:12ab", "Auto"), None, None, "MODE=auto"),
+        (ApiStub(), None, None, "MODE=auto"),
+        (ApiStub(forbidden={"*"}), None, None, "MODE=auto"),
+    ],
+)
+def test_a_second_deploy_keeps_the_image_and_the_mode_where_no_other_is_said(
+    there: ApiStub, mode: Mode | None, image: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(there, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        plan = _checked("barcelona", mode, None, image, force=True, monitoring=False)
+    assert plan.choices == expected
+    (container,) = next(item for item in plan.objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == (expected.partition("OPERATOR_IMAGE=")[2] or f"{BESIDE_OPERATOR}/{OPERATOR_IMAGE}")
+
+
+@pytest.mark.parametrize(("there", "times"), [(deployed("lockstep-operator:0.0.9", "Auto"), 1), (deployed("registry/ours:1", "RDMA"), 2)])
+def test_what_would_be_sent_is_made_again_only_where_what_is_deployed_changes_it(
+    there: ApiStub, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr("lockstep.cli.clusters.deploy.planned", lambda *how: made.append(how) or planned(*how))
+    with served(there, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        _checked("barcelona", None, None, None, force=True, monitoring=False)
+    assert len(made) == times
+
+
+def test_monitoring_is_sent_only_when_asked_for() -> None:
+    plain, watched = (planned("local", Mode.TCP, monitoring=monitoring).objects for monitoring in (False, True))
+    assert watched[: len(plain)] == plain
+    kinds = {item["kind"] for item in watched[len(plain) :]}
+    assert kinds >= {"ServiceMonitor", "PrometheusRule", "ConfigMap"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_kinds_that_the_cluster_does_not_know_are_left_out_and_said(there: bool) -> None:
+    class Crds(Cluster):
+        def __init__(self) -> None:
+            pass
+
+        async def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
+            assert (kind, namespace) == ("CustomResourceDefinition", None)
+            return {} if there else None
+
+    said: list[str] = []
+    objects = monitoring_objects(CHECKOUT / "manifests")
+    found = asyncio.run(without_unknown_kinds(Crds(), objects, said.append))
+    left_out = [item["kind"] for item in objects if item not in found]
+    assert left_out == ([] if there else ["ServiceMonitor", "PrometheusRule"])
+    assert said == ([] if there else [
+        "left out ServiceMonitor lockstep-operator: this cluster has no CRD servicemonitors.monitoring.coreos.com",
+        "left out PrometheusRule lockstep: this cluster has no CRD prometheusrules.monitoring.coreos.com",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(("other", "marked"), [("theirs", False), ("local", True), (None, True)])
+def test_a_profile_becomes_the_default_only_where_no_other_one_is(other: str | None, marked: bool) -> None:
+    mark = {ANNOTATION_DEFAULT_CLUSTER: "true"}
+    there = FakeCluster(*([{"kind": "TrainingCluster", "metadata": {"name": other, "annotations": mark}}] if other else []))
+    said: list[str] = []
+    found = asyncio.run(with_one_default(there.as_cluster, planned("local", Mode.TCP).objects, said.append))
+    profile = next(item for item in found if item["kind"] == "TrainingCluster")
+    assert ((profile["metadata"].get("annotations") or {}) == mark) is marked
+    assert bool(said) is not marked
+
+
+def test_who_may_not_see_profiles_sends_what_they_may() -> None:
+    blind = FakeCluster()
+    blind.refused["TrainingCluster"] = ApiError(403, "Forbidden", "not yours")
+    objects = planned("local", Mode.TCP).objects
+    assert asyncio.run(with_one_default(blind.as_cluster, objects, pytest.fail)) == objects

@@ -1,0 +1,129 @@
+"""Where the quickstart runs, and which job it sends."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from golden.plan_cases import CHECKOUT
+from lockstep.api.errors import ConfigError
+from lockstep.cli.clusters import quickstart
+from lockstep.kube import jobs
+from lockstep.platforms.files import files
+
+
+@pytest.mark.parametrize(
+    ("system", "user", "reason"),
+    [
+        ("Linux", 0, None),
+        ("Linux", 1000, "The embedded cluster needs root"),
+        ("Darwin", 0, "Darwin has no network namespaces for an embedded cluster"),
+    ],
+)
+def test_the_job_runs_as_processes_where_the_embedded_cluster_can_t(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, user: int, reason: str | None
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(quickstart, "_run_local", lambda: 11)
+    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: 22)
+    with pytest.raises(quickstart.typer.Exit) as ended:
+        quickstart.quickstart(local=False, context=None)
+    assert ended.value.exit_code == (22 if reason is None else 11)
+    assert (reason or "took") in capsys.readouterr().out
+
+
+def test_a_cluster_of_your_own_is_used_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/somewhere")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    seen: list[tuple[str | None, bool]] = []
+    monkeypatch.setattr(quickstart, "_run_on_cluster", lambda context, embedded: seen.append((context, embedded)) or 0)
+    with pytest.raises(quickstart.typer.Exit):
+        quickstart.quickstart(local=False, context="mine")
+    assert seen == [("mine", False)]
+
+
+Object = dict[str, Any]
+SAMPLE: Object = yaml.safe_load((CHECKOUT / "manifests/samples/trainingjob.yaml").read_text(encoding="utf-8"))
+
+
+def there(status: Object | None = None, **spec: Any) -> Object:
+    """The demo as an API server has it."""
+    return {"metadata": {"name": "demo", "namespace": "lockstep", "uid": "1"}, "spec": SAMPLE["spec"] | spec, "status": status or {}}
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, existing: Object | None, has_run: bool = False) -> list[Object]:
+    """What is sent where the cluster has `existing`, and the volume a run's folder or none."""
+    sent: list[Object] = []
+    monkeypatch.setattr(jobs, "get_job", lambda client, namespace, name: existing)
+    monkeypatch.setattr(jobs, "replace_job", lambda client, namespace, job: sent.append(job))
+    monkeypatch.setattr(files, "run_in_pod", lambda client, place, command: f"{has_run}\n")
+    monkeypatch.setattr(quickstart, "_follow", lambda client, context, namespace, name: {"followed": name})
+    anything: Any = None
+    assert quickstart._train(anything, None, anything, "lockstep", "demo") == {"followed": "demo"}
+    return sent
+
+
+def test_the_first_quickstart_sends_the_file_that_it_names_as_kubectl_would(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sent,) = trained(monkeypatch, None)
+    assert "Train: kubectl apply -n lockstep -f manifests/samples/trainingjob.yaml; kubectl logs" in capsys.readouterr().out
+    assert sent["spec"] == SAMPLE["spec"]
+    applied = json.loads(sent["metadata"]["annotations"][jobs.LAST_APPLIED])
+    assert applied == {**SAMPLE, "metadata": {"annotations": {}, "name": "demo", "namespace": "lockstep"}}
+
+
+def test_a_second_one_says_what_it_changes_of_the_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (sent,) = trained(monkeypatch, there({"conditions": [{"type": "Complete", "status": "True"}]}), has_run=True)
+    assert "trainingjob.yaml with training.checkpoint.resumeFrom=None; kubectl logs" in capsys.readouterr().out
+    assert sent["spec"]["training"]["checkpoint"] == {"everySteps": 20, "resumeFrom": "None"}
+    assert json.loads(sent["metadata"]["annotations"][jobs.LAST_APPLIED])["spec"] == sent["spec"]
+
+
+def test_one_that_still_runs_is_followed_and_not_replaced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained(monkeypatch, there()) == []
+    assert "demo runs already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changed", [{"nodes": 1}, {"suspend": True}, {"training": None, "script": {"path": "mine.py"}}])
+def test_a_demo_of_somebody_s_own_is_never_replaced(changed: Object) -> None:
+    with pytest.raises(
+        ConfigError, match=r"has a job demo that isn't as .* says, and nothing was changed: .*lockstep delete demo -n lockstep"
+    ):
+        quickstart.refuse_other_demo(there(**changed))
+
+
+def test_what_the_api_server_adds_to_a_demo_does_not_make_it_another() -> None:
+    defaults = {"restart": {"maxRestarts": 3}, "suspend": False}
+    quickstart.refuse_other_demo(there(**defaults))
+    quickstart.refuse_other_demo(json.loads(json.dumps(there()).replace('"everySteps": 20}', '"everySteps": 20, "resumeFrom": "None"}')))
+
+
+def test_without_a_cluster_the_command_that_is_shown_is_the_run_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
+    monkeypatch.setattr(quickstart, "demo_folder", lambda: tmp_path / "made")
+    ran: list[str] = []
+
+    def run_local(job: Any, profile: Any, root: Path) -> int:
+        ran.append(job.spec.training.checkpoint.resume_from)
+        return 1
+
+    monkeypatch.setattr("lockstep.platforms.local.run.run_local", run_local)
+    assert quickstart._run_local() == 1
+    (tmp_path / "quickstart/workspace/runs/demo").mkdir(parents=True)
+    assert quickstart._run_local() == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if "lockstep run" in line]
+    assert ran == ["Auto", "None"]
+    assert [line.partition("--workspace ")[2] for line in lines] == [
+        f"{tmp_path}/quickstart", f"{tmp_path}/quickstart --fresh",
+    ]  # fmt: skip

@@ -1,0 +1,243 @@
+"""`lockstep cluster discover` and `lint` as people type them, against an API server of plain dicts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api_stub import kubeconfig
+from cluster_facts import GROUPS, RAILS, node, policy, rail, storage_class
+from fake_cluster import FakeCluster
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.cli.main import main
+from lockstep.kube import exec as programs
+from lockstep.kube.cluster import ApiError, Cluster
+
+FORBIDDEN = ApiError(403, "Forbidden", "jane may not do that")
+
+
+class Api(FakeCluster):
+    """The RDMA cluster of cluster_facts, which answers like an API server."""
+
+    server = "https://api.example.com:6443"
+    namespace = "nccl-test"
+
+    def __init__(self) -> None:
+        lists = {
+            "Node": [node("a"), node("b")],
+            "NetworkAttachmentDefinition": list(map(rail, RAILS)),
+            "SriovNetworkNodePolicy": list(map(policy, RAILS)),
+            "StorageClass": [storage_class("nfs", "nfs.csi.k8s.io"), storage_class("ceph-rbd", "x.rbd.csi.ceph.com", default=True)],
+            "Namespace": [{"metadata": {"name": "nccl-test"}}],
+        }
+        super().__init__(*({**item, "kind": kind} for kind, items in lists.items() for item in items))
+
+    async def __aenter__(self) -> Api:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
+        if self.refused.get("everything"):
+            raise self.refused["everything"]
+        return {"gitVersion": "v1.30.1", "groups": [{"name": group} for group in GROUPS], "status": {"allowed": True}}
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    found = Api()
+
+    async def connect(context: str | None = None) -> Api:
+        return found
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    return found
+
+
+def lockstep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["lockstep", "cluster", *arguments])
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def test_what_is_discovered_is_written_and_passes_lint(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    assert lockstep(monkeypatch, "discover", "mine", "-o", str(path)) == 0
+    assert parse_cluster_file(path.read_text(), str(path)).cluster.name == "mine"
+    assert f"Wrote {path}" in capsys.readouterr().out
+    assert lockstep(monkeypatch, "lint", str(path)) == 1  # SCCs: none there yet
+    told = capsys.readouterr().out
+    assert "no SCC allows IPC_LOCK to UID 0" in told and told.count("failed ") == 1
+
+
+def test_a_file_that_is_there_is_left_alone_unless_forced(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("mine")
+    assert lockstep(monkeypatch, "discover", "mine", "-o", str(path)) == 2
+    assert path.read_text() == "mine" and "exists already and is left as it is" in capsys.readouterr().err
+    assert lockstep(monkeypatch, "discover", "mine", "-o", str(path), "--force") == 0
+    assert path.read_text() != "mine"
+
+
+@pytest.mark.parametrize("name", ["Not_A_Name", "a/b", "x'y"])
+def test_a_name_that_can_not_be_is_refused_before_anything_is_asked(
+    name: str, api: Api, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    api.refused["everything"] = FORBIDDEN
+    assert lockstep(monkeypatch, "discover", name, "-o", "-") == 2
+    assert "cluster.name" in capsys.readouterr().err
+
+
+def test_what_may_not_be_seen_is_told_on_stderr(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.refused |= dict.fromkeys(("Node", "StorageClass", "Namespace"), FORBIDDEN)
+    assert lockstep(monkeypatch, "discover", "mine", "-o", str(tmp_path / "m.yaml")) == 0
+    assert "gpus.per_node: you may not list Node objects (403)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [("discover", "mine", "-o", "-"), ("lint", "template.yaml")])
+def test_a_cluster_that_refuses_everything_is_one_sentence(
+    verb: tuple[str, ...], api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.refused["everything"] = FORBIDDEN
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "template.yaml").write_text("cluster: {name: t, namespace: n}\n")
+    assert lockstep(monkeypatch, *verb) == 1
+    assert "https://api.example.com:6443 doesn't answer as it should: jane may not do that (403 Forbidden)" in capsys.readouterr().err
+
+
+def test_a_context_of_another_cluster_is_told_after_what_the_file_alone_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, "https://api.example.com:6443")))
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {"cluster": {"name": "c", "namespace": "n", "api": "api.other.com"}, "network": {"tcp": {"interface_exclude": "^eth9"}}}
+        )
+    )
+    assert lockstep(monkeypatch, "lint", str(path)) == 1
+    told = capsys.readouterr()
+    assert f"warning  {path}:7: network.tcp.interface_exclude" in told.out
+    assert (
+        "only the file was looked at: your kubeconfig talks to https://api.example.com:6443, but cluster c is at api.other.com" in told.err
+    )
+    assert lockstep(monkeypatch, "lint", str(path), "--offline") == 0
+
+
+def test_findings_as_json_have_line_key_and_fix(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("cluster:\n  name: c\n  namespace: n\nnodes:\n  gpu_nodes: [zz, b]\n")
+    assert lockstep(monkeypatch, "lint", str(path), "-o", "json") == 1
+    found = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (found["nodes.gpu_nodes"]["line"], found["nodes.gpu_nodes"]["verdict"]) == (5, "failed")
+    assert found["cluster.namespace"]["fix"] == "kubectl create namespace n"
+
+
+def test_an_unknown_cluster_is_answered_with_the_known_ones(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lockstep(monkeypatch, "lint", "barcelonna", "--offline") == 2
+    assert "did you mean barcelona?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["barcelona", "nerc-production", "local"])
+def test_the_files_of_this_checkout_have_nothing_to_mend(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lockstep(monkeypatch, "lint", name, "--offline") == 0
+    (finding, fix, end) = capsys.readouterr().out.splitlines()
+    assert re.match(rf"unknown  clusters/{name}.yaml:\d+: calibration: never calibrated over (RDMA|TCP)", finding)
+    assert (fix.strip(), end) == (f"→ lockstep cluster calibrate {name} --save", "nothing to mend")
+
+
+def test_without_a_kubeconfig_the_file_is_still_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    (tmp_path / "c.yaml").write_text("cluster: {name: c, namespace: n}\nnetwork: {tcp: {interface_exclude: ^eth9}}\n")
+    assert lockstep(monkeypatch, "lint", str(tmp_path / "c.yaml")) == 2
+    told = capsys.readouterr()
+    assert "network.tcp.interface_exclude" in told.out and told.err.startswith("lockstep: ")
+
+
+def gpu_file(folder: Path, gpus: int) -> str:
+    (folder / "g.yaml").write_text(f"cluster: {{name: g, namespace: n}}\ngpus: {{per_node: {gpus}}}\n")
+    return str(folder / "g.yaml")
+
+
+def pods_of(job: str) -> list[dict[str, Any]]:
+    status = {"containerStatuses": [{"state": {"running": {}}}]}
+    return [{"kind": "Pod", "metadata": {"name": f"{job}-{n}", "labels": {"lockstep.dev/job": job}}, "status": status} for n in (0, 1)]
+
+
+def test_every_pods_gpus_are_shown(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def output_of(cluster: Any, place: Any, command: list[str], *, seconds: float) -> bytes:
+        assert command[0] == "nvidia-smi"
+        return b"0, NVIDIA H100 80GB HBM3, 512, 81559, 97, 41, 580.65.06\n1, NVIDIA H100 80GB HBM3, 0, 81559, 0, 33, 580.65.06\n"
+
+    monkeypatch.setattr(programs, "output_of", output_of)
+    api.objects |= {("Pod", pod["metadata"]["name"]): pod for pod in pods_of("ml-dev-env")}
+    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 2)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["POD", "GPU"], *([f"ml-dev-env-{pod}", str(gpu)] for pod in (0, 1) for gpu in (0, 1))]
+
+
+def test_a_pod_without_the_program_is_named(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def output_of(cluster: Any, place: Any, command: list[str], *, seconds: float) -> bytes:
+        raise programs.ProgramFailed(f"pod {place.pod}: nvidia-smi: executable file not found")
+
+    monkeypatch.setattr(programs, "output_of", output_of)
+    api.objects |= {("Pod", pod["metadata"]["name"]): pod for pod in pods_of("x")}
+    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 2), "--job", "x") == 1
+    assert "x-0: pod x-0: nvidia-smi: executable file not found" in capsys.readouterr().err
+
+
+def test_gpus_of_a_cluster_without_any_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 0)) == 0
+    assert "cluster g has no GPUs" in capsys.readouterr().out
+
+
+def test_gpus_without_a_pod_are_those_that_nodes_say_they_have(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.objects["Node", "a"]["metadata"]["labels"]["nvidia.com/gpu.memory"] = "81559"
+    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 4)) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["NODE", "a", "b"] and "81559" in lines[1].split() and "H100" in lines[2]
+    assert "no pod of job ml-dev-env runs in namespace n: lockstep deploy" in told.err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FORBIDDEN, "you may not list nodes (403), so what they have is unknown without a pod"),
+        (None, "none of 0 nodes has nvidia.com/gpu"),
+    ],
+)
+def test_gpus_without_a_pod_and_without_nodes_to_see_are_unknown(
+    error: ApiError | None, said: str, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.objects = {}
+    api.refused |= {} if error is None else {"Node": error}
+    assert lockstep(monkeypatch, "gpus", gpu_file(tmp_path, 4)) == 2
+    told = capsys.readouterr().err
+    assert said in told and "lockstep deploy" in told

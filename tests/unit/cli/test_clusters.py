@@ -1,0 +1,94 @@
+"""How a cluster file is found by its name, and listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.main import app
+from lockstep.cli.shared.clusters import load_cluster, print_clusters
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(f"cluster: {{name: {name}, namespace: n-{name}}}\n")
+    (tmp_path / "template.yaml").write_text("cluster: {name: my-cluster, namespace: n}\n")
+    return tmp_path
+
+
+def test_a_cluster_is_found_by_name_and_by_path(folder: Path) -> None:
+    assert load_cluster("one", folder) == load_cluster(str(folder / "one.yaml"), Path("/nowhere"))
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no cluster onne in .*/: known are one, two; did you mean one\?"):
+        load_cluster("onne", folder)
+
+
+def test_the_name_of_a_job_where_a_cluster_is_asked_for_is_answered_with_the_job_s_verb(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    done = CliRunner().invoke(app, ["status", "demo"])
+    assert "there is no cluster demo in" in str(done.exception) and str(done.exception).endswith("; of a job: lockstep get demo")
+
+
+def test_a_folder_without_clusters_says_how_to_begin(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_cluster("mine", tmp_path)
+    assert str(caught.value).endswith("there is none yet; lockstep init cluster mine begins one")
+
+
+def test_a_name_inside_that_is_not_the_files_is_refused(folder: Path) -> None:
+    (folder / "copy.yaml").write_text((folder / "one.yaml").read_text())
+    with pytest.raises(ConfigError, match=r"copy.yaml: cluster.name is one; it must be the file's name, copy"):
+        load_cluster("copy", folder)
+
+
+def test_mistakes_are_told_with_the_path_as_one_would_type_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "bad.yaml").write_text("cluster: {name: bad}\n")
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ConfigError, match=f"^{folder.name}/bad.yaml:1: "):
+        load_cluster("bad", folder)
+    with pytest.raises(ConfigError, match=f"^there is no cluster .* in {folder.name}/"):
+        load_cluster("absent", folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "can't be read: No such file or directory"), (b"\xff", "is not UTF-8 text (byte 0)")]
+)
+def test_a_path_that_cannot_be_read_is_told(folder: Path, content: bytes | None, message: str) -> None:
+    path = folder / "odd.yml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(str(path), folder)
+    assert str(caught.value) == f"{path}: {message}"
+
+
+def test_the_list_has_a_line_for_every_cluster_but_the_template(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_clusters(folder)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["NAME", "PLATFORM", "NODES", "GPUS", "FABRIC", "STORAGE", "NAMESPACE", "DESCRIPTION"],
+        ["one", "OpenShift", "any", "none", "TCP", "rwx", "n-one"],
+        ["two", "OpenShift", "any", "none", "TCP", "rwx", "n-two"],
+    ]
+
+
+def test_a_file_with_mistakes_does_not_hide_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.yaml").write_text("cluster: {name: bad}\n")
+    with pytest.raises(ConfigError, match=r"bad.yaml:1: cluster.namespace: is required"):
+        print_clusters(folder)
+    out = capsys.readouterr().out
+    assert "bad" in out and "n-one" in out and "n-two" in out
+
+
+def test_the_list_names_the_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "big.yaml").write_text("cluster: {name: big, namespace: n}\ngpus: {per_node: 4, type: NVIDIA H100}\n")
+    print_clusters(folder)
+    assert "4 x NVIDIA H100" in capsys.readouterr().out

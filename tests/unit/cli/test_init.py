@@ -1,0 +1,55 @@
+"""What `lockstep init` writes can be used as it is, and never over something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.api.cluster import TrainingCluster
+from lockstep.api.errors import ConfigError
+from lockstep.api.files.clusterfile import parse_cluster_file
+from lockstep.api.files.jobfile import parse_job_file
+from lockstep.cli.clusters import init
+from lockstep.plan.render.resolve import PlatformDefaults, resolve
+
+
+def test_a_cluster_file_has_its_name_and_every_key_of_the_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init.cluster("mine", tmp_path / "mine.yaml")
+    found = parse_cluster_file((tmp_path / "mine.yaml").read_text(), "mine.yaml")
+    assert (found.cluster.name, found.profile.metadata.name) == ("mine", "mine")
+    assert f"Wrote {tmp_path / 'mine.yaml'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_a_job_file_is_valid_as_it_is_written(tmp_path: Path, script: bool) -> None:
+    path = tmp_path / "lora.yaml"
+    init.job("lora", "barcelona", script, path)
+    text = path.read_text()
+    job = parse_job_file(text, "lora.yaml")
+    assert (job.metadata.name, job.spec.cluster, job.spec.script is not None) == ("lora", "barcelona", script)
+    assert f"-f {path}" in text and "NAME" not in text and "CLUSTER" not in text
+    profile = TrainingCluster.model_validate({"metadata": {"name": "barcelona"}, "spec": {"image": "i"}})
+    assert resolve(job, profile, PlatformDefaults(namespace="x")).warnings == ()
+
+
+def test_a_script_comes_with_its_settings(tmp_path: Path) -> None:
+    init.script(tmp_path / "workspace")
+    assert sorted(path.name for path in (tmp_path / "workspace").iterdir()) == ["ds_config.json", "train_multi_node.py"]
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="exists already and is left as it is"):
+        init.script(tmp_path)
+    with pytest.raises(ConfigError, match="exists already and is left as it is"):
+        init.job("x", "local", False, path)
+    assert (path.read_text(), [p.name for p in tmp_path.iterdir()]) == ("mine", ["ds_config.json"])
+
+
+@pytest.mark.parametrize("name", ["Not_A_Name", "a/b", "x" * 80])
+def test_a_name_that_can_not_be_leaves_no_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError):
+        init.job(name, "local", False, tmp_path / "x.yaml")
+    assert list(tmp_path.iterdir()) == []

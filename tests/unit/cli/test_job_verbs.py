@@ -1,0 +1,198 @@
+"""Verbs about jobs: several at once, of all namespaces, with labels, and what they ask before they act."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from api_stub import ApiStub, served
+from lockstep.cli.main import app
+
+Object = dict[str, Any]
+JOBS = "/apis/lockstep.dev/v1alpha1/namespaces/team/trainingjobs"
+ALL_JOBS = "/apis/lockstep.dev/v1alpha1/trainingjobs"
+NOT_SUSPENDED = {"type": "Suspended", "status": "False", "reason": "NotSuspended", "message": "spec.suspend is false"}
+STOPPING = {"type": "Suspended", "status": "False", "reason": "Stopping", "message": "saving"}
+STOPPED = {"type": "Suspended", "status": "True", "reason": "Suspended", "message": "saved at step 7"}
+
+
+def a_job(name: str, **status: Any) -> Object:
+    running = {"type": "Progressing", "status": "True", "reason": "Running", "message": "all ranks run"}
+    metadata = {"name": name, "namespace": "team", "uid": name, "creationTimestamp": "2026-11-22T20:00:00Z"}
+    return {"metadata": metadata, "spec": {"nodes": 2}, "status": {"conditions": [running, NOT_SUSPENDED], **status}}
+
+
+@dataclass
+class Jobs(ApiStub):
+    """Jobs, and what was written to which."""
+
+    patched: list[tuple[str, Any]] = field(default_factory=list)
+    suspended: Any = field(default_factory=lambda: itertools.chain([NOT_SUSPENDED, STOPPING], itertools.repeat(STOPPED)))
+    """The condition, look by look after the job was asked to stop."""
+
+    def __post_init__(self) -> None:
+        jobs = [a_job("a"), a_job("b")]
+        self.objects = {f"{JOBS}/{job['metadata']['name']}": job for job in jobs}
+        self.objects |= {path: {"metadata": {}, "items": jobs} for path in (JOBS, ALL_JOBS)}
+
+    def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+        if method in ("PATCH", "DELETE"):
+            self.patched.append((path.rsplit("/", 1)[-1], body["spec"] if isinstance(body, dict) and "spec" in body else method))
+            if method == "DELETE":
+                del self.objects[path]
+            return 200, {}
+        if path == f"{JOBS}/a" and any(name == "a" for name, _ in self.patched) and path in self.objects:
+            return 200, a_job("a", conditions=[next(self.suspended)])
+        return super().answer(method, path, body)
+
+
+def typed(stub: ApiStub, folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
+    with served(stub, folder) as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        return CliRunner().invoke(app, [*words, "-n", "team", "--context", "c"])
+
+
+@pytest.mark.parametrize(("verb", "written"), [("suspend", {"suspend": True}), ("delete", "DELETE")])
+def test_several_jobs_are_named_at_once_and_one_that_is_not_there_keeps_all_as_they_are(
+    verb: str, written: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["--yes"] if verb == "delete" else []
+    stub = Jobs()
+    assert typed(stub, tmp_path, monkeypatch, verb, "a", "b", "a", *more).exit_code == 0
+    assert stub.patched == [("a", written), ("b", written)]
+    stub = Jobs()
+    result = typed(stub, tmp_path, monkeypatch, verb, "a", "nope", *more)
+    assert "there is no TrainingJob nope" in str(result.exception) and stub.patched == []
+
+
+def test_running_jobs_are_named_before_they_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Jobs()
+    result = typed(stub, tmp_path, monkeypatch, "delete", "a", "b")
+    assert str(result.exception) == "jobs a, b have not ended: say --yes to delete them all the same" and stub.patched == []
+
+
+def job_file(path: Path, name: str, **metadata: str) -> str:
+    document = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name, **metadata}}
+    path.write_text(json.dumps({**document, "spec": {"script": {"path": "/a.py"}}}))
+    return str(path)
+
+
+def test_the_jobs_of_files_and_of_folders_are_deleted_and_nothing_where_one_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    one, _, claim = job_file(tmp_path / "a.json", "a"), job_file(folder / "b.yaml", "b"), folder / "claim.yaml"
+    claim.write_text("kind: PersistentVolumeClaim\n")
+    stub = Jobs()
+    result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", one, "-f", str(folder), "-f", one)
+    assert (result.exit_code, stub.patched) == (0, [("a", "DELETE"), ("b", "DELETE")])
+    assert "claim.yaml holds no TrainingJob and is passed over" in result.stderr
+    other, stub = job_file(tmp_path / "other.json", "nope"), Jobs()
+    result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", one, "-f", other)
+    assert f"{other}: there is no TrainingJob nope in namespace team" in str(result.exception) and stub.patched == []
+    result = typed(stub, tmp_path, monkeypatch, "delete", "--yes", "-f", job_file(tmp_path / "ml.json", "a", namespace="ml"))
+    assert "metadata.namespace is ml, but --namespace is team" in str(result.exception) and stub.patched == []
+    for words in ([], ["a", "-f", one]):
+        assert "say which jobs: their names, or -f FILE" in str(typed(stub, tmp_path, monkeypatch, "delete", "--yes", *words).exception)
+    assert stub.patched == []
+
+
+def test_stop_says_nothing_that_was_so_before_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = typed(Jobs(), tmp_path, monkeypatch, "stop", "a")
+    assert (result.exit_code, result.output) == (0, "a: saving\na: saved at step 7\n")
+
+
+def test_jobs_of_every_namespace_are_listed_with_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Jobs()
+    result = typed(stub, tmp_path, monkeypatch, "get", "-A", "-l", "team=nlp")
+    heads, *lines = result.output.splitlines()
+    assert heads.split()[:2] == ["NAMESPACE", "NAME"] and [line.split()[:2] for line in lines] == [["team", "a"], ["team", "b"]]
+    (query,) = [query for _, path, query in stub.asked if path == ALL_JOBS]
+    assert query == {"labelSelector": "team=nlp"}
+
+
+def test_names_and_ways_of_choosing_do_not_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "say either names of jobs" in str(typed(Jobs(), tmp_path, monkeypatch, "get", "a", "-A").exception)
+    assert "--watch prints lines of a table" in str(typed(Jobs(), tmp_path, monkeypatch, "get", "-w", "-o", "json").exception)
+    assert typed(Jobs(), tmp_path, monkeypatch, "get", "b", "a", "-o", "name").output.split() == [
+        "trainingjob.lockstep.dev/b", "trainingjob.lockstep.dev/a",
+    ]  # fmt: skip
+
+
+def test_watching_prints_a_job_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.cli.jobs import get
+
+    stub, looks = Jobs(), itertools.count(1)
+
+    def next_look(seconds: float) -> None:
+        look = next(looks)
+        if look == 2:
+            stub.objects[JOBS]["items"][1]["status"]["restarts"] = 1
+        if look == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(get.time, "sleep", next_look)
+    result = typed(stub, tmp_path, monkeypatch, "get", "-w")
+    assert result.exit_code == 130
+    assert [line.split()[0] for line in result.output.splitlines()] == ["NAME", "a", "b", "b"]
+
+
+def with_two_nodes() -> Jobs:
+    stub = Jobs()
+    room = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    nodes = [{"metadata": {"name": name}, "spec": {}, "status": {"allocatable": room}} for name in "xy"]
+    stub.objects["/api/v1/nodes"] = {"metadata": {}, "items": nodes}
+    template = {"spec": {"containers": [{"resources": {"requests": {"cpu": "1"}}}]}}
+    stub.objects["/apis/apps/v1/namespaces/team/statefulsets/a"] = {"metadata": {"name": "a"}, "spec": {"template": template}}
+    return stub
+
+
+def test_a_job_is_not_stopped_for_nodes_that_are_not_there_unless_somebody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = with_two_nodes()
+    result = typed(stub, tmp_path, monkeypatch, "scale", "a", "99")
+    assert "even when idle only 2 could take a pod: a would stop and wait for them. Say --yes" in str(result.exception)
+    assert stub.patched == []
+    assert typed(stub, tmp_path, monkeypatch, "scale", "a", "99", "--yes").exit_code == 0
+    assert stub.patched == [("a", {"nodes": 99})]
+
+
+def test_the_number_of_nodes_is_said_once_with_or_without_its_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["1"], ["--nodes", "1"]):
+        stub = with_two_nodes()
+        assert typed(stub, tmp_path, monkeypatch, "scale", "a", *words).exit_code == 0
+        assert stub.patched == [("a", {"nodes": 1})]
+    for words in ([], ["1", "--nodes", "1"]):
+        assert "say how many nodes the job should have, once" in str(typed(Jobs(), tmp_path, monkeypatch, "scale", "a", *words).exception)
+
+
+def test_of_a_job_without_pods_there_are_no_stacks_and_it_is_said_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a").exception) == "no rank of a runs now: lockstep why a -n team"
+    assert str(typed(Jobs(), tmp_path, monkeypatch, "stacks", "a", "--rank", "3").exception).startswith("no rank 3 of a runs now: ")
+
+
+class NoPrograms(Jobs):
+    """Both pods of job b run, and the person may not run programs in them."""
+
+    def answer(self, method: str, path: str, body: Object | bytes | None) -> tuple[int, Object | str]:
+        if path.endswith("/exec"):
+            return 403, {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": "pods/exec is forbidden", "code": 403}
+        if path.endswith("/pods"):
+            status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+            return 200, {
+                "metadata": {},
+                "items": [{"metadata": {"name": f"b-{node}", "namespace": "team"}, "status": status} for node in (0, 1)],
+            }
+        return super().answer(method, path, body)
+
+
+def test_who_may_not_run_programs_in_pods_is_told_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = typed(NoPrograms(), tmp_path, monkeypatch, "stacks", "b")
+    assert str(result.exception).startswith("you may not run programs in pods of namespace team (pods/exec): an administrator gives you")
+    assert result.output == ""

@@ -1,0 +1,140 @@
+"""`lockstep render`, `validate` and `diff` as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from golden.plan_cases import CHECKOUT, HOSTILE
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobs.render import Output, render
+from lockstep.cli.jobs.validate import validate
+from lockstep.cli.shared.inputs import read_inputs
+from lockstep.plan.render.resolve import MADE_BY_OPERATOR
+
+SAMPLES = CHECKOUT / "manifests" / "samples"
+
+
+def job_file(folder: Path, **spec: Any) -> Path:
+    document = {
+        "apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": {"script": {"path": "a.py"}} | spec,
+    }  # fmt: skip
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_sample_is_valid_on_the_cluster_that_it_names(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    validate(sample, str(CHECKOUT / "clusters/template.yaml") if "cluster: my-cluster" in sample.read_text() else None)
+    assert capsys.readouterr().out == "ok\n"
+
+
+def test_a_job_that_cannot_run_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the cluster local has no RDMA"):
+        validate(job_file(tmp_path, fabric={"mode": "RDMA"}), "local")
+
+
+def test_rendered_yaml_and_json_hold_the_same_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job_file(tmp_path)
+    render(path, "local")
+    as_yaml = list(yaml.safe_load_all(capsys.readouterr().out))
+    render(path, "local", output=Output.JSON)
+    assert json.loads(capsys.readouterr().out)["items"] == as_yaml
+
+
+def test_a_rendered_secret_shows_its_placeholder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render(job_file(tmp_path), "local")
+    (secret,) = [item for item in yaml.safe_load_all(capsys.readouterr().out) if item["kind"] == "Secret"]
+    assert secret["stringData"] == {"key": MADE_BY_OPERATOR}
+    assert "data" not in secret
+
+
+def test_explain_prints_one_line_a_value_with_its_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render(job_file(tmp_path, nodes=1), "local", explain=True)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["FIELD", "VALUE", "LAYER"] in lines
+    assert ["nodes", "1", "job"] in lines
+    assert ["gpusPerNode", "0", "cluster"] in lines
+    assert ["restart.maxRestarts", "3", "default"] in lines
+
+
+def test_explain_as_json_keeps_every_value_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render(job_file(tmp_path, script={"path": "a.py", "args": HOSTILE}), "local", explain=True, output=Output.JSON)
+    rows = {row["field"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["script.args"] == HOSTILE
+
+
+def test_explain_shows_brackets_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render(job_file(tmp_path, script={"path": "[red]a.py[/red]"}), "local", explain=True)
+    assert "[red]a.py[/red]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stated", "option", "expected"), [(None, None, "lockstep"), ("mine", None, "mine"), (None, "there", "there"), ("mine", "mine", "mine")]
+)
+def test_the_namespace_is_the_options_else_the_jobs_else_the_clusters(
+    tmp_path: Path, stated: str | None, option: str | None, expected: str
+) -> None:
+    path = job_file(tmp_path)
+    if stated:
+        path.write_text(path.read_text().replace('"name": "x"', f'"name": "x", "namespace": "{stated}"'), encoding="utf-8")
+    assert read_inputs(path, "local", option).namespace == expected
+
+
+def test_two_different_namespaces_are_an_error(tmp_path: Path) -> None:
+    path = job_file(tmp_path)
+    path.write_text(path.read_text().replace('"name": "x"', '"name": "x", "namespace": "mine"'), encoding="utf-8")
+    with pytest.raises(ConfigError, match="metadata.namespace is mine, but --namespace is there"):  # noqa: RUF043
+        read_inputs(path, "local", "there")
+
+
+def test_a_job_that_names_no_cluster_needs_the_option(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cluster is not set: set it or say --cluster; known are barcelona, local"):
+        read_inputs(job_file(tmp_path), None, None)
+
+
+def test_a_cluster_file_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (CHECKOUT / "clusters" / "local.yaml").read_text(encoding="utf-8")
+    (tmp_path / "home.yaml").write_text(text.replace("name: local", "name: home"), encoding="utf-8")
+    path = job_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert read_inputs(path, "home.yaml", None).cluster.cluster.name == "home"
+
+
+def test_another_profile_than_the_jobs_own_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read_inputs(job_file(tmp_path, cluster="barcelona"), "local", None)
+    assert "warning: OtherCluster:" in capsys.readouterr().err
+
+
+def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
+    code = f"import sys; from pathlib import Path; from lockstep.cli.jobs.render import render; render(Path({str(job_file(tmp_path))!r}), 'local')"
+    shown = f"{code}; sys.exit('kubernetes' in sys.modules or 'kopf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", shown], capture_output=True, check=False).returncode == 0
+
+
+def test_a_job_file_may_be_piped_in(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lockstep.cli.main", "validate", "-f", "-", "--cluster", "local"]
+    done = subprocess.run(command, input=job_file(tmp_path).read_text(), capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_there_for_every_shell(shell: str) -> None:
+    command = [sys.executable, "-c", "import sys; from lockstep.cli.main import main; sys.argv[0] = 'lockstep'; sys.exit(main())"]
+    asked = {"_LOCKSTEP_COMPLETE": f"complete_{shell}", "COMP_WORDS": "lockstep va", "COMP_CWORD": "1"}
+    asked |= {"_TYPER_COMPLETE_ARGS": "lockstep va", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
+    assert "validate" in done.stdout, done.stderr
+
+
+def test_gpus_on_a_cluster_without_any_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gpusPerNode is 4, but the cluster local has no GPUs"):
+        validate(job_file(tmp_path, gpusPerNode=4), "local")

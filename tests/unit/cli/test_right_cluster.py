@@ -1,0 +1,196 @@
+"""A verb acts on the cluster that it was told, or not at all: every verb, by every way in which it is told one, with the kubeconfig of another.
+
+The verbs are those of the command line itself, so that a new one is tried without being named here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api_stub import ApiStub, kubeconfig, served
+from lockstep.cli.shared import deployment
+from lockstep.cli.shared.target import load
+from lockstep.kube.client import ANYWHERE, Connections
+from unit.cli.test_every_verb import REMOTE, VERBS, arguments, run, write_cluster_file, write_job_file
+
+USAGE = 2
+OF_NO_CLUSTER = {"quickstart", "cluster discover"}
+"""They take no cluster file: the kubeconfig alone says where."""
+TOLD = [name for name in REMOTE if name not in OF_NO_CLUSTER]
+BY_FILE = [name for name in TOLD if any(parameter.name in ("file", "files") for parameter in VERBS[name].params)]
+MORE = {"retry": ["retry", "--in-namespace"], "delete": ["delete", "--yes"], "model get": ["model", "get", "org/name"]}
+"""What a verb of a job file is typed with, where it isn't what it is typed with for a job."""
+BY_DEFAULT = [
+    name for name in TOLD if (name in MORE or name not in BY_FILE) and any(parameter.name == "cluster" and not parameter.required for parameter in VERBS[name].params)
+]  # fmt: skip
+OTHER_HOST = "api.other.example.com"
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job_file(tmp_path)
+    with write_cluster_file(tmp_path, "other", f"api: {OTHER_HOST}").open("a") as file:
+        file.write("image: trainer:1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.fixture
+def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+    """The cluster that the kubeconfig talks to, and that nobody means."""
+    stub = ApiStub()
+    with served(stub, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        yield stub
+
+
+def without_cluster(words: list[str]) -> list[str]:
+    at = words.index("--cluster") if "--cluster" in words else None
+    return words if at is None else [*words[:at], *words[at + 2 :]]
+
+
+def test_every_verb_that_asks_a_cluster_can_be_told_which() -> None:
+    untold = {name for name in REMOTE if not any(parameter.name in ("cluster", "clusters") for parameter in VERBS[name].params)}
+    assert untold <= OF_NO_CLUSTER
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_verb_asks_nothing_of_another_cluster_than_the_one_it_was_told(
+    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["other.yaml" if word in ("local", "gpus.yaml") else word for word in arguments(name, tmp_path)]
+    words += [] if "other.yaml" in words else ["other.yaml"]  # an argument that may be left out
+    code = run(monkeypatch, words)
+    told = capsys.readouterr()
+    assert wrong.asked == []
+    assert code != 0
+    assert f"your kubeconfig talks to {wrong.url}, but cluster other is at {OTHER_HOST} (cluster.api in its file)" in told.out + told.err
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_cluster_whose_file_does_not_say_where_it_is_stays_where_it_was_deployed(
+    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with write_cluster_file(tmp_path, "other").open("a") as file:
+        file.write("image: trainer:1\n")
+    deployment.remember_server("other", f"https://{OTHER_HOST}:6443")
+    words = ["other.yaml" if word in ("local", "gpus.yaml") else word for word in arguments(name, tmp_path)]
+    words += [] if "other.yaml" in words else ["other.yaml"]
+    code = run(monkeypatch, words)
+    told = capsys.readouterr()
+    assert wrong.asked == []
+    assert code != 0
+    assert f"your kubeconfig talks to {wrong.url}, but cluster other was deployed to https://{OTHER_HOST}:6443" in told.out + told.err
+
+
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_the_cluster_deployed_last_is_meant_whatever_the_kubeconfig_says_since(
+    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment.remember("barcelona")
+    words = [word for word in without_cluster(arguments(name, tmp_path)) if word not in ("local", "gpus.yaml")]
+    code = run(monkeypatch, words)
+    told = capsys.readouterr()
+    assert wrong.asked == []
+    assert code != 0
+    assert f"your kubeconfig talks to {wrong.url}, but cluster barcelona is at " in told.out + told.err
+
+
+def test_a_script_of_a_dev_environment_and_a_pair_of_runs_are_of_the_cluster_that_was_told(
+    wrong: ApiStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, ["run", "--cluster", "other.yaml", "a.py"]) == USAGE
+    deployment.remember("barcelona")
+    assert run(monkeypatch, ["run", "a.py"]) == USAGE
+    assert capsys.readouterr().err.count(f"your kubeconfig talks to {wrong.url}, but cluster ") == 2
+    assert wrong.asked == []
+
+
+@pytest.mark.parametrize("name", BY_FILE)
+def test_a_job_file_names_the_cluster_too(
+    name: str, wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads((tmp_path / "job.yaml").read_text())
+    document["spec"] |= {"cluster": "barcelona", "image": "trainer:1", "storage": {"mode": "Shared"}}
+    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    words = MORE.get(name) or without_cluster(arguments(name, tmp_path))
+    code = run(monkeypatch, words if "-f" in words or "--file" in words else [*words, "-f", "job.yaml"])
+    told = capsys.readouterr()
+    assert wrong.asked == []
+    assert code != 0
+    assert f"your kubeconfig talks to {wrong.url}, but cluster barcelona is at " in told.out + told.err
+
+
+def test_a_context_that_is_named_must_be_the_cluster_s_too(
+    wrong: ApiStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, ["delete", "x", "--yes", "--cluster", "other.yaml", "--context", "c"]) == USAGE
+    assert f"context c of your kubeconfig talks to {wrong.url}, but cluster other" in capsys.readouterr().err
+    assert wrong.asked == []
+
+
+def test_a_pod_s_own_cluster_must_be_the_one_that_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kubernetes.aio import config
+
+    def load(client_configuration: Any) -> None:
+        client_configuration.host = "https://192.0.2.1:443"
+
+    monkeypatch.setattr(config, "load_incluster_config", load)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    assert run(monkeypatch, ["get", "--cluster", "other.yaml"]) == USAGE
+    assert "this pod's service account talks to https://192.0.2.1:443, but cluster other is at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["delete", "x", "--yes"], ["get"], ["status"], ["suspend", "x"]])
+def test_local_is_not_a_cluster_that_another_file_describes(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = load("barcelona").cluster.api
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, f"https://api.{host}:6443")))
+    named = ["local"] if words == ["status"] else ["--cluster", "local"]
+    assert run(monkeypatch, [*words, *named]) == USAGE
+    assert "or name the cluster of this one: barcelona" in capsys.readouterr().err
+
+
+def test_local_is_the_embedded_cluster_while_that_is_up(
+    wrong: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lockstep.devcluster.host.layout import default_layout
+
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    layout = default_layout()
+    layout.kubeconfig.parent.mkdir(parents=True)
+    layout.kubeconfig.write_text("{}")
+    assert run(monkeypatch, ["delete", "x", "--yes", "--cluster", "local"]) == USAGE
+    assert f"cluster local is the embedded one at {layout.server} (unset KUBECONFIG)" in capsys.readouterr().err
+    assert wrong.asked == []
+    run(monkeypatch, ["get"])
+    assert wrong.asked, "whoever names no cluster means the kubeconfig's"
+
+
+def test_where_a_deployment_was_forced_later_verbs_follow_it(wrong: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.remember_forced("other", wrong.url)
+    run(monkeypatch, ["get", "--cluster", "other.yaml"])
+    assert wrong.asked
+    deployment.forget("other")
+    wrong.asked.clear()
+    assert run(monkeypatch, ["get", "--cluster", "other.yaml"]) == USAGE
+    assert wrong.asked == []
+
+
+def test_what_one_verb_was_told_holds_for_no_other(wrong: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, ["get", "--cluster", "other.yaml"])
+    assert Connections.aim is ANYWHERE
+    load("barcelona")
+    assert Connections.aim is ANYWHERE, "a cluster file that is read outside of a verb binds nothing"

@@ -1,0 +1,106 @@
+"""`lockstep run --job`: what is typed in the pod, what is refused before, and what stands in the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.jobs.run import refuse
+from lockstep.cli.main import main
+from lockstep.kube.exec import STDERR, STDOUT, Broken
+from lockstep.platforms.jobs import devrun
+
+
+def job(kind: str = "Interactive", **conditions: tuple[str, str, str]) -> Any:
+    listed = [{"type": name, "status": s, "reason": r, "message": m} for name, (s, r, m) in conditions.items()]
+    return SimpleNamespace(name="dev", namespace="ns", job={"spec": {"type": kind}, "status": {"conditions": listed}})
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (job("Batch"), "job dev is a Batch job"),
+        (job(Failed=("True", "StartTimeout", "node 0 did not start")), "node 0 did not start: lockstep retry dev -n ns"),
+        (job(Suspended=("True", "Idle", "")), "lockstep resume dev -n ns"),
+        (job(Suspended=("False", "Stopping", "")), "lockstep resume dev -n ns"),
+        (job(Progressing=("False", "Unschedulable", "no node fits")), "no node fits: lockstep why dev -n ns"),
+    ],
+)
+def test_where_nothing_can_run_it_says_what_to_do(found: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        refuse(found)
+
+
+@pytest.mark.parametrize("reason", ["Ready", "Running", "Starting"])
+def test_a_run_that_has_to_wait_is_asked_for_all_the_same(reason: str) -> None:
+    refuse(job(Progressing=("True", reason, ""), Suspended=("False", "NotSuspended", "")))
+
+
+def test_the_script_s_words_are_no_options_of_ours_and_no_shell_reads_them() -> None:
+    words = ["a.py", "--detach", "two words", "$(id)"]
+    command = devrun.agent_command(words, "ada@laptop", detach=False)
+    assert command == ["python3", "-I", "/lockstep/agent.pyz", "run", "--by", "ada@laptop", "--until-eof", "--", *words]
+    assert "--until-eof" not in devrun.agent_command(words, "ada@laptop", detach=True)
+
+
+class Played:
+    """A program in a pod: what it prints, and its exit code."""
+
+    def __init__(self, *frames: tuple[int, bytes], code: int | None = 0) -> None:
+        self.place, self.code, self._frames = SimpleNamespace(pod="dev-0"), code, frames
+
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
+        for frame in self._frames:
+            yield frame
+        if self.code is None:
+            raise Broken(f"the connection to pod {self.place.pod} broke")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, played: Played) -> int:
+    @asynccontextmanager
+    async def connection() -> AsyncIterator[None]:
+        yield None
+
+    async def connect(context: str | None) -> Any:
+        return connection()
+
+    @asynccontextmanager
+    async def program(cluster: Any, place: Any, command: Any) -> AsyncIterator[Any]:
+        yield played
+
+    monkeypatch.setattr(devrun.Cluster, "connect", connect)
+    monkeypatch.setattr(devrun, "program", program)
+    return asyncio.run(devrun.run_on_all_nodes(None, "ns", "dev", ["python3"]))
+
+
+def test_output_and_exit_code_are_passed_on(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert run(monkeypatch, Played((STDOUT, b"[rank 0] x\n"), (STDERR, b"[lockstep] y\n"), code=7)) == 7
+    assert capfdbinary.readouterr() == (b"[rank 0] x\n", b"[lockstep] y\n")
+
+
+def test_a_connection_that_breaks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Failed, match=r"^the connection to pod dev-0 broke, and the run was stopped with it$"):
+        run(monkeypatch, Played(code=None))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "say what to run"),
+        (["--local"], "--local is about a job file: name it with -f"),
+        (["-f", "job.yaml", "a.py"], "say one of them"),
+        (["--local", "-f", "manifests/samples/dev-environment.yaml"], "needs the operator"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lockstep", "run", *arguments])
+    assert main() == 2
+    assert words in capsys.readouterr().err

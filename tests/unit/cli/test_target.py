@@ -1,0 +1,161 @@
+"""Which namespace a verb means: as kubectl's, unless a cluster file is named."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from api_stub import ApiStub, served
+from checkout import ROOT
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobs.get import get
+from lockstep.cli.main import main
+from lockstep.cli.shared import deployment
+from lockstep.cli.shared.clusters import peek
+from lockstep.cli.shared.jobargs import Output, known_names, no_such_job
+from lockstep.cli.shared.target import namespace_of, target_of, unnamed_cluster
+
+CLUSTERS = ROOT / "clusters"
+
+
+@pytest.fixture
+def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubeconfig with two contexts: the current one names a namespace."""
+    named = {"cluster": "c", "namespace": "team"}
+    content = {
+        "current-context": "work",
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "contexts": [{"name": "work", "context": named}, {"name": "bare", "context": {"cluster": "c"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(content))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+
+@pytest.mark.usefixtures("contexts")
+@pytest.mark.parametrize(
+    ("cluster", "asked", "context", "meant"),
+    [
+        ("local", None, None, "team"),
+        ("local", "mine", None, "mine"),
+        ("local", None, "bare", "lockstep"),
+        ("barcelona", None, None, peek("barcelona", CLUSTERS)),
+        ("barcelona", "mine", None, "mine"),
+    ],
+)
+def test_the_namespace_is_the_one_asked_for_else_the_named_cluster_s_else_the_context_s(
+    cluster: str, asked: str | None, context: str | None, meant: str | tuple[str, str]
+) -> None:
+    expected = meant if isinstance(meant, str) else meant[1]
+    assert namespace_of(cluster, asked, context) == expected
+    assert target_of(cluster, asked, context).namespace == expected
+
+
+@pytest.mark.usefixtures("contexts")
+def test_a_context_that_is_not_there_is_answered_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="has no context nowhere; there are bare, work"):
+        target_of("local", None, "nowhere")
+
+
+@pytest.mark.parametrize("text", ["- a\n", "cluster: {name: other, namespace: x}\n", "cluster: {name: mine}\n", "a: [\n"])
+def test_what_is_not_plain_is_left_to_the_models(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    assert peek("mine", tmp_path) is None
+    assert peek("nothing", tmp_path) is None
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CLUSTERS.glob("*.yaml") if path.stem != "template"))
+def test_a_short_look_at_a_cluster_file_finds_what_the_models_find(name: str) -> None:
+    from lockstep.cli.shared.clusters import load_cluster
+
+    found = load_cluster(name, CLUSTERS).cluster
+    assert peek(name, CLUSTERS) == (found.name, found.namespace, found.api)
+
+
+@pytest.fixture
+def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No KUBECONFIG, no embedded cluster, nothing deployed from here; the home folder of somebody without a kubeconfig."""
+    monkeypatch.setenv("KUBECONFIG", "put back afterwards")
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCKSTEP_STATE", str(tmp_path))
+    return tmp_path
+
+
+def test_where_no_cluster_is_named_the_one_deployed_last_is_meant_while_its_file_is_there(nothing_said: Path) -> None:
+    assert unnamed_cluster(None) == "local"
+    deployment.remember("barcelona")
+    assert unnamed_cluster(None) == "barcelona"
+    assert unnamed_cluster("another-context") == "local"
+    deployment.remember("of-a-file-elsewhere")
+    assert unnamed_cluster(None) == "local"
+
+
+def test_a_cluster_that_was_removed_is_meant_no_more(nothing_said: Path) -> None:
+    deployment.remember("barcelona")
+    deployment.forget("local")
+    assert deployment.deployed_last() == "barcelona"
+    deployment.forget("barcelona")
+    assert deployment.deployed_last() is None
+
+
+def test_with_nothing_but_a_kubeconfig_in_the_home_folder_verbs_ask_its_cluster(
+    nothing_said: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["lockstep", "get"])
+    assert main() == 2
+    assert "the embedded cluster is not up" in capsys.readouterr().err
+    stub = ApiStub()
+    with served(stub, nothing_said) as path:
+        (nothing_said / ".kube").mkdir()
+        path.rename(nothing_said / ".kube" / "config")
+        with suppress(SystemExit):
+            main()
+        assert "there is no TrainingJob in namespace" in capsys.readouterr().out
+        seen = len(stub.asked)
+        assert seen > 0
+        monkeypatch.delenv("KUBECONFIG")
+        for words in (["get", "--cluster", "local"], ["deploy", "local"]):
+            monkeypatch.setattr("sys.argv", ["lockstep", *words])
+            assert main() == 2, "whoever names the embedded cluster means it"
+        assert len(stub.asked) == seen
+
+
+def test_names_of_no_jobs_are_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(ApiStub(), tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        get(output=Output.NAME)
+    assert capsys.readouterr().out == ""
+
+
+class Asked:
+    """What `Client.request` answers, by the end of the path."""
+
+    def __init__(self, **lists: list[str]) -> None:
+        self.lists = lists
+
+    def request(self, method: str, path: str, body: object = None, query: object = None) -> dict[str, object]:
+        return {"items": [{"metadata": {"name": name}} for name in self.lists.get(path.rpartition("/")[2], [])]}
+
+
+def test_a_job_without_the_operator_is_no_unknown_one() -> None:
+    target: Any = SimpleNamespace(client=Asked(configmaps=["x-agent", "x-run-1a2b"]), namespace="ns")
+    said = no_such_job(target, "x")
+    assert "kubectl delete configmap x-run-1a2b -n ns removes it" in said
+    other: Any = SimpleNamespace(client=Asked(trainingjobs=["y"]), namespace="ns")
+    assert no_such_job(other, "x").startswith("there is no TrainingJob x in namespace ns: it has y; -n names another namespace")
+
+
+def test_a_shell_completes_the_names_of_jobs_and_nothing_where_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(client=Asked(trainingjobs=["demo", "dev", "x"]), namespace="ns")
+    typed: Any = SimpleNamespace(params={"namespace": "ns"})
+    monkeypatch.setattr("lockstep.cli.shared.target.target_of", lambda cluster, namespace, context: found)
+    assert known_names(typed, "de") == ["demo", "dev"]
+    monkeypatch.undo()
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    assert known_names(typed, "de") == []

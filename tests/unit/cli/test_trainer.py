@@ -1,0 +1,203 @@
+"""Verbs that run a module of the trainer in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.api.errors import ConfigError
+from lockstep.cli.files import checkpoint
+from lockstep.cli.shared import progress, trainer
+from lockstep.cli.shared.trainer import _run
+from lockstep.kube.exec import Place, ProgramFailed
+from lockstep.platforms.files import checkpoints
+from lockstep.platforms.output import Output
+from lockstep_train import inspect
+
+CALLER = """
+import sys
+from lockstep.cli.shared import trainer
+trainer.trainer_command = lambda module, arguments: [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(1000)"]
+try:
+    trainer.run_trainer("export", [])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_the_process_without_its_traceback() -> None:
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "here\n"
+    os.killpg(caller.pid, signal.SIGINT)
+    _, said = caller.communicate(timeout=60)  # until both have closed the pipes
+    assert (caller.returncode, said) == (130, "")
+
+
+@pytest.mark.parametrize("verb", ["list", "verify", "inspect"])
+@pytest.mark.parametrize("form", [["-o", "json"], ["--json"]])
+def test_what_is_known_of_checkpoints_is_printed_as_the_trainer_says_it(
+    verb: str, form: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": 1}', 0))
+    done = CliRunner().invoke(checkpoint.app, [verb, "runs/x", *form])
+    assert (done.exit_code, done.output) == (0, '{"commits": 1}\n')
+
+
+def test_what_the_trainer_says_of_a_folder_acts_on_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders may come from pods. Both streams at once, more than a pipe holds, and the exit code."""
+    program = "import sys; [print('\x1b[2J\u202e' * 9, file=f) for _ in range(20000) for f in (sys.stdout, sys.stderr)]; sys.exit(3)"
+    assert _run([sys.executable, "-X", "utf8", "-c", program], Output().put) == 3
+    told = capsys.readouterr()
+    assert told.out == told.err == ("\\x1b[2J\\u202e" * 9 + "\n") * 20000
+
+
+SLOW = "import sys, time; time.sleep(0.5); print('first', flush=True); time.sleep(0.5)"
+
+
+def test_what_says_nothing_for_long_is_said_to_go_on_until_its_first_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trainer, "trainer_command", lambda module, arguments: [sys.executable, "-c", SLOW])
+    monkeypatch.setattr(progress, "ELSEWHERE_SECONDS", 0.1)
+    seen: list[str] = []
+    monkeypatch.setattr(progress, "tell", seen.append)
+    monkeypatch.setattr(Output, "put", lambda self, data: seen.append(data.decode()) if data else None)
+    trainer.run_trainer("merge", [])
+    waited = [line for line in seen if line.startswith("… importing torch and peft, ")]
+    assert waited and waited == seen[: len(waited)], "none after the first line"
+    assert "".join(seen[len(waited) :]) == "first\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_every_verb_of_the_trainer_says_what_it_is_at_first() -> None:
+    assert trainer.AT_FIRST.keys() == trainer.NEEDS.keys()
+
+
+def test_nothing_of_the_trainer_imports_peft_with_what_peft_imports_beside() -> None:
+    """bitsandbytes, which costs seconds and says on CPUs that it can't load a kernel which nobody uses."""
+    root = Path(trainer.__file__).resolve().parents[3] / "workspace/lockstep_train"
+    direct = [
+        f"{path.name}:{node.lineno}"
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import) and any(alias.name in ("peft", "bitsandbytes") for alias in node.names)
+    ]
+    assert direct == []
+
+
+class Pod:
+    """A program in a pod that prints `answer` and ends with `code`."""
+
+    def __init__(self, answer: str, code: int | None) -> None:
+        self.pieces, self.code, self.command = [answer.encode(), b""], code, [""]
+
+    async def read(self) -> bytes:
+        return self.pieces.pop(0)
+
+    def failure(self) -> ProgramFailed:
+        return ProgramFailed("pod x-0: /workspace/runs/x holds no commit")
+
+    def places(self, monkeypatch: pytest.MonkeyPatch, nodes: list[int]) -> None:
+        @asynccontextmanager
+        async def program(cluster: Any, place: Any, command: list[str], **_: Any) -> AsyncIterator[Pod]:
+            self.command = command
+            yield self
+
+        @asynccontextmanager
+        async def beside(cluster: Any, namespace: str, job: str, node: int, **_: Any) -> AsyncIterator[Place]:
+            yield Place(namespace, f"{job}-{node}", "trainer")
+
+        async def volumes(*_: Any) -> list[int]:
+            return nodes
+
+        for name, stand_in in (("program", program), ("beside", beside), ("nodes_with_volumes", volumes)):
+            monkeypatch.setattr(checkpoints, name, stand_in)
+
+    def asked(self, verb: str, *options: str) -> tuple[str, int]:
+        return asyncio.run(checkpoints.inspected(cast(Any, None), "team", "x", verb, options, print))
+
+
+def test_a_job_s_commits_are_read_where_its_volume_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = Pod('{"commits": []}', 0)
+    pod.places(monkeypatch, [0])
+    assert pod.asked("verify", "--all") == ('{"commits": []}', 0)
+    assert pod.command == ["python3", "-m", "lockstep_train.inspect", "verify", "/workspace/runs/x", "--all"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "raised"),
+    [("", 78, ConfigError), ("", 1, ProgramFailed), ('{"a": 1}', None, ProgramFailed), ('{"a": 1}', 137, ProgramFailed)],
+)
+def test_what_is_no_answer_is_no_verdict(answer: str, code: int | None, raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = Pod(answer, code)
+    pod.places(monkeypatch, [0])
+    with pytest.raises(raised):
+        pod.asked("list")
+
+
+def test_damage_is_an_answer_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = Pod('{"whole": false}', 1)
+    pod.places(monkeypatch, [0])
+    assert pod.asked("verify") == ('{"whole": false}', 1)
+
+
+def test_shards_on_several_volumes_are_not_judged_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = Pod("{}", 0)
+    pod.places(monkeypatch, [0, 1])
+    with pytest.raises(ConfigError, match="lockstep cp x:runs/x/checkpoints node-N --node N -n team, N from 0 to 1"):
+        pod.asked("list")
+
+
+def test_a_word_is_a_job_unless_it_is_a_folder_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    asked: list[Any] = []
+
+    async def in_pod(verb: str, job: str, place: Any, options: Any) -> tuple[str, int]:
+        asked.append((verb, job, place, list(options)))
+        return '{"commits": [], "problems": []}', 0
+
+    monkeypatch.setattr(checkpoint, "_in_pod", in_pod)
+    monkeypatch.setattr(checkpoint, "ask_trainer", lambda module, arguments: ('{"commits": [], "problems": []}', 0))
+    for sources in (["here"], ["./nowhere"], ["/etc"], ["runs/demo"]):
+        empty = CliRunner().invoke(checkpoint.app, ["list", *sources])
+        assert (empty.exit_code, empty.stdout) == (0, "no commit is there; what a script saves by itself isn't listed\n")
+    assert asked == []
+    assert CliRunner().invoke(checkpoint.app, ["verify", "demo", "--all", "-n", "team", "--cluster", "local"]).exit_code == 0
+    assert asked == [("verify", "demo", ("local", "team", None), ["--all"])]
+    refused = CliRunner().invoke(checkpoint.app, ["list", "demo", "here"]).exception
+    assert isinstance(refused, ConfigError) and "demo is no folder of this machine" in str(refused)
+
+
+@pytest.mark.parametrize("verb", ["list", "verify", "show"])
+def test_a_folder_that_is_no_run_s_is_refused(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "some").mkdir()
+    assert inspect.main([verb, str(tmp_path)]) == 78
+    assert f"{tmp_path} is no run's folder" in capsys.readouterr().err
+
+
+def test_a_run_that_has_not_saved_yet_has_an_empty_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gang").mkdir()
+    assert inspect.main(["list", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["commits"] == []

@@ -1,0 +1,171 @@
+"""One node of a dev environment: whether somebody works there, and output that comes faster than it can be passed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep_gang.agent.ranks.script import argv, look
+from lockstep_gang.agent.session import ask
+from lockstep_gang.agent.session.activity import Activity
+from lockstep_gang.agent.session.printed import BUNDLE_CHARACTERS, WAITING_CHARACTERS, PrintedLines
+from lockstep_gang.contract.interactive import Asked, Find
+
+PTS_3 = 136 << 8 | 3
+
+
+class Pod:
+    """Folders as /proc and /dev/pts are in a pod."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.terminals = folder / "proc", folder / "pts"
+        self.terminals.mkdir()
+        self.process(os.getpid(), seconds=1000)
+        self.activity = Activity(self.proc, self.terminals)
+        self.activity.seen(1000.0)
+
+    def process(self, pid: int, parent: int = 1, terminal: int = 0, seconds: float = 0.0) -> None:
+        (self.proc / str(pid)).mkdir(parents=True, exist_ok=True)
+        ticks = int(seconds * os.sysconf("SC_CLK_TCK"))
+        fields = ["S", parent, pid, pid, terminal, *([0] * 6), ticks, 0, 0, 0]
+        (self.proc / str(pid) / "stat").write_text(f"{pid} (a) b) {' '.join(map(str, fields))}\n")
+
+    def terminal(self, used_at: float) -> None:
+        (self.terminals / "3").touch()
+        os.utime(self.terminals / "3", (used_at, used_at))
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Pod:
+    return Pod(tmp_path)
+
+
+def test_a_pod_with_nobody_in_it_is_not_used_whatever_its_agent_does(pod: Pod) -> None:
+    pod.process(os.getpid(), seconds=2000)
+    assert not pod.activity.seen(1015.0)
+
+
+def test_a_shell_is_use_when_it_comes_and_when_something_is_typed_but_not_while_it_stands_open(pod: Pod) -> None:
+    pod.terminal(used_at=900.0)
+    pod.process(70, parent=0, terminal=PTS_3)
+    assert pod.activity.seen(1015.0)
+    assert not pod.activity.seen(1030.0)
+    pod.terminal(used_at=1040.0)
+    assert pod.activity.seen(1045.0)
+    assert not pod.activity.seen(1060.0)
+
+
+def test_a_program_that_computes_is_use_and_a_server_that_waits_is_not(pod: Pod) -> None:
+    pod.process(80, seconds=0.1)
+    assert not pod.activity.seen(1015.0)
+    pod.process(80, seconds=0.2)
+    assert not pod.activity.seen(1030.0)
+    pod.process(80, seconds=10.0)
+    assert pod.activity.seen(1045.0)
+
+
+class Line:
+    """A connection that takes so much, and what was sent over it."""
+
+    def __init__(self) -> None:
+        self.has_room = True
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def test_lines_come_in_order_and_in_small_messages() -> None:
+    link = Line()
+    printed = PrintedLines(link, 1)  # type: ignore[arg-type]
+    printed.begin(4)
+    lines = [f"{number} {'x' * 1000}" for number in range(500)]
+    for line in lines:
+        printed.add(line)
+    printed.flush()
+    assert [line for message in link.sent for line in message.lines] == lines
+    assert all(sum(map(len, message.lines)) <= BUNDLE_CHARACTERS for message in link.sent)
+    assert {message.attempt for message in link.sent} == {4}
+
+
+def test_what_nobody_takes_is_counted_and_not_kept() -> None:
+    link = Line()
+    link.has_room = False
+    printed = PrintedLines(link, 1)  # type: ignore[arg-type]
+    printed.begin(1)
+    for _ in range(WAITING_CHARACTERS // 1000 + 100):
+        printed.add("x" * 999)
+    link.has_room = True
+    printed.flush()
+    lines = [line for message in link.sent for line in message.lines]
+    assert "lines of node 1 left out" in lines[-1]
+    assert sum(map(len, lines)) < WAITING_CHARACTERS + 10_000
+
+
+@pytest.mark.parametrize(
+    ("command", "local_rank", "expected"),
+    [
+        (("a.py", "-x"), False, ("python3", "a.py", "-x")),
+        (("a.py", "-x"), True, ("python3", "a.py", "--local_rank=3", "-x")),
+        (("-m", "pkg.train", "-x"), True, ("python3", "-m", "pkg.train", "--local_rank=3", "-x")),
+        (("tool", "-x"), False, ("./tool", "-x")),
+        (("hostname",), False, ("hostname",)),
+    ],
+)
+def test_a_rank_s_arguments(command: tuple[str, ...], local_rank: bool, expected: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    assert argv(Asked("1", command, str(tmp_path), "ada", local_rank), 3) == expected
+
+
+def test_a_script_that_is_here_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    first = look(Find("1", ("a.py",), str(tmp_path)), 0)
+    (tmp_path / "a.py").write_text("2")
+    assert first.problem == ""
+    assert look(Find("1", ("a.py",), str(tmp_path)), 0).digest != first.digest
+    assert "has no folder /nowhere" in look(Find("1", ("a.py",), "/nowhere"), 2).problem
+
+
+def test_whoever_waits_for_a_script_hears_of_the_silence_until_a_rank_has_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ask, "QUIET_SECONDS", 0.05)
+    here, agent = socket.socketpair()
+    lines = ["[lockstep] all 2 ranks run", "[rank 0] here", None]
+
+    def answer() -> None:
+        agent.recv(65536)
+        for line in lines:
+            time.sleep(0.2)
+            found = {"exitCode": 0, "message": ""} if line is None else {"lines": [line]}
+            agent.sendall(json.dumps(found).encode() + b"\n")
+
+    patience: list[float | None] = []
+
+    class Watched(ask.Conversation):
+        def _heard(self, seconds: float | None) -> list[dict[str, Any]]:
+            patience.append(seconds)
+            return super()._heard(seconds)
+
+    previous = signal.getsignal(signal.SIGINT)
+    speaker = threading.Thread(target=answer)
+    speaker.start()
+    try:
+        with here, agent:
+            assert Watched(here, until_eof=False).hold({"verb": "run"}) == 0
+            speaker.join()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == lines[:2]
+    assert printed.err.startswith("[lockstep] no rank has printed anything for 0 s: importing torch")
+    assert (patience[0], patience[-1]) == (0.05, None), "not once a rank has printed"

@@ -1,0 +1,65 @@
+"""The node's log on the job's volume."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep_gang.agent.link.journal import BEGINS, Journal
+from lockstep_gang.contract import ReportTarget, Run
+from unit.gang.cases import make_run
+
+
+def run_in(folder: Path) -> Run:
+    return replace(make_run(nodes=2), run_dir=str(folder))
+
+
+def test_every_line_has_its_time_and_attempt_and_follows_who_wrote_it(tmp_path: Path) -> None:
+    journal = Journal(run_in(tmp_path), 1, lambda line: None)
+    journal.write("[lockstep] waiting")
+    journal.begin_attempt(3)
+    journal.write("[rank 5] lösung\ud800")
+    journal.close(5)
+    lines = (tmp_path / "logs/output/node-1.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ", line) for line in lines)
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        f"0 {BEGINS} {make_run(nodes=2).job.uid}",
+        "0 [lockstep] waiting",
+        r"3 [rank 5] lösung\ud800",
+    ]
+
+
+def test_an_agent_that_comes_back_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        Journal(run_in(tmp_path), 0, lambda line: None).close(5)
+    assert (tmp_path / "logs/output/node-0.log").read_text().count(BEGINS) == 2
+
+
+def test_a_file_that_is_full_gives_way_to_a_new_one_and_only_the_last_two_stay(tmp_path: Path) -> None:
+    for number in range(6):
+        journal = Journal(run_in(tmp_path), 0, lambda line: None, file_bytes=1000)
+        for _ in range(8):
+            journal.write(f"number {number} {'x' * 60}")
+        journal.close(5)
+    folder = tmp_path / "logs/output"
+    assert sorted(path.name for path in folder.iterdir()) == ["node-0.log", "node-0.log.1", "run.json"]
+    assert "number 5" in (folder / "node-0.log").read_text() and "number 4" in (folder / "node-0.log.1").read_text()
+    assert all(BEGINS in path.read_text().splitlines()[0] for path in folder.glob("node-0.log*"))
+
+
+def test_what_the_run_was_told_is_beside_it_without_variables(tmp_path: Path) -> None:
+    run = replace(run_in(tmp_path), environment={"WANDB_API_KEY": "very-secret"}, report=ReportTarget("https://x", "pem", "token"))
+    Journal(run, 0, lambda line: None).close(5)
+    text = (tmp_path / "logs/output/run.json").read_text()
+    assert "very-secret" not in text and json.loads(text)["job"]["name"] == run.job.name
+
+
+def test_a_volume_that_cannot_be_written_is_told_once_and_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    told: list[str] = []
+    journal = Journal(run_in(tmp_path), 1, told.append)
+    journal.write("lost")
+    journal.close(5)
+    assert len(told) == 1 and "node-1.log" in told[0] and "Not a directory" in told[0]

@@ -1,0 +1,119 @@
+"""Progress that Hugging Face's Trainer posts: what is taken from it, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep_gang.agent.ranks.progress import BODY_BYTES, TOKEN, URL, Pace, ProgressServer, offered, said_of, step_line
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.messages import Step
+
+OFFER = {URL: "http://127.0.0.1:1/", TOKEN: "/t"}
+
+
+def body(percentage: int | None = None, **metrics: Any) -> bytes:
+    status = {"progressPercentage": percentage, "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()]}
+    return json.dumps({"trainerStatus": status}).encode()
+
+
+def test_steps_come_with_what_the_script_measured_and_with_the_time_that_is_left() -> None:
+    pace = Pace()
+    assert pace.step(said_of(body(0, total_steps=100)), 10.0) is None
+    first = pace.step(said_of(body(10, current_step=10, total_steps=100, current_epoch=1.25, loss=2.34567891)), 15.0)
+    assert first == Step(0, 10, 100, 1, None, {"loss": "2.34568"})
+    second = pace.step(said_of(body(20, current_step=20, total_steps=100)), 25.0)
+    assert second is not None
+    assert second.estimated_remaining_seconds == 80
+
+
+def test_the_time_left_after_a_resume_counts_only_this_attempt_s_steps() -> None:
+    pace = Pace()
+    pace.step(said_of(body(90, current_step=900, total_steps=1000)), 100.0)
+    step = pace.step(said_of(body(91, current_step=910, total_steps=1000)), 120.0)
+    assert step is not None
+    assert step.estimated_remaining_seconds == 180  # Trainer itself would say 2 s: 20 s for 910 steps
+
+
+def test_the_last_word_names_no_step_and_stands_for_the_last_one() -> None:
+    pace = Pace()
+    pace.step(said_of(body(0, total_steps=40)), 0.0)
+    step = pace.step(said_of(body(100, train_runtime=3.5)), 9.0)
+    assert step == Step(0, 40, 40, None, 0, {"train_runtime": "3.5"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"trainerStatus": 3}', '{"trainerStatus": {"metrics": [4]}}', "[" * 60_000])
+def test_what_is_no_progress_is_refused_with_its_form(text: str) -> None:
+    with pytest.raises(ContractError, match="trainerStatus"):
+        said_of(text.encode())
+
+
+def test_odd_values_are_left_out_or_shown_as_they_are() -> None:
+    said = said_of(body(True, current_step="nan", total_steps="-4", note="x" * 100))
+    assert (said.percentage, said.step, said.total, said.metrics) == (None, None, 0, {"note": "x" * 64})
+
+
+def test_a_line_has_step_loss_and_time_left() -> None:
+    assert step_line(Step(0, 12, 1502, 0, 3725, {"loss": "2.2", "epoch": "1"})) == "Step 12/1502 | loss: 2.2 | ETA: 1:02:05"
+    assert step_line(Step(0, 12)) == "Step 12"
+
+
+def test_a_script_that_reports_elsewhere_is_left_alone() -> None:
+    assert offered(OFFER, {URL: "https://elsewhere"}) == {}
+    assert offered({}, {}) == {}
+    assert offered(OFFER, {"no_proxy": "a"}) == OFFER
+
+
+def test_a_proxy_is_not_asked_for_loopback() -> None:
+    assert offered(OFFER, {"http_proxy": "http://p:1", "no_proxy": "a,b"}) == {
+        **OFFER,
+        "no_proxy": "a,b,127.0.0.1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def post(url: str, token: str, data: bytes | None) -> int:
+    request = urllib.request.Request(url, data=data, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 (loopback)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:  # noqa: S310
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def private_text(path: Path) -> str:
+    assert path.stat().st_mode & 0o777 == 0o600
+    return path.read_text()
+
+
+def test_only_who_holds_the_token_is_heard(tmp_path: Path) -> None:
+    async def talk() -> tuple[list[int], list[Step], list[str]]:
+        steps, lines = list[Step](), list[str]()
+        server = ProgressServer(tmp_path, steps.append, lines.append)
+        variables = await server.start()
+        assert variables[URL].startswith("http://127.0.0.1:")
+        url, token = variables[URL], private_text(Path(variables[TOKEN]))
+        good = body(50, current_step=5, total_steps=10)
+        tries = [(token, good), ("wrong", good), (token, None), (token, b"x" * (BODY_BYTES + 1)), (token, b"{}"), (token, b"{}")]
+        codes = [await asyncio.to_thread(post, url, *each) for each in tries]
+        server.close()
+        return codes, steps, lines
+
+    codes, steps, lines = asyncio.run(talk())
+    assert codes == [200, 401, 405, 413, 200, 200]
+    assert [step.step for step in steps] == [5]
+    assert lines[0] == "Step 5/10"
+    assert len(lines) == 2  # what can't be understood is said once
+
+
+def test_without_a_folder_the_script_runs_without_progress(tmp_path: Path) -> None:
+    lines = list[str]()
+    assert asyncio.run(ProgressServer(tmp_path / "none", lambda step: None, lines.append).start()) == {}
+    assert "runs all the same" in lines[0]

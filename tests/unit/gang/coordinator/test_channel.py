@@ -1,0 +1,353 @@
+"""Connections between agents and the coordinator over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from lockstep_gang.agent.ranks.reports import parse_datagram
+from lockstep_gang.contract import ContractError, Run
+from lockstep_gang.contract.messages import Hello, Ping, Start, agent_message, message_to_json
+from lockstep_gang.contract.proof import Sealer
+from lockstep_gang.coordinator.channel import PROOF_BYTES_MAX, Channel, accept, connect
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.server import Server
+from unit.gang.cases import KEY, WORKSPACE, Gang, free_port, gang, make_run
+
+PATIENCE_SECONDS = 60.0
+"""Nothing here takes a second, but the machine may have more to do."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A coordinator that listens, and connections to it that are closed at the end."""
+
+    run: Run
+    coordinator: Coordinator
+    address: tuple[str, int]
+    lines: list[str]
+    channels: list[Channel] = field(default_factory=list)
+
+    async def connect(self, node: int, key: bytes = KEY, uid: str = "uid-1") -> Channel:
+        channel = await connect(self.address, key, uid, node)
+        self.channels.append(channel)
+        return channel
+
+    async def hears(self, node: int, instance: str = "a") -> None:
+        while (found := self.coordinator.gang.nodes[node]).instance != instance or not found.connected:  # noqa: ASYNC110 (no event of it)
+            await asyncio.sleep(0)
+
+    async def says(self, text: str) -> None:
+        while not any(text in line for line in self.lines):  # noqa: ASYNC110 (the coordinator has no event of it)
+            await asyncio.sleep(0)
+
+
+def with_server(tmp_path: Path, test: Callable[[Scene], Awaitable[None]]) -> list[str]:
+    """Runs `test` beside a real coordinator; its log."""
+    lines: list[str] = []
+    run = make_run(run_dir=str(tmp_path), coordinator_port=free_port())
+
+    async def play() -> None:
+        output = Output(lines.append, tuple, lines.append)
+        coordinator = Coordinator(run, KEY, output)
+        server = Server(run, KEY, coordinator, output)
+        scene = Scene(run, coordinator, await server.start(), lines)
+        try:
+            await asyncio.wait_for(test(scene), PATIENCE_SECONDS)
+        finally:
+            await server.stop()
+            for channel in scene.channels:
+                channel.close()
+                await channel.wait_closed()
+
+    asyncio.run(play())
+    return lines
+
+
+async def closed(channel: Channel) -> bool:
+    with pytest.raises((EOFError, ConnectionError)):
+        while True:
+            await channel.receive()
+    return True
+
+
+def hello(node: int, instance: str = "a") -> dict[str, object]:
+    return message_to_json(Hello(node, instance, 0, 0))
+
+
+def test_all_agents_that_prove_the_key_get_their_order_to_start(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        channels = [await scene.connect(node) for node in (0, 1)]
+        for node, channel in enumerate(channels):
+            channel.send(hello(node))
+        assert [(await channel.receive())["attempt"] for channel in channels] == [1, 1]
+        assert json.loads((tmp_path / "gang" / "attempts.jsonl").read_text())["attempt"] == 1
+
+    with_server(tmp_path, test)
+
+
+@pytest.mark.parametrize(("key", "uid", "node"), [(b"1" * 32, "uid-1", 1), (KEY, "another job", 1), (KEY, "uid-1", 2)])
+def test_nobody_else_is_heard(tmp_path: Path, key: bytes, uid: str, node: int) -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises((EOFError, ConnectionError)):
+            await scene.connect(node, key, uid)
+        assert not any(n.connected for n in scene.coordinator.gang.nodes)
+
+    assert any(line.startswith("refused a connection from 127.0.0.1: ") for line in with_server(tmp_path, test))
+
+
+def test_a_coordinator_without_the_key_is_not_obeyed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b'{"format": "lockstep-gang/1", "nonce": "00"}\n')
+            await reader.readline()
+            writer.write(b'{"proof": "0000"}\n')
+            writer.close()
+            await writer.wait_closed()
+
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        with pytest.raises(ContractError, match="does not fit this job's key"):
+            await connect(server.sockets[0].getsockname()[:2], KEY, "uid-1", 1)
+        server.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "line", [b"nonsense\n", b"[]\n", b'{"node": true, "nonce": "a", "proof": "b"}\n', b"[" * 100_000 + b"\n", b"x" * 5_000_000]
+)
+def test_hostile_bytes_close_only_their_own_connection(tmp_path: Path, line: bytes) -> None:
+    async def test(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection(*scene.address)
+        await reader.readline()
+        writer.write(line)
+        with pytest.raises((ConnectionError, EOFError)):
+            await writer.drain()
+            await reader.readexactly(1)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        channel = await scene.connect(0)
+        channel.send(hello(0))
+        await scene.hears(0)
+
+    with_server(tmp_path, test)
+
+
+def test_before_the_proof_a_stranger_gets_no_room_and_fills_no_log(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection(*scene.address)
+            await reader.readline()
+            writer.write(b'{"node": "' + b"x" * 2 * PROOF_BYTES_MAX + b'"}')  # no end of its line, and nothing after it
+            assert await reader.read() == b""
+            writer.close()
+            reader, writer = await asyncio.open_connection(*scene.address)
+            await reader.readline()
+            writer.write(b'{"node": "' + b"x" * 1000 + b'"}\n')
+            assert await reader.read() == b""
+            writer.close()
+        channel = await scene.connect(0)
+        channel.send(hello(0, "a" * 4 * PROOF_BYTES_MAX))
+        await scene.hears(0, "a" * 4 * PROOF_BYTES_MAX)
+
+    refused = [line for line in with_server(tmp_path, test) if line.startswith("refused a connection from 127.0.0.1: ")]
+    assert 1 <= len(refused) < 10 and max(map(len, refused)) < 300
+
+
+def test_strangers_that_only_connect_make_room_for_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep_gang.coordinator.server.STRANGERS_MAX", 3)
+
+    async def test(scene: Scene) -> None:
+        strangers = [await asyncio.open_connection(*scene.address) for _ in range(8)]
+        for reader, _ in strangers[:3]:
+            await reader.readline()
+            with suppress(ConnectionError):
+                assert await reader.read() == b""  # the oldest are closed long before their time is over
+        channel = await scene.connect(0)
+        channel.send(hello(0))
+        await scene.hears(0)
+        for _, writer in strangers:
+            writer.close()
+
+    with_server(tmp_path, test)
+
+
+@pytest.mark.parametrize("value", [{"type": []}, {"type": {}}, {"type": None}, {"type": 1}, [], None])
+def test_a_message_without_a_known_type_is_refused_in_words(value: object) -> None:
+    with pytest.raises(ContractError, match="whose type is one of"):
+        agent_message(value)
+    assert isinstance(parse_datagram(json.dumps({"event": value}).encode()), ContractError)
+
+
+class Replaying(Sealer):
+    """Sends its first line again and again."""
+
+    first = b""
+
+    def seal(self, message: dict[str, object]) -> bytes:
+        self.first = self.first or super().seal(message)
+        return self.first
+
+
+def test_a_replayed_message_closes_the_connection(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        channel = await scene.connect(0)
+        channel._sealer = Replaying(channel._sealer._key)
+        channel.send(hello(0))
+        channel.send(hello(0))
+        assert await closed(channel)
+
+    assert any("repeated, lost or out of order" in line for line in with_server(tmp_path, test))
+
+
+def test_a_node_speaks_only_for_itself(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        channel = await scene.connect(0)
+        channel.send(hello(1))
+        assert await closed(channel)
+        assert not any(n.connected for n in scene.coordinator.gang.nodes)
+
+    with_server(tmp_path, test)
+
+
+def test_the_newer_connection_of_a_node_takes_the_place_of_the_older(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        older, newer = [await scene.connect(0) for _ in range(2)]
+        older.send(hello(0))
+        await scene.hears(0)
+        newer.send(hello(0))
+        assert await closed(older)
+        assert scene.coordinator.gang.nodes[0].connected
+
+    with_server(tmp_path, test)
+
+
+def test_an_agent_that_was_replaced_does_not_take_its_place_back(tmp_path: Path) -> None:
+    """Its pod was taken for lost and replaced; then its machine is back."""
+
+    async def test(scene: Scene) -> None:
+        lost, replacement, returned, other = [await scene.connect(node) for node in (1, 1, 1, 0)]
+        for channel, instance in ((lost, "old"), (replacement, "new")):
+            channel.send(hello(1, instance))
+            await scene.hears(1, instance)
+        assert await closed(lost)
+        returned.send(hello(1, "old"))
+        await scene.says("an agent of before is back")
+        other.send(hello(0))
+        await scene.hears(0)
+        assert (await replacement.receive())["type"] == "Start"
+
+    with_server(tmp_path, test)
+
+
+SHORT_SILENCE = """
+import asyncio, sys
+from pathlib import Path
+from lockstep_gang.agent.agent import Agent
+from lockstep_gang.agent.ranks.reports import make_folder
+from lockstep_gang.agent.link.console import Console
+from lockstep_gang.agent.ranks.ranks import Node
+from lockstep_gang.contract import parse_run
+run = parse_run(Path(sys.argv[1]).read_text())
+folder = make_folder(Path(sys.argv[2]))
+async def main():
+    await Agent(run, bytes.fromhex("5a" * 32), Node(run, 1, sys.argv[1], folder / "report.sock", folder), Console(1), silence_seconds=0.5).run()
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def coordinator_of(run: Run) -> AsyncIterator[asyncio.Queue[tuple[Channel, dict[str, object]]]]:
+    """It says nothing by itself. Each agent that comes, with the first that it said."""
+    arrived: asyncio.Queue[tuple[Channel, dict[str, object]]] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, channel = await accept((reader, writer), KEY, run.job.uid, 2)
+        await arrived.put((channel, await channel.receive()))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", run.coordinator_port):
+        yield arrived
+
+
+@contextmanager
+def agent_1(code: str, agents: Gang) -> Iterator[subprocess.Popen[bytes]]:
+    """Node 1's agent, by a program of the test's own."""
+    environment = {**os.environ, "PYTHONPATH": str(WORKSPACE)}
+    command = [sys.executable, "-S", "-c", code, str(agents.run_path), agents.private.name]
+    agent = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        yield agent
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+def test_an_agent_that_hears_nothing_stops_its_ranks_and_tells_so_when_the_coordinator_is_back(tmp_path: Path) -> None:
+    async def scene(run: Run) -> tuple[dict[str, object], dict[str, object]]:
+        async with coordinator_of(run) as arrived:
+            channel, _ = await arrived.get()
+            channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
+            while (said := await channel.receive())["type"] != "Exited":  # nobody pings
+                pass
+            channel.close()
+            await channel.wait_closed()
+            channel, again = await arrived.get()
+            channel.close()
+            await channel.wait_closed()
+            return said, again
+
+    with gang(tmp_path) as agents:
+        run = agents.write("import signal\nsignal.pause()")
+        with agent_1(SHORT_SILENCE, agents):
+            said, again = asyncio.run(asyncio.wait_for(scene(run), PATIENCE_SECONDS))
+    assert said["exit"] == {
+        "rank": 1,
+        "exitCode": None,
+        "signal": "SIGKILL",
+        "ordered": True,
+        "error": None,
+        "lastLines": [],
+        "freshFrom": 0,
+        "outOfMemory": None,
+    }
+    assert (again["attempt"], again["knownAttempt"]) == (0, 1)
+
+
+FROZEN = SHORT_SILENCE.replace("silence_seconds=0.5", "silence_seconds=1").replace(
+    "folder = ", "from lockstep_gang.agent.link import link\nlink.LOOK_SECONDS, link.PAUSED_SECONDS = 0.1, 0.5\nfolder = "
+)
+
+
+def test_an_agent_that_was_frozen_waits_for_the_coordinator_anew_before_it_stops_its_healthy_ranks(tmp_path: Path) -> None:
+    async def scene(run: Run, agent: subprocess.Popen[bytes]) -> list[object]:
+        async with coordinator_of(run) as arrived:
+            channel, _ = await arrived.get()
+            channel.send(message_to_json(Start(1, 0, "127.0.0.1", 29500)))
+            said: list[object] = [(await channel.receive())["type"]]
+            agent.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(2)
+            agent.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.2)
+            channel.send(message_to_json(Ping()))
+            while len(said) < 3:
+                said.append((await channel.receive())["type"])
+            channel.close()
+            await channel.wait_closed()
+            return said
+
+    with gang(tmp_path) as agents:
+        run = agents.write("import signal\nsignal.pause()")
+        with agent_1(FROZEN, agents) as agent:
+            said = asyncio.run(asyncio.wait_for(scene(run, agent), PATIENCE_SECONDS))
+    assert said == ["Started", "Pong", "Exited"]

@@ -1,0 +1,195 @@
+"""What is said of a stop: whether the work until then is saved, and if not, why."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep_gang.contract import Save, State, StopReport
+from lockstep_gang.contract.messages import Checkpoint, Error, Exited, Leaving, RankExit, Step, Stopped
+from lockstep_gang.coordinator import coordinator
+from lockstep_gang.coordinator.coordinator import Coordinator, Output
+from lockstep_gang.coordinator.telling import telling
+from unit.gang.cases import KEY
+from unit.gang.story import Story, all_stopped, failed_before, hello, started
+
+TRAINING: dict[str, Any] = {"training": {}}
+
+
+def training(step: int | None = None, commit: int | None = None, **changes: Any) -> Story:
+    """Two ranks of the trainer (or of a script) that have come so far."""
+    story = started(**TRAINING | changes)
+    if commit is not None:
+        story.reports(0, Checkpoint(0, commit, f"/c/step-{commit}.a1"))
+    if step is not None:
+        story.reports(0, Step(0, step, 100))
+    return story
+
+
+def stopping(story: Story) -> Story:
+    """All nodes are asked to stop, as when the pods are deleted."""
+    return story.hears(0, Leaving()).hears(1, Leaving())
+
+
+def ended(story: Story, *codes: int | None, **changes: Any) -> StopReport:
+    for rank, code in enumerate(codes):
+        story.hears(rank, Exited(story.gang.attempt, replace(RankExit(rank, code, None, ordered=True), **changes)))
+    all_stopped(story)
+    stop = story.report.stop
+    assert isinstance(stop, StopReport)
+    return stop
+
+
+def said(stop: StopReport) -> tuple[Save, str, int | None, int | None]:
+    return stop.save, stop.message, stop.step, stop.lost_steps
+
+
+def test_a_commit_of_the_last_step_is_a_save() -> None:
+    story = stopping(training(step=43, commit=40))
+    story.reports(0, Checkpoint(0, 43, "/c/step-43.a1"))
+    assert said(ended(story, 75, 75)) == (Save.SAVED, "saved at step 43 and stopped", 43, 0)
+    assert story.records[-1] == "Stopped"
+
+
+def test_what_the_last_commit_doesnt_have_is_counted_and_the_rank_that_failed_is_named() -> None:
+    story = stopping(training(step=43, commit=31))
+    story.reports(1, Error(1, "OSError", "No space left on device"))
+    save, message, step, lost = said(ended(story, 75, 1))
+    assert (save, step, lost) == (Save.NOT_SAVED, 31, 12)
+    assert message == (
+        "stopped without a save: 12 steps since the commit of step 31 are lost: rank 1 exited with 1: OSError: No space left on device"
+    )
+
+
+def test_ranks_that_were_killed_when_their_time_was_over_are_named() -> None:
+    story = stopping(training(step=43, commit=42, save_grace_seconds=150))
+    story.now += 150
+    stop = ended(story, None, None, signal="SIGKILL")
+    assert stop.message == (
+        "stopped without a save: 1 step since the commit of step 42 is lost:"
+        " ranks 0, 1 still ran after the 150 s that a save may take, and were killed"
+    )
+
+
+def test_a_rank_that_is_killed_early_is_not_said_to_have_taken_too_long() -> None:
+    stop = ended(stopping(training(step=43)), None, None, signal="SIGKILL")
+    assert stop.message == "stopped without a save: 43 steps since the start are lost: rank 0 was ended by SIGKILL"
+
+
+def test_a_node_that_goes_without_a_word_is_named() -> None:
+    story = stopping(training(step=5))
+    story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
+    story.loses(1)
+    assert story.report.stop.message.endswith("lost: node 1 was gone before it said how its ranks ended")
+
+
+@pytest.mark.parametrize(
+    ("commit", "message"),
+    [
+        (None, "stopped before the first step of attempt 1"),
+        (40, "stopped before the first step of attempt 1; the newest commit is step 40"),
+    ],
+)
+def test_before_the_first_step_there_is_nothing_to_save(commit: int | None, message: str) -> None:
+    stop = ended(stopping(training(commit=commit)), 75, 75)
+    assert said(stop) == (Save.NOTHING_TO_SAVE, message, commit, 0)
+
+
+def test_of_a_script_that_reports_nothing_it_isnt_known_whether_it_saved() -> None:
+    stop = ended(stopping(training(training=None)), 75, 0)
+    assert said(stop) == (
+        Save.UNKNOWN,
+        "stopped: its ranks exited with 0 or exited with 75; the script reports no checkpoint, so only it knows what was saved",
+        None,
+        None,
+    )
+
+
+def test_ranks_that_a_signal_ended_are_told_in_the_plural() -> None:
+    stop = ended(stopping(training(training=None)), None, None, signal="SIGTERM")
+    assert stop.message.startswith("stopped: its ranks were ended by SIGTERM; ")
+
+
+def test_of_a_script_that_reports_steps_and_no_checkpoint_it_isnt_known_either() -> None:
+    stop = ended(stopping(training(step=7, training=None)), 75, 75)
+    assert said(stop) == (
+        Save.UNKNOWN,
+        "stopped at step 7: its ranks exited with 75; the script reports no checkpoint, so only it knows what was saved",
+        None,
+        None,
+    )
+
+
+def test_a_script_that_reports_its_commits_is_judged_by_them() -> None:
+    stop = ended(stopping(training(step=7, commit=5, training=None)), 75, 1)
+    assert stop.message == "stopped without a save: 2 steps since the commit of step 5 are lost: rank 1 exited with 1"
+
+
+def test_a_stop_between_two_attempts_costs_nothing_more_and_is_told_once() -> None:
+    story = failed_before(training(step=43, commit=40, restart=replace(started().run.restart, max_restarts=3, backoff_seconds=60)))
+    story.exits(1, 1)
+    all_stopped(story)
+    assert (story.report.state, story.report.stop) == (State.BACKING_OFF, None)
+    story.now += 5
+    stop = stopping(story).report.stop
+    assert said(stop) == (Save.NOTHING_TO_SAVE, "stopped while no rank ran: the newest commit is step 40", 40, 0)
+    story.now += 5
+    assert story.decide().report.stop == stop
+
+
+def test_the_stop_before_stays_in_the_report_of_the_next_attempt() -> None:
+    story = stopping(training(step=43, commit=43))
+    stop = ended(story, 75, 75)
+    for node in (0, 1):
+        story.hears(node, hello(node, known=1, instance=f"new-{node}"))
+    assert (story.gang.attempt, story.report.stop) == (2, stop)
+    assert stop.attempt == 1
+
+
+def test_the_log_says_once_what_came_of_the_stop() -> None:
+    story = stopping(training(step=43, commit=43))
+    before = story.gang
+    ended(story, 75, 75)
+    assert list(telling(before, story.gang, story.run)).count("saved at step 43 and stopped") == 1
+
+
+def test_node_0_waits_for_a_slower_node_as_long_as_a_save_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.01)
+    story = stopping(training(step=7, run_dir=str(tmp_path)))
+    story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
+
+    async def settle() -> str:
+        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
+        hosted._ledger.begin(story.gang, story.run, hosted._now())
+        hosted.gang = replace(story.gang, stop_began=hosted._now())
+        settling = asyncio.ensure_future(hosted.settle())
+        await asyncio.sleep(0.1)
+        assert not settling.done()
+        hosted.heard(1, Exited(1, RankExit(1, 3, None, ordered=True)))
+        hosted.heard(1, Stopped(1))
+        await settling
+        assert hosted.gang.stopped is not None
+        return hosted.gang.stopped.message
+
+    assert asyncio.run(settle()) == "stopped without a save: 7 steps since the start are lost: rank 1 exited with 3"
+
+
+def test_a_node_that_does_not_answer_in_time_is_not_waited_for_any_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.01)
+    story = stopping(training(step=7, commit=7, run_dir=str(tmp_path), save_grace_seconds=0))
+    story.hears(0, Exited(1, RankExit(0, 75, None, ordered=True)), Stopped(1))
+
+    async def settle() -> StopReport | None:
+        hosted = Coordinator(story.run, KEY, Output(lambda line: None, lambda: (), lambda line: None))
+        hosted._ledger.begin(story.gang, story.run, hosted._now())
+        hosted.gang = replace(story.gang, stop_began=hosted._now())
+        await hosted.settle()
+        return hosted.gang.stopped
+
+    stop = asyncio.run(settle())
+    assert stop is not None
+    assert (stop.save, stop.message) == (Save.SAVED, "saved at step 7 and stopped")

@@ -1,0 +1,106 @@
+"""What a rank's output says of its end: the exception that ended it, and those that led to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep_gang.agent.ranks import relay as relay_module
+from lockstep_gang.agent.ranks.relay import LAST_LINES, Relay
+from lockstep_gang.lifecycle.tracebacks import LEFT_OUT, Raised, raised_in
+
+FULL = "OSError(28, 'No space left on device', '/w/x')"
+FULL_WORDS = "[Errno 28] No space left on device: '/w/x'"
+
+
+def written(code: str) -> list[str]:
+    """What Python itself writes when this ends it, as a rank's agent reads it: without empty lines."""
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return [line for line in done.stderr.splitlines() if line.strip()]
+
+
+PYTHON = {
+    "alone": ("raise ValueError('bad label')", Raised("ValueError", "bad label")),
+    "without words": ("raise NotImplementedError", Raised("NotImplementedError")),
+    "any name": ("class bad(Exception): pass\nraise bad('no')", Raised("bad", "no")),
+    "several lines": ("raise RuntimeError('one\\n  two')", Raised("RuntimeError", "one\n  two")),
+    "an empty first line": ("raise RuntimeError('\\n  CUDA Setup failed')", Raised("RuntimeError", "\n  CUDA Setup failed")),
+    "raised from": (
+        f"try: raise {FULL}\nexcept OSError as e: raise RuntimeError('no batch') from e",
+        Raised("RuntimeError", "no batch", (Raised("OSError", FULL_WORDS),)),
+    ),
+    "while handling": (
+        "try: raise KeyError('x')\nexcept KeyError: raise RuntimeError('no batch')",
+        Raised("RuntimeError", "no batch", (Raised("KeyError", "'x'", explicit=False),)),
+    ),
+    "a chain": (
+        f"try:\n  try: raise {FULL}\n  except OSError as e: raise ValueError('cache') from e\nexcept ValueError: raise RuntimeError('no batch')",
+        Raised("RuntimeError", "no batch", (Raised("ValueError", "cache", explicit=False), Raised("OSError", FULL_WORDS))),
+    ),
+    "a group": (
+        f"raise ExceptionGroup('shards', [{FULL}, ValueError('bad\\nlabel')])",
+        Raised("ExceptionGroup", "shards (2 sub-exceptions)", (Raised("OSError", FULL_WORDS), Raised("ValueError", "bad\nlabel"))),
+    ),
+    "one that was handled before": (
+        f"import traceback\ntry: raise {FULL}\nexcept OSError: traceback.print_exc()\nraise ValueError('bad label')",
+        Raised("ValueError", "bad label"),
+    ),
+    "one of another thread": (
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); raise SystemExit(1)",
+        Raised("ZeroDivisionError", "division by zero"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PYTHON)
+def test_what_python_writes_of_an_exception_is_read(case: str) -> None:
+    code, raised = PYTHON[case]
+    assert raised_in(written(code)) == raised
+
+
+TERMINATED = "terminate called after throwing an instance of 'c10::DistBackendError'"
+
+
+@pytest.mark.parametrize(
+    ("lines", "raised"),
+    [
+        ([TERMINATED, "  what():  Watchdog caught", "more of it", "Aborted"], Raised("DistBackendError", "Watchdog caught\nmore of it")),
+        (["terminate called after throwing an instance of 'int'"], Raised("int", "")),
+        (["[rank1]: ValueError: boom", TERMINATED, "  what():  a consequence"], Raised("ValueError", "boom")),
+        (["[rank1]: Traceback (most recent call last):", '[rank1]:   File "x", line 1', "[rank1]: lib.bad: no"], Raised("bad", "no")),
+        (["ValueError: boom", "[rank1]:[W1122 18:00:01.123 Process.cpp:1] Warning: not called"], Raised("ValueError", "boom")),
+        (["Segmentation fault", "an Error: in the middle"], None),
+        ([], None),
+    ],
+)
+def test_so_is_what_c_plus_plus_and_torch_write(lines: list[str], raised: Raised | None) -> None:
+    assert raised_in(lines) == raised
+
+
+CHAIN = written(f"try: raise {FULL}\nexcept OSError as e: raise RuntimeError('no batch') from e")
+
+
+def relayed(monkeypatch: pytest.MonkeyPatch, hook_seconds: float) -> list[str]:
+    """The last lines of a rank that raised, and whose exit hooks wrote more than is kept, the last line so much later."""
+    now = 1000.0
+    monkeypatch.setattr(relay_module.time, "monotonic", lambda: now)
+    relay = Relay(1, lambda line: None)
+    relay.feed("".join(f"{line}\n" for line in CHAIN).encode())
+    relay.feed(b"".join(b"uploading %d\n" % number for number in range(60)))
+    now += hook_seconds
+    relay.feed(b"uploaded\n")
+    return relay.last_lines[relay.fresh_from :]
+
+
+def test_what_exit_hooks_print_does_not_push_the_exception_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = relayed(monkeypatch, 0.1)
+    assert len(lines) == LAST_LINES
+    assert (LEFT_OUT in lines, lines[-1]) == (True, "uploaded")
+    assert raised_in(lines) == Raised("RuntimeError", "no batch", (Raised("OSError", FULL_WORDS),))
+
+
+def test_an_exception_after_which_a_rank_went_on_gives_its_place_to_newer_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = relayed(monkeypatch, 5)
+    assert raised_in(lines) is None and LEFT_OUT not in lines

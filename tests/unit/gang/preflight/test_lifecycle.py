@@ -1,0 +1,233 @@
+"""The rounds of a preflight, by their transitions: answers in, questions and what follows out. No process, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep_gang.contract import AllReduce, Cause, Expected, ExpectedPath, Kind, RestartPolicy, State
+from lockstep_gang.contract.messages import Exited, RankExit, Start, Started, Stopped
+from lockstep_gang.contract.preflight import Check, Checked, Looked, Measured, Met, PathFact, Stage
+from lockstep_gang.lifecycle.gang import Phase
+from lockstep_gang.lifecycle.preflight.preflight import PATIENCE_SECONDS, neighbours
+from unit.gang.cases import make_run
+from unit.gang.story import Story, all_stopped, failed_before, hello
+
+LOOKED = Looked(port=4000, versions={"python": "3", "torch": "2"})
+FAST = AllReduce(10**9)
+
+
+def begun(nodes: int = 2, expected: Expected | None = None, **changes: Any) -> Story:
+    """All nodes are here, and have been asked to look."""
+    story = Story(make_run(nodes=nodes, preflight=expected or Expected(), **changes))
+    for node in range(nodes):
+        story.hears(node, hello(node))
+    return story
+
+
+def asked(story: Story) -> dict[int, Check]:
+    """The question that each node has now."""
+    return {node: state.told for node, state in enumerate(story.gang.nodes) if isinstance(state.told, Check)}
+
+
+def answers(story: Story, **parts: Any) -> Story:
+    """Every node that is asked answers with these parts."""
+    for node, check in asked(story).items():
+        if check.round == story.gang.preflight.round:
+            story.hears(node, Checked(check.round, **parts))
+    return story
+
+
+def looked_and_met(story: Story, looked: Looked = LOOKED) -> Story:
+    now = round(story.now * 1000)
+    return answers(answers(story, looked=replace(looked, received_ms=now, sent_ms=now)), met=Met())
+
+
+def told_stages(story: Story) -> set[Stage]:
+    return {order.stage for _, order in story.orders if isinstance(order, Check)}
+
+
+def test_every_node_looks_then_meets_the_others_then_ranks_start() -> None:
+    story = begun()
+    assert told_stages(story) == {Stage.LOOK}
+    assert story.report.message == "preflight: looking at every node"
+    answers(story, looked=LOOKED)
+    assert [order.peers[0].port for _, order in story.orders if isinstance(order, Check)] == [4000, 4000]
+    answers(story, met=Met())
+    assert [type(order) for _, order in story.orders] == [Start, Start]
+    assert (story.report.attempt, story.records) == (1, ["begin"])
+    assert story.report.preflight.ok
+
+
+def test_an_error_spends_no_attempt_and_the_preflight_is_made_again() -> None:
+    story = begun()
+    looked_and_met(story, replace(LOOKED, unresolved={"x-1": "Name or service not known"}))
+    assert (story.gang.phase, story.gang.attempt, story.orders) == (Phase.WAITING, 0, [])
+    assert story.report.message.startswith("preflight failed, it is made again soon: preflight: node 0")
+    assert story.wake_at == story.now + 2.0
+    story.waits(2.0)
+    assert told_stages(story) == {Stage.LOOK}
+    assert looked_and_met(story).report.attempt == 1
+
+
+def test_what_does_not_go_away_fails_the_job_after_two_minutes() -> None:
+    story = begun()
+    wrong = replace(LOOKED, unresolved={"x-1": "Name or service not known"})
+    waited = 0.0
+    while story.gang.phase is not Phase.ENDED:
+        looked_and_met(story, wrong)
+        assert waited <= PATIENCE_SECONDS + 30.0
+        if story.wake_at is not None:
+            waited += story.wake_at - story.now
+            story.waits(story.wake_at - story.now)
+    assert waited >= PATIENCE_SECONDS
+    assert (story.report.state, story.report.failure.cause, story.report.attempt) == (State.FAILED, Cause.SETUP, 0)
+
+
+def test_what_waiting_can_t_help_fails_the_job_at_once() -> None:
+    story = begun(expected=Expected(paths=(ExpectedPath("spec.script.path", "a.py", Kind.FILE),)))
+    looked_and_met(story, replace(LOOKED, paths=(PathFact("a.py"),)))
+    assert (story.report.state, story.records) == (State.FAILED, ["end"])
+    assert story.report.failure.cause is Cause.CONFIGURATION
+
+
+def test_a_node_that_does_not_answer_is_named_at_the_deadline() -> None:
+    story = begun()
+    story.hears(0, Checked(story.gang.preflight.round, looked=LOOKED))
+    assert story.wake_at == story.now + 15.0
+    story.waits(15.0)
+    (finding,) = story.report.preflight.findings
+    assert (finding.check, finding.node, finding.message) == ("answer", 1, "node 1 did not answer in 15 s")
+
+
+def test_an_answer_to_an_earlier_question_changes_nothing() -> None:
+    story = begun()
+    before = story.gang.preflight
+    story.hears(0, Checked(before.round - 1, looked=LOOKED))
+    assert story.gang.preflight == before
+
+
+def test_a_node_that_leaves_voids_what_was_asked() -> None:
+    story = begun()
+    answers(story, looked=LOOKED)
+    first = story.gang.preflight.round
+    story.loses(1)
+    assert story.gang.preflight.stage is None
+    story.hears(1, hello(1, instance="another"))
+    assert told_stages(story) == {Stage.LOOK}
+    assert story.gang.preflight.round > first
+
+
+def test_a_question_is_asked_again_on_a_new_connection_of_the_same_agent() -> None:
+    story = begun()
+    question = asked(story)[1]
+    story.hears(1, hello(1))
+    assert story.orders == [(1, question)]
+
+
+def failed(cause: str, code: int = 1, **changes: Any) -> Story:
+    """An attempt that had an all-reduce before it failed, and all nodes are ready for the next one."""
+    story = looked_and_met(begun(3, Expected(all_reduce=FAST), **changes))
+    answers(story, measured=Measured(1000, 3, 10**9, port=1))
+    assert story.gang.attempt == 1
+    for node in range(3):
+        story.hears(node, Started(1))
+    line = {"UserCode": "ValueError: no", "Fabric": "ncclSystemError: gone"}[cause]
+    story.hears(1, Exited(1, RankExit(1, code, None, ordered=False, last_lines=(line,))))
+    return looked_and_met(all_stopped(story).waits(1.0))
+
+
+@pytest.mark.parametrize(("cause", "stages"), [("UserCode", set()), ("Fabric", {Stage.ALL_REDUCE})])
+def test_a_restart_measures_again_only_after_trouble_with_network_or_nodes(cause: str, stages: set[Stage]) -> None:
+    story = failed(cause, restart=RestartPolicy(3, 0))
+    assert told_stages(story) == stages
+
+
+def test_one_all_reduce_over_all_nodes_is_enough_when_it_is_fast() -> None:
+    story = looked_and_met(begun(4, Expected(all_reduce=FAST)))
+    assert {order.group.nodes for _, order in story.orders if isinstance(order, Check) and order.group} == {(0, 1, 2, 3)}
+    answers(story, measured=Measured(1_000_000, 4, 10**9, port=5000))
+    assert story.report.attempt == 1
+    assert story.report.preflight.all_reduce.bytes_per_second == 1_500_000_000
+
+
+def measured(story: Story, slow: int) -> Story:
+    """Every group is measured; one with the slow node has a tenth of the speed that is asked for."""
+    for node, check in asked(story).items():
+        if check.group is not None and check.round == story.gang.preflight.round:
+            seconds = 20 if slow in check.group.nodes else 1
+            story.hears(node, Checked(check.round, measured=Measured(seconds * 10**6, len(check.group.nodes), 2 * 10**9, port=5000 + node)))
+    return story
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8])
+def test_a_slow_node_is_found_by_pairs_and_left_out(nodes: int) -> None:
+    story = looked_and_met(begun(nodes, Expected(all_reduce=FAST)))
+    rounds = 0
+    while story.gang.preflight.stage is not None:
+        measured(story, slow=1)
+        rounds += 1
+    (finding,) = story.report.preflight.findings
+    assert (finding.node, finding.excludes, rounds <= 4) == (1, True, True)
+    assert story.report.attempt == 0
+
+
+def test_pairs_meet_at_the_port_that_the_first_of_them_said_is_free() -> None:
+    story = measured(looked_and_met(begun(4, Expected(all_reduce=FAST))), slow=1)
+    assert {order.group.nodes: order.group.master_port for _, order in story.orders if isinstance(order, Check) and order.group} == {
+        (0, 1): 5000, (2, 3): 5002,
+    }  # fmt: skip
+
+
+def test_an_all_reduce_that_hangs_ends_at_its_deadline_and_is_told_with_where_it_was() -> None:
+    story = looked_and_met(begun(2, Expected(all_reduce=FAST)))
+    story.hears(0, Checked(story.gang.preflight.round, measured=Measured(error="not done after 60 s, in: rendezvous")))
+    assert story.wake_at == story.now + 70.0
+    story.waits(70.0)
+    assert "node 1 did not answer in 70 s" in story.report.preflight.findings[0].message
+
+
+def test_where_a_node_has_no_torch_nothing_is_measured_and_ranks_start_with_a_warning() -> None:
+    story = looked_and_met(begun(2, Expected(all_reduce=FAST)), replace(LOOKED, versions={"python": "3"}))
+    assert story.report.attempt == 1
+    assert [f.message for f in story.report.preflight.findings] == ["node 0 has no torch: the all-reduce was left out"]
+
+
+def test_preflight_alone_ends_the_job_and_records_nothing() -> None:
+    story = looked_and_met(begun(expected=Expected(only=True)))
+    assert (story.report.state, story.report.attempt, story.records) == (State.COMPLETE, 0, [])
+
+
+def test_of_many_nodes_each_meets_a_few_and_is_met_by_as_many() -> None:
+    assert neighbours(0, 2) == (1,)
+    assert neighbours(1, 4) == (0, 2, 3)
+    met = [other for node in range(1024) for other in neighbours(node, 1024)]
+    assert {met.count(node) for node in (0, 1, 511, 1023)} == {10}
+
+
+def test_after_a_failure_it_is_made_within_the_backoff_and_not_at_its_beginning() -> None:
+    """So that it adds nothing to the time without training, and tells how nodes are by then."""
+    story = failed_before(looked_and_met(begun(restart=RestartPolicy(2, 60))))
+    story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.message.startswith("attempt 2 starts soon"), asked(story.waits(54))) == (True, {})
+    assert told_stages(story.waits(1)) == {Stage.LOOK}
+    assert story.report.message.startswith("attempt 2 starts soon")
+    assert looked_and_met(story).orders == []
+    assert [type(order) for _, order in story.waits(5).orders] == [Start, Start]
+
+
+def test_a_restart_that_does_not_wait_begins_with_it() -> None:
+    story = looked_and_met(begun(restart=RestartPolicy(1, 60)))
+    story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
+    assert (story.report.message.startswith("attempt 2 starts soon"), told_stages(story)) == (True, {Stage.LOOK})
+    assert [type(order) for _, order in looked_and_met(story).orders] == [Start, Start]
+
+
+def test_one_that_fails_within_the_backoff_delays_the_start() -> None:
+    story = failed_before(looked_and_met(begun(restart=RestartPolicy(2, 60))))
+    story.hears(0, Started(1), Exited(1, RankExit(0, 1, None, ordered=False)), Stopped(1)).hears(1, Stopped(1))
+    answers(answers(story.waits(55), looked=LOOKED), met=Met({"1": "refused"}))
+    assert story.report.message.startswith("preflight failed, it is made again soon")
+    assert [type(order) for _, order in story.waits(5).orders] == [Check, Check]

@@ -1,0 +1,72 @@
+"""A session with the API server leaves no socket open, whatever the server does at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import hashlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lockstep.kube.connection import Connection
+from lockstep.kube.kubeconfig import Server
+from lockstep.platforms.operator.certificate import make_certificates
+
+ACCEPT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[str]:
+    """A server that opens one websocket, answers its closing frame, and then reads no more: TLS's own closing is never answered."""
+    made = make_certificates(("localhost",), datetime.now(UTC))
+    (tmp_path / "pem").write_text(made.tls_key + made.tls_cert)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "pem")
+    ended = threading.Event()
+
+    def serve() -> None:
+        plain, _ = listening.accept()
+        with tls.wrap_socket(plain, server_side=True) as connection:
+            request = b""
+            while b"\r\n\r\n" not in request:
+                request += connection.recv(4096)
+            headers = dict(line.partition(b": ")[::2] for line in request.split(b"\r\n"))
+            proof = base64.b64encode(hashlib.sha1(headers[b"Sec-WebSocket-Key"] + ACCEPT).digest())  # noqa: S324 (the protocol's)
+            upgraded = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+            connection.sendall(upgraded + proof + b"\r\n\r\n")
+            connection.recv(4096)
+            connection.sendall(b"\x88\x02\x03\xe8")
+            ended.wait(60)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"https://127.0.0.1:{listening.getsockname()[1]}"
+        ended.set()
+        thread.join()
+
+
+def test_a_websocket_whose_server_never_ends_tls_is_closed_with_the_session(silent: str) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+
+    async def authorization() -> str | None:
+        return None
+
+    async def used() -> None:
+        connection = Connection(Server(silent, None, tls, authorization))
+        try:
+            opened = await connection.websocket("/exec", (), None)
+            await opened.close()
+        finally:
+            await connection.close()
+
+    asyncio.run(asyncio.wait_for(used(), 30))
+    gc.collect()  # an open socket would be told of here, which is an error

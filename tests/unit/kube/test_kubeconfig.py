@@ -1,0 +1,156 @@
+"""Who asks which server, from kubeconfigs as people have them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep.api.errors import ConfigError
+from lockstep.kube import kubeconfig, loginprogram
+from lockstep.kube.kubeconfig import Server, read
+
+V1 = "client.authentication.k8s.io/v1"
+
+
+def write(path: Path, user: dict[str, Any], *, name: str = "a", **cluster: Any) -> str:
+    content = {
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": {"server": f"http://{name}:8080"} | cluster}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": f"team-{name}"}}],
+        "users": [{"name": name, "user": user}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def found(paths: str, context: str | None = None) -> Server:
+    server = read(paths, context)
+    assert server is not None
+    return server
+
+
+def header(server: Server) -> str | None:
+    return asyncio.run(server.authorization())  # type: ignore[arg-type]
+
+
+def test_a_token_a_password_and_nothing_are_said_in_the_header(tmp_path: Path) -> None:
+    assert header(found(write(tmp_path / "k", {"token": "t0"}))) == "Bearer t0"
+    basic = "Basic " + base64.b64encode(b"u:p:q").decode()
+    assert header(found(write(tmp_path / "k", {"username": "u", "password": "p:q"}))) == basic
+    assert header(found(write(tmp_path / "k", {}))) is None
+
+
+def test_a_tokens_file_is_read_again_when_it_may_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("one\n")
+    server = found(write(tmp_path / "k", {"tokenFile": "token"}))
+    assert header(server) == "Bearer one"
+    (tmp_path / "token").write_text("two")
+    assert header(server) == "Bearer one"
+    monkeypatch.setattr(kubeconfig, "RENEWED_SECONDS", 0.0)
+    assert header(server) == "Bearer two"
+
+
+def test_of_several_files_the_first_that_names_a_thing_counts(tmp_path: Path) -> None:
+    first = write(tmp_path / "1", {"token": "1"})
+    second = write(tmp_path / "2", {"token": "2"}, name="b")
+    paths = os.pathsep.join(["", first, second, str(tmp_path / "gone")])
+    assert (found(paths).url, found(paths).namespace) == ("http://a:8080", "team-a")
+    assert (found(paths, "b").url, header(found(paths, "b"))) == ("http://b:8080", "Bearer 2")
+    again = os.pathsep.join([first, write(tmp_path / "3", {"token": "3"})])
+    assert header(found(again)) == "Bearer 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{a: ", "is no kubeconfig"),
+        ("[1, 2]", "is no kubeconfig"),
+        ("contexts: [{name: x}]", "names no current-context; there are x"),
+        ("current-context: y\ncontexts: [{name: x}]", "has no context y; there are x"),
+        ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]", "has no cluster c; there are none"),
+        ("current-context: x\ncontexts: [{name: x, context: {cluster: c}}]\nclusters: [{name: c}]", "cluster c in .* has no server"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "k").write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read(str(tmp_path / "k"))
+
+
+def test_a_legacy_login_is_left_to_the_library(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "k", {"auth-provider": {"name": "oidc"}})) is None
+
+
+def plugin(folder: Path, status: dict[str, Any], **stated: Any) -> dict[str, Any]:
+    """A login program that prints what it was told, and counts its runs."""
+    script = folder / "login"
+    script.write_text(
+        f"#!{sys.executable}\nimport json, os\nfrom pathlib import Path\n"
+        f"count = Path({str(folder / 'count')!r})\ncount.write_text(str(int(count.read_text() or 0) + 1) if count.exists() else '1')\n"
+        f"Path({str(folder / 'told')!r}).write_text(os.environ['KUBERNETES_EXEC_INFO'] + os.environ.get('PROFILE', ''))\n"
+        f"print(json.dumps({{'apiVersion': {V1!r}, 'kind': 'ExecCredential', 'status': {status!r}}}))\n"
+    )
+    script.chmod(0o755)
+    return {
+        "exec": {
+            "apiVersion": V1,
+            "command": "./login",
+            "env": [{"name": "PROFILE", "value": "me"}],
+            **stated,
+        }
+    }
+
+
+def runs(folder: Path) -> int:
+    return int((folder / "count").read_text())
+
+
+def test_a_login_program_is_asked_once_while_its_token_lasts(tmp_path: Path) -> None:
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    server = found(write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat()})))
+    assert [header(server), header(server)] == ["Bearer t", "Bearer t"]
+    assert runs(tmp_path) == 1
+    assert (tmp_path / "told").read_text().endswith("me")
+
+
+def test_a_login_program_is_asked_again_when_its_token_ends(tmp_path: Path) -> None:
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=loginprogram.RENEWED_SECONDS / 2)
+    server = found(write(tmp_path / "k", plugin(tmp_path, {"token": "t", "expirationTimestamp": ends.isoformat().replace("+00:00", "Z")})))
+    assert header(server) == "Bearer t"
+    assert runs(tmp_path) == 2
+
+
+def test_a_login_program_that_wants_it_is_told_of_the_cluster(tmp_path: Path) -> None:
+    found(write(tmp_path / "k", plugin(tmp_path, {"token": "t"}, provideClusterInfo=True), **{"tls-server-name": "n"}))
+    told = json.loads((tmp_path / "told").read_text().removesuffix("me"))
+    assert told["spec"]["cluster"] == {"server": "http://a:8080", "tls-server-name": "n"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"command": "no-such-program", "installHint": "get it\nfrom us"}, "no-such-program, which is not installed: get it from us"),
+        ({"command": sys.executable, "args": ["-c", "import sys; sys.exit('token expired, log in')"]}, "failed: token expired, log in"),
+        ({"command": sys.executable, "args": ["-c", "print('hello')"]}, "printed no ExecCredential"),
+    ],
+)
+def test_a_login_program_that_fails_is_told_in_its_own_words(tmp_path: Path, stated: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(write(tmp_path / "k", {"exec": {"apiVersion": V1} | stated}))
+
+
+def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
+    bad = base64.b64encode(b"nonsense").decode()
+    with pytest.raises(ConfigError, match="a certificate of the kubeconfig can't be used"):
+        read(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority-data": bad}))
+    with pytest.raises(ConfigError, match="certificate-authority of the kubeconfig can't be read"):
+        read(write(tmp_path / "k", {}, server="https://a", **{"certificate-authority": "gone.crt"}))

@@ -1,0 +1,469 @@
+"""What the API server sends is read whatever stands in one object: nothing deep, large or unknown stops a list, a watch or the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from lockstep.api.names import APP, LABEL_JOB
+from lockstep.api.objects import DEPTH_MAX, TOO_DEEP, Object
+from lockstep.kube.cluster import Cluster, Unreachable
+from lockstep.kube.kubeconfig import Server
+from lockstep.kube.reading import PAGE_BYTES_MAX, SLIM_BYTES, BoundedSession, cut_depths, loads
+from lockstep.plan.decide.accept import accept
+from lockstep.plan.observed import UNREADABLE, Observed
+from lockstep.plan.render.objects import RenderContext
+from lockstep.platforms.operator.memory.compact import LABELS_MAX, OTHER_BYTES_MAX, PACKED_BYTES_MAX, Kept, slim
+from lockstep.platforms.operator.memory.inventory import CONTENTS_MAX, EVENTS_MAX, Inventory
+from lockstep.platforms.operator.watching import slimmed
+
+KEY = ("ns", "x")
+
+
+def deep(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+def job(name: str = "x", version: int = 5, deepspeed: str = "{}") -> Object:
+    text = f'{{"metadata":{{"name":"{name}","namespace":"ns","uid":"u-{name}","resourceVersion":"{version}"}},"spec":{{"training":{{"deepspeed":{deepspeed}}}}}}}'
+    made: Object = loads(text.encode())
+    return made
+
+
+def depth_of(value: Any) -> int:
+    levels, level = 0, [value]
+    while level := [
+        inner for outer in level if isinstance(outer, dict | list) for inner in (outer.values() if isinstance(outer, dict) else outer)
+    ]:
+        levels += 1
+    return levels
+
+
+@pytest.mark.parametrize("levels", [1500, 9000])
+@pytest.mark.parametrize("shape", [deep, lambda n: "[" * n + "]" * n, lambda n: '{"a":[' * n + "1" + "]}" * n])
+def test_text_of_any_depth_is_read_and_cut(levels: int, shape: Any) -> None:
+    value = loads(f'{{"before":"a{{[\\"}}","deep":{shape(levels)},"after":[1]}}'.encode())
+    assert (value["before"], value["after"]) == ('a{["}', [1])
+    assert depth_of(value) <= DEPTH_MAX + 3
+    json.dumps(value)
+
+
+def test_what_is_not_too_deep_is_untouched() -> None:
+    value = json.loads(deep(DEPTH_MAX))
+    assert not cut_depths(value, DEPTH_MAX) and value == json.loads(deep(DEPTH_MAX))
+    value = json.loads(deep(DEPTH_MAX + 1))
+    assert cut_depths(value, DEPTH_MAX) and TOO_DEEP in json.dumps(value)
+
+
+class Reply:
+    """A response with a body, as aiohttp's."""
+
+    status = 200
+
+    def __init__(self, body: bytes) -> None:
+        self.body, self.headers, self.closed = body, {}, False
+
+    @property
+    def content(self) -> Reply:
+        return self
+
+    async def __aenter__(self) -> Reply:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        for begin in range(0, len(self.body), size):
+            if self.closed:
+                return
+            yield self.body[begin : begin + size]
+
+    async def read(self) -> bytes:
+        return self.body
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Listing:
+    """An API server that lists objects by pages."""
+
+    def __init__(self, items: list[str], version: int = 7) -> None:
+        self.server = Server("https://cluster")
+        self.items, self.version = items, version
+        self.limits: list[int] = []
+        self.replies: list[Reply] = []
+        self.headers: dict[str, str] = {}
+        self.accepted: list[str] = []
+        self.watch = b""
+
+    async def request(self, method: str, url: str, *more: Any, **named: Any) -> Reply:
+        query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+        headers = named["headers"] if named else more[1]
+        self.accepted.append(headers.get("Accept", ""))
+        if "watch" in query:
+            return self._reply(self.watch)
+        begin, limit = int(query.get("continue", 0)), int(query["limit"])
+        self.limits.append(limit)
+        end = begin + limit
+        token = f'"continue":"{end}",' if end < len(self.items) else ""
+        return self._reply(
+            f'{{"metadata":{{{token}"resourceVersion":"{self.version}"}},"items":[{",".join(self.items[begin:end])}]}}'.encode()
+        )
+
+    def _reply(self, body: bytes) -> Reply:
+        self.replies.append(Reply(body))
+        return self.replies[-1]
+
+
+def text_of(name: str, padding: int = 0, deepspeed: str = "{}") -> str:
+    item = {"metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}", "resourceVersion": "5"}, "spec": {"script": "x" * padding}}
+    return json.dumps(item)[:-2] + f',"deepspeed":{deepspeed}}}}}'
+
+
+async def listed(cluster: Cluster, **how: Any) -> list[str]:
+    return [item["metadata"]["name"] async for page in cluster.pages("TrainingJob", **how) for item in page["items"]]
+
+
+def test_a_list_with_an_object_that_is_too_deep_has_all_the_others() -> None:
+    cluster = Cluster(Listing([text_of("a"), text_of("deep", deepspeed=deep(1500)), text_of("b")]))
+    assert asyncio.run(listed(cluster)) == ["a", "deep", "b"]
+
+
+def test_pages_of_large_objects_are_small_and_those_of_small_ones_large_again() -> None:
+    size = PAGE_BYTES_MAX // 3
+    server = Listing([text_of(f"large-{number}", size) for number in range(12)] + [text_of(f"small-{number}") for number in range(500)])
+    names = asyncio.run(listed(Cluster(server), limit=100, bounded=True))
+    assert len(names) == len(set(names)) == 512
+    assert min(server.limits) <= 2
+    assert server.limits[-1] == 100
+    assert all(reply.closed for reply in server.replies if len(reply.body) > 2 * PAGE_BYTES_MAX)
+
+
+def test_one_object_is_read_however_large_it_is() -> None:
+    server = Listing([text_of("huge", 2 * PAGE_BYTES_MAX), text_of("b")])
+    assert asyncio.run(listed(Cluster(server), limit=100, bounded=True)) == ["huge", "b"]
+
+
+def test_a_reply_that_is_no_json_is_a_server_that_can_t_be_reached() -> None:
+    server = Listing(["<html>"])
+    with pytest.raises(Unreachable, match="no JSON"):
+        asyncio.run(listed(Cluster(server)))
+
+
+def test_an_empty_list_of_metadata_has_no_items() -> None:
+    """It says `"items":null`."""
+    server = Listing([])
+    server._reply = lambda body: Reply(b'{"metadata":{"resourceVersion":"7"},"items":null}')  # type: ignore[method-assign]
+    assert asyncio.run(listed(Cluster(server), metadata_only=True)) == []
+
+    async def page() -> Any:
+        async with await session(server).request("get", "https://cluster/api/v1/configmaps?limit=100") as reply:
+            return await reply.json()
+
+    assert asyncio.run(page())["items"] == []
+
+
+def session(server: Listing) -> BoundedSession:
+    return BoundedSession(server, frozenset({"configmaps"}), frozenset({"trainingjobs"}), slim=slimmed)
+
+
+async def lines_of(server: Listing, plural: str = "trainingjobs", since: int = 7) -> list[Any]:
+    url = f"https://cluster/apis/x/{plural}?watch=true&resourceVersion={since}"
+    async with await session(server).request("get", url) as reply:
+        chunks = [chunk async for chunk in reply.content.iter_chunked(1000)]
+    return [json.loads(line) for line in b"".join(chunks).splitlines()]
+
+
+def test_a_watch_goes_on_after_an_event_that_is_too_deep() -> None:
+    server = Listing([])
+    server.watch = "".join(
+        f'{{"type":"ADDED","object":{text_of(n, deepspeed=d)}}}\n' for n, d in (("a", "{}"), ("b", deep(1500)), ("c", deep(900)))
+    ).encode()
+    events = asyncio.run(lines_of(server))
+    assert [event["object"]["metadata"]["name"] for event in events] == ["a", "b", "c"]
+    assert max(map(depth_of, events)) <= DEPTH_MAX + 3
+
+
+@pytest.mark.parametrize("plural", ["pods", "configmaps", "events", "nodes"])
+def test_a_watch_of_any_kind_goes_on_after_metadata_that_is_too_deep(plural: str) -> None:
+    """Whoever may write an object may write its managedFields, and the API server keeps them at any depth."""
+    server = Listing([])
+    fields = '{"f:a":' * 4500 + "{}" + "}" * 4500
+    deep_one = f'{{"metadata":{{"name":"deep","managedFields":[{{"fieldsV1":{fields}}}]}}}}'
+    server.watch = "".join(f'{{"type":"ADDED","object":{text}}}\n' for text in (deep_one, text_of("b"))).encode()
+    lines = asyncio.run(lines_of(server, plural))
+    assert [event["object"]["metadata"]["name"] for event in lines] == ["deep", "b"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    ['{"type":"ERROR","object":{"code":410,"message":"too old"}}', '{"object": {"code": 410, "message": "too old"}, "type": "ERROR"}'],
+)
+def test_kopf_gets_only_the_revisions_of_kinds_that_somebody_else_takes(error: str) -> None:
+    taken: list[tuple[str | None, str]] = []
+    server = Listing([text_of("a"), text_of("b")])
+    lines = [f'{{"type":"{kind}","object":{text_of(name, deepspeed=value)}}}' for kind, name, value in (
+        ("ADDED", "c", "{}"), ("MODIFIED", "c", deep(1500)), ("DELETED", "a", "{}"), ("BOOKMARK", "", "{}"),
+    )]  # fmt: skip
+    server.watch = "\n".join((*lines, error, "")).encode()
+    takes = {"pods": lambda type, item: taken.append((type, item["metadata"]["name"]))}
+
+    async def read() -> tuple[Any, list[Any]]:
+        both = BoundedSession(server, frozenset(), frozenset(), taken=takes)
+        async with await both.request("get", "https://cluster/api/v1/pods?limit=100") as reply:
+            page = await reply.json()
+        async with await both.request("get", "https://cluster/api/v1/pods?watch=true&resourceVersion=7") as reply:
+            chunks = [chunk async for chunk in reply.content.iter_chunked(1000)]
+        return page, [json.loads(line) for line in b"".join(chunks).splitlines()]
+
+    page, events = asyncio.run(read())
+    assert (page["items"], page["metadata"]["resourceVersion"]) == ([], "7")
+    assert taken == [(None, "a"), (None, "b"), ("ADDED", "c"), ("MODIFIED", "c"), ("DELETED", "a")]
+    assert [event["type"] for event in events] == [*["BOOKMARK"] * 4, "ERROR"]
+    assert {event["object"]["metadata"]["resourceVersion"] for event in events[:-1]} == {"5"}
+
+
+@pytest.mark.parametrize("plural", ["pods", "trainingjobs"])
+def test_whoever_compares_lists_is_told_of_an_empty_one_too(plural: str) -> None:
+    """What is gone from it may be the last of its kind."""
+    told: list[str] = []
+    takes = {"pods": lambda type, item: told.append("taken")}
+
+    async def read() -> None:
+        both = BoundedSession(Listing([]), frozenset(), frozenset(), taken=takes, listed=lambda: told.append("listed"))
+        await both.request("get", f"https://cluster/api/v1/{plural}?limit=100")
+
+    asyncio.run(read())
+    assert told == ["listed"]
+
+
+DENSE = "[" + ",".join(["{}"] * 200_000) + "]"
+"""600 kB of text, 14 MB as Python's objects."""
+
+
+def test_what_kopf_gets_of_a_large_object_is_what_is_kept_of_it() -> None:
+    """It may have many at a time, of each of which a job's owner chooses the size."""
+    server = Listing([text_of("small"), text_of("large", deepspeed=DENSE)])
+    server.watch = f'{{"type":"ADDED","object":{text_of("large", deepspeed=DENSE)}}}\n'.encode()
+    [event] = asyncio.run(lines_of(server))
+
+    async def page() -> Any:
+        async with await session(server).request("get", "https://cluster/apis/x/trainingjobs?limit=100") as reply:
+            return await reply.json()
+
+    listed = asyncio.run(page())["items"]
+    for item in (event["object"], listed[-1]):
+        assert item["metadata"]["name"] == "large" and "at most 393216 can be read" in item[UNREADABLE]
+        assert len(json.dumps(item)) < 2000
+    assert listed[0]["spec"] == loads(text_of("small").encode())["spec"]
+
+
+LARGE_OBJECTS: dict[str, Object] = {
+    "TrainingJob": {"spec": {"training": {"deepspeed": {"z": "x" * SLIM_BYTES}}}, "status": {"phase": 1}},
+    "TrainingCluster": {"spec": {"pod": {"env": [{"name": "A", "value": "x" * SLIM_BYTES}]}}},
+    "Node": {
+        "spec": {},
+        "status": {"allocatable": {"cpu": "1"}, "images": ["x" * SLIM_BYTES], "conditions": [{"type": "Ready", "status": "True"}]},
+    },
+    "Pod": {"spec": {"containers": [{"name": "a", "image": "x" * SLIM_BYTES}], "nodeName": "n"}, "status": {"phase": "Running"}},
+    "Event": {"involvedObject": {"kind": "Pod", "name": "x"}, "reason": "FailedScheduling", "message": "x" * SLIM_BYTES},
+    "PersistentVolumeClaim": {"spec": {"accessModes": ["ReadWriteMany"], "volumeName": "x" * SLIM_BYTES}, "status": {"phase": "Bound"}},
+    "ServiceAccount": {"imagePullSecrets": ["x" * SLIM_BYTES]},
+    "StatefulSet": {"spec": {"template": {"metadata": {"annotations": {"a": "x" * SLIM_BYTES}}}}},
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_OBJECTS)
+def test_of_an_object_that_comes_slim_the_same_is_kept(kind: str) -> None:
+    metadata = {
+        "name": "x",
+        "namespace": "ns",
+        "uid": "u",
+        "resourceVersion": "7",
+        "labels": {LABEL_JOB: "j", APP: "a"},
+        "managedFields": [{"manager": "kubectl-scale", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
+    }
+    item = {"apiVersion": "v1", "kind": kind, "metadata": metadata, **LARGE_OBJECTS[kind]}
+    whole, thin = Kept(kind, item), Kept(kind, slim(kind, item))
+    assert (whole.item, whole.version, whole.uid, whole.job, whole.is_cut) == (thin.item, thin.version, thin.uid, thin.job, thin.is_cut)
+
+
+def test_a_watch_that_fails_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.kube.reading.WATCH_ERROR_SECONDS", 0.0)
+    server = Listing([])
+    server.watch = b'{"type":"ERROR","object":{"code":500,"message":"etcd event received with PrevKv=nil"}}\n'
+    assert [event["object"]["code"] for event in asyncio.run(lines_of(server))] == [410]
+
+
+def test_what_is_forbidden_is_asked_for_again_until_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf would end the watch of this kind in this namespace, and never begin it again: an administrator may give the right back."""
+    monkeypatch.setattr("lockstep.kube.reading.FORBIDDEN_SECONDS", 0.0)
+    monkeypatch.setattr("lockstep.kube.reading.WATCH_ERROR_SECONDS", 0.0)
+    server = Listing([text_of("a")])
+    allowed, asked = server.request, list[str]()
+
+    async def forbids_twice(**how: Any) -> Any:
+        asked.append(how["url"])
+        if len(asked) > 2:
+            return await allowed(**how)
+        reply = Reply(b"{}")
+        reply.status = 403
+        return reply
+
+    monkeypatch.setattr(server, "request", forbids_twice)
+
+    async def page() -> Any:
+        async with await session(server).request("get", "https://cluster/api/v1/configmaps?limit=100") as reply:
+            return await reply.json()
+
+    assert len(asyncio.run(page())["items"]) == 1
+    assert len(asked) == 3
+    asked.clear()
+    assert [event["object"]["code"] for event in asyncio.run(lines_of(server, since=0))] == [410]
+
+
+def test_a_watch_from_a_revision_that_the_server_hasn_t_lists_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store was restored: such a watch would be silent until the revisions are through again."""
+    monkeypatch.setattr("lockstep.kube.reading.WATCH_ERROR_SECONDS", 0.0)
+    server = Listing([], version=500)
+    server.watch = f'{{"type":"ADDED","object":{text_of("a")}}}\n'.encode()
+    assert [event["type"] for event in asyncio.run(lines_of(server, since=900))] == ["ERROR"]
+    assert [event["type"] for event in asyncio.run(lines_of(server, since=500))] == ["ADDED"]
+
+
+def test_of_what_anybody_may_make_large_only_metadata_is_listed_and_watched() -> None:
+    server = Listing([text_of("a")])
+    asyncio.run(session(server).request("get", "https://cluster/api/v1/configmaps?limit=100"))
+    asyncio.run(lines_of(server, "configmaps"))
+    assert all("as=PartialObjectMetadata" in accept for accept in server.accepted)
+
+
+def test_kopf_s_lists_are_read_whatever_one_object_has() -> None:
+    server = Listing([text_of("a"), text_of("deep", deepspeed=deep(1500)), text_of("large", PAGE_BYTES_MAX)])
+
+    async def page() -> Any:
+        async with await session(server).request("get", "https://cluster/apis/x/trainingjobs?limit=100") as reply:
+            return await reply.json()
+
+    assert [item["metadata"]["name"] for item in asyncio.run(page())["items"]][:1] == ["a"]
+
+
+@pytest.mark.parametrize("levels", [DEPTH_MAX, 900, 1500, 9000])
+def test_a_job_that_is_too_deep_says_so_of_itself(levels: int) -> None:
+    inventory = Inventory()
+    inventory.observe("TrainingJob", job(deepspeed=deep(levels)), deleted=False)
+    refusal = accept(inventory.observed(KEY) or pytest.fail("no job"), RenderContext())
+    assert "nested deeper than 64 levels" in refusal.message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("content", ["x" * (1 << 20), [{}] * 300_000])
+def test_a_job_that_is_too_large_says_so_of_itself_and_little_of_it_is_kept(content: Any) -> None:
+    item = job()
+    item["spec"] |= {"suspend": True, "env": content}
+    kept = Kept("TrainingJob", item)
+    assert kept.item["spec"]["suspend"] is True and len(json.dumps(kept.item)) < 4096
+    refusal = accept(Observed(kept.item), RenderContext())
+    assert "make it smaller" in refusal.message  # type: ignore[union-attr]
+
+
+def test_a_profile_that_is_too_deep_is_refused_by_its_name() -> None:
+    profile = {"metadata": {"name": "p", "uid": "p", "resourceVersion": "1"}, "spec": json.loads(deep(100))}
+    observed = Observed(
+        {**job(), "apiVersion": "lockstep.dev/v1alpha1", "spec": {"cluster": "p", "script": {"path": "x.py"}}},
+        profiles=(Kept("TrainingCluster", profile).item,),
+    )
+    observed.job["kind"] = "TrainingJob"
+    assert "TrainingCluster p can't be used: it has a field" in accept(observed, RenderContext()).message  # type: ignore[union-attr]
+
+
+def test_what_others_write_into_metadata_is_not_kept() -> None:
+    item = job()
+    item["metadata"] |= {
+        "managedFields": [{"fieldsV1": "x" * 10**6}], "finalizers": ["x"] * 1000, "labels": {f"l{number}": "x" for number in range(LABELS_MAX + 1)},
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "x" * 200_000, "lockstep.dev/is-default-cluster": "true"},
+        "ownerReferences": [{"uid": str(number), "kind": "Pod", "name": "x"} for number in range(1000)],
+    }  # fmt: skip
+    item["metadata"]["labels"]["lockstep.dev/job"] = "x"
+    metadata = Kept("TrainingJob", item).item["metadata"]
+    assert metadata["annotations"] == {"lockstep.dev/is-default-cluster": "true"} and metadata["labels"] == {"lockstep.dev/job": "x"}
+    assert len(json.dumps(metadata)) < 4096
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Node", "PersistentVolumeClaim", "Service", "NetworkPolicy", "StatefulSet", "Event"])
+def test_little_is_kept_of_any_large_object(kind: str) -> None:
+    noise = "".join(map(chr, range(0x4E00, 0x9FA5))) * 20
+    item = {
+        **job("y"),
+        "spec": {"replicas": 3, "nodeName": "n", "noise": [noise], "affinity": {"a": noise}},
+        "status": {"phase": "Running", "noise": noise},
+    }
+    item |= {"message": noise, "reason": "FailedCreate", "involvedObject": {"kind": "Pod", "name": noise}}
+    kept = Kept(kind, item)
+    assert len(json.dumps(kept.item, ensure_ascii=False)) <= OTHER_BYTES_MAX
+    if kind == "StatefulSet":
+        assert kept.item["spec"]["replicas"] == 3 and kept.is_cut
+
+
+def test_events_of_a_namespace_are_bounded_and_the_newest_stay() -> None:
+    inventory = Inventory()
+    inventory.observe("TrainingJob", job(), deleted=False)
+    for number in range(3 * EVENTS_MAX):
+        metadata = {"name": f"e{number}", "namespace": "ns", "uid": f"e{number}", "resourceVersion": str(number + 10)}
+        inventory.observe("Event", {"metadata": metadata, "reason": "FailedCreate", "involvedObject": {}}, deleted=False)
+    events = (inventory.observed(KEY) or pytest.fail("no job")).warnings
+    assert len(events) <= EVENTS_MAX
+    assert f"e{3 * EVENTS_MAX - 1}" in {event["metadata"]["name"] for event in events}
+
+
+def test_an_object_that_can_t_be_taken_in_is_skipped() -> None:
+    inventory = Inventory()
+    inventory.begin_lists()
+    broken = {"metadata": {"name": "broken", "namespace": "ns"}, "spec": None}
+    inventory.take_in("TrainingJob", [broken, job()])
+    assert inventory.jobs() == [KEY]
+
+
+def owned(kind: str, name: str, uid: str = "u-x", **content: Any) -> Object:
+    owner = {"kind": "TrainingJob", "name": "x", "uid": uid, "controller": True}
+    metadata = {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"{kind}-{name}",
+        "resourceVersion": "9",
+        "labels": {"lockstep.dev/job": "x"},
+        "ownerReferences": [owner],
+    }
+    return {"kind": kind, "metadata": metadata, **content}
+
+
+def test_only_what_a_decision_needs_is_read_again() -> None:
+    inventory = Inventory()
+    inventory.observe("TrainingJob", job(), deleted=False)
+    pod = owned("Pod", "x-0", spec={}, status={})
+    pod["metadata"]["annotations"] = {"lockstep.dev/run-hash": "abc"}
+    inventory.observe("Pod", pod, deleted=False)
+    runs = [owned("ConfigMap", f"x-run-{number}") for number in range(100)]
+    for item in (*runs, owned("ConfigMap", "x-run-abc"), owned("ConfigMap", "x-run-of-another", uid="another"), owned("ConfigMap", "any")):
+        inventory.observe("ConfigMap", item, deleted=False)
+    asked = inventory.to_read(KEY)
+    assert asked[0] == ("ConfigMap", "x-run-abc") and len(asked) == CONTENTS_MAX
+    assert not {("ConfigMap", "any"), ("ConfigMap", "x-run-of-another")} & set(asked)
+    inventory.observe("ConfigMap", owned("ConfigMap", "x-run-abc", data={"run.json": "{}"}), deleted=False)
+    assert ("ConfigMap", "x-run-abc") not in inventory.to_read(KEY)
+    inventory.observe("ConfigMap", owned("ConfigMap", "x-run-abc"), deleted=False)  # the same version, by a watch of metadata
+    assert (inventory.observed(KEY) or pytest.fail("no job")).objects["ConfigMap", "x-run-abc"]["data"] == {"run.json": "{}"}
+
+
+def test_a_frozen_run_that_is_too_large_to_keep_is_read_each_time() -> None:
+    import random
+
+    noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=4 * PACKED_BYTES_MAX))  # noqa: S311
+    kept = Kept("ConfigMap", owned("ConfigMap", "x-run-abc", data={"run.json": noise}))
+    assert kept.is_cut and "data" not in kept.item

@@ -1,0 +1,229 @@
+"""What a plan says of memory, traffic, steps, checkpoints and time, from what is known; expected numbers are worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden.plan_cases import TRAINING, job, profile
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobs.planfacts import known_facts, read_pace
+from lockstep.plan.ahead.forecast import Forecast, Known, Pace, capacity, forecast
+from lockstep.plan.cluster.lookahead import EXIT_CODES, Outcome, Verdict, sentence, verdict
+from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
+from lockstep_sizes.families import shape_from_config
+
+Object = dict[str, Any]
+# As in test_sizes.py: 212 elements; rank 2 on q_proj and v_proj trains 32 of them.
+TINY: Object = {
+    "model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+SHAPE = shape_from_config(TINY)
+GPUS: Object = {"platform": "Kubernetes", "image": "trainer:1", "gpus": {"perNode": 2, "type": "NVIDIA H100 80GB HBM3"}}
+
+
+def resolved(profile_spec: Object | None = None, nodes: int = 2, **training: Any) -> Resolved:
+    """Two nodes of two GPUs; 32 samples a step, 4 micro-batches of 2 a rank; 12 tokens a sample at most."""
+    given: Object = {
+        **TRAINING, "lora": {"rank": 2, "targetModules": ["q_proj", "v_proj"]}, "data": {"path": "/datasets/text.jsonl", "maxLength": 12},
+        "optimization": {"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3}, "checkpoint": {"everySteps": 4, "keep": 2}, **training,
+    }  # fmt: skip
+    return resolve(job(nodes=nodes, training=given), profile(**(GPUS | (profile_spec or {}))), PlatformDefaults(namespace="team"))
+
+
+def told(found: Forecast, section: str) -> str:
+    return " | ".join(f"{line.outcome.value}: {line.said}" for line in found.lines if line.section == section)
+
+
+KNOWN = Known(
+    shape=SHAPE, shape_source="config.json", samples=100, samples_source="--samples", capacity_bytes=80 * 10**9, capacity_source="by type"
+)
+
+
+def test_everything_is_counted_when_everything_is_known() -> None:
+    pace = Pace(96.0, "--tokens-per-second")
+    found = forecast(resolved(), Known(**{**vars(KNOWN), "pace": pace}))
+    assert [line.outcome for line in found.lines if line.outcome is Outcome.UNKNOWN] == []
+    # 300 samples, 32 a step: 10 steps, 3.125 an epoch. A step has at most 32 × 12 = 384 tokens, 4 s at 96 tokens/s: 40 s.
+    assert {key: found.figures[key] for key in ("steps", "stepsPerEpoch", "stepSeconds", "seconds")} == {
+        "steps": 10, "stepsPerEpoch": 3.12, "stepSeconds": 4.0, "seconds": 40.0,
+    }  # fmt: skip
+    # The adapter's 64 bytes: all-reduced over 4 ranks after each of 4 micro-batches, 2 × 3/4 × 64 × 4 = 384; gathered once, 48. 432 bytes in 4 s: 864 bit/s.
+    assert (found.figures["stepNodeBytes"], found.figures["accumulation"]) == (432, 4)
+    assert "needs less than 0.001 Gb/s" in told(found, "network")
+    # Commits at steps 4, 8 and 10, of 32 × 12 = 384 bytes; kept 2 and the one being written.
+    assert {key: found.figures[key] for key in ("checkpoints", "checkpointBytes", "checkpointsMostBytes")} == {
+        "checkpoints": 3, "checkpointBytes": 384, "checkpointsMostBytes": 1152,
+    }  # fmt: skip
+    assert (found.figures["parameters"], found.figures["trainedParameters"]) == (212, 32)
+    assert told(found, "time").startswith("note: at most 40s: 10 steps of 4 s")
+
+
+def test_a_measured_run_gives_its_own_tokens_a_step() -> None:
+    found = forecast(resolved(), Known(**{**vars(KNOWN), "pace": Pace(100.0, "a log", tokens_per_step=200.0)}))
+    assert told(found, "time").startswith("note: about 20s: 10 steps of 2 s (a log; its steps' tokens and speed)")
+
+
+def test_what_nobody_says_is_unknown_in_every_section_and_names_what_would_say_it() -> None:
+    found = forecast(resolved(), Known(capacity_source="no label"))
+    unknown = {line.section: line.said for line in found.lines if line.outcome is Outcome.UNKNOWN}
+    assert set(unknown) == {"memory", "network", "steps", "saves", "time"}
+    assert ("--model-config" in unknown["memory"], "--samples" in unknown["steps"], "--tokens-per-second" in unknown["time"]) == (
+        True,
+        True,
+        True,
+    )
+
+
+def test_a_run_that_can_not_fit_is_refused_in_the_trainers_words() -> None:
+    found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**6}))
+    assert told(found, "memory").startswith("refused: training needs about 1.3 GB on each GPU, which has 1.0 MB")
+
+
+def test_a_run_that_may_run_out_is_a_risk_with_settings_that_fit() -> None:
+    """Between what shapes alone need and what all estimates add up to: it isn't refused, and doesn't fit either."""
+    found = forecast(resolved(), Known(**{**vars(KNOWN), "capacity_bytes": 10**9}))
+    line = next(line for line in found.lines if line.section == "memory")
+    assert (line.outcome, line.said) == (Outcome.RISK, "a GPU needs about 1.3 GB of 1.0 GB (by type): it may run out")
+    assert line.fix.startswith("what fits: ")
+    assert (verdict(found.lines), EXIT_CODES[verdict(found.lines)]) == (Verdict.MAY_FAIL, 4)
+    assert sentence(found.lines) == f"may fail once it runs: {line.said}"
+
+
+def test_samples_held_out_for_evaluation_are_not_trained_on() -> None:
+    # A tenth of 100 is held out; 90 × 3 / 32 = 8.4, so 9 steps.
+    found = forecast(resolved(evaluation={"holdout": "0.1"}), KNOWN)
+    assert found.figures["steps"] == 9
+    assert "about 9 steps, 2.812 an epoch, of 100 samples less 10 held out" in told(found, "steps")
+    assert forecast(resolved(evaluation={"data": {"path": "/e.jsonl"}}), KNOWN).figures["steps"] == 10
+
+
+@pytest.mark.parametrize("warmup", [{"warmupRatio": 0.35}, {"warmupSteps": 4}])
+def test_the_steps_of_the_warm_up_are_counted_however_they_are_stated(warmup: Object) -> None:
+    found = forecast(resolved(optimization={"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3, **warmup}), KNOWN)
+    assert found.figures["warmupSteps"] == 4
+    assert "10 steps, 4 of them to warm up, 3.125 an epoch" in told(found, "steps")
+    assert "warm up" not in told(forecast(resolved(), KNOWN), "steps")
+
+
+def test_max_steps_end_a_run_earlier() -> None:
+    limited = resolved(optimization={"microBatchSize": 2, "globalBatchSize": 32, "epochs": 3, "maxSteps": 5})
+    assert forecast(limited, KNOWN).figures["steps"] == 5
+    assert "no more than maxSteps, 5" in told(forecast(limited, Known(shape=SHAPE)), "steps")
+
+
+def test_a_checkpoint_that_is_larger_than_the_workspace_is_said() -> None:
+    small = resolved({"storage": {"workspaceSize": "1Ki"}})  # 1152 bytes do not go into 1024
+    found = forecast(small, KNOWN)
+    assert "risk: the checkpoints need 0.0 MB, which is more than the cluster's workspace" in told(found, "saves")
+    assert verdict(found.lines) is Verdict.MAY_FAIL
+    assert "more than" not in told(forecast(resolved({"storage": {"workspaceSize": "2Ki"}}), KNOWN), "saves")
+
+
+def test_shards_with_a_copy_on_another_pods_volume_count_twice() -> None:
+    per_pod = resolved({"storage": {"mode": "PerPod"}}, checkpoint={"everySteps": 4, "keep": 2, "replicas": 2})
+    assert forecast(per_pod, KNOWN).figures["checkpointBytes"] == 768
+
+
+def test_times_are_given_at_the_profiles_own_speed_where_it_has_one() -> None:
+    assert "at 10 Gb/s" in told(forecast(resolved(), KNOWN), "network")
+    measured = resolved({"network": {"minimumBusbw": "180"}})
+    assert "at the cluster's network.minimum_busbw, 180 GB/s" in told(forecast(measured, KNOWN), "network")
+    assert told(forecast(resolved(nodes=1), KNOWN), "network") == "ok: one node: nothing is sent between nodes"
+
+
+def test_a_script_is_its_own_affair() -> None:
+    script = resolve(job(nodes=2, script={"path": "a.py"}), profile(**GPUS), PlatformDefaults(namespace="team"))
+    (line,) = forecast(script, KNOWN).lines
+    assert (line.outcome, "its script's affair" in line.said) == (Outcome.NOTE, True)
+
+
+def gpu_node(**labels: str) -> Object:
+    return {"metadata": {"name": "a", "labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": "2"}}}
+
+
+def test_a_gpus_memory_is_the_smallest_label_else_what_the_profile_says() -> None:
+    by_label = capacity(
+        resolved(), [gpu_node(**{"nvidia.com/gpu.memory": "81559"}), gpu_node(**{"nvidia.com/gpu.memory": "40960"}), gpu_node()]
+    )
+    assert by_label[0] == 40960 * 2**20
+    assert capacity(resolved(), [gpu_node()])[0] == 80 * 10**9
+    assert capacity(resolved({"gpus": {"perNode": 2}}), None)[0] is None
+    on_cpus: Object = {"gpus": {"perNode": 0}, "resources": {"limits": {"memory": "8Gi"}}}
+    assert capacity(resolved(on_cpus), None)[0] == 8 * 2**30
+
+
+def facts(given: Resolved | None = None, **named: Any) -> Known:
+    options: Object = {"model_config": None, "samples": None, "data": None, "tokens_per_second": None, "train_log": None, **named}
+    return known_facts(given or resolved(), **options)
+
+
+def test_a_models_folder_or_file_is_read_and_samples_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"text": "a"}\n\n{"text": "b"}\n{"text": "c"}')
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert facts(model_config=path).shape == SHAPE
+    assert facts(data=data).samples == 3
+    assert facts(samples=7).samples == 7
+
+
+@pytest.mark.parametrize("before", ["", "\n ", "\ufeff"])
+def test_objects_of_an_array_are_not_counted_by_its_lines(tmp_path: Path, before: str) -> None:
+    (tmp_path / "d.json").write_text(before + '[\n{"text": "a"},\n{"text": "b"}\n]', encoding="utf-8")
+    counted = facts(data=tmp_path / "d.json")
+    assert (counted.samples, "one JSON array" in counted.samples_source) == (None, True)
+
+
+def test_paths_of_the_job_count_where_they_are_on_this_machine_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    here = facts(resolved(model={"name": str(tmp_path)}, data={"path": str(tmp_path / "d.jsonl")}))
+    assert (here.shape, here.samples) == (SHAPE, 1)
+    elsewhere = facts()
+    assert (elsewhere.shape, elsewhere.samples) == (None, None)
+    assert "/workspace/models/base is not on this machine" in elsewhere.shape_source
+
+
+@pytest.mark.parametrize("data", [{"packing": True}, {"overlong": "Split"}])
+def test_sequences_that_follow_from_tokens_are_not_counted_by_lines(tmp_path: Path, data: Object) -> None:
+    given = resolved(data={"path": "/datasets/text.jsonl", **data})
+    assert "follows from their tokens" in facts(given).samples_source
+    with pytest.raises(ConfigError, match="--data counts lines, but"):
+        facts(given, data=tmp_path / "d.jsonl")
+
+
+def test_an_unknown_family_is_said_with_those_that_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    found = facts(model_config=tmp_path)
+    assert found.shape is None
+    assert "'mamba'; known here are llama" in found.shape_source
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ({"model_config": "none.json"}, "--model-config"),
+        ({"data": "none.jsonl"}, "--data"),
+        ({"train_log": "none.jsonl"}, "--train-log"),
+        ({"samples": 1, "data": "d"}, "give one of them"),
+        ({"tokens_per_second": 1.0, "train_log": "d"}, "give one of them"),
+    ],
+)
+def test_a_file_that_is_named_and_can_not_be_used_is_an_error(tmp_path: Path, named: Object, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        facts(**{key: tmp_path / value if isinstance(value, str) else value for key, value in named.items()})
+
+
+def test_an_earlier_runs_pace_is_the_median_without_its_first_steps(tmp_path: Path) -> None:
+    log = tmp_path / "train_log.jsonl"
+    speeds = [1.0, 2.0, 100.0, 300.0, 110.0]
+    log.write_text("\n".join(json.dumps({"step": step, "tokens": 50, "tokensPerSecond": speed}) for step, speed in enumerate(speeds, 1)))
+    assert (read_pace(log).tokens_per_second, read_pace(log).tokens_per_step) == (110.0, 50.0)
+    for broken in ("not json", "", '{"tokensPerSecond": 3}', "[]"):
+        log.write_text(broken)
+        with pytest.raises(ConfigError, match="--train-log"):
+            read_pace(log)

@@ -1,0 +1,256 @@
+"""What `lockstep doctor` makes of a cluster: every finding says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api_stub import ApiStub, served
+from checkout import ROOT
+from lockstep.api.files.clusterfile import ClusterFile, parse_cluster_file
+from lockstep.kube.client import connect
+from lockstep.kube.kinds import path_of
+from lockstep.plan.checks.doctor import examine
+from lockstep.plan.cluster.seen import Finding, Seen, Verdict
+from lockstep.platforms.clusters.survey import survey, survey_rails
+
+CRDS = {crd["metadata"]["name"]: crd for crd in (yaml.safe_load(path.read_text()) for path in (ROOT / "manifests/crds").glob("*.yaml"))}
+
+
+def cluster_file(**changes: Any) -> ClusterFile:
+    """The file of an RDMA cluster with two nodes of four GPUs and one rail."""
+    stated: dict[str, Any] = {
+        "cluster": {"name": "c", "namespace": "ns"},
+        "nodes": {"gpu_nodes": ["a", "b"]},
+        "storage": {"mode": "rwx", "class_rwx": "nfs"},
+        "network": {"rdma": {"enabled": True, "rails": [{"network": "rail1", "resource": "x.com/rail1"}]}},
+        "security": {"ipc_lock": True},
+        "gpus": {"per_node": 4, "default_nodes": 2},
+    }
+    return parse_cluster_file(yaml.safe_dump(stated | changes), "c.yaml")
+
+
+def node(name: str, gpus: int = 4, ready: str = "True", rails: int = 1, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "spec": spec,
+        "status": {
+            "conditions": [{"type": "Ready", "status": ready}],
+            "allocatable": {"nvidia.com/gpu": str(gpus), "x.com/rail1": str(rails)},
+        },
+    }
+
+
+def claim(name: str, phase: str = "Bound", mode: str = "ReadWriteMany") -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"accessModes": [mode]}, "status": {"phase": phase}}
+
+
+def operator(image: str = "r.example.com/lockstep-operator:1") -> dict[str, Any]:
+    template = {"spec": {"containers": [{"image": image}]}}
+    return {"metadata": {"name": "lockstep-operator"}, "spec": {"replicas": 2, "template": template}, "status": {"readyReplicas": 2}}
+
+
+def healthy(found: ClusterFile) -> Seen:
+    return Seen(
+        namespace="ns",
+        rights={"create TrainingJobs": True},
+        crds=CRDS,
+        deployment=operator(),
+        profile={"spec": found.profile.spec.to_dict()},
+        nodes=(node("a"), node("b")),
+        classes=({"metadata": {"name": "nfs"}},),
+        claims=(claim("ml-dev-workspace"),),
+        account={"metadata": {"name": "ml-dev-sa"}},
+        networks=frozenset({"rail1"}),
+        dns={"kube-system/kube-dns": 2},
+    )
+
+
+def findings(found: ClusterFile | None = None, **changes: Any) -> list[Finding]:
+    stated = found or cluster_file()
+    return list(examine(stated, dataclasses.replace(healthy(stated), **changes), CRDS))
+
+
+def test_a_healthy_cluster_has_nothing_to_mend() -> None:
+    found = findings()
+    assert {finding.verdict for finding in found} == {Verdict.OK} and not any(finding.fix for finding in found)
+    assert {finding.subject for finding in found} == {
+        "rights", "CRDs", "operator", "cluster", "image", "service account", "DNS", "nodes", "storage", "claims", "fabric"
+    }  # fmt: skip
+
+
+OLD_CRDS = {name: {"spec": {"versions": [{"schema": {"openAPIV3Schema": {"properties": {"spec": {"type": "object"}}}}}]}} for name in CRDS}
+DOWN = {**operator(), "status": {}}
+
+
+TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("image", "verdict", "said"),
+    [
+        ("r.example.com/lockstep-operator:1", "ok", "jobs that name none run r.example.com/lockstep-trainer:1, from beside the operator's"),
+        ("r.example.com/mine:1", "warning", "jobs that name none are refused: the operator's image r.example.com/mine:1 isn't called"),
+    ],
+)
+def test_of_a_cluster_without_an_image_it_is_said_which_one_jobs_get(image: str, verdict: str, said: str) -> None:
+    (found,) = [one for one in findings(deployment=operator(image)) if one.subject == "image"]
+    assert found.verdict.value == verdict and said in found.said
+    assert not [one for one in findings(cluster_file(image="trainer:1")) if one.subject == "image"]
+    assert not [one for one in findings(deployment=None) if one.subject == "image"]
+
+
+def test_a_taint_that_the_profile_tolerates_is_no_trouble() -> None:
+    found = cluster_file(pod={"tolerations": [{"key": "dedicated", "operator": "Exists"}]})
+    assert {one.verdict for one in findings(found, nodes=(node("a", taints=[TAINT]), node("b", taints=[TAINT])))} == {Verdict.OK}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "said"),
+    [
+        ({"rights": {"create pods": False, "create claims": True}}, "failed", "you may not create pods in namespace ns"),
+        ({"crds": {}}, "failed", "not installed"),
+        ({"crds": OLD_CRDS}, "warning", "of another version than this lockstep's"),
+        ({"crds": None}, "unknown", "TrainingJobs are known here; of which version, you may not see"),
+        ({"crds": None, "serves": False}, "failed", "this cluster doesn't know TrainingJobs"),
+        ({"unserved": "the operator works in a only"}, "failed", "none works in namespace ns"),
+        ({"deployment": None}, "failed", "not installed"),
+        ({"deployment": None, "may_see_operator": False}, "unknown", "you may not look into namespace"),
+        ({"deployment": DOWN}, "failed", "0 of 2 replicas ready"),
+        ({"profile": None}, "failed", "TrainingCluster c is not on the cluster"),
+        ({"profile": {"spec": {"gpus": {"perNode": 8}}}}, "warning", "differs from its file in"),
+        ({"account": None}, "failed", "ml-dev-sa is not in namespace ns"),
+        ({"dns": None}, "unknown", "you may not look at the endpoints of kube-system/kube-dns or openshift-dns/dns-default"),
+        ({"dns": {}}, "unknown", "there is neither kube-system/kube-dns nor openshift-dns/dns-default"),
+        ({"dns": {"openshift-dns/dns-default": 0}}, "failed", "openshift-dns/dns-default has no ready endpoint"),
+        ({"nodes": None}, "unknown", "you may not list nodes"),
+        ({"nodes": (node("a"), node("b", ready="Unknown"))}, "warning", "node b is not Ready"),
+        ({"nodes": (node("a"), node("b", unschedulable=True))}, "warning", "node b is cordoned"),
+        (
+            {"nodes": (node("a"), node("b", taints=[TAINT]))},
+            "warning",
+            "node b has the taint dedicated=infra:NoSchedule, which the cluster's",
+        ),
+        ({"nodes": (node("a"), node("b", taints=[TAINT]))}, "failed", "1 of 2 nodes that the cluster allows can take pods"),
+        ({"nodes": (node("a"), node("b", gpus=3))}, "failed", "1 of 2 nodes that the cluster allows can take pods"),
+        ({"nodes": (node("a"), node("b", gpus=3))}, "warning", "node b has 3 of 4 GPUs"),
+        ({"nodes": (node("a"),)}, "warning", "node b of nodes.gpu_nodes is not in the cluster"),
+        ({"classes": ({"metadata": {"name": "ceph"}},)}, "failed", "storage.class_rwx is nfs; the cluster has ceph"),
+        ({"claims": (claim("ml-dev-workspace", mode="ReadWriteOnce"),)}, "failed", "pods of several nodes can't all mount it"),
+        ({"claims": (claim("ml-datasets", phase="Pending"),)}, "warning", "ml-datasets is Pending"),
+        ({"networks": frozenset()}, "failed", "network rail1 is not in namespace ns"),
+        ({"networks": None}, "unknown", "whether network rail1 exists"),
+        ({"nodes": (node("a"), node("b", rails=0))}, "warning", "node b has no x.com/rail1"),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, Any], verdict: str, said: str) -> None:
+    assert any(finding.verdict.value == verdict and said in finding.said for finding in findings(**changes)), findings(**changes)
+
+
+COPY = (
+    "kubectl get net-attach-def rail1 -n theirs -o yaml | sed -E '/^  (namespace|uid|resourceVersion|creationTimestamp|generation):/d' "
+    "| kubectl apply -n ns -f -"
+)
+
+
+def slices(namespace: str, service: str, *ready: bool | None) -> dict[str, Any]:
+    metadata = {"name": f"{service}-abc", "labels": {"kubernetes.io/service-name": service}}
+    endpoints = [{"conditions": {} if one is None else {"ready": one}} for one in ready]
+    return {path_of("EndpointSlice", namespace): {"metadata": {}, "items": [{"metadata": metadata, "endpoints": endpoints}]}}
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (ApiStub(slices("kube-system", "kube-dns", True, None, False)), {"kube-system/kube-dns": 2}),
+        (ApiStub(slices("openshift-dns", "dns-default")), {"openshift-dns/dns-default": 0}),
+        (ApiStub(), {}),
+        (ApiStub(forbidden={"endpointslices"}), None),
+    ],
+)
+def test_the_ready_endpoints_of_the_cluster_s_dns_are_counted(
+    there: ApiStub, expected: dict[str, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(there, tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        seen = connect().run(lambda cluster: survey(cluster, cluster_file(), "ns"))
+    assert seen.dns == expected
+
+
+def test_what_fails_comes_with_what_to_do() -> None:
+    wrong = findings(crds={}, deployment=None, profile=None, account=None, classes=())
+    assert all(finding.fix for finding in wrong if finding.verdict is Verdict.FAILED)
+
+
+def test_without_a_class_the_cluster_s_default_counts() -> None:
+    found = cluster_file(storage={"mode": "volumeClaimTemplates"})
+    default = {"metadata": {"name": "gp3", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
+    said = [finding.said for finding in findings(found, classes=(default,))]
+    assert "storage.class_rwo is not set: claims get the default class gp3" in said
+    assert any("has no default class" in finding.said for finding in findings(found, classes=({"metadata": {"name": "gp3"}},)))
+
+
+def network(namespace: str) -> dict[str, Any]:
+    return {"metadata": {"name": "rail1", "namespace": namespace}}
+
+
+@pytest.mark.parametrize(("there", "fix"), [((), "an administrator makes its NetworkAttachmentDefinition"), (("theirs",), COPY)])
+def test_a_rail_that_another_namespace_has_is_copied_from_there(
+    there: tuple[str, ...], fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = "NetworkAttachmentDefinition"
+    listed = {path_of(kind, None): {"metadata": {}, "items": [network(namespace) for namespace in there]}}
+    with served(ApiStub({path_of(kind, "ns"): {"metadata": {}, "items": []}, **listed}), tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        seen = connect().run(lambda cluster: survey_rails(cluster, cluster_file().profile.spec, "ns"))
+    found = findings(networks=seen.networks, networks_elsewhere=seen.networks_elsewhere)
+    assert [finding.fix for finding in found if "rail1 is not in namespace ns" in finding.said] == [fix]
+
+
+def test_rails_of_one_network_are_looked_at_once_and_their_devices_counted() -> None:
+    rails = [{"network": "rail1", "resource": "x.com/rail1"}] * 2
+    found = cluster_file(network={"rdma": {"enabled": True, "rails": rails}})
+    few = [finding.said for finding in findings(found) if finding.subject == "fabric"]
+    assert few == ["nodes a, b have fewer than 2 of x.com/rail1"]
+    many = findings(found, nodes=(node("a", rails=2), node("b", rails=8)))
+    assert [finding.said for finding in many if finding.subject == "fabric"] == ["every node has 2 of x.com/rail1"]
+    assert [finding.said for finding in findings(found, networks=frozenset()) if finding.verdict is Verdict.FAILED] == [
+        "network rail1 is not in namespace ns"
+    ]
+
+
+def test_without_networks_multus_is_not_asked_for() -> None:
+    found = cluster_file(network={"rdma": {"enabled": True, "rails": [{"resource": "x.com/rail1"}]}})
+    assert [finding.said for finding in findings(found, networks=None) if finding.subject == "fabric"] == ["every node has x.com/rail1"]
+
+
+def test_rdma_without_rails_is_a_warning() -> None:
+    found = cluster_file(network={"rdma": {"enabled": True}})
+    assert any(finding.verdict is Verdict.WARNING and "RDMA without rails" in finding.said for finding in findings(found))
+
+
+def test_a_right_to_what_the_cluster_does_not_know_yet_is_no_right_that_a_person_lacks() -> None:
+    """RBAC has no rule for a kind before its definition is there; another role would not help."""
+    rights = {"create TrainingJobs": False, "create pods": True}
+    found = findings(rights=rights, crds=None, serves=False)
+    assert [one.said for one in found if one.subject == "rights"] == ["you may create pods in namespace ns"]
+
+
+def test_what_may_not_be_read_is_unknown_and_not_missing() -> None:
+    hidden = {
+        finding.subject: finding
+        for finding in findings(profile=None, account=None, hidden=frozenset({"TrainingCluster", "ServiceAccount"}))
+    }
+    for subject in ("cluster", "service account"):
+        assert (hidden[subject].verdict, hidden[subject].fix) == (Verdict.UNKNOWN, "")
+        assert hidden[subject].said.endswith("your account may not read it")
+    assert not any(finding.verdict is Verdict.FAILED for finding in hidden.values())
+    assert {finding.subject for finding in findings(profile=None, account=None) if finding.verdict is Verdict.FAILED} == {
+        "cluster",
+        "service account",
+    }
+    assert next(finding for finding in findings(crds=None, serves=None) if finding.subject == "CRDs").verdict is Verdict.UNKNOWN

@@ -1,0 +1,94 @@
+"""Which node has a rank, and what node 0's log says of ranks that failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.api.errors import ConfigError
+from lockstep.plan.pages.logs import error_lines, node_of_rank, of_rank, rank_failures, ranks_of_node, seconds_of
+
+LOG = """\
+[lockstep] attempt 1 starts: 4 ranks on 2 nodes
+[rank 0] of the first attempt
+[lockstep] rank 0 on node 0 exited with 1
+[lockstep] stopping all ranks: rank 0 on node 0 exited with 1
+[lockstep] attempt 2 starts: 4 ranks on 2 nodes, restart 1 of at most 3
+[rank 1] loading
+[rank 0] training
+[lockstep] rank 3 on node 1 exited with 1, its last lines:
+[lockstep] rank 3 | Traceback (most recent call last):
+[lockstep] rank 3 | ValueError: no data
+[rank 1] lost the connection
+[lockstep] rank 1 on node 0 was ended by SIGABRT
+[lockstep] stopping all ranks: rank 3 on node 1 exited with 1: ValueError: no data
+[lockstep] Failed: rank 3 on node 1 exited with 1: ValueError: no data
+""".splitlines()
+
+
+@pytest.mark.parametrize(("order", "nodes"), [([], [0, 0, 1, 1, 2, 2]), ([0, 2, 1], [0, 0, 2, 2, 1, 1])])
+def test_a_rank_is_looked_for_on_the_node_that_has_it(order: list[int], nodes: list[int]) -> None:
+    ranks = {"desired": 6, "ready": 6, **({"order": order} if order else {})}
+    assert [node_of_rank(ranks, 3, rank) for rank in range(6)] == nodes
+    assert [rank for node in (order or [0, 1, 2]) for rank in ranks_of_node(ranks, 3, node)] == list(range(6))
+
+
+@pytest.mark.parametrize(("ranks", "words"), [({"desired": 4}, "the job has 4 ranks, 0 to 3"), ({}, "has not started yet")])
+def test_a_rank_that_is_not_there_is_refused(ranks: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        node_of_rank(ranks, 2, 4)
+
+
+def test_rank_1_is_not_rank_10() -> None:
+    assert [of_rank(line, 1) for line in ("[rank 1] a", "[rank 10] b", "[lockstep] rank 1 | c")] == [True, False, False]
+    assert of_rank("[lockstep] anything", None)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h30m", 9000), ("1d", 86400)])
+def test_times_are_written_as_for_kubectl(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "-5m", "10 minutes"])
+def test_a_time_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 90s"):
+        seconds_of(text)
+
+
+def test_every_failed_rank_is_found_with_its_own_last_lines() -> None:
+    found = rank_failures(LOG)
+    assert [(one.attempt, one.rank, one.node, one.how) for one in found] == [
+        (1, 0, 0, "exited with 1"),
+        (2, 3, 1, "exited with 1"),
+        (2, 1, 0, "was ended by SIGABRT"),
+    ]
+    assert found[1].lines == ("Traceback (most recent call last):", "ValueError: no data")
+    assert found[2].lines == ("loading", "lost the connection")
+
+
+def test_the_failure_that_the_status_names_comes_first_and_then_the_others_of_its_attempt() -> None:
+    failure = {"rank": 1, "node": 0, "cause": "UserCode", "message": "rank 1 on node 0 was ended by SIGABRT", "lastLines": ["the cause"]}
+    assert list(error_lines(failure, rank_failures(LOG))) == [
+        "first: rank 1 on node 0 (UserCode): was ended by SIGABRT",
+        "  | the cause",
+        "then:  rank 3 on node 1 exited with 1 in attempt 2",
+        "  | Traceback (most recent call last):",
+        "  | ValueError: no data",
+    ]
+
+
+def test_without_a_status_the_first_that_node_0_heard_of_is_the_first() -> None:
+    lines = list(error_lines({}, rank_failures(LOG)))
+    assert lines[0] == "first: rank 3 on node 1 exited with 1 in attempt 2" and lines[3].startswith("then:  rank 1 on node 0")
+
+
+def test_a_failure_of_no_rank_is_told_too_and_nothing_is_told_of_none() -> None:
+    assert list(error_lines({"cause": "NodeLost", "message": "node 1 is gone"}, [])) == ["first: (NodeLost): node 1 is gone"]
+    assert list(error_lines({}, [])) == []
+
+
+def test_of_a_thousand_ranks_that_lost_their_peer_few_are_shown() -> None:
+    lines = [f"[lockstep] rank {rank} on node {rank // 8} exited with 1" for rank in range(1000)]
+    shown = list(error_lines({"rank": 3, "node": 0, "message": "x"}, rank_failures(lines)))
+    assert len(shown) == 10 and shown[-1] == "then:  991 more ranks; --rank N has the lines of one"

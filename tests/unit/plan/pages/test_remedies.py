@@ -1,0 +1,185 @@
+"""Every reason that can keep a job from what was asked of it has a remedy of its own, and one that can work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from lockstep.api.objects import Object
+from lockstep.cli.main import app
+from lockstep.plan.observed import Observed
+from lockstep.plan.pages.remedies import NEEDS_NONE, REMEDIES, Remedy, remedy
+from lockstep.plan.pages.why import why
+from lockstep.plan.reasons import Reason
+from lockstep.plan.reconcile.reconcile import reconcile
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, PROFILE, after, fresh, pod, report, running, settled
+
+PLAN = ROOT / "operator" / "lockstep" / "plan"
+WARNINGS = {"MoreGPUsThanNodesHave", "NoRails", "RDMAWithoutGPUs", "VariableIgnored"}
+"""Notices of what is allowed and probably not meant: they keep nothing from starting."""
+
+
+def stated_reasons() -> set[str]:
+    """Of every Notice in the code, by its text or by its name in Reason."""
+    texts = [path.read_text() for path in PLAN.rglob("*.py")]
+    plain = {name for text in texts for name in re.findall(r'Notice\(\s*"([A-Za-z]+)"', text)}
+    troubles = {name for text in texts for name in re.findall(r'Trouble\(\s*"([A-Za-z]+)"', text)}
+    return plain | troubles | {str(reason) for reason in Reason}
+
+
+def test_every_reason_has_a_remedy_or_needs_none() -> None:
+    assert stated_reasons() - {str(reason) for reason in (*REMEDIES, *NEEDS_NONE)} - WARNINGS == set()
+    assert not REMEDIES.keys() & NEEDS_NONE
+
+
+@pytest.mark.parametrize("reason", REMEDIES, ids=str)
+def test_a_reason_s_last_remedy_needs_nothing_of_the_message(reason: str) -> None:
+    *named, last = REMEDIES[reason]
+    assert last.takes == "" and all(choice.takes for choice in named)
+    step = remedy(reason, "", "x", "ns")
+    assert step is not None and step.what and "{" not in step.command.replace('{"spec":{', "")
+
+
+VERBS = {str(command.name or command.callback.__name__) for command in app.registered_commands if command.callback}
+
+
+@pytest.mark.parametrize("choice", [choice for choices in REMEDIES.values() for choice in choices], ids=lambda choice: choice.command)
+def test_what_is_typed_is_a_command_that_there_is(choice: Remedy) -> None:
+    program, verb = (*choice.command.split(), "")[:2]
+    if program == "lockstep":
+        assert verb in VERBS
+    elif program == "kubectl":
+        assert verb in {"annotate", "create", "delete", "describe", "edit", "exec", "get", "logs", "patch", "scale", "uncordon"}
+    else:
+        assert program == "{0}"  # one that the message names
+
+
+IMMUTABLE = (Reason.CLUSTER_NOT_FOUND, Reason.NO_DEFAULT_CLUSTER, Reason.SEVERAL_DEFAULT_CLUSTERS, "WorkspaceClaimPerPod")
+
+
+@pytest.mark.parametrize(
+    "reason", [*IMMUTABLE, Reason.SERVICE_ACCOUNT_NOT_FOUND, Reason.INVALID_CLUSTER, Reason.IMAGE_PULL_FAILED], ids=str
+)
+def test_nobody_is_sent_to_edit_what_can_not_be_edited_or_is_not_at_fault(reason: str) -> None:
+    assert not [choice for choice in REMEDIES[reason] if choice.command.startswith("kubectl edit")]
+
+
+def kubelet(reason: str, message: str, image: str = "i:1", name: str = "trainer") -> Observed:
+    container = {"name": name, "image": image, "state": {"waiting": {"reason": reason, "message": message}}}
+    pods = (pod(0, status={"phase": "Pending", "containerStatuses": [container]}), pod(1))
+    return replace(settled(), pods=pods)
+
+
+def mount(message: str) -> Observed:
+    event = {
+        "metadata": {"name": "e"},
+        "reason": "FailedMount",
+        "involvedObject": {"kind": "Pod", "name": "x-0", "uid": "pod-0"},
+        "message": message,
+    }
+    return replace(settled(), pods=(pod(0, status={"phase": "Pending"}), pod(1)), warnings=(event,))
+
+
+def refused_pods(message: str) -> Observed:
+    observed = settled()
+    uid = observed.objects["StatefulSet", "x"]["metadata"]["uid"]
+    event = {
+        "metadata": {"name": "e"},
+        "reason": "FailedCreate",
+        "involvedObject": {"kind": "StatefulSet", "name": "x", "uid": uid},
+        "message": message,
+    }
+    return replace(observed, pods=(), warnings=(event,))
+
+
+def waits_for_claim(**claims: Object) -> Observed:
+    unbound = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": 'persistentvolumeclaim "w" not found'}]
+    spec = {"containers": [], "volumes": [{"name": "w", "persistentVolumeClaim": {"claimName": "w"}}]}
+    made = {**{f"{name}": {"metadata": {"name": name}} for name in ("ml-dev-workspace", "ml-datasets")}, **claims}
+    pods = tuple(pod(index, spec=spec, status={"phase": "Pending", "conditions": unbound}) for index in (0, 1))
+    return replace(running(), pods=pods, claims=made)
+
+
+def cordoned() -> Observed:
+    unplaced = [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes are available: 1 node(s) were unschedulable.",
+        }
+    ]
+    pods = tuple(pod(index, spec={"containers": []}, status={"phase": "Pending", "conditions": unplaced}) for index in (0, 1))
+    node: Object = {
+        "metadata": {"name": "a", "labels": {}},
+        "spec": {"unschedulable": True},
+        "status": {"allocatable": {}, "conditions": []},
+    }
+    return replace(running(), pods=pods, nodes=(node,))
+
+
+PENDING: Object = {"metadata": {"name": "w", "uid": "w"}, "spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
+Q = {**PROFILE, "metadata": {**PROFILE["metadata"], "name": "q"}}
+UNMARKED = {**PROFILE, "metadata": {"name": "p"}}
+OPENSHIFT = "image-registry.openshift-image-registry.svc:5000/ml/i:1"
+
+
+@pytest.mark.parametrize(
+    ("observed", "command"),
+    [
+        (replace(fresh(), service_accounts=frozenset()), "kubectl create serviceaccount ml-dev-sa -n ns"),
+        (replace(settled(report()), service_accounts=frozenset()), "kubectl create serviceaccount ml-dev-sa -n ns"),
+        (fresh(cluster="barcelona"), "lockstep deploy barcelona"),
+        (replace(fresh(), profiles=()), "lockstep clusters"),
+        (replace(fresh(), profiles=(UNMARKED,)), "kubectl annotate tc p lockstep.dev/is-default-cluster=true"),
+        (replace(fresh(), profiles=(PROFILE, Q)), "kubectl annotate tc q lockstep.dev/is-default-cluster-"),
+        (replace(fresh(), profiles=({**PROFILE, "spec": {"shmSize": "much"}},)), "lockstep deploy p"),
+        (fresh(nodes="two"), "kubectl edit tj x -n ns"),
+        (replace(fresh(), profiles=({**PROFILE, "spec": {"platform": "Kubernetes"}},)), """kubectl patch tj x -n ns --type merge -p '{"spec":{"image":"IMAGE"}}'"""),
+        (kubelet("ImagePullBackOff", "manifest unknown: not found"), """kubectl patch tj x -n ns --type merge -p '{"spec":{"image":"IMAGE"}}'"""),
+        (kubelet("ErrImagePull", "pull access denied, unauthorized"), "kubectl create secret docker-registry LOGIN -n ns"),
+        (kubelet("ErrImagePull", "unauthorized: authentication required", OPENSHIFT), "oc policy add-role-to-group system:image-puller"),
+        (kubelet("ErrImagePull", "not found", name="agent"), "lockstep deploy CLUSTER"),
+        (kubelet("CreateContainerConfigError", 'secret "token" not found'), "kubectl create secret generic token -n ns --from-literal=KEY=VALUE"),
+        (kubelet("CreateContainerConfigError", 'configmap "settings" not found'), "kubectl create configmap settings -n ns --from-file=FILE"),
+        (kubelet("CreateContainerConfigError", "couldn't find key A in Secret ns/token"), "kubectl get secret,configmap -n ns"),
+        (kubelet("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), "kubectl describe pod x-0 -n ns"),
+        (mount('MountVolume.SetUp failed for volume "v" : secret "mine" not found'), "kubectl create secret generic mine -n ns"),
+        (mount('MountVolume.SetUp failed for volume "v" : secret "x-agents" not found'), "lockstep events x -n ns"),
+        (mount("Unable to attach or mount volumes: timed out"), "kubectl describe pod x-0 -n ns"),
+        (refused_pods("create Pod x-0 in StatefulSet x failed error: pods \"x-0\" is forbidden: exceeded quota: gpus, requested: a=1, used: a=8, limited: a=8"), "kubectl describe quota gpus -n ns"),
+        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: error looking up service account ns/s: serviceaccount "s" not found'), "kubectl create serviceaccount s -n ns"),
+        (refused_pods('create Pod x-0 in StatefulSet x failed error: pods "x-0" is forbidden: [maximum memory usage per Container is 64Mi, but limit is 4Gi]'), "kubectl describe limitrange -n ns"),
+        (refused_pods('create Pod x-0 in StatefulSet x failed error: no PriorityClass with name high was found'), "kubectl get priorityclass"),
+        (cordoned(), "kubectl uncordon a"),
+        (waits_for_claim(), "kubectl get pvc -n ns"),
+        (waits_for_claim(w=PENDING), "kubectl describe pvc w -n ns"),
+    ],
+)  # fmt: skip
+def test_why_begins_with_what_mends_the_cause(observed: Observed, command: str) -> None:
+    answer = why(after(observed, reconcile(observed, None, CONTEXT, NOW)), (), NOW)
+    assert answer.next[0].command.startswith(command)
+    assert not [step for step in answer.next[1:] if step.command.startswith("kubectl edit")]
+
+
+def lost_node(**restart: Any) -> Observed:
+    ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2027-01-15T07:59:00Z"}
+    node = {"kind": "Node", "metadata": {"name": "node-1", "labels": {}}, "status": {"allocatable": {}, "conditions": [ready]}}
+    other = {
+        **node,
+        "metadata": {"name": "node-0", "labels": {}},
+        "status": {"allocatable": {}, "conditions": [{**ready, "status": "True"}]},
+    }
+    owned = [{"kind": "StatefulSet", "name": "x", "uid": "uid-StatefulSet-x", "controller": True}]
+    pods = tuple({**item, "metadata": {**item["metadata"], "ownerReferences": owned}} for item in (pod(0), pod(1)))
+    return replace(settled(report(), restart=restart), pods=pods, nodes=(other, node))
+
+
+def test_why_of_a_lost_node_begins_with_what_frees_its_pod() -> None:
+    observed = lost_node()
+    answer = why(after(observed, reconcile(observed, None, CONTEXT, NOW)), (), NOW)
+    assert answer.next[0].command == "kubectl delete pod x-1 -n ns --force --grace-period=0"

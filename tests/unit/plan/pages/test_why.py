@@ -1,0 +1,249 @@
+"""`lockstep why`: a sensible answer for every place a job can be in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lockstep.api.objects import Object
+from lockstep.cli.main import app
+from lockstep.plan.observed import Observed
+from lockstep.plan.pages.freshness import Unheard
+from lockstep.plan.pages.why import Answer, cost, text, why
+from lockstep.plan.reconcile.reconcile import reconcile
+from lockstep_gang.contract import Cause, CheckpointReport, Failure, Restart, State, TrainerReport
+from unit.plan.reconcile.test_reconcile import CONTEXT, NOW, after, fresh, pod, report, running, settled
+from unit.plan.waiting.test_blocked import foreign, node, stuck
+
+FAILURE = Failure(
+    "rank 1 on node 1 exited with 1: ValueError: no", 1, 1, 1, None, "ValueError", ("Traceback", "ValueError: no"), Cause.USER_CODE, 47
+)
+RESTARTS = (
+    Restart(1, "2026-01-01T00:00:00Z", replace(FAILURE, cause=Cause.FABRIC), 7, 13),
+    Restart(2, "2026-01-01T01:00:00Z", FAILURE, 30, 38),
+)
+
+
+def asked(observed: Observed, *not_seen: str) -> Answer:
+    return why(observed, not_seen, NOW + 1)
+
+
+def failed(**spec: Any) -> Observed:
+    observed = settled(report(), **spec)
+    said = report(State.FAILED, ready=0, failure=FAILURE, history=RESTARTS)
+    return after(observed, reconcile(observed, said, CONTEXT, NOW))
+
+
+def test_a_failed_job_says_who_failed_first_what_it_cost_and_what_to_type() -> None:
+    said = text(asked(failed()))
+    assert "x: Failed: rank 1 on node 1 exited with 1: ValueError: no" in said
+    assert "first cause  rank 1 on node 1 (Node node-1), after step 47: UserCode (ValueError)\n" in said
+    assert "last lines   Traceback\n             ValueError: no" in said
+    assert "lost         2 failures (1 Fabric, 1 UserCode): 37 steps done again, 51 s without training" in said
+    assert "next         lockstep retry x -n ns   # again from the last checkpoint; the script failed by itself: correct it first" in said
+    assert "lockstep why x -n ns --bundle x.tar.gz" in said
+
+
+def test_steps_that_nothing_did_again_are_lost_or_still_to_be_done() -> None:
+    open_entry = {"attempt": 2, "cause": "Hang", "lostSteps": 6}
+    before = {"attempt": 1, "cause": "Fabric", "lostSteps": 7, "downtimeSeconds": 13}
+    ended = {"conditions": [{"type": "Failed", "status": "True"}], "attempts": 2}
+    assert cost({**ended, "restartHistory": [open_entry]}) == "1 failure (1 Hang): 6 steps lost"
+    assert cost({"attempts": 2, "restartHistory": [open_entry]}) == "1 failure (1 Hang): 6 steps to be done again"
+    both = "2 failures (1 Fabric, 1 Hang): 7 steps done again, 6 steps lost, 13 s without training"
+    assert cost({**ended, "restartHistory": [before, open_entry]}) == both
+
+
+def test_a_job_that_runs_again_says_why_it_was_started_again() -> None:
+    gone = Restart(1, "2026-01-01T00:00:00Z", Failure("node 1 lost its pod: it was deleted by hand", node=1, cause=Cause.NODE_LOST), 7, 13)
+    observed = settled(report(trainer=TrainerReport("Step", 47, 120, 7300)))
+    answer = asked(after(observed, reconcile(observed, report(history=(gone,)), CONTEXT, NOW)))
+    line = "attempt 1 ended at 2026-01-01T00:00:00Z, node 1: NodeLost: node 1 lost its pod: it was deleted by hand"
+    assert (answer.state, answer.restarted) == ("Running", line)
+    assert f"restarted    {line}\nlost         1 failure (1 NodeLost): 7 steps done again" in text(answer)
+    assert not asked(failed()).restarted
+
+
+def test_a_job_that_runs_on_without_its_cluster_says_that_it_could_not_start_anew() -> None:
+    observed = replace(gets_on(), profiles=())
+    answer = why(after(observed, reconcile(observed, report(), CONTEXT, NOW)), (), NOW)
+    assert answer.state == "Running"
+    assert "refused      spec.cluster is not set and no TrainingCluster" in text(answer)
+    assert answer.next[0].command == "lockstep clusters"
+
+
+def test_what_keeps_a_restart_from_its_pods_is_said_and_not_only_that_it_restarts() -> None:
+    missing = [
+        {"name": "trainer", "image": "i:1", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown: not found"}}}
+    ]
+    observed = settled(report())
+    observed = replace(observed, pods=(pod(0), pod(1, status={"phase": "Pending", "containerStatuses": missing})))
+    answer = asked(after(observed, reconcile(observed, report(State.BACKING_OFF, ready=0, failure=FAILURE), CONTEXT, NOW)))
+    assert (answer.state, "image i:1 of container trainer" in answer.summary) == ("Restarting", True)
+    assert answer.next[0].command.startswith("kubectl patch tj x -n ns")
+    assert "ValueError" in answer.first_cause
+
+
+def test_where_nobody_keeps_the_status_up_to_date_doctor_comes_first() -> None:
+    unheard = Unheard("2026-01-01T00:00:00Z", "no operator has led")
+    assert why(gets_on(), (), NOW, unheard=unheard).next[0].command == "lockstep doctor -n ns"
+    assert why(complete(), (), NOW, unheard=unheard).next[0].command == "lockstep describe x -n ns"
+
+
+def test_a_held_job_is_looked_into_first() -> None:
+    answer = asked(failed(restart={"holdOnFailureSeconds": 600}))
+    assert answer.next[0].command == "kubectl exec -it x-1 -n ns -- sh"
+    assert "stay until" in answer.held
+    assert not asked(failed()).held
+
+
+def refused() -> Observed:
+    observed = replace(fresh(), profiles=())
+    return after(observed, reconcile(observed, None, CONTEXT, NOW))
+
+
+def suspended() -> Observed:
+    observed = fresh(suspend=True)
+    return after(observed, reconcile(observed, None, CONTEXT, NOW))
+
+
+def gets_on() -> Observed:
+    commit = CheckpointReport(40, "/workspace/runs/x/checkpoints/step-40.a1", "2026-01-01T00:00:00Z")
+    return settled(report(trainer=TrainerReport("Step", 47, 120, 7300), checkpoint=commit))
+
+
+def waiting() -> Observed:
+    observed = replace(running(), pods=(pod(0), stuck(1)), nodes=(node("a"),), others=(foreign("dev-0", "a", 8),))
+    return after(observed, reconcile(replace(observed, others=()), None, CONTEXT, NOW))
+
+
+def silent() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(), CONTEXT, NOW + 62))
+
+
+def complete() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(State.COMPLETE, ready=0), CONTEXT, NOW))
+
+
+def partitioned() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(unheard="node 1 (x-1) is not heard since 12:00:05 UTC"), CONTEXT, NOW))
+
+
+def restarting() -> Observed:
+    observed = settled(report())
+    return after(observed, reconcile(observed, report(State.BACKING_OFF, ready=0, failure=FAILURE), CONTEXT, NOW))
+
+
+@pytest.mark.parametrize(
+    ("observed", "state", "well", "says", "command"),
+    [
+        (fresh(), "Unseen", False, "the operator has not looked at it yet", "lockstep doctor -n ns"),
+        (refused(), "Refused", False, "no TrainingCluster is annotated", "lockstep clusters"),
+        (suspended(), "Suspended", True, "no pods", "lockstep resume x -n ns"),
+        (settled(), "Starting", True, "all pods run", "lockstep logs x -n ns -f"),
+        (gets_on(), "Running", True, "step 47 of 120, 2 h to go, attempt 1; saved up to step 40", "lockstep logs x -n ns -f"),
+        (waiting(), "Waiting", False, "nvidia.com/gpu is in use on node a: Pod ml/dev-0 holds 8 (kubectl delete pod dev-0 -n ml)", "lockstep events x -n ns"),
+        (silent(), "Silent", False, "has not reported", "kubectl logs x-0 -n ns --tail 50"),
+        (partitioned(), "NodeNotHeard", False, "node 1 (x-1) is not heard", "kubectl get pods -n ns -l lockstep.dev/job=x -o wide"),
+        (restarting(), "Restarting", True, "ValueError: no", "lockstep logs x -n ns -f"),
+        (complete(), "Complete", True, "every rank ended well", "lockstep describe x -n ns"),
+        (failed(), "Failed", False, "ValueError", "lockstep retry x -n ns"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
+)  # fmt: skip
+def test_every_place_a_job_can_be_in_has_its_answer(observed: Observed, state: str, well: bool, says: str, command: str) -> None:
+    answer = asked(observed)
+    assert (answer.state, answer.is_well, answer.next[0].command) == (state, well, command)
+    assert says in answer.summary
+    assert json.loads(json.dumps(answer.as_json()))["state"] == state
+
+
+def test_a_running_job_says_that_some_of_its_ranks_have_ended() -> None:
+    observed = running()
+    some = after(observed, reconcile(observed, report(ready=1), CONTEXT, NOW))
+    assert (asked(some).state, asked(some).summary) == ("Running", "1 of 2 ranks ready: all ranks run")
+
+
+def test_of_ranks_that_tell_no_step_it_is_said_how_to_ask_them() -> None:
+    observed = settled(report(trainer=TrainerReport("Load")))
+    silent_script = after(observed, reconcile(observed, report(trainer=TrainerReport("Load")), CONTEXT, NOW))
+    assert asked(silent_script).state == "Running"
+    assert [step.command for step in asked(silent_script).next] == ["lockstep logs x -n ns -f", "lockstep stacks x -n ns"]
+    assert [step.command for step in asked(gets_on()).next] == ["lockstep logs x -n ns -f"]
+
+
+def test_why_no_operator_works_in_the_namespace_is_said_as_long_as_that_matters() -> None:
+    reason = "the operator works in a only"
+    assert why(fresh(), (), NOW, reason).summary == reason
+    assert reason in why(gets_on(), (), NOW, reason).not_seen[0]
+    assert why(complete(), (), NOW, reason).not_seen == ()
+
+
+def test_what_the_asker_may_not_see_is_said() -> None:
+    assert "not seen     Nodes of the cluster: your account may not list them" in text(
+        asked(gets_on(), "Nodes of the cluster: your account may not list them")
+    )
+
+
+def write_run(root: Path, end: Object | None, **last: Any) -> None:
+    folder = root / "workspace" / "runs" / "x" / "gang"
+    folder.mkdir(parents=True)
+    failure = {"message": "rank 1 on node 1 exited with 1", "rank": 1, "node": 1, "exitCode": 1, "cause": "UserCode", "step": 3}
+    restart = {"attempt": 1, "failed": "2026-01-01T00:00:00Z", "failure": failure, "lostSteps": 3, "downtimeSeconds": None}
+    record = {"attempt": 1, "jobUid": "u", "restarts": 0, "started": "2026-01-01T00:00:00Z", "checkpoint": None}
+    earlier = {**record, "jobUid": "before"}
+    own = {**record, "attempt": 2, "outcome": "Failed", "restart": restart, **last}
+    (folder / "attempts.jsonl").write_text(f"{json.dumps(earlier)}\n{json.dumps(own)}\n")
+    if end is not None:
+        (folder / "end.json").write_text(json.dumps({"jobUid": "u", "failure": failure, "message": failure["message"], **end}))
+
+
+def test_a_local_runs_folder_is_asked(tmp_path: Path) -> None:
+    write_run(tmp_path, {"state": "Failed"})
+    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "x: Failed: rank 1 on node 1 exited with 1" in done.output
+    assert "first cause  rank 1 on node 1, after step 3: UserCode (exit code 1)" in done.output
+    assert "lost         1 failure (1 UserCode): 3 steps lost\n" in done.output
+    assert "next         lockstep run -f x.yaml --local" in done.output
+
+
+def test_a_local_run_whose_process_is_gone_is_not_called_running(tmp_path: Path) -> None:
+    write_run(tmp_path, None, outcome=None, restart=None)
+    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path), "-o", "json"])
+    assert done.exit_code == 1
+    assert json.loads(done.output)["state"] == "Silent"
+    assert "gone without a word" in json.loads(done.output)["summary"]
+
+
+def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["why", "x", "--local", "--workspace", str(tmp_path)])
+    assert "say --workspace" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("message", "exception", "advice"),
+    [
+        ("node 1 ran out of host memory: the kernel killed its container at its limit of 4Gi (OOMKilled)", None, "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "RuntimeError", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: MemoryError", "MemoryError", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: _ArrayMemoryError: Unable to allocate 2.00 EiB", "_ArrayMemoryError", "resources.limits.memory"),
+        ("rank 1 on node 1 was ended by SIGABRT: bad_alloc: std::bad_alloc", "bad_alloc", "resources.limits.memory"),
+        ("rank 1 on node 1 exited with 1: OSError: '/w/x'; a larger shm_size of the cluster, or fewer workers", "OSError", "fewer data loader workers"),
+        ("rank 1 on node 1 exited with 77: OutOfMemoryError: CUDA out of memory.", "OutOfMemoryError", "microBatchSize"),
+    ],
+)  # fmt: skip
+def test_the_advice_for_memory_is_for_the_memory_that_was_short(message: str, exception: str | None, advice: str) -> None:
+    observed = settled(report())
+    failure = Failure(message, node=1, exception=exception, cause=Cause.OUT_OF_MEMORY)
+    answer = asked(after(observed, reconcile(observed, report(State.FAILED, ready=0, failure=failure), CONTEXT, NOW)))
+    (again,) = [step.what for step in answer.next if step.command.startswith("lockstep retry")]
+    assert advice in again and ("microBatchSize" in again) == (advice == "microBatchSize")

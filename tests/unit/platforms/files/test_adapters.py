@@ -1,0 +1,162 @@
+"""Which adapter of a job is the newest, and what is fetched of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_cluster import FakeCluster
+from lockstep.api.errors import ConfigError
+from lockstep.cli.files.generate import _adapter_in
+from lockstep.cli.main import main
+from lockstep.kube.exec import Place, ProgramFailed
+from lockstep.platforms.files import adapters
+from lockstep.platforms.files.adapters import Adapter, NoAdapter, newest_adapter
+from lockstep.platforms.inpod.newest import CONFIG, MANIFEST, WEIGHTS, newest
+from lockstep.platforms.jobs.generating import idle_or_own_pod, resources_of
+
+PLACE = Place("ns", "x-0", "trainer")
+
+
+def write(folder: Path, time: int, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+        os.utime(folder / name, (time, time))
+    return folder
+
+
+def test_the_adapter_that_was_written_last_is_the_newest(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoints/step-10.a1", 10, MANIFEST, CONFIG, WEIGHTS)
+    assert newest(tmp_path) == {"adapter": str(tmp_path / "checkpoints/step-10.a1"), "commit": None}
+    write(tmp_path / "checkpoints/step-20.a1", 20, MANIFEST)
+    assert newest(tmp_path)["commit"] == str(tmp_path / "checkpoints/step-20.a1")
+    write(tmp_path / "adapter", 21, CONFIG, WEIGHTS)
+    assert newest(tmp_path) == {"adapter": str(tmp_path / "adapter"), "commit": None}
+
+
+def test_an_adapter_whose_weights_are_not_there_yet_is_none(tmp_path: Path) -> None:
+    write(tmp_path / "adapter", 1, CONFIG)
+    assert newest(tmp_path) == {"adapter": None, "commit": None}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder, where programs of the pod run as processes here; the trainer's export fails."""
+
+    async def output_of(cluster: Any, place: Place, command: Sequence[str], *, seconds: float = 60.0) -> bytes:
+        if "-m" in command:
+            raise ProgramFailed("pod x-0: shard 1 of 2 is not here")
+        process = await asyncio.create_subprocess_exec(sys.executable, "-I", *command[1:], stdout=subprocess.PIPE)
+        return (await process.communicate())[0]
+
+    monkeypatch.setattr(adapters, "output_of", output_of)
+    monkeypatch.setattr(adapters, "WORKSPACE", str(tmp_path))
+    return tmp_path / "runs/x"
+
+
+def found(job: str = "x") -> Adapter:
+    return asyncio.run(newest_adapter(FakeCluster().as_cluster, PLACE, job))
+
+
+def test_of_a_commits_folder_only_the_adapter_is_fetched(run: Path) -> None:
+    folder = write(run / "checkpoints/step-10.a1", 10, MANIFEST, CONFIG, WEIGHTS, "rank-0.safetensors")
+    assert found() == Adapter(str(folder), (CONFIG, WEIGHTS))
+    folder = write(run / "adapter", 11, CONFIG, WEIGHTS)
+    assert found() == Adapter(str(folder), ())
+
+
+def test_shards_that_are_not_all_in_one_place_are_told_with_the_commands_that_bring_them_together(run: Path) -> None:
+    write(run / "checkpoints/step-10.a1", 10, MANIFEST)
+    with pytest.raises(NoAdapter, match=r"shard 1 of 2 is not here; .*lockstep cp x:.*/runs/x/checkpoints node-0 --node 0"):
+        found()
+
+
+@pytest.mark.parametrize("answer", ["", "[]", "[" * 100_000, '{"adapter": 1, "commit": null}', '{"adapter": "/etc", "commit": null}', '{"adapter": null, "commit": "--output"}', '{"adapter": null, "commit": "/w/runs/x/../../../etc"}', " " * (1 << 20)])  # fmt: skip
+def test_an_answer_that_names_no_folder_of_the_run_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def output_of(cluster: Any, place: Place, command: Sequence[str]) -> bytes:
+        return answer.encode()
+
+    monkeypatch.setattr(adapters, "output_of", output_of)
+    monkeypatch.setattr(adapters, "WORKSPACE", "/w")
+    with pytest.raises(NoAdapter, match="doesn't say which adapter of /w/runs/x is the newest"):
+        found()
+
+
+def test_a_job_without_any_says_so(run: Path) -> None:
+    run.mkdir(parents=True)
+    with pytest.raises(NoAdapter, match="has no adapter and no commit: lockstep why x"):
+        found()
+
+
+def stateful_set(*, own_claims: bool) -> dict[str, Any]:
+    resources = {
+        "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4", "openshift.io/rail": "1"},
+        "limits": {"nvidia.com/gpu": "4"},
+    }
+    template = {"spec": {"containers": [{"name": "trainer", "resources": resources}]}}
+    claims = [{"metadata": {"name": "workspace"}}] if own_claims else []
+    spec = {"template": template, "volumeClaimTemplates": claims}
+    return {"kind": "StatefulSet", "metadata": {"name": "x", "namespace": "ns"}, "spec": spec}
+
+
+def test_a_pod_to_generate_in_has_the_memory_of_the_jobs_and_only_the_gpus_that_were_asked_for() -> None:
+    cpu = {"cpu": "8", "memory": "64Gi"}
+    assert resources_of(stateful_set(own_claims=True), 0) == {"requests": cpu, "limits": {}}
+    assert resources_of(stateful_set(own_claims=True), 1) == {"requests": cpu | {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}
+
+
+def pod(name: str) -> dict[str, Any]:
+    status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+    return {"kind": "Pod", "metadata": {"name": name, "labels": {"lockstep.dev/job": "x"}}, "spec": {}, "status": status}
+
+
+def where(spec: dict[str, Any], conditions: list[dict[str, Any]]) -> Place:
+    job = {"kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec, "status": {"conditions": conditions}}
+    cluster = FakeCluster(job, stateful_set(own_claims=True), pod("x-0"))
+
+    async def look() -> Place:
+        async with idle_or_own_pod(cluster.as_cluster, "ns", "x", 0, lambda line: None) as place:
+            return place
+
+    return asyncio.run(look())
+
+
+@pytest.mark.parametrize(
+    ("spec", "conditions"),
+    [({"type": "Interactive"}, []), ({}, [{"type": "Failed", "status": "True", "reason": "RanksFailed", "message": ""}])],
+)
+def test_an_idle_pod_of_the_job_is_used(spec: dict[str, Any], conditions: list[dict[str, Any]]) -> None:
+    assert where(spec, conditions) == PLACE
+
+
+def test_a_pod_that_trains_is_left_alone() -> None:
+    with pytest.raises(ConfigError, match=r"pod x-0 trains.*use --local"):
+        where({}, [])
+
+
+def test_on_this_machine_a_runs_folder_or_an_adapters_will_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "run/adapter", 1, CONFIG, WEIGHTS)
+    assert _adapter_in(tmp_path / "run") == folder == _adapter_in(folder)
+    monkeypatch.setattr("sys.argv", ["lockstep", "generate", str(tmp_path), "hello", "--local"])
+    assert main() == 2
+    assert "holds no adapter" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [["adapter", "get", "x", "out"], ["generate", "x", "hello"]])
+def test_without_a_cluster_they_say_so(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setattr("sys.argv", ["lockstep", *verb])
+    assert main() == 2
+    assert "no cluster can be reached" in capsys.readouterr().err

@@ -1,0 +1,289 @@
+"""`lockstep cp` as it is typed, and its way through connections that break: the pod's end is a process of this machine here."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_cluster import FakeCluster
+from golden.plan_cases import cluster as profile
+from golden.plan_cases import job
+from golden.plan_cases import profile as a_profile
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.cli.files import cp as cp_module
+from lockstep.cli.files.cp import Copy, Remote, _before_start, _copy_before_start, _tell, known_job, read, read_all
+from lockstep.cli.main import main
+from lockstep.cli.shared.meter import Meter, size
+from lockstep.kube.exec import Broken, Place, ProgramFailed
+from lockstep.plan.render.resolve import MADE_BY_OPERATOR, PlatformDefaults, resolve
+from lockstep.platforms.files import transfer
+from lockstep.platforms.files.transfer import Carried, Progress, get, put, refuse_outside
+
+PLACE = Place("ns", "x-0", "trainer")
+CHUNKS = bytes(range(256)) * 4096 * 6
+
+
+class LocalProgram:
+    """What `exec.program` gives, over a process. The connection breaks after `lasts` bytes in either direction."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lasts: int) -> None:
+        self.process, self.left = process, lasts
+        self.code: int | None = None
+
+    def _count(self, data: bytes) -> None:
+        self.left -= len(data)
+        if self.left < 0:
+            self.process.kill()
+            raise Broken("the connection broke")
+
+    async def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self._count(data)
+        try:
+            self.process.stdin.write(data)
+            await self.process.stdin.drain()
+        except ConnectionError as error:
+            raise Broken(str(error)) from error
+
+    async def read(self) -> bytes:
+        assert self.process.stdout is not None
+        data = await self.process.stdout.read(1 << 16)
+        self._count(data)
+        if not data:
+            self.code = await self.process.wait()
+        return data
+
+    def failure(self) -> ProgramFailed:
+        return ProgramFailed(f"pod x-0: ended with {self.code}")
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each connection lasts for, in turn; then for ever. What was used is taken out."""
+    lasting: list[int] = []
+
+    @asynccontextmanager
+    async def local(cluster: Any, place: Place, command: Sequence[str]) -> AsyncIterator[LocalProgram]:
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.DEVNULL}
+        process = await asyncio.create_subprocess_exec(sys.executable, *command[1:], **pipes)
+        try:
+            yield LocalProgram(process, lasting.pop(0) if lasting else 1 << 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+    monkeypatch.setattr(transfer, "program", local)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(transfer, "LONGEST_PAUSE_SECONDS", 0.0)
+    return lasting
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "model/weights").write_bytes(CHUNKS)
+    (tmp_path / "model/config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+def up(model: Path, volume: Path, progress: Progress | None = None, to: str = "/") -> Carried:
+    return asyncio.run(put(FakeCluster().as_cluster, PLACE, model, f"{volume}{to}", [str(volume)], progress or Progress()))
+
+
+def test_a_connection_that_breaks_twice_costs_only_what_was_on_the_way(connections: list[int], model: Path, tmp_path: Path) -> None:
+    connections += [len(CHUNKS) // 2, len(CHUNKS) // 2]
+    progress = Progress()
+    assert up(model, tmp_path / "volume", progress).resumed == 1
+    assert (tmp_path / "volume/model/weights").read_bytes() == CHUNKS
+    assert connections == [] and progress.passed < 2 * len(CHUNKS)
+
+
+def test_what_comes_back_is_what_went_there(connections: list[int], model: Path, tmp_path: Path) -> None:
+    up(model, tmp_path / "volume")
+    connections += [len(CHUNKS) // 2]
+    roots = [str(tmp_path / "volume")]
+    progress = Progress()
+    asyncio.run(get(FakeCluster().as_cluster, PLACE, f"{tmp_path}/volume/model", f"{tmp_path}/back", roots, progress))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {"weights": CHUNKS, "config.json": b"{}"}
+
+
+def test_a_pod_has_no_say_in_what_a_file_is_called(connections: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made the image decides what its python3 says."""
+    entry = {"name": "", "size": 2, "mode": 0o4777}
+    lines = [{"name": "../../.bashrc", "entries": [entry]}, {"plan": [[0, 0]]}]
+    sent = b"".join(json.dumps(line).encode() + b"\n" for line in lines) + b"\0\0\0\2x\n\0\0\0\0"
+    sent += json.dumps({"sha256": hashlib.sha256(b"x\n").hexdigest()}).encode() + b"\n"
+    liar = f"import sys; sys.stdout.buffer.write({sent!r}); sys.stdout.flush(); sys.stdin.read()".encode()
+    monkeypatch.setattr(transfer, "_text", lambda: liar)
+    (tmp_path / "here/demo").mkdir(parents=True)
+    asyncio.run(get(FakeCluster().as_cluster, PLACE, "/workspace/runs/log.jsonl", f"{tmp_path}/here/demo/", ["/workspace"], Progress()))
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == ["here/demo/log.jsonl"]
+    assert (tmp_path / "here/demo/log.jsonl").stat().st_mode & 0o7022 == 0
+
+
+def test_a_connection_that_gets_nowhere_is_given_up_with_what_to_do(connections: list[int], model: Path, tmp_path: Path) -> None:
+    connections += [10_000] * transfer.TRIES
+    with pytest.raises(Failed, match="the same command goes on from there"):
+        up(model, tmp_path / "volume")
+
+
+def test_what_the_pod_refuses_is_told_in_its_words_and_not_tried_again(connections: list[int], model: Path, tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="elsewhere is outside of the job's volumes"):
+        up(model, tmp_path / "volume", to="/../elsewhere")
+
+
+def test_an_interrupt_ends_the_thread_and_the_program(connections: list[int], model: Path, tmp_path: Path) -> None:
+    async def interrupted() -> None:
+        under_way = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        progress = Progress(lambda: loop.call_soon_threadsafe(under_way.set) and None)
+        task = asyncio.ensure_future(
+            put(FakeCluster().as_cluster, PLACE, model, f"{tmp_path}/volume/", [str(tmp_path / "volume")], progress)
+        )
+        await under_way.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(interrupted())
+    assert not (tmp_path / "volume/model/weights").exists()
+    up(model, tmp_path / "volume")
+    assert (tmp_path / "volume/model/weights").read_bytes() == CHUNKS
+
+
+def test_one_side_is_a_job_and_the_other_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").touch()
+    assert read("a", "x:/datasets/") == Copy("a", Remote("x", "/datasets/"), up=True)
+    assert read("x:runs/x/adapter", "out") == Copy("out", Remote("x", "/workspace/runs/x/adapter"), up=False)
+
+
+def test_what_is_in_a_folder_and_several_files_go_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.py", "src/b.py", "src/c.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    copies = read_all(["a.py", "src/."], "x:/workspace/")
+    assert [(copy.local, copy.remote.path) for copy in copies] == [(name, "/workspace/") for name in ("a.py", "src/b.py", "src/c.py")]
+    assert [copy.local for copy in read_all(["."], "x:/workspace/")] == ["a.py", "src"]
+    for sources in (["a.py", "src"], ["src/."]):
+        with pytest.raises(ConfigError, match="several files go into a folder, whose name ends with a /"):
+            read_all(sources, "x:/workspace")
+
+
+def test_files_go_to_the_shared_volumes_of_a_job_that_has_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starts(item: dict[str, Any]) -> None:
+        item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
+
+    async def carried(cluster: Any, copy: Copy, place: Any, progress: Any) -> Carried:
+        claims = {volume["persistentVolumeClaim"]["claimName"] for volume in api.objects["Pod", place.pod]["spec"]["volumes"]
+                  if "persistentVolumeClaim" in volume}  # fmt: skip
+        assert claims <= set(api.names("PersistentVolumeClaim")), "they were made"
+        return Carried(1, 1, 5, 0)
+
+    api = FakeCluster(on_create=starts)
+    monkeypatch.setattr(cp_module, "_carried", carried)
+    copy = Copy("a.py", Remote("x", "/workspace/"), up=True)
+    assert asyncio.run(_copy_before_start(api.as_cluster, copy, resolve(job(storage={"mode": "Shared"}), profile("barcelona"))))
+    assert api.names("Pod") == [] and api.names("Job") == []
+
+
+@pytest.mark.parametrize("image", ["r.example.com/lockstep-operator:1", "r.example.com/mine:1"])
+def test_a_job_without_an_image_gets_the_operator_s_before_its_first_start_too(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starts(item: dict[str, Any]) -> None:
+        item["status"] = {"phase": "Running", "containerStatuses": [{"name": "x", "state": {"running": {}}}]}
+
+    async def carried(cluster: Any, copy: Copy, place: Any, progress: Any) -> Carried:
+        used.append(api.objects["Pod", place.pod]["spec"]["containers"][0]["image"])
+        return Carried(1, 1, 5, 0)
+
+    used: list[str] = []
+    api = FakeCluster(on_create=starts)
+    container = {"image": image}
+    api.objects["Deployment", "lockstep-operator"] = {"spec": {"template": {"spec": {"containers": [container]}}}, "metadata": {}}
+    monkeypatch.setattr(cp_module, "_carried", carried)
+    bare = a_profile(image=None, storage={"mode": "Shared"})
+    wanted = resolve(job(gpusPerNode=0), bare, PlatformDefaults(image=MADE_BY_OPERATOR))
+    copying = _copy_before_start(api.as_cluster, Copy("a.py", Remote("x", "/workspace/"), up=True), wanted)
+    if image.endswith("mine:1"):
+        with pytest.raises(ConfigError, match="image is set neither in the job nor in the cluster"):
+            asyncio.run(copying)
+        assert api.names("Pod") == [] and api.names("PersistentVolumeClaim") == []
+    else:
+        assert asyncio.run(copying) and used == ["r.example.com/lockstep-trainer:1"]
+
+
+@pytest.mark.parametrize(
+    ("storage", "name", "said"), [("Shared", "y", "is job x, and not y"), ("PerPod", "x", "apply the job first and copy then")]
+)
+def test_what_cannot_be_put_there_before_the_first_start_is_said(storage: str, name: str, said: str, tmp_path: Path) -> None:
+    spec = {"cluster": "barcelona", "script": {"path": "a.py"}, "storage": {"mode": storage}}
+    whole = {"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "x"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=said):
+        _before_start(tmp_path / "job.yaml", [Copy("a.py", Remote(name, "/workspace/"), up=True)], "barcelona", None)
+
+
+@pytest.mark.parametrize(
+    ("sent", "files", "said"),
+    [
+        (1, 1, "x node 0: 1 of 1 file copied (5 bytes), to /workspace/a.py"),
+        (0, 1, "x node 0: 1 file was there already, at /workspace/a.py"),
+        (0, 2, "x node 0: 2 files were there already, at /workspace/a.py"),
+    ],
+)
+def test_it_says_how_many_and_where(sent: int, files: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _tell(Copy("a.py", Remote("x", "/workspace/"), up=True), 0, Carried(files, sent, 5, 0))
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [("a", "b", "must be JOB:/path"), ("x:/a", "y:/b", "must be JOB:/path"), ("gone", "x:/a", "gone does not exist")],
+)
+def test_what_is_no_copy_is_refused(
+    source: str, target: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lockstep", "cp", source, target])
+    assert main() == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/workspace/../etc", "/workspaces", "/"])
+def test_a_path_on_no_volume_is_refused_with_those_there_are(path: str) -> None:
+    with pytest.raises(ConfigError, match="choose a place below /datasets, /workspace"):
+        refuse_outside(path, ["/workspace", "/datasets"])
+
+
+def test_a_wrong_name_is_told_with_the_jobs_there_are() -> None:
+    cluster = FakeCluster({"kind": "TrainingJob", "metadata": {"name": "demo"}}).as_cluster
+    with pytest.raises(ConfigError, match="there is no TrainingJob dmo in namespace ns: it has demo; did you mean demo"):
+        asyncio.run(known_job(cluster, "ns", "dmo"))
+
+
+def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setattr("sys.argv", ["lockstep", "cp", "x:/workspace/a", str(tmp_path / "b")])
+    assert main() == 2
+    assert "no cluster can be reached" in capsys.readouterr().err
+
+
+def test_how_far_it_is_is_told_in_the_units_of_disks() -> None:
+    meter = Meter()
+    meter.transfers = {
+        "node 0": Progress(expected=2_000_000_000, passed=1_000_000_000),
+        "node 1": Progress(expected=2_000_000_000, passed=500_000_000),
+    }
+    assert meter.line(5) == "node 0 50%  node 1 25%  of 2.0 GB, 100.0 MB/s, 0:15 left"
+    assert [size(n) for n in (0, 999, 1000, 2.5e6, 3e12)] == ["0 bytes", "999 bytes", "1.0 kB", "2.5 MB", "3000.0 GB"]

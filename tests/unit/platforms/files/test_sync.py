@@ -1,0 +1,227 @@
+"""What travels to a pod, what is deleted there, and what is left alone. The pod's end runs here as the program that it is there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.platforms.files.sync import _packed, scan
+from lockstep.platforms.inpod import receiver
+
+
+def write(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_py", ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def sync(source: Path, target: Path, force: bool = False) -> dict[str, list[str]]:
+    """One sync, both ends. The receiver is a process of its own that has only its text."""
+    files = scan(source)
+    command = [sys.executable, "-I", "-c", Path(receiver.__file__).read_text()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o022) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps({"target": str(target), "source": str(source), "files": files, "force": force}).encode() + b"\n")
+        process.stdin.flush()
+        answer: dict[str, Any] = json.loads(process.stdout.readline())
+        if not answer.pop("done"):
+            archive = _packed(source, answer["wanted"], files)
+            process.stdin.write(f"{len(archive)}\n".encode() + archive)
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline()) == {"done": True}
+        process.stdin.close()
+    return answer
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file() and ".lockstep" not in path.parts
+    }
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A volume with things of other people's."""
+    return write(tmp_path / "pod", runs__demo__log="theirs")
+
+
+def test_only_what_differs_travels(tmp_path: Path, target: Path) -> None:
+    source = write(tmp_path / "here", a_py="1", pkg__b_py="2")
+    assert sync(source, target)["wanted"] == ["a.py", "pkg/b.py"]
+    assert sync(source, target) == {"wanted": [], "removed": [], "changed": [], "others": []}
+    write(source, a_py="one")
+    assert sync(source, target)["wanted"] == ["a.py"]
+    assert contents(target) == {"a.py": "one", "pkg/b.py": "2", "runs/demo/log": "theirs"}
+
+
+def test_only_what_a_sync_has_sent_is_ever_deleted(tmp_path: Path, target: Path) -> None:
+    source = write(tmp_path / "here", a_py="1", pkg__b_py="2")
+    sync(source, target)
+    (source / "pkg/b.py").unlink()
+    assert sync(source, target)["removed"] == ["pkg/b.py"]
+    assert contents(target) == {"a.py": "1", "runs/demo/log": "theirs"}
+    assert not (target / "pkg").exists()
+
+
+def test_what_another_folder_has_sent_stays_until_it_is_forced(tmp_path: Path, target: Path) -> None:
+    mine, theirs = write(tmp_path / "mine", a_py="1", both_py="1"), write(tmp_path / "theirs", b_py="2", both_py="2")
+    sync(mine, target)
+    assert sync(theirs, target) == {"wanted": ["b.py", "both.py"], "removed": [], "changed": [], "others": ["a.py"]}
+    assert sync(theirs, target)["others"] == ["a.py"], "it is named each time"
+    (mine / "a.py").unlink()
+    again = sync(mine, target)
+    assert (again["removed"], again["others"]) == (["a.py"], ["b.py"]), "each folder's own is its own to remove"
+    assert sync(theirs, target, force=True)["removed"] == []
+    (theirs / "b.py").unlink()
+    sync(theirs, target)
+    assert contents(target) == {"both.py": "2", "runs/demo/log": "theirs"}
+
+
+def test_what_was_changed_in_the_pod_stays_until_it_is_forced(tmp_path: Path, target: Path) -> None:
+    source = write(tmp_path / "here", a_py="1", b_py="1")
+    sync(source, target)
+    write(target, a_py="edited there", b_py="edited there")
+    write(source, a_py="2")
+    (source / "b.py").unlink()
+    assert sync(source, target) == {"wanted": [], "removed": [], "changed": ["a.py", "b.py"], "others": []}
+    assert (contents(target)["a.py"], contents(target)["b.py"]) == ("edited there", "edited there")
+    assert sync(source, target)["changed"] == ["a.py", "b.py"], "it is not forgotten the next time"
+    sync(source, target, force=True)
+    assert contents(target) == {"a.py": "2", "runs/demo/log": "theirs"}
+
+
+def test_a_file_of_others_is_not_written_over_by_the_first_sync(tmp_path: Path, target: Path) -> None:
+    source = write(tmp_path / "here", runs__demo__log="mine")
+    assert sync(source, target)["changed"] == ["runs/demo/log"]
+    assert contents(target) == {"runs/demo/log": "theirs"}
+
+
+def test_the_checkout_s_own_packages_stay_here_for_pods_have_them_from_the_image() -> None:
+    workspace = ROOT / "workspace"
+    sent = set(scan(workspace))
+    assert sent >= {"train_multi_node.py", "ds_config.json", "launch_deepspeed.sh"}
+    assert [name for name in sent if name.startswith("lockstep_")] == []
+
+
+def look(target: Path, *names: str) -> None:
+    """One look at these files, remembered."""
+    digests = receiver.Digests(target)
+    for name in names:
+        assert digests.of(name)[0] is not None
+    digests.remember()
+
+
+def test_what_was_read_once_is_not_read_again_while_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, a_py="1", b_py="2")
+    monkeypatch.setattr(receiver, "SETTLED_SECONDS", -1.0)
+    look(tmp_path, "a.py", "b.py")
+    read = receiver.digest
+    monkeypatch.setattr(receiver, "digest", lambda path: pytest.fail(f"{path} was read"))
+    assert receiver.Digests(tmp_path).of("a.py") == (hashlib.sha256(b"1").hexdigest(), False)
+    monkeypatch.setattr(receiver, "digest", read)
+    write(tmp_path, a_py="one")
+    assert receiver.Digests(tmp_path).of("a.py")[0] == hashlib.sha256(b"one").hexdigest()
+
+
+def test_what_is_too_young_to_be_told_from_a_newer_one_is_read_again(tmp_path: Path) -> None:
+    write(tmp_path, a_py="1")
+    look(tmp_path, "a.py")
+    assert not (tmp_path / receiver.SEEN).exists()
+
+
+def test_programs_stay_programs_and_links_stay_links(tmp_path: Path, target: Path) -> None:
+    source = write(tmp_path / "here", run="#!/bin/sh\n", data__x="1")
+    (source / "run").chmod(0o755)
+    (source / "link").symlink_to("data/x")
+    sync(source, target)
+    assert os.access(target / "run", os.X_OK) and not os.access(target / "data/x", os.X_OK)
+    assert (target / "link").is_symlink() and (target / "link").read_text() == "1"
+    (source / "run").chmod(0o644)
+    assert sync(source, target)["wanted"] == ["run"]
+    assert not os.access(target / "run", os.X_OK)
+
+
+def test_what_was_sent_is_the_group_s_with_all_folders_and_records(tmp_path: Path) -> None:
+    """The next sync may go to pods of another transport, which have another user."""
+    sync(write(tmp_path / "here", src__a_py="a"), tmp_path / "pod" / "code")
+    found = [tmp_path / "pod", *(tmp_path / "pod").rglob("*")]
+    assert {"code", ".lockstep", "sync.json", "src", "a.py"} <= {path.name for path in found}
+    wanted = {True: "0o775", False: "0o664"}
+    assert [(path, oct(path.stat().st_mode & 0o777)) for path in found] == [(path, wanted[path.is_dir()]) for path in found]
+
+
+def test_ignored_files_stay_here(tmp_path: Path) -> None:
+    source = write(tmp_path / "here", a_py="", __pycache__="", big__x="", logs__y="", keep__z="")
+    write(source / "deep", a="")
+    (source / "deep" / "__pycache__").mkdir()
+    (source / "deep" / "__pycache__" / "a.pyc").touch()
+    (source / ".gitignore").write_text("nothing\n")
+    (source / ".lockstepignore").write_text("big/\n/logs\n")
+    assert sorted(scan(source)) == [".gitignore", ".lockstepignore", "a.py", "deep/a", "keep/z"]
+
+
+def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder"):
+        scan(tmp_path / "nothing")
+
+
+def test_half_of_an_edit_does_not_travel(tmp_path: Path) -> None:
+    source = write(tmp_path / "here", a_py="1")
+    files = scan(source)
+    write(source, a_py="half")
+    with pytest.raises(Failed, match=r"a\.py was changed while it was sent"):
+        _packed(source, ["a.py"], files)
+
+
+def archive(*members: tuple[str, str | None]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, link in members:
+            member = tarfile.TarInfo(name)
+            if link is not None:
+                member.type, member.linkname = tarfile.SYMTYPE, link
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "members", [[("../x", None)], [("/etc/x", None)], [("a", "../../etc")], [("a/../../x", None)], [("a", "/etc/passwd")]]
+)
+def test_nothing_leads_out_of_the_folder(tmp_path: Path, members: list[tuple[str, str | None]]) -> None:
+    (tmp_path / "in").mkdir()
+    with pytest.raises(ValueError, match="would be outside of"):
+        receiver.unpack(tmp_path / "in", archive(*members))
+    assert list((tmp_path / "in").iterdir()) == [] and sorted(p.name for p in tmp_path.iterdir()) == ["in"]
+
+
+def test_a_link_that_is_there_already_does_not_lead_out_either(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in" / "l").symlink_to(tmp_path / "out")
+    with pytest.raises(ValueError, match="would be outside of"):
+        receiver.unpack(tmp_path / "in", archive(("l/x", None)))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_cut_stream_changes_nothing(tmp_path: Path) -> None:
+    files: dict[str, Any] = {"a": {"sha256": hashlib.sha256(b"1").hexdigest(), "link": False, "executable": False}}
+    said = io.BytesIO()
+    request = json.dumps({"target": str(tmp_path), "files": files, "force": False}).encode()
+    with pytest.raises(EOFError, match="received 3 of 10240 bytes"):
+        receiver.serve(io.BytesIO(request + b"\n10240\nabc"), said)
+    assert contents(tmp_path) == {}

@@ -1,0 +1,156 @@
+"""What editors have in a pod, run here as a process: started as asked, behind its token, gone with whoever asked for it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.platforms.inpod import editor
+
+SOURCE = Path(editor.__file__).read_text()
+TOKEN = "a-token-of-this-test"
+STAND_IN = """
+import http.server, json, sys, os
+path = next(a.split("=", 1)[1] for a in sys.argv if a.startswith("--config="))
+settings = json.load(open(path))
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path.endswith("token=" + settings["IdentityProvider"]["token"]) else 403)
+        self.end_headers()
+        self.wfile.write(json.dumps({"config": path, "mode": oct(os.stat(path).st_mode & 0o777), "cwd": os.getcwd(), "pid": os.getpid()}).encode())
+    def log_message(self, *_): pass
+http.server.HTTPServer((settings["ServerApp"]["ip"], settings["ServerApp"]["port"]), Page).serve_forever()
+"""
+
+
+@contextmanager
+def asked(folder: Path, kind: str, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """The program of the pod, with what it was asked for on its standard input."""
+    environment = {**os.environ, "PYTHONPATH": str(folder / "modules")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SOURCE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        umask=0o022,
+    )
+    try:
+        request = {"kind": kind, "folder": str(folder), "command": command, "cwd": str(folder), "token": TOKEN, "source": SOURCE}
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        if not process.stdin.closed:  # type: ignore[union-attr]
+            process.stdin.close()  # type: ignore[union-attr]
+        process.wait(timeout=60)
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def heard(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    answer: dict[str, Any] = json.loads(process.stdout.readline())
+    return answer
+
+
+def get(port: int, path: str, **headers: str) -> tuple[int, str, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace"), response.headers
+    finally:
+        connection.close()
+
+
+def put_module(folder: Path, name: str, program: str) -> None:
+    (folder / "modules" / name).mkdir(parents=True)
+    (folder / "modules" / name / "__init__.py").touch()
+    (folder / "modules" / name / "__main__.py").write_text(program)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_notebook_server_gets_its_token_by_a_private_file_and_ends_with_the_connection(tmp_path: Path) -> None:
+    put_module(tmp_path, "jupyterlab", STAND_IN)
+    with asked(tmp_path, "jupyter") as process:
+        port = heard(process)["port"]
+        assert get(port, "/")[0] == 403
+        code, body, _ = get(port, f"/?token={TOKEN}")
+        told = json.loads(body)
+        assert (code, told["mode"], told["cwd"]) == (200, "0o600", str(tmp_path))
+        seen = Path(f"/proc/{told['pid']}/cmdline").read_bytes() + Path(f"/proc/{told['pid']}/environ").read_bytes()
+        assert b"jupyterlab" in seen and TOKEN.encode() not in seen
+        assert process.stdin is not None
+        process.stdin.close()  # the laptop is gone
+        process.wait(timeout=60)
+        assert not is_alive(told["pid"])
+        assert not Path(told["config"]).parent.exists()
+
+
+def test_tensorboard_shows_nothing_without_the_token(tmp_path: Path) -> None:
+    with asked(tmp_path, "tensorboard") as process:
+        process_said = heard(process)
+        assert "port" in process_said, process_said
+        port = process_said["port"]
+        code, body, _ = get(port, "/data/environment")
+        assert code == 401 and "lockstep tensorboard" in body
+        assert get(port, "/data/environment", Cookie="lockstep-0=x; other")[0] == 401
+        code, _, headers = get(port, f"/?token={TOKEN}")
+        assert (code, headers["Location"]) == (302, "/")
+        assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
+        code, body, _ = get(port, "/data/environment", Cookie=headers["Set-Cookie"].partition(";")[0])
+        assert code == 200 and json.loads(body)["data_location"] == str(tmp_path)
+
+
+def test_a_script_under_the_debugger_is_heard_to_its_end(tmp_path: Path) -> None:
+    put_module(tmp_path, "debugpy", "import sys; print('under the debugger:', sys.argv[1:]); sys.exit(3)")
+    with asked(tmp_path, "debug", "train.py", "--epochs", "3") as process:
+        answer = heard(process)
+        while "ended" not in answer:
+            answer = heard(process)
+        assert answer["ended"] == 3
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert "'--wait-for-client', 'train.py', '--epochs', '3'" in said and "127.0.0.1:" in said
+
+
+def test_what_a_debugged_script_or_a_notebook_writes_is_the_group_s(tmp_path: Path) -> None:
+    """Pods of another transport have another user."""
+    put_module(tmp_path, "debugpy", "import pathlib; pathlib.Path('made').touch()")
+    with asked(tmp_path, "debug", "train.py") as process:
+        while "ended" not in heard(process):
+            pass
+    assert oct((tmp_path / "made").stat().st_mode & 0o777) == "0o664"
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_last_words_and_without_the_token(tmp_path: Path) -> None:
+    put_module(tmp_path, "jupyterlab", f"import sys; print('{TOKEN} in the log'); sys.exit('no such option')")
+    with asked(tmp_path, "jupyter") as process:
+        assert heard(process) == {"ended": 1, "said": ["… in the log", "no such option"]}
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [("jupyter", "jupyterlab or notebook or jupyter_server"), ("debug", "debugpy")])
+def test_what_the_image_lacks_is_said_with_the_remedy(tmp_path: Path, kind: str, lacks: str) -> None:
+    with asked(tmp_path, kind, "x.py") as process:
+        said = heard(process)["failed"]
+        assert f"has no {lacks}: it belongs into the job's image (pip install " in said

@@ -1,0 +1,331 @@
+"""The log of a run without an operator, whose containers may be started again at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from fake_cluster import FakeCluster
+from golden.plan_cases import CONTEXT, job, profile
+from lockstep.api.errors import ConfigError, Failed
+from lockstep.kube.cluster import ApiError, Cluster
+from lockstep.plan.observed import Observed
+from lockstep.plan.render.objects import freeze
+from lockstep.plan.render.resolve import resolve
+from lockstep.platforms.inside import in_namespace
+from lockstep.platforms.inside.in_namespace import Patience, _follow, _Log, _remove_finished, _running, _verdict, run_until
+from lockstep.platforms.inside.objects import Run, objects
+
+Object = dict[str, Any]
+DAY = "2026-11-21T09:00:0"
+ENDED = [f"{DAY}1Z rank 1 raised ValueError", f"{DAY}2Z Failed"]
+STARTED_AGAIN = [f"{DAY}3Z this job has failed already"]
+
+
+class RestartedAfterFirstLook:
+    """A kubelet that starts the container again after the first request for its log."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        self.requests += 1
+        if "previous" not in query:
+            lines = STARTED_AGAIN
+        elif self.requests == 1:
+            raise ApiError(400, "BadRequest", "previous terminated container not found")
+        else:
+            lines = ENDED
+        for line in lines:
+            yield line
+
+
+class _Run:
+    name, namespace = "x", "ns"
+
+
+def told(cluster: Any, *, previous: bool) -> list[str]:
+    said: list[str] = []
+    asyncio.run(_Log(cast(Cluster, cluster), cast(Run, _Run()), said.append).rest(previous=previous))
+    return said
+
+
+def test_lines_of_a_container_that_is_started_again_while_they_are_read_are_not_lost() -> None:
+    said = told(RestartedAfterFirstLook(), previous=False)
+    assert {"rank 1 raised ValueError", "Failed"} <= set(said)
+    assert len(said) == len(set(said))
+
+
+def test_only_the_ended_container_is_read_when_it_was_started_again_before() -> None:
+    cluster = RestartedAfterFirstLook()
+    cluster.requests = 1
+    assert told(cluster, previous=True) == ["rank 1 raised ValueError", "Failed"]
+
+
+class NotThereYet:
+    """A kubelet that complains in the stream itself when it is asked before the log's file is there, and ends the stream."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        self.requests += 1
+        for line in ["failed to try resolving symlinks in path: no such file"] if self.requests == 1 else ENDED:
+            yield line
+
+
+def test_a_log_that_breaks_off_before_its_first_line_is_asked_for_again() -> None:
+    said: list[str] = []
+
+    async def follow() -> None:
+        complete = asyncio.Event()
+
+        def say(line: str) -> None:
+            said.append(line)
+            if len(said) == len(ENDED):
+                complete.set()
+
+        log = _Log(cast(Cluster, NotThereYet()), cast(Run, _Run()), say)
+        following = asyncio.create_task(log.follow())
+        await asyncio.wait_for(complete.wait(), 10)
+        log.ended = True
+        await following
+
+    asyncio.run(follow())
+    assert said == ["rank 1 raised ValueError", "Failed"]
+
+
+def ran() -> Run:
+    """A job of two nodes."""
+    resolved = resolve(job(), profile())
+    return Run(resolved, freeze(resolved, CONTEXT), "00" * 32, b"")
+
+
+RUNS = {"state": {"running": {}}}
+NO_ROOM = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]}
+
+
+def ended(code: int) -> Object:
+    return {"state": {"terminated": {"exitCode": code}}}
+
+
+def node(number: int, container: Object | None, **metadata: Any) -> Object:
+    """`container`: its state; None: the scheduler has no node for it."""
+    placed = {"nodeName": f"n{number}"} if container else {}
+    status = {"phase": "Running", "containerStatuses": [{"name": "trainer", **container}]} if container else NO_ROOM
+    return {"metadata": {"name": f"x-{number}", "uid": f"pod-{number}", **metadata}, "spec": {"containers": [], **placed}, "status": status}
+
+
+def seen(*pods: Object, replicas: int = 2) -> Observed:
+    made = {("StatefulSet", "x"): {"metadata": {"uid": "s"}, "spec": {"replicas": replicas}}}
+    return Observed(job={"metadata": {"name": "x", "namespace": "ns"}, "spec": {}}, objects=made, pods=pods)
+
+
+@pytest.mark.parametrize("code", [0, 1, 78])
+def test_an_agent_that_has_nothing_left_to_do_has_the_verdict(code: int) -> None:
+    verdict = _verdict(seen(node(0, ended(code))))
+    assert verdict is not None
+    assert verdict.code == code
+
+
+@pytest.mark.parametrize("code", [70, 137])
+def test_an_agent_that_its_kubelet_starts_again_has_no_verdict(code: int) -> None:
+    """70: it met what it doesn't know; 137: it was killed."""
+    assert _verdict(seen(node(0, ended(code)))) is None
+
+
+def test_a_pod_that_is_replaced_has_no_verdict_when_it_has_saved() -> None:
+    drained = node(0, ended(75), deletionTimestamp="2026-01-01T00:00:00Z")
+    assert _verdict(seen(drained)) is None
+    assert _verdict(seen(drained, replicas=0)) is not None
+    assert _verdict(seen(node(0, ended(75)))) is not None
+    assert _verdict(seen(node(0, ended(1), deletionTimestamp="2026-01-01T00:00:00Z"))) is not None
+
+
+class Namespace:
+    """An API server with the objects of a run, and a clock that goes on by 20 s at every look at the pods."""
+
+    def __init__(self, run: Run, *looks: tuple[Object, ...]) -> None:
+        self.items: dict[tuple[str, str], Object] = {}
+        for number, item in enumerate(objects(run)):
+            owner = [{"kind": "ConfigMap", "name": run.frozen.name}] if number else []
+            metadata = {**item["metadata"], "uid": str(number), "ownerReferences": owner}
+            self.items[item["kind"], item["metadata"]["name"]] = {**item, "metadata": metadata}
+        self.looks = list(looks)
+        self.now = 1_800_000_000.0
+        self.scaled: list[int] = []
+        self.deleted: list[str] = []
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        return self.items.get((kind, name))
+
+    async def list(self, kind: str, namespace: str, query: Mapping[str, str] | None = None) -> Object:
+        if kind != "Pod":
+            return {"items": []}
+        self.now += 20
+        replicas = self.items["StatefulSet", "x"]["spec"]["replicas"] if self.items else 0
+        pods = self.looks.pop(0) if len(self.looks) > 1 and replicas else self.looks[0]
+        return {"items": list(pods) if replicas else []}
+
+    async def request(self, method: str, path: str, body: Object, content_type: str) -> None:
+        self.scaled.append(body["spec"]["replicas"])
+        self.items["StatefulSet", "x"]["spec"]["replicas"] = self.scaled[-1]
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+        self.deleted.append(name)
+        self.items.clear()
+
+    async def log(self, namespace: str, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
+        for line in ():
+            yield line
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("LOOK_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(in_namespace, name, 0.001)
+    return monkeypatch
+
+
+def test_a_run_that_holds_part_of_its_nodes_lets_go_and_tries_again(quick: pytest.MonkeyPatch) -> None:
+    half, whole = (node(0, RUNS), node(1, None)), (node(0, RUNS), node(1, RUNS))
+    server, said = Namespace(ran(), *[half] * 30, whole, (node(0, ended(0)), node(1, ended(0)))), list[str]()
+    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    until_half_is_gone = server.looks
+
+    async def follow() -> int:
+        return await asyncio.wait_for(_follow(cast(Cluster, server), ran(), said.append), 20)
+
+    assert asyncio.run(follow()) == 0
+    assert until_half_is_gone == [(node(0, ended(0)), node(1, ended(0)))]
+    assert server.scaled[:2] == [0, 2]
+    assert len(server.scaled) % 2 == 0
+    told = "\n".join(said)
+    assert "holds 1 of 2 nodes; lets go at " in told
+    assert "let go of 1 of 2 nodes so that another job can run; tries again at " in told
+
+
+def test_a_run_whose_pods_have_nodes_and_do_not_come_up_is_given_up(quick: pytest.MonkeyPatch) -> None:
+    pulling = node(1, {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}})
+    server, said = Namespace(ran(), (node(0, RUNS), node(1, None)), (node(0, RUNS), pulling)), list[str]()
+    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    quick.setattr(in_namespace, "DRAIN_SECONDS", 0.001)
+    began = server.now
+    assert asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), said.append), 20)) == 1
+    assert 1800 <= server.now - began <= 1860
+    assert "x-1: image" in said[-2]
+    assert said[-1] == "lockstep: given up: all pods have nodes, and did not come up within the 1800 s of startTimeoutSeconds"
+    assert server.scaled == []
+
+
+def test_a_run_that_somebody_scales_to_zero_stays_there(quick: pytest.MonkeyPatch) -> None:
+    server = Namespace(ran(), ())
+    server.items["StatefulSet", "x"]["spec"]["replicas"] = 0
+    quick.setattr(in_namespace.time, "time", lambda: server.now)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(_follow(cast(Cluster, server), ran(), lambda line: None), 0.3))
+    assert server.scaled == []
+
+
+def test_a_run_that_is_there_is_followed_as_it_was_started() -> None:
+    started, typed = ran(), ran()
+    typed = replace(typed, frozen=replace(typed.frozen, nodes=5))
+    server = Namespace(started, ())
+    attached = asyncio.run(_running(cast(Cluster, server), typed))
+    assert (attached.frozen.name, attached.frozen.nodes) == (started.frozen.name, 2)
+    server.items["StatefulSet", "x"]["metadata"]["ownerReferences"] = [{"kind": "TrainingJob", "name": "x"}]
+    with pytest.raises(ConfigError, match="no run x without an operator runs in namespace"):
+        asyncio.run(_running(cast(Cluster, server), typed))
+
+
+def test_a_run_that_ended_while_nobody_followed_it_makes_room_and_one_that_runs_does_not() -> None:
+    started = ran()
+    runs = Namespace(started, (node(0, RUNS), node(1, RUNS)))
+    with pytest.raises(ConfigError, match="runs: follow it with --attach, or stop it"):
+        asyncio.run(_remove_finished(cast(Cluster, runs), started, lambda line: None))
+    assert runs.deleted == []
+    over = Namespace(started, (node(0, ended(0)), node(1, ended(0))))
+    asyncio.run(_remove_finished(cast(Cluster, over), started, lambda line: None))
+    assert over.deleted == [started.frozen.name]
+
+
+def two_nodes(**more: Any) -> FakeCluster:
+    """With the jobs' account. Pods are made and find no room."""
+    room = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    nodes = [{"kind": "Node", "metadata": {"name": name}, "spec": {}, "status": {"allocatable": room}} for name in "ab"]
+    return FakeCluster({"kind": "ServiceAccount", "metadata": {"name": "ml-dev-sa"}}, *nodes, **more)
+
+
+def on_nodes(nodes: int) -> Run:
+    resolved = resolve(job(nodes=nodes, gpusPerNode=0), profile())
+    return Run(resolved, freeze(resolved, CONTEXT), "00" * 32, b"")
+
+
+async def left_after(cluster: FakeCluster, run: Run, said: list[str], patience: Patience) -> None:
+    try:
+        await run_until(cluster.as_cluster, run, said.append, asyncio.Event(), patience)
+    finally:
+        left = [key for key in cluster.objects if key[0] in ("Job", "ConfigMap")]
+        assert [name for kind, name in left if kind == "Job" or name == run.frozen.name] == []
+
+
+def test_nodes_that_the_cluster_does_not_have_are_not_waited_for_unless_somebody_says_so() -> None:
+    cluster, said = two_nodes(), list[str]()
+    with pytest.raises(
+        Failed, match="5 nodes are asked for, and even when idle only 2 of the cluster's 2 could take a pod; --timeout SECONDS waits"
+    ):
+        asyncio.run(left_after(cluster, on_nodes(5), said, Patience()))
+    assert said == [] and cluster.names("StatefulSet") == []
+    with pytest.raises(Failed, match="has no result after 0 s"):
+        asyncio.run(left_after(cluster, on_nodes(5), said, Patience(0.2, asked_for=True)))
+    assert said[0].startswith("lockstep: 5 nodes are asked for") and "Ctrl-C removes it" in said[1]
+
+
+def test_a_job_that_waits_for_nodes_which_are_not_there_says_so_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = two_nodes()
+
+    class Connected:
+        async def __aenter__(self) -> Cluster:
+            return cluster.as_cluster
+
+        async def __aexit__(self, *_: object) -> None:
+            """Nothing is open."""
+
+    async def connect(context: str | None) -> Connected:
+        return Connected()
+
+    async def follow(*_: object) -> int:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Cluster, "connect", connect)
+    monkeypatch.setattr(in_namespace, "prepare", lambda *_: on_nodes(5))
+    monkeypatch.setattr(in_namespace, "_follow", follow)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(in_namespace._run(job(), profile(), "default", None, in_namespace.How.NEW))
+    first, second, *last = capsys.readouterr().out.splitlines()
+    assert first.startswith("lockstep: 5 nodes are asked for") and first.endswith("; the job waits until it has them")
+    assert second.endswith("Ctrl-C leaves it running")
+    assert any(line.startswith("lockstep: job x runs on; half a minute after its end") for line in last), last
+    assert {"x-keeper"} == set(cluster.names("Job")) == set(cluster.names("Role")), "whoever is away, its nodes go at its end"
+
+
+def test_a_run_that_never_has_a_result_is_given_up_in_time() -> None:
+    said: list[str] = []
+    with pytest.raises(Failed, match="x has no result after 0 s \\(--timeout\\)"):
+        asyncio.run(left_after(two_nodes(), on_nodes(2), said, Patience(0.2)))
+    assert said[-1] == "lockstep: x is removed; its claims stay"
+
+
+def test_a_run_that_is_interrupted_while_its_objects_are_made_leaves_none() -> None:
+    def interrupt(item: Object) -> None:
+        if item["kind"] == "Service":
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(left_after(two_nodes(on_create=interrupt), on_nodes(2), [], Patience()))

@@ -1,0 +1,118 @@
+"""`lockstep retry`: a failed job goes on; one that runs or is complete is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from checkout import ROOT
+from lockstep.api.errors import ConfigError
+from lockstep.cli.jobs import retry
+from lockstep.cli.main import app
+from lockstep.kube import jobs
+
+JOB = """
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: x}
+spec: {cluster: local, nodes: 1, script: {path: rank.py}, restart: {maxRestarts: 0}}
+"""
+FAILS_ONCE = "import os, sys\nsys.exit(0 if os.path.exists('mended') else 3)\n"
+
+
+def condition(kind: str, status: str, reason: str = "R") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": reason, "message": "all ranks run"}
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is sent to the API server."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(jobs, "patch_spec", lambda client, namespace, name, spec: sent.append(spec))
+    return sent
+
+
+def with_status(monkeypatch: pytest.MonkeyPatch, conditions: list[dict[str, str]], **spec: Any) -> None:
+    job = {"metadata": {"name": "x"}, "spec": spec, "status": {"conditions": conditions}}
+    monkeypatch.setattr(retry, "find_job", lambda *_: SimpleNamespace(target=SimpleNamespace(client=None), namespace="ns", job=job))
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, 1), ({"restart": {"retry": 4}}, 5)])
+def test_a_failed_job_s_number_of_retries_is_raised(
+    monkeypatch: pytest.MonkeyPatch, patched: list[dict[str, Any]], before: dict[str, Any], after: int
+) -> None:
+    with_status(monkeypatch, [condition("Failed", "True")], **before)
+    retry.retry("x")
+    assert patched == [{"restart": {"retry": after}}]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ([condition("Complete", "True")], "job x is complete: there is nothing to retry"),
+        ([condition("Progressing", "True", "Running")], "job x has not failed, so there is nothing to retry: Running: all ranks run"),
+        ([], "job x has not failed, so there is nothing to retry: its status says nothing yet"),
+    ],
+)
+def test_a_job_that_runs_or_is_complete_is_refused_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, patched: list[dict[str, Any]], conditions: list[dict[str, str]], told: str
+) -> None:
+    with_status(monkeypatch, conditions)
+    with pytest.raises(ConfigError, match=told):
+        retry.retry("x")
+    assert patched == []
+
+
+def test_it_says_which_job_or_which_file(patched: list[dict[str, Any]]) -> None:
+    for words in ([], ["-f", "job.yaml"], ["x", "--local"], ["-f", "job.yaml", "--local", "--in-namespace"]):
+        result = CliRunner().invoke(app, ["retry", *words])
+        assert "say which job failed" in str(result.exception)
+
+
+def test_a_local_run_goes_on_as_the_same_job_until_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/rank.py").write_text(FAILS_ONCE)
+
+    def lockstep(verb: str) -> Any:
+        return CliRunner().invoke(app, [verb, "-f", str(tmp_path / "job.yaml"), "--local", "--workspace", str(tmp_path)])
+
+    assert "no run x can be read" in str(lockstep("retry").exception)
+    assert lockstep("run").exit_code == 1
+    assert lockstep("retry").exit_code == 1
+    (tmp_path / "workspace/mended").touch()
+    assert lockstep("retry").exit_code == 0
+    records = [json.loads(line) for line in (tmp_path / "workspace/runs/x/gang/attempts.jsonl").read_text().splitlines()]
+    assert [(record["attempt"], record["outcome"], record["retry"]) for record in records] == [
+        (1, "Failed", 0),
+        (2, "Failed", 1),
+        (3, "Complete", 2),
+    ]
+    assert len({record["jobUid"] for record in records}) == 1
+    assert "is complete: there is nothing to retry" in str(lockstep("retry").exception)
+
+
+def test_fresh_is_resume_from_none_and_no_matter_of_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run_local(job: Any, profile: Any, workspace: Path, earlier: Any = None) -> int:
+        asked.append(job.spec.training.checkpoint.resume_from)
+        return 0
+
+    monkeypatch.setattr("lockstep.platforms.local.run.run_local", run_local)
+    sample = str(ROOT / "manifests/samples/trainingjob.yaml")
+    assert CliRunner().invoke(app, ["run", "-f", sample, "--local"]).exit_code == 0
+    assert CliRunner().invoke(app, ["run", "-f", sample, "--local", "--fresh"]).exit_code == 0
+    assert asked == ["Auto", "None"]
+    nowhere = CliRunner().invoke(app, ["run", "-f", sample, "--fresh"])
+    assert "--set training.checkpoint.resumeFrom=None -o job | kubectl apply -f -" in nowhere.output + str(nowhere.exception)
+    script = tmp_path / "job.yaml"
+    script.write_text("apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: x}\nspec: {nodes: 1, script: {path: a.py}}\n")
+    refused = CliRunner().invoke(app, ["run", "-f", str(script), "--local", "--fresh"])
+    assert "runs a script, which finds its own checkpoints" in refused.output + str(refused.exception)
+    assert "--fresh is about a job file" in str(CliRunner().invoke(app, ["run", "--fresh", "train.py"]).exception)

@@ -1,0 +1,229 @@
+"""What a run's folder and its node say: the program that also runs in pods."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.platforms.inpod import runfolder
+from lockstep.platforms.jobs.runs import BOOTSTRAP
+from lockstep_gang.agent.link import journal
+from lockstep_gang.contract import JobIdentity
+from unit.gang.cases import make_run
+
+
+def write(root: Path, uid: str, *lines: tuple[int, str]) -> None:
+    """As an agent does."""
+    run = replace(make_run(nodes=2), run_dir=str(root), job=JobIdentity("x", "ns", uid))
+    kept = journal.Journal(run, 0, lambda line: None)
+    for attempt, line in lines:
+        kept.begin_attempt(attempt)
+        kept.write(line)
+    kept.close(5)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(tmp_path, "uid-1", (1, "[rank 0] of an earlier job"))
+    write(tmp_path, "uid-2", (2, "[rank 0] first"), (2, "[rank 1] second"))
+    write(tmp_path, "uid-2", (0, "[lockstep] waiting"), (3, "[rank 1] third"), (3, "[rank 10] fourth"))
+    return tmp_path
+
+
+def test_agents_and_readers_mean_the_same_line() -> None:
+    assert journal.BEGINS + " " == runfolder.BEGINS
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({}, ["first", "second", "waiting", "third", "fourth"]),
+        ({"uid": "uid-1"}, ["of an earlier job"]),
+        ({"uid": "nobody"}, []),
+        ({"rank": 1}, ["second", "third"]),
+        ({"attempt": 2}, ["first", "second"]),
+        ({"attempt": 3, "rank": 10}, ["fourth"]),
+        ({"tail": 2}, ["third", "fourth"]),
+        ({"tail": 0}, []),
+        ({"since": "2999-01-01T00:00:00"}, []),
+        ({"node": 1}, []),
+    ],
+)
+def test_lines_are_chosen_by_job_rank_attempt_and_time(root: Path, request_: dict[str, object], words: list[str]) -> None:
+    found = list(runfolder.log(**{"root": str(root), "node": 0, **request_}))  # type: ignore[arg-type]
+    assert [line.split("] ", 1)[1] for line in found] == words
+
+
+def test_a_line_may_have_anything_in_it(tmp_path: Path) -> None:
+    write(tmp_path, "u", (1, "[rank 0] "), (1, "[rank 0]  two  blanks "), (1, ""))
+    assert list(runfolder.log(str(tmp_path), 0)) == ["[rank 0] ", "[rank 0]  two  blanks ", ""]
+
+
+def test_a_file_that_gave_way_is_read_before_the_one_that_grows(tmp_path: Path) -> None:
+    run = replace(make_run(nodes=2), run_dir=str(tmp_path))
+    for number in range(3):
+        kept = journal.Journal(run, 0, lambda line: None, file_bytes=300)
+        for line in range(3):
+            kept.write(f"{number}.{line} {'x' * 50}")
+        kept.close(5)
+    assert [line.split()[0] for line in runfolder.log(str(tmp_path), 0)] == ["1.0", "1.1", "1.2", "2.0", "2.1", "2.2"]
+
+
+def asked(*requests: dict[str, object]) -> list[str]:
+    """What the program answers when it comes as text, as in a pod."""
+    text = Path(runfolder.__file__).read_text()
+    lines = [json.dumps([text, requests[0]]), *map(json.dumps, requests[1:])]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", BOOTSTRAP], input="\n".join(lines) + "\n", capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.splitlines()
+
+
+def test_it_runs_as_text_with_nothing_but_the_standard_library(root: Path) -> None:
+    assert asked({"what": "log", "root": str(root), "node": 0, "rank": 10}) == ["[rank 10] fourth"]
+
+
+def test_a_summary_has_the_measurements_of_every_step_and_what_the_run_was_told(root: Path) -> None:
+    records = [{"step": step, "loss": 3 - step / 100, "tokensPerSecond": 100 + step, "stepSeconds": 0.5} for step in range(1, 8)]
+    (root / "logs/train_log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"step": 8, "lo')
+    (root / "logs/eval_log.jsonl").write_text('{"step": 0, "evalLoss": 3.5}\n')
+    found = json.loads(asked({"what": "summary", "root": str(root)})[0])
+    assert list(found["steps"]) == [str(step) for step in range(1, 8)] and found["steps"]["7"]["loss"] == 2.93
+    assert found["medians"] == {"tokensPerSecond": 104.0, "stepSeconds": 0.5, "mfu": None}
+    assert found["evaluations"] == {"0": {"evalLoss": 3.5}} and found["run"]["job"]["uid"] == "uid-2" and found["end"] == {}
+
+
+def test_a_long_curve_is_thinned_to_steps_that_another_run_has_too(tmp_path: Path) -> None:
+    def steps(count: int) -> set[int]:
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(f'{{"step": {step}, "loss": 1}}\n' for step in range(1, count + 1)))
+        return set(map(int, runfolder.Records(path).read().thinned(50, ["loss"])))
+
+    short, long = steps(333), steps(1999)
+    assert 25 <= len(short) <= 51 and 25 <= len(long) <= 51 and {333} <= short and {1999} <= long
+    assert {step for step in long if step < 333} <= short
+
+
+def test_a_growing_file_is_read_on_and_a_replaced_one_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    records = runfolder.Records(path)
+    assert set(records.read().found) == {1, 2}
+    with path.open("a") as file:
+        file.write('ep": 3}\n')
+    assert set(records.read().found) == {1, 2, 3}
+    other = tmp_path / "other"
+    other.write_text('{"step": 1}\n')
+    other.replace(path)
+    assert set(records.read().found) == {1}
+    path.write_text('{"st')
+    assert set(records.read().found) == set()  # cut short in place
+
+
+def test_counters_of_interfaces_and_of_rdma_devices_are_read_in_bytes(tmp_path: Path) -> None:
+    net, devices = tmp_path / "dev", tmp_path / "infiniband"
+    net.write_text("Inter-|   Receive\n face |bytes\n    lo: 5 0 0 0 0 0 0 0 5 0\n  eth0: 1000 1 0 0 0 0 0 0 2000 1 0 0 0 0 0 0\n")
+    for name, state in (("mlx5_6", "4: ACTIVE"), ("mlx5_7", "1: DOWN")):
+        port = devices / name / "ports/1"
+        (port / "counters").mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        (port / "counters/port_rcv_data").write_text("10\n")
+        (port / "counters/port_xmit_data").write_text("20\n")
+    assert runfolder.counters(net, devices) == {"eth0": (1000, 2000), "mlx5_6": (40, 80)}
+
+
+def test_memory_is_the_container_s_and_unlimited_is_no_limit(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert runfolder.memory(tmp_path) == {"bytes": 1000}
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert runfolder.memory(tmp_path) == {"bytes": 1000, "limitBytes": 5000}
+    assert runfolder.memory(tmp_path / "none") == {}
+
+
+def test_ranks_are_processes_of_a_lockstep_job_and_counted_once(tmp_path: Path) -> None:
+    for pid, variables in {
+        "10": b"RANK=3\0LOCKSTEP_ATTEMPT=1\0",
+        "11": b"RANK=3\0LOCKSTEP_ATTEMPT=1\0",
+        "12": b"RANK=4\0",
+        "13": b"PATH=/\0",
+    }.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "environ").write_bytes(variables)
+    assert runfolder.ranks(tmp_path) == [3]
+
+
+def test_gpus_are_what_the_driver_s_tool_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, 1024, 81559, 97'\necho '1, 0, 81559, [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert runfolder.gpus() == [{"index": 0, "bytes": 1 << 30, "limitBytes": 81559 << 20, "percentage": 97}]
+    tool.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runfolder.gpus() == []
+
+
+def test_a_watch_answers_every_question_with_rates_since_the_last_one(root: Path) -> None:
+    (root / "logs/train_log.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
+    answers = [json.loads(line) for line in asked({"what": "watch", "root": str(root), "node": 4}, {}, {"points": 10})]
+    assert [answer["node"] for answer in answers] == [4, 4]
+    assert "curve" not in answers[0] and answers[1]["curve"] == {"1": {"loss": 2.5}}
+    assert all(len(rates) == 2 and min(rates) >= 0 for answer in answers for rates in answer["gigabits"].values())
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device", "nested", "garbage"])
+def test_whatever_a_script_puts_into_its_folder_a_look_at_it_ends(what: str, tmp_path: Path) -> None:
+    """A FIFO has nobody at its other end: a look that waited for one would end with the test's time limit."""
+    for name in (f"{runfolder.OUTPUT}/node-0.log", "logs/train_log.jsonl", "logs/eval_log.jsonl", "gang/goodput.json", "gang/end.json", "gang/attempts.jsonl", f"{runfolder.OUTPUT}/run.json"):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if what == "fifo":
+            os.mkfifo(path)
+        elif what == "folder":
+            path.mkdir()
+        elif what == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.write_bytes(b"[" * 100_000 + b"\n" if what == "nested" else b"\xff\0[]\n1\n")
+    assert list(runfolder.log(str(tmp_path), 0)) in ([], [""])
+    summary = runfolder.summary(str(tmp_path))
+    assert (summary["steps"], summary["end"], summary["attempts"], summary["run"]) == ({}, {}, [], {})
+
+
+def test_a_preflight_is_of_the_attempt_that_follows_it_also_where_an_earlier_job_had_the_first_ones(tmp_path: Path) -> None:
+    mine = [
+        (0, "[lockstep] preflight: 12 checks on 2 nodes passed in 2.0 s"),
+        (0, "[lockstep] attempt 7 starts: 2 ranks on 2 nodes"),
+        (7, "[rank 0] one"),
+    ]
+    write(tmp_path, "u", *mine, (7, "[lockstep] preflight: found 1 error"))
+    assert list(runfolder.log(str(tmp_path), 0, attempt=1)) == []
+    assert list(runfolder.log(str(tmp_path), 0, attempt=7)) == [line for _, line in mine]
+    assert list(runfolder.log(str(tmp_path), 0, attempt=8)) == ["[lockstep] preflight: found 1 error"]
+    assert len(list(runfolder.log(str(tmp_path), 0))) == 4
+
+
+def test_what_the_next_attempt_begins_with_is_not_the_last_one_s(tmp_path: Path) -> None:
+    head = [
+        "preflight: 12 checks on 2 nodes passed in 1.0 s",
+        "attempt 2 starts: 2 ranks on 2 nodes, restart 1 of at most 3",
+        "nodes: a, b",
+        "from: step 4",
+    ]
+    first = [
+        (0, "[lockstep] preflight: 12 checks on 2 nodes passed in 2.0 s"),
+        (0, "[lockstep] attempt 1 starts: 2 ranks on 2 nodes"),
+        (1, "[rank 0] one"),
+    ]
+    between = [(1, "[lockstep] rank 0 on node 0 exited with 1"), *((1, f"[lockstep] {line}") for line in head)]
+    write(tmp_path, "u", *first, *between, (2, "[rank 0] two"))
+    assert list(runfolder.log(str(tmp_path), 0, attempt=1)) == [*(line for _, line in first), "[lockstep] rank 0 on node 0 exited with 1"]
+    assert list(runfolder.log(str(tmp_path), 0, attempt=1, tail=2)) == ["[rank 0] one", "[lockstep] rank 0 on node 0 exited with 1"]
+    assert list(runfolder.log(str(tmp_path), 0, attempt=2)) == [*(f"[lockstep] {line}" for line in head), "[rank 0] two"]

@@ -1,0 +1,339 @@
+"""`lockstep top`: what is shown of a job, and how its nodes are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+from typer.testing import CliRunner
+
+from fake_cluster import FakeCluster
+from lockstep.cli.jobs.top import Form, Looks, _show
+from lockstep.cli.main import app, main
+from lockstep.kube.cluster import ApiError
+from lockstep.kube.exec import NotStarted, Place
+from lockstep.plan.pages.top import overview, page, snapshot, sparkline
+from lockstep.platforms.files.reader import NoReader
+from lockstep.platforms.jobs import top as module
+from lockstep.platforms.jobs.top import Nodes, curve_on_volume
+from unit.platforms.jobs.test_logs import local  # noqa: F401 (a fixture)
+
+Object = dict[str, Any]
+NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()
+STATUS: Object = {
+    "conditions": [
+        {"type": "Progressing", "status": "True", "reason": "Running", "message": "all ranks run"},
+        {"type": "FabricVerified", "status": "True", "reason": "RDMA", "message": "IB over 4 HCAs on every rank"},
+    ],
+    "ranks": {"desired": 8, "ready": 8, "order": [1, 0]},
+    "attempts": 2,
+    "restarts": 1,
+    "goodput": {"percentage": 93},
+    "cluster": {"name": "barcelona", "transport": "RDMA"},
+    "fabric": {"transport": "RDMA"},
+    "checkpoint": {"lastCommittedStep": 100, "lastCommitTime": "2026-11-21T11:58:00Z"},
+    "trainer": {
+        "step": 120, "totalSteps": 400, "progressPercentage": 30, "estimatedRemainingSeconds": 720,
+        "metrics": [{"name": "loss", "value": "1.84"}, {"name": "stepSeconds", "value": "1.23"}, {"name": "tokensPerSecond", "value": "8123"},
+                    {"name": "peakMemoryBytes", "value": "36721970381"}],
+    },
+}  # fmt: skip
+JOB: Object = {"metadata": {"name": "x", "namespace": "ns", "uid": "u"}, "spec": {"nodes": 2}, "status": STATUS}
+PODS = [{"metadata": {"name": f"x-{node}"}, "spec": {"nodeName": f"gpu-{node}"}} for node in (1, 0)]
+ANSWERS: dict[int, Object] = {
+    0: {
+        "curve": {"1": {"loss": 2.31}, "60": {"loss": 2.0}, "120": {"loss": 1.84}},
+        "gigabits": {"eth0": [0.0001, 0.0001], "net1": [88.24, 87.9], "mlx5_6": [0.512, 0.25]},
+        "memory": {"bytes": 12 << 30, "limitBytes": 64 << 30},
+        "gpus": [{"index": 0, "bytes": 34 << 30, "limitBytes": 80 << 30, "percentage": 97}],
+        "ranks": [4, 5, 6, 7],
+    },
+    1: {"problem": "Forbidden"},
+}
+
+
+def shown(job: Object = JOB, answers: dict[int, Object] | None = None) -> str:
+    return "\n".join(page(snapshot(job, PODS, ANSWERS if answers is None else answers), NOW))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "x  Running  step 120/400, 30%, 12m00s left, 8 of 8 ranks",
+        "2.31 at step 1, 1.84 at step 120, least 1.84",
+        "1.23 s a step, 8123 tokens/s, peak memory 34.2 GiB",
+        "fabric      RDMA, verified: IB over 4 HCAs on every rank",
+        "checkpoint  step 100, 2m00s ago",
+        "goodput     93% of the pods' time was training; attempt 2, 1 restart",
+        "x-0   gpu-0   4-7     12.0 GiB of 64.0 GiB   34.0 GiB of 80.0 GiB   net1     88.2      87.9",
+        "mlx5_6   0.512     0.250",
+        "x-1   gpu-1   0-3 ",
+        "not seen: x-1: Forbidden",
+    ],
+)
+def test_a_page_has_all_that_is_known_of_a_job_and_its_nodes(part: str) -> None:
+    assert part in shown()
+
+
+def test_of_a_complete_job_nothing_is_left_and_no_rank_is_missed() -> None:
+    ended = [{"type": "Progressing", "status": "False", "reason": "Complete", "message": "the job is complete"}]
+    assert shown({**JOB, "status": {**STATUS, "conditions": ended}}).startswith("x  Complete  step 120/400, 30%\n")
+
+
+def test_an_idle_nic_is_left_out_beside_busy_ones_and_shown_when_all_are() -> None:
+    assert "eth0" not in shown()
+    assert "eth0   0         0" in shown(answers={0: {"gigabits": {"eth0": [0.0, 0.0]}}})
+
+
+def test_a_rank_that_does_not_run_is_named_where_it_should() -> None:
+    assert "4-7 (2 not running)" in shown(answers={0: {"ranks": [4, 5]}})
+
+
+def test_a_job_of_which_nothing_is_known_yet_has_a_page_too() -> None:
+    bare = {"metadata": {"name": "x", "namespace": "ns"}, "spec": {}}
+    text = "\n".join(page(snapshot(bare, (), {}), NOW))
+    assert "Unknown" in text and "no status yet" in text and "fabric      not known yet" in text
+
+
+def test_a_snapshot_is_json_and_keeps_every_nic() -> None:
+    found = json.loads(json.dumps(snapshot(JOB, PODS, ANSWERS)))
+    assert [node["node"] for node in found["nodes"]] == [0, 1]
+    assert found["nodes"][0]["gigabits"]["eth0"] == [0.0001, 0.0001] and found["loss"][-1] == [120, 1.84]
+    assert found["nodes"][0]["ranks"] == [4, 5, 6, 7] == found["nodes"][0]["ranksRunning"]
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [
+        ([], 10, ""),
+        ([2.0], 10, "▁"),
+        ([1.0, 1.0, 1.0], 10, "▁▁▁"),
+        ([8, 7, 6, 5, 4, 3, 2, 1], 8, "█▇▆▅▄▃▂▁"),
+        ([8, 8, 1, 1], 2, "█▁"),
+    ],
+)
+def test_a_curve_is_drawn_from_its_least_to_its_greatest(values: list[float], width: int, bars: str) -> None:
+    assert sparkline(values, width) == bars
+
+
+def test_ten_thousand_steps_fit_the_width() -> None:
+    assert len(sparkline([float(number) for number in range(10_001)], 57)) == 57
+
+
+def test_the_overview_has_jobs_that_run_first() -> None:
+    other = {"metadata": {"name": "a", "namespace": "ns"}, "spec": {}}
+    header, first, second = overview([other, JOB])
+    assert header.startswith("NAME") and second.startswith("a ")
+    assert first.split() == ["x", "Running", "120/400", "1.84", "1.23", "s", "8123", "12m00s", "1", "93%", "RDMA"]
+
+
+class Asked:
+    """Programs in pods: `broken` ones don't start, and are told why."""
+
+    def __init__(self, broken: dict[int, Exception]) -> None:
+        self.broken, self.started, self.closed = broken, list[int](), 0
+
+    async def start(self, cluster: object, place: Place, job: str, node: int) -> Asked:
+        self.started.append(node)
+        if node in self.broken:
+            raise self.broken[node]
+        return self
+
+    async def answer(self, points: int) -> Object:
+        return {"points": points}
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, asked: Asked, cluster: FakeCluster, times: int = 1) -> list[dict[int, Object]]:
+    monkeypatch.setattr(module, "_Asked", asked)
+
+    async def look() -> list[dict[int, Object]]:
+        async with Nodes(cluster.as_cluster, "ns", "x") as nodes:
+            return [await nodes.ask(7) for _ in range(times)]
+
+    return asyncio.run(look())
+
+
+def running(*names: str) -> FakeCluster:
+    status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+    return FakeCluster(
+        *({"kind": "Pod", "metadata": {"name": name, "labels": {"lockstep.dev/job": "x"}}, "spec": {}, "status": status} for name in names)
+    )
+
+
+def test_each_node_has_one_program_for_all_looks_and_the_curve_is_node_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked({})
+    found = ask(monkeypatch, asked, running("x-0", "x-1"), times=3)
+    assert found == [{0: {"points": 7}, 1: {"points": 0}}] * 3
+    assert (sorted(asked.started), asked.closed) == ([0, 1], 2)
+
+
+def test_what_is_measured_is_said_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, said = Asked({}), list[tuple[str, int]]()
+    monkeypatch.setattr(module, "_Asked", asked)
+
+    async def look() -> None:
+        async with Nodes(running("x-0", "x-1").as_cluster, "ns", "x", lambda line: said.append((line, len(asked.started)))) as nodes:
+            await nodes.ask(7)
+            await nodes.ask(7)
+
+    asyncio.run(look())
+    assert said == [("measuring 2 nodes of job x for 1 s, for their rates", 0)]
+
+
+def test_a_node_that_cannot_be_asked_says_why_and_the_others_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked({1: NotStarted("you may not run programs in pods")})
+    first, second = ask(monkeypatch, asked, running("x-0", "x-1"), times=2)
+    assert first[0] == second[0] == {"points": 7}
+    assert first[1] == {"problem": "you may not run programs in pods"}
+    assert asked.started.count(1) == 2  # and is tried again
+
+
+def test_of_a_thousand_nodes_few_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked({})
+    ask(monkeypatch, asked, running(*(f"x-{node}" for node in range(100))))
+    assert len(asked.started) == 32
+
+
+def test_without_the_right_to_see_pods_the_rest_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = running("x-0")
+    cluster.refused["Pod"] = ApiError(403, "Forbidden", "no")
+    assert ask(monkeypatch, Asked({}), cluster) == [{}]
+
+
+def curve(monkeypatch: pytest.MonkeyPatch, problem: Exception | None) -> tuple[Object, list[str]]:
+    """What is read of the volume of a job that has ended, and what is said."""
+
+    @contextlib.asynccontextmanager
+    async def beside(*_: object, **__: object) -> AsyncIterator[Place]:
+        if problem is not None:
+            raise problem
+        yield Place("ns", "x-reader-1", "reader")
+
+    async def summary(*_: object) -> Object:
+        return {"steps": {"1": {"loss": 2.5}}}
+
+    monkeypatch.setattr(module, "beside", beside)
+    monkeypatch.setattr(module, "summary", summary)
+    said: list[str] = []
+    return asyncio.run(curve_on_volume(FakeCluster().as_cluster, "ns", "x", 60, said.append)), said
+
+
+def test_the_curve_of_a_job_without_pods_comes_from_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert curve(monkeypatch, None) == ({"1": {"loss": 2.5}}, [])
+
+
+def test_a_curve_that_cannot_be_read_leaves_the_page_without_one_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert curve(monkeypatch, NoReader("no room")) == ({}, ["the loss curve of x can't be read: no room"])
+
+
+def test_one_look_has_closed_all_that_it_opened_when_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    order: list[str] = []
+
+    async def looks() -> Looks:
+        try:
+            yield {}, ["a line"], False
+        finally:
+            order.append("closed")
+
+    async def once() -> None:
+        await _show(looks(), Form.TEXT, live=False)
+        order.append("over")
+
+    asyncio.run(once())
+    assert order == ["closed", "over"] and capsys.readouterr().out == "a line\n"
+
+
+def test_a_local_run_is_shown_from_its_folder(local: Path) -> None:  # noqa: F811
+    logs = local / "workspace/runs/x/logs"
+    (logs / "train_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5, "stepSeconds": 0.25}\n')
+    done = CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local)])
+    assert done.exit_code == 0, done.exception
+    assert (
+        "x  Failed  step 2\n" in done.output
+        and "fabric" not in done.output
+        and "3 at step 1, 2.5 at step 2" in done.output
+        and "0.25 s a step" in done.output
+    )
+    told = json.loads(CliRunner().invoke(app, ["top", "x", "--local", "--workspace", str(local), "-o", "json"]).output)
+    assert told["loss"] == [[1, 3.0], [2, 2.5]] and told["ranks"] == {"desired": 2}
+
+
+@pytest.mark.parametrize("color", [True, False], ids=["with colours", "NO_COLOR"])
+def test_in_a_terminal_it_is_live_until_ctrl_c(local: Path, color: bool) -> None:  # noqa: F811
+    (local / "workspace/runs/x/gang/end.json").unlink()
+    terminal, other = pty.openpty()
+    environment = (
+        {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        | {"TERM": "xterm-256color"}
+        | ({} if color else {"NO_COLOR": "1"})
+    )
+    command = [sys.executable, "-m", "lockstep.cli.main", "top", "x", "--local", "--workspace", str(local), "--interval", "0.5"]
+    with (local / "workspace/runs/x/local.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a run that lives does
+        process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True)
+        os.close(other)
+        try:
+            seen = b""
+            while seen.count(b"Running") < 2:  # the view was drawn again
+                seen += os.read(terminal, 4096)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # a terminal that nobody has open any more
+                while data := os.read(terminal, 4096):
+                    seen += data
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)
+    assert b"Traceback" not in seen
+    assert (b"\x1b[32m" in seen) is color
+
+
+@pytest.mark.parametrize("verb", [["top"], ["top", "x"], ["logs", "x"], ["logs", "x", "-f"], ["diff-runs", "x", "y"]], ids=" ".join)
+def test_without_a_cluster_a_verb_says_so_in_one_sentence(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}], "users": [{"name": "u", "user": {}}],
+    }  # fmt: skip
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr("sys.argv", ["lockstep", *verb])
+    assert main() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("lockstep: the c") and "127.0.0.1" in told
+
+
+@pytest.mark.parametrize("verb", [["get"], ["top", "x"], ["logs", "x"], ["diff-runs", "x", "y"]], ids=" ".join)
+def test_without_the_right_to_see_jobs_a_verb_says_who_may_grant_it(
+    verb: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = ApiException(status=403, reason="Forbidden")
+    refusal.body = json.dumps({"message": 'trainingjobs.lockstep.dev is forbidden: User "me" cannot get resource'})
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise refusal
+
+    monkeypatch.setattr("lockstep.cli.shared.target.target_of", refuse)
+    monkeypatch.setattr("sys.argv", ["lockstep", *verb])
+    assert main() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("lockstep: the cluster refused: trainingjobs.lockstep.dev is forbidden") and "roles view and edit" in told
+    assert len(told.splitlines()) == 1

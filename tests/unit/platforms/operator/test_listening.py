@@ -1,0 +1,469 @@
+"""The limits of the operator's ports, over real TLS sockets: each closes or turns away what it is for, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import socket
+import ssl
+import zlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from lockstep.platforms.operator import listening
+from lockstep.platforms.operator.certificate import make_certificates
+from lockstep.platforms.operator.listening import METRICS, REPORTS, Limits, Listener, Rate, Seldom, prove, serving
+from lockstep.platforms.operator.report_server import tls_context
+
+CERTIFICATES = make_certificates(("localhost",), datetime.now(UTC))
+ROOMY = Limits(connections=100, peer_connections=100, handshakes=100, rate=1000, peer_rate=1000)
+PATIENCE_SECONDS = 20.0
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Scene:
+    """A port with a page, and those who knock at it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.asked = asyncio.Event()
+        self.release = asyncio.Event()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self, address: str = "127.0.0.1", *, tls: bool = True) -> Streams:
+        trusting = ssl.create_default_context(cadata=CERTIFICATES.ca_cert) if tls else None
+        host = {"server_hostname": "localhost"} if tls else {}
+        streams = await asyncio.open_connection("127.0.0.1", self.port, ssl=trusting, local_addr=(address, 0), **host)
+        self._writers.append(streams[1])
+        return streams
+
+    async def code(self, streams: Streams, request: bytes = GET) -> int:
+        """Of the answer; 0: the connection was closed instead."""
+        streams[1].write(request)
+        line = await streams[0].readline()
+        return int(line.split()[1]) if line else 0
+
+    async def served(self, address: str = "127.0.0.1") -> bool:
+        try:
+            return await self.code(await self.connect(address)) == 200
+        except ConnectionError:
+            return False
+
+    async def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+def in_one_second(limits: Limits) -> Rate:
+    return Rate(limits, lambda: 0.0)
+
+
+def play(test: Callable[[Scene], Awaitable[None]], limits: Limits = ROOMY) -> None:
+    async def run() -> None:
+        scene: Scene
+
+        async def page(request: web.Request) -> web.Response:
+            return web.Response(text="here")
+
+        async def stay(request: web.Request) -> web.Response:
+            """Until it is released, as a report that waits for the API server."""
+            if "Proven" in request.headers:
+                prove(request)
+            scene.asked.set()
+            await scene.release.wait()
+            return web.Response(text="done")
+
+        async def proving(request: web.Request) -> web.Response:
+            prove(request)
+            return web.Response(text="heard")
+
+        async def echo(request: web.Request) -> web.Response:
+            return web.Response(body=await request.read())
+
+        app = web.Application()
+        app.router.add_get("/", page)
+        app.router.add_get("/stay", stay)
+        app.router.add_get("/prove", proving)
+        app.router.add_post("/echo", echo)
+        async with serving(app, "", 0, tls_context(CERTIFICATES), limits) as port:
+            scene = Scene(port)
+            try:
+                await asyncio.wait_for(test(scene), PATIENCE_SECONDS)
+            finally:
+                scene.release.set()
+                await scene.close()
+
+    asyncio.run(run())
+
+
+async def is_closed(streams: Streams) -> bool:
+    with contextlib.suppress(ConnectionError):
+        return await streams[0].read() == b""
+    return True
+
+
+def test_who_never_begins_the_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.1)
+
+    async def test(scene: Scene) -> None:
+        silent = await scene.connect(tls=False)
+        assert await is_closed(silent)
+
+    play(test)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half of the headers"])
+def test_who_does_not_end_the_headers_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "HEADERS_SECONDS", 0.1)
+
+    async def test(scene: Scene) -> None:
+        idle = await scene.connect()
+        idle[1].write(said)
+        assert await is_closed(idle)
+
+    play(test)
+
+
+def test_headers_that_come_byte_by_byte_are_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "HEADERS_SECONDS", 0.3)
+
+    async def test(scene: Scene) -> None:
+        slow = await scene.connect()
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                slow[1].write(b"GET / HTTP/1.1\r\n")
+                while True:
+                    slow[1].write(b"a: b\r\n"[:3])
+                    await slow[1].drain()
+                    await asyncio.sleep(0.02)
+
+        dripping = asyncio.ensure_future(drip())
+        assert await is_closed(slow)
+        dripping.cancel()
+
+    play(test)
+
+
+def test_a_connection_ends_however_long_its_answer_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "CONNECTION_SECONDS", 0.3)
+
+    async def test(scene: Scene) -> None:
+        waiting = await scene.connect()
+        assert await scene.code(waiting, GET.replace(b"/ ", b"/stay ", 1)) == 0
+
+    play(test)
+
+
+def test_a_connection_is_for_one_request() -> None:
+    async def test(scene: Scene) -> None:
+        reader, writer = await scene.connect()
+        writer.write(GET * 100)
+        answers = await reader.read()
+        assert answers.count(b"HTTP/1.1 200 OK") == 1
+        assert b"Connection: close" in answers
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    "request_", [b"\x00junk\r\n\r\n", GET.replace(b"\r\n\r\n", b"\r\na: b" * 100 + b"\r\n\r\n")], ids=["junk", "headers"]
+)
+def test_what_is_no_request_gets_one_answer_and_the_next_one_is_served(request_: bytes) -> None:
+    async def test(scene: Scene) -> None:
+        streams = await scene.connect()
+        assert await scene.code(streams, request_) == 400
+        await streams[0].read()
+        assert await scene.served()
+
+    play(test)
+
+
+def test_a_body_is_never_inflated() -> None:
+    async def test(scene: Scene) -> None:
+        packed = zlib.compress(b"0" * 1000)
+        head = f"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: deflate\r\nContent-Length: {len(packed)}\r\n\r\n"
+        reader, writer = await scene.connect()
+        writer.write(head.encode() + packed)
+        assert (await reader.read()).endswith(packed)
+
+    play(test)
+
+
+def test_one_address_has_so_many_connections_and_others_have_theirs() -> None:
+    async def test(scene: Scene) -> None:
+        held = [await scene.connect("127.0.0.2") for _ in range(2)]
+        assert not await scene.served("127.0.0.2")
+        assert await scene.served("127.0.0.3")
+        for streams in held:
+            assert await scene.code(streams) == 200
+            await streams[0].read()
+        assert await scene.served("127.0.0.2")
+
+    play(test, replace(ROOMY, peer_connections=2))
+
+
+def test_whoever_is_gone_has_left_the_place_also_where_python_can_not_abort_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian 12's Python raises AttributeError then; each answered probe of a kubelet took a place for good."""
+    monkeypatch.setattr("asyncio.sslproto._SSLProtocolTransport.abort", lambda transport: transport._ssl_protocol._abort(None))
+
+    async def test(scene: Scene) -> None:
+        for _ in range(6):
+            streams = await scene.connect()
+            assert await scene.code(streams) == 200
+            await streams[0].read()
+            streams[1].close()
+            with contextlib.suppress(OSError):
+                await streams[1].wait_closed()
+
+    play(test, replace(ROOMY, peer_connections=2))
+
+
+def test_where_all_places_are_taken_the_newcomer_gets_that_of_who_is_there_longest_and_proved_nothing() -> None:
+    async def test(scene: Scene) -> None:
+        proven = await scene.connect("127.0.0.2")
+        proven[1].write(b"GET /stay HTTP/1.1\r\nHost: x\r\nProven: yes\r\n\r\n")
+        await scene.asked.wait()
+        first, second = [await scene.connect(f"127.0.0.{number}") for number in (3, 4)]
+        assert await scene.served("127.0.0.5")
+        assert await is_closed(first)
+        assert await scene.code(second) == 200
+        scene.release.set()
+        assert await scene.code(proven, b"") == 200
+
+    play(test, replace(ROOMY, connections=3))
+
+
+PROVE = b"GET /prove HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_addresses_of_jobs_have_room_whatever_strangers_use_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "Rate", in_one_second)
+
+    async def test(scene: Scene) -> None:
+        assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
+        results = await asyncio.gather(*(scene.served(f"127.0.1.{number}") for number in range(1, 10)))
+        assert sum(results) == 3  # and the first one
+        assert await scene.served("127.0.0.2")
+
+    play(test, replace(ROOMY, rate=2))
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_strangers_make_room_before_addresses_of_jobs_do(tls: bool) -> None:
+    async def test(scene: Scene) -> None:
+        assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
+        job = await scene.connect("127.0.0.2", tls=tls)  # the longest there
+        stranger = await scene.connect("127.0.0.3", tls=tls)
+        assert await scene.served("127.0.0.4")
+        assert await is_closed(stranger)
+        assert await scene.served("127.0.0.5")
+        if tls:
+            assert await scene.code(job) == 200
+        else:
+            assert not job[0].at_eof()
+
+    play(test, replace(ROOMY, connections=2) if tls else replace(ROOMY, handshakes=1))
+
+
+def test_an_address_is_known_for_a_while_after_its_job_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(listening, "Rate", in_one_second)
+
+    async def test(scene: Scene) -> None:
+        assert await scene.code(await scene.connect("127.0.0.2"), PROVE) == 200
+        assert not await scene.served("127.0.0.2")
+
+    play(test, replace(ROOMY, rate=1))
+
+
+def test_who_is_dropped_as_the_handshake_ends_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next connection gets the number that the closed socket had. The event loop must know that it is another one."""
+    listeners: list[Listener] = []
+
+    class Dropping(Listener):
+        def start(self, make: Callable[[], asyncio.Protocol]) -> None:
+            listeners.append(self)
+            super().start(make)
+
+    class DroppedOnce(listening._Watched):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            if listeners:
+                listener = listeners.pop()
+                listener._drop(next(iter(listener._open)))
+
+    monkeypatch.setattr(listening, "Listener", Dropping)
+    monkeypatch.setattr(listening, "_Watched", DroppedOnce)
+
+    async def test(scene: Scene) -> None:
+        loop, context = asyncio.get_running_loop(), ssl.create_default_context(cadata=CERTIFICATES.ca_cert)
+        with socket.socket() as first, socket.socket() as second:  # made first: the number that is freed is then for the accepted one
+            await loop.run_in_executor(None, first.connect, ("127.0.0.1", scene.port))
+            with context.wrap_socket(first, server_hostname="localhost", do_handshake_on_connect=False) as silent:
+                await loop.run_in_executor(None, silent.do_handshake)  # and it never says good-bye
+                second.setblocking(False)
+                await loop.sock_connect(second, ("127.0.0.1", scene.port))
+                streams = await asyncio.wait_for(asyncio.open_connection(sock=second, ssl=context, server_hostname="localhost"), 4)
+                assert await scene.code(streams) == 200
+                streams[1].close()
+
+    play(test)
+
+
+def test_so_many_addresses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "KNOWN_MAX", 2)
+    monkeypatch.setattr(listening, "Rate", in_one_second)
+
+    async def test(scene: Scene) -> None:
+        for number in (2, 3, 2, 4):
+            assert await scene.code(await scene.connect(f"127.0.0.{number}"), PROVE) == 200
+        assert [await scene.served(f"127.0.0.{number}") for number in (2, 3, 4)] == [True, False, True]
+
+    play(test, replace(ROOMY, rate=3))
+
+
+def test_where_all_have_proven_themselves_nobody_is_closed() -> None:
+    async def test(scene: Scene) -> None:
+        proven = await scene.connect()
+        proven[1].write(b"GET /stay HTTP/1.1\r\nHost: x\r\nProven: yes\r\n\r\n")
+        await scene.asked.wait()
+        assert not await scene.served("127.0.0.2")
+        scene.release.set()
+        assert await scene.code(proven, b"") == 200
+
+    play(test, replace(ROOMY, connections=1))
+
+
+def test_handshakes_that_are_not_finished_give_way_to_newer_ones() -> None:
+    async def test(scene: Scene) -> None:
+        secured = await scene.connect("127.0.0.2")
+        first, second = [await scene.connect(f"127.0.0.{number}", tls=False) for number in (3, 4)]
+        assert await scene.served("127.0.0.5")
+        assert await is_closed(first)
+        assert not second[0].at_eof()
+        assert await scene.code(secured) == 200
+
+    play(test, replace(ROOMY, handshakes=2))
+
+
+def test_one_address_has_so_many_connections_a_second() -> None:
+    clock = [0.0]
+    rate = Rate(replace(ROOMY, peer_rate=2), lambda: clock[0])
+    assert [rate.takes("a") for _ in range(4)] == [True, True, False, False]
+    assert rate.takes("b")
+    clock[0] = 1.0
+    assert rate.takes("a")
+
+
+def test_who_comes_for_the_first_time_in_a_second_is_taken_when_the_others_have_used_up_theirs() -> None:
+    rate = Rate(replace(ROOMY, rate=4, peer_rate=3), lambda: 0.0)
+    assert [rate.takes(peer) for peer in "aaabb"] == [True, True, True, True, False]
+    assert [rate.takes(peer) for peer in "cdefg"] == [True, True, True, True, False]
+
+
+def test_a_flood_of_connections_is_turned_away_at_the_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    secured: list[str] = []
+    serve = Listener._serve
+
+    async def counted(self: Listener, connection: Any, accepted: socket.socket) -> None:
+        secured.append(connection.peer)
+        await serve(self, connection, accepted)
+
+    monkeypatch.setattr(Listener, "_serve", counted)
+    monkeypatch.setattr(listening, "Rate", in_one_second)
+
+    async def test(scene: Scene) -> None:
+        results = await asyncio.gather(*(scene.served("127.0.0.2") for _ in range(50)))
+        assert sum(results) == 3
+        assert len(secured) == 3
+        assert await scene.served("127.0.0.3")
+
+    play(test, replace(ROOMY, peer_rate=3))
+
+
+def test_a_process_without_file_descriptors_tries_again_a_little_later() -> None:
+    class Exhausted:
+        """A listening socket at its limit: always readable, and never accepting."""
+
+        accepts = 0
+
+        def accept(self) -> None:
+            self.accepts += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def fileno(self) -> int:
+            return 0
+
+    async def run() -> None:
+        loop, exhausted = asyncio.get_running_loop(), Exhausted()
+        listener = Listener(exhausted, tls_context(CERTIFICATES), ROOMY)  # type: ignore[arg-type]
+        readers: list[str] = []
+        later: list[Callable[[], None]] = []
+        loop.remove_reader = lambda _: bool(readers.append("removed"))  # type: ignore[method-assign,assignment,func-returns-value]
+        loop.add_reader = lambda *_: readers.append("added")  # type: ignore[method-assign,assignment]
+        loop.call_later = lambda seconds, callback: later.append(callback)  # type: ignore[method-assign,assignment]
+        try:
+            listener._accept()
+            assert (readers, exhausted.accepts) == (["removed"], 1)
+            later[0]()
+            assert readers == ["removed", "added"]
+        finally:
+            del loop.remove_reader, loop.add_reader, loop.call_later
+
+    asyncio.run(run())
+
+
+def test_connections_that_failed_are_gone_without_the_garbage_collector() -> None:
+    """Each would keep a third of a megabyte until it looks at the oldest objects."""
+
+    def tls_states() -> int:
+        return sum(type(one).__name__ == "SSLProtocol" for one in gc.get_objects())
+
+    async def test(scene: Scene) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            before = tls_states()
+            for _ in range(20):
+                junk = await scene.connect(tls=False)
+                junk[1].write(b"junk" * 10)
+                assert await is_closed(junk)
+            silent = [await scene.connect(f"127.0.0.{2 + number}", tls=False) for number in range(20)]
+            for displaced in silent[:-2]:
+                assert await is_closed(displaced)
+            assert tls_states() - before <= 2 + 2  # those that are open, and as many whose end is under way
+        finally:
+            gc.enable()
+
+    play(test, replace(ROOMY, connections=2))
+
+
+def test_strangers_fill_no_log() -> None:
+    clock, seldom = [0.0], Seldom(2, lambda: clock[0])
+
+    def written(text: str) -> str | None:
+        record = logging.LogRecord("x", logging.INFO, "", 0, text, (), None)
+        return record.getMessage() if seldom.filter(record) else None
+
+    assert [written(text) for text in "abcd"] == ["a", "b", None, None]
+    clock[0] = 1.0
+    assert [written(text) for text in "ef"] == ["e (2 lines before this one were left out)", "f"]
+
+
+@pytest.mark.parametrize("limits", [REPORTS, METRICS])
+def test_the_operator_s_ports_have_room_for_others_than_the_worst_address(limits: Limits) -> None:
+    assert limits.peer_connections * 4 <= limits.connections
+    assert limits.peer_rate * 2 < limits.rate
+    assert limits.handshakes < limits.connections

@@ -1,0 +1,477 @@
+"""The report endpoint over real HTTP, with a TokenReview that says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from lockstep.api.names import NODES_MAX, REPORT_AUDIENCE
+from lockstep.kube.cluster import ApiError
+from lockstep.platforms.operator import authenticate, report_server
+from lockstep.platforms.operator.authenticate import POD_NAME_CLAIM, POD_UID_CLAIM, Refusal
+from lockstep.platforms.operator.certificate import make_certificates, needs_renewal, renew, service_names
+from lockstep.platforms.operator.listening import serving
+from lockstep.platforms.operator.memory.inventory import Inventory
+from lockstep.platforms.operator.report_server import PATH, Reports, ReportServer, Standing, tls_context
+from lockstep.platforms.operator.secrets import job_key
+from lockstep_gang.contract import (
+    CLAIM_BYTES_MAX,
+    REPORT_BYTES_MAX,
+    FactType,
+    JobIdentity,
+    RankCount,
+    Report,
+    State,
+    claimed_job,
+    parse_key,
+    parse_reply,
+    report_body,
+    report_bytes_max,
+    report_signature,
+    to_json,
+)
+
+MASTER = b"m" * 32
+LABELS = {"lockstep.dev/job": "x"}
+REPORT = Report(JobIdentity("x", "ns", "job-uid"), "x-0", 5, 1, 0, State.RUNNING, "", (), RankCount(2, 2))
+
+
+def owned(kind: str, name: str, uid: str, owner: str, **more: Any) -> dict[str, Any]:
+    owners = [{"kind": "Owner", "name": "o", "uid": owner, "controller": True}]
+    return {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": uid, "labels": LABELS, "ownerReferences": owners}, **more}
+
+
+RUNS = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+
+
+def inventory(pods: int = 2, nodes: int | None = 2) -> Inventory:
+    """Job x of so many nodes, with its StatefulSet and pods."""
+    found = Inventory()
+    job = {"metadata": {"name": "x", "namespace": "ns", "uid": "job-uid"}, "spec": {} if nodes is None else {"nodes": nodes}}
+    found.observe("TrainingJob", job, deleted=False)
+    found.observe("StatefulSet", owned("StatefulSet", "x", "set-uid", "job-uid", spec={"replicas": 2}), deleted=False)
+    for node in range(pods):
+        found.observe("Pod", owned("Pod", f"x-{node}", f"pod-{node}", "set-uid", spec={"nodeName": "n"}, status=RUNS), deleted=False)
+    return found
+
+
+def reviewed(pod: str = "x-0", uid: str = "pod-0", namespace: str = "ns", **status: Any) -> dict[str, Any]:
+    extra = {POD_NAME_CLAIM: [pod], POD_UID_CLAIM: [uid]}
+    user = {"username": f"system:serviceaccount:{namespace}:ml-dev-sa", "extra": extra}
+    return {"authenticated": True, "audiences": [REPORT_AUDIENCE], "user": user, **status}
+
+
+def signed(body: bytes, uid: str = "job-uid") -> dict[str, str]:
+    """As a coordinator sends it; `uid`: whose key signs."""
+    signature = report_signature(parse_key(job_key(MASTER, uid)), body)
+    return {"Authorization": "Bearer t", "X-Lockstep-Job": "ns/x/job-uid", "X-Lockstep-Signature": signature}
+
+
+def old(headers: dict[str, str]) -> dict[str, str]:
+    """As coordinators of frozen starts send it that don't name the job in a header."""
+    return {name: value for name, value in headers.items() if name != "X-Lockstep-Job"}
+
+
+Use = Callable[[TestClient[Any, Any], ReportServer], Awaitable[None]]
+
+
+def served(use: Use, review: dict[str, Any] | None = None, seen: Inventory | None = None) -> list[tuple[str, str]]:
+    """Run `use` against a server; the jobs it told of."""
+    heard: list[tuple[str, str]] = []
+
+    async def say(token: str) -> dict[str, Any]:
+        assert token == "t"
+        if review == {}:
+            raise ApiError(500, "InternalError", "no")
+        return reviewed() if review is None else review
+
+    async def run() -> None:
+        server = ReportServer(MASTER, say, seen or inventory(), heard.append)
+        async with TestClient(TestServer(server.application())) as connection:
+            await use(connection, server)
+
+    asyncio.run(run())
+    return heard
+
+
+def code(headers: dict[str, str], body: bytes, review: dict[str, Any] | None = None, seen: Inventory | None = None) -> int:
+    codes: list[int] = []
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        async with connection.post(PATH, data=io.BytesIO(body), headers=headers) as reply:
+            codes.append(reply.status)
+
+    heard = served(use, review, seen)
+    assert (codes[0] == 200) == (heard == [("ns", "x")])
+    return codes[0]
+
+
+def test_a_report_of_node_zero_is_kept_and_its_job_looked_at() -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        body = report_body(REPORT)
+        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+            assert (reply.status, await reply.json()) == (200, {"orders": [], "facts": [], "racks": []})
+        kept = server.reports.of("job-uid")
+        assert kept is not None
+        assert (kept.report, kept.pod_uid) == (REPORT, "pod-0")
+
+    assert served(use) == [("ns", "x")]
+
+
+def test_a_token_that_was_found_good_is_asked_for_again_after_a_minute_and_a_bad_one_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    now = 0.0
+
+    async def review(token: str) -> dict[str, Any]:
+        asked.append(token)
+        return {"authenticated": token != "bad"}
+
+    async def use() -> None:
+        nonlocal now
+        reviewed = authenticate.Reviewed(review, lambda: now)
+        for moment, token in ((0, "a"), (30, "a"), (30, "b"), (31, "bad"), (32, "bad"), (61, "a"), (62, "c"), (63, "b")):
+            now = moment
+            assert (await reviewed(token))["authenticated"] == (token != "bad")
+
+    monkeypatch.setattr(authenticate, "REVIEWED_MAX", 2)
+    asyncio.run(use())
+    assert asked == ["a", "b", "bad", "bad", "a", "c", "b"]  # the last: no room for three
+
+
+def test_the_reply_says_what_became_of_the_job_s_pods_also_of_one_that_is_gone() -> None:
+    seen = inventory()
+    mark = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for y"}
+    preempted = owned("Pod", "x-1", "pod-1", "set-uid", spec={}, status={"phase": "Running", "conditions": [mark]})
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        server.losses.see_pod(("ns", "x"), preempted, 0.0)
+        seen.observe("Pod", preempted, deleted=True)
+        body = report_body(REPORT)
+        async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+            facts = parse_reply(await reply.read()).facts
+        assert [(fact.type, fact.node, fact.pod_uid) for fact in facts if fact.node == 1] == [
+            (FactType.PREEMPTED, 1, "pod-1"),
+            (FactType.WAITING, 1, ""),
+        ]
+
+    served(use, seen=seen)
+
+
+def test_a_sequence_that_is_not_newer_is_answered_with_the_newest() -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        replies = []
+        for sequence in (5, 5, 4, 6):
+            body = report_body(replace(REPORT, sequence=sequence))
+            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+                replies.append((reply.status, (await reply.json()).get("sequence")))
+        assert replies == [(200, None), (409, 5), (409, 5), (200, None)]
+
+    assert len(served(use)) == 2
+
+
+@pytest.mark.parametrize(
+    ("review", "refused"),
+    [
+        (reviewed(authenticated=False), 401),
+        (reviewed(audiences=["https://kubernetes.default.svc"]), 401),
+        (reviewed(pod="x-1", uid="pod-1"), 403),
+        (reviewed(uid="an-earlier-pod"), 403),
+        (reviewed(namespace="other"), 403),
+        (reviewed(pod="y-0", uid="pod-0"), 403),
+        (reviewed(user={"username": "system:serviceaccount:ns:ml-dev-sa"}), 403),
+        (reviewed(user={"username": "alice", "extra": {POD_NAME_CLAIM: ["x-0"], POD_UID_CLAIM: ["pod-0"]}}), 403),
+        ({}, 503),
+    ],
+    ids=["invalid", "audience", "node 1", "dead pod", "namespace", "other job", "no pod", "no service account", "no API server"],
+)
+def test_who_is_not_the_live_node_zero_is_refused(review: dict[str, Any], refused: int) -> None:
+    body = report_body(REPORT)
+    assert code(signed(body), body, review) == refused
+
+
+def test_unsigned_wrongly_signed_or_changed_reports_are_refused() -> None:
+    body = report_body(REPORT)
+    assert code({"Authorization": "Bearer t"}, body) == 401
+    assert code(signed(body, "another-job"), body) == 401
+    assert code(signed(body), body.replace(b"Running", b"Waiting")) == 401
+
+
+def test_a_report_without_token_is_refused() -> None:
+    body = report_body(REPORT)
+    headers = signed(body)
+    del headers["Authorization"]
+    assert code(headers, body) == 401
+
+
+def large(size: int, report: Report = REPORT) -> bytes:
+    """A report of so many bytes."""
+    bare = len(json.dumps(to_json(report)))
+    return json.dumps(to_json(replace(report, message="x" * (size - bare)))).encode()
+
+
+@pytest.mark.parametrize(
+    ("pods", "nodes", "size", "expected"),
+    [
+        (2, 2, report_bytes_max(2), 200),
+        (2, 2, report_bytes_max(2) + 1, 413),
+        (1, 64, report_bytes_max(64), 200),  # the spec's number
+        (40, 2, report_bytes_max(40), 200),  # a gang that is to be smaller
+        (40, 2, report_bytes_max(40) + 1, 413),
+        (2, None, report_bytes_max(1024), 200),  # the cluster's number
+        (2, None, report_bytes_max(1024) + 1, 413),
+    ],
+)
+def test_a_report_is_as_large_as_its_gang_allows(pods: int, nodes: int | None, size: int, expected: int) -> None:
+    seen = inventory(pods, nodes)
+    body = large(size)
+    assert (len(body), code(signed(body), body, seen=seen)) == (size, expected)
+
+
+def test_a_report_without_the_job_in_a_header_may_have_what_it_could_have_before_there_was_one() -> None:
+    for size, expected in ((REPORT_BYTES_MAX, 200), (REPORT_BYTES_MAX + 1, 413)):
+        body = large(size)
+        assert code(old(signed(body)), body) == expected
+    body = large(report_bytes_max(1) + 1, replace(REPORT, job=replace(REPORT.job, uid="of-no-job")))
+    assert code(old(signed(body, "of-no-job")), body) == 413
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", json.dumps({"format": "lockstep-report/1"}).encode()])
+def test_what_is_no_report_is_refused(body: bytes) -> None:
+    assert code(signed(body), body) == 400
+    assert code(old(signed(body)), body) == 401
+
+
+@pytest.mark.parametrize("claim", ["", "ns/x", "ns/x/uid/more", "ns/x/" + "u" * 65, "NS/x/u", "ns/../u\u00e9"])
+def test_what_names_no_job_is_refused(claim: str) -> None:
+    body = report_body(REPORT)
+    assert code({**signed(body), "X-Lockstep-Job": claim}, body) == 401
+
+
+def test_nothing_is_parsed_before_its_signature_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(body: bytes) -> Report:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(report_server, "parse_report", parse)
+    body = report_body(REPORT)
+    for headers in (signed(body, "another-job"), {**signed(body), "X-Lockstep-Signature": ""}):
+        assert code(headers, body) == 401
+        assert code(old(headers), body) == 401
+
+
+@pytest.mark.parametrize("form", [dict, old], ids=["header", "old"])
+def test_a_body_that_comes_too_slowly_is_not_waited_for(
+    form: Callable[[dict[str, str]], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_server, "BODY_SECONDS", 0.1)
+    body = report_body(REPORT)
+
+    async def drip() -> AsyncIterator[bytes]:
+        yield body[:-1]
+        await asyncio.Event().wait()
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        async with connection.post(PATH, data=drip(), headers=form(signed(body))) as reply:
+            assert reply.status == 408
+
+    assert served(use) == []
+
+
+def test_only_a_signed_report_keeps_its_connection_from_being_given_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    proven: list[str] = []
+    monkeypatch.setattr(report_server, "prove", lambda request: proven.append(request.path))
+    body = report_body(REPORT)
+    assert code(signed(body, "another-job"), body) == 401
+    assert proven == []
+    assert code(signed(body), body, {"authenticated": False}) == 401
+    assert proven == [PATH]
+
+
+def test_a_coordinator_that_names_its_job_in_the_body_only_is_heard() -> None:
+    body = report_body(REPORT)
+    assert body.startswith(b'{"job": {"name": "x", "namespace": "ns", "uid": "job-uid"}')
+    assert code(old(signed(body)), body) == 200
+    long = JobIdentity("n" * 253, "s" * 63, "f6b2c0a8-52ab-4d0c-a3ee-6a1a5d1a3f6e")
+    assert claimed_job(None, report_body(replace(REPORT, job=long))[:CLAIM_BYTES_MAX]) == long
+
+
+def test_a_job_s_key_signs_for_that_job_only() -> None:
+    seen = inventory()
+    other = {"metadata": {"name": "y", "namespace": "ns", "uid": "other-uid"}, "spec": {}}
+    seen.observe("TrainingJob", other, deleted=False)
+    body = report_body(replace(REPORT, job=JobIdentity("y", "ns", "other-uid")))
+    assert code(signed(body), body, seen=seen) == 403
+
+
+def test_a_job_takes_no_more_than_its_share_of_the_operator_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose report took 2 s to read has to wait 20 s; one that took 10 ms waits a tenth of a second, in its request."""
+    clock = [0.0]
+    busy = [0.0]
+    monkeypatch.setattr(report_server.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(report_server.time, "thread_time", lambda: busy[0])
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(round(seconds, 6))
+        clock[0] += seconds
+
+    async def turns() -> None:
+        monkeypatch.setattr(report_server.asyncio, "sleep", sleep)
+        reports = Reports()
+        for cost in (0.01, 2.0):
+            await reports.turn("a")
+            with reports.taking_time("a"):
+                busy[0] += cost
+                clock[0] += 3 * cost  # others have the processor, too
+        with pytest.raises(Refusal, match="again in 20 s") as refused:
+            await reports.turn("a")
+        assert refused.value.status == 429
+        await reports.turn("b")
+        reports.forget({"b"})
+        await reports.turn("a")
+
+    asyncio.run(turns())
+    assert waits == [0.1]
+
+
+@pytest.mark.parametrize("change", ["pod gone", "pod ended", "pod of another set", "set of another job", "job gone"])
+def test_a_pod_that_no_longer_belongs_to_the_job_is_refused(change: str) -> None:
+    seen, body = inventory(), report_body(REPORT)
+    match change:
+        case "pod gone":
+            seen.observe("Pod", owned("Pod", "x-0", "pod-0", "set-uid"), deleted=True)
+        case "pod ended":
+            seen.observe("Pod", owned("Pod", "x-0", "pod-0", "set-uid", spec={}, status={"phase": "Failed"}), deleted=False)
+        case "pod of another set":
+            seen.observe("Pod", owned("Pod", "x-0", "pod-0", "other-set", spec={}, status={"phase": "Running"}), deleted=False)
+        case "set of another job":
+            seen.observe("StatefulSet", owned("StatefulSet", "x", "set-uid", "earlier", spec={"replicas": 2}), deleted=False)
+        case "job gone":
+            seen.observe("TrainingJob", {"metadata": {"name": "x", "namespace": "ns", "uid": "job-uid"}, "spec": {}}, deleted=True)
+    assert code(signed(body), body, seen=seen) == 403
+
+
+def test_a_replica_is_ready_from_its_first_sight_of_a_leader_on() -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        async def code(path: str) -> int:
+            async with connection.get(path) as reply:
+                return reply.status
+
+        server.standing = lambda: Standing(leads=False)
+        assert [await code(path) for path in ("/readyz", "/healthz")] == [503, 200]
+        server.standing = lambda: Standing(leads=False, leader="10.0.0.1:8443")
+        assert await code("/readyz") == 200
+        server.standing = lambda: Standing(leads=False)
+        assert await code("/readyz") == 200
+
+    served(use)
+
+
+@pytest.mark.parametrize(("leader", "status"), [("10.0.0.1:8443", 421), ("", 421), (None, 503)])
+def test_a_replica_that_does_not_lead_says_who_does_to_coordinators_only(leader: str | None, status: int) -> None:
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        server.standing = lambda: Standing(leads=False, leader=leader)
+        body = large(report_bytes_max(1024))  # it knows no job, and so no size
+        for headers in (signed(body), old(signed(body))):
+            async with connection.post(PATH, data=body, headers=headers) as reply:
+                assert (reply.status, (await reply.json()).get("leader")) == (status, leader)
+        for headers in (signed(body, "another-job"), {}, {"Authorization": "Bearer t"}):
+            async with connection.post(PATH, data=body, headers=headers) as reply:
+                assert (reply.status, (await reply.json()).get("leader")) == (401, None)
+
+    assert served(use, seen=Inventory()) == []
+
+
+def test_last_lines_are_accepted_only_when_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.platforms.operator.report_server.WRITTEN_SECONDS", 0.05)
+
+    async def use(connection: TestClient[Any, Any], server: ReportServer) -> None:
+        async def never(key: tuple[str, str]) -> None:
+            await asyncio.Event().wait()
+
+        server.written = never
+        for sequence, log, status in ((6, ("done",), 503), (7, (), 200)):
+            body = report_body(replace(REPORT, sequence=sequence, log=log))
+            async with connection.post(PATH, data=body, headers=signed(body)) as reply:
+                assert reply.status == status
+
+    served(use)
+
+
+NAMES = service_names("lockstep-operator", "lockstep-system")
+TODAY = datetime.now(UTC)
+
+
+def test_pods_that_know_the_authority_trust_the_server_before_and_after_a_renewal() -> None:
+    first = make_certificates(NAMES, TODAY)
+    second = renew(first, NAMES, TODAY)
+    assert second.tls_cert != first.tls_cert
+
+    async def get(tls: Any) -> int:
+        server = ReportServer(MASTER, _never, Inventory(), lambda key: None)
+        trusting = ssl.create_default_context(cadata=first.ca_cert)
+        async with serving(server.application(), "127.0.0.1", 0, tls_context(tls)) as port, aiohttp.ClientSession() as session:
+            url = f"https://127.0.0.1:{port}/healthz"
+            async with session.get(url, ssl=trusting, server_hostname="lockstep-operator.lockstep-system.svc") as reply:
+                return reply.status
+
+    assert [asyncio.run(get(tls)) for tls in (first, second)] == [200, 200]
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        asyncio.run(get(make_certificates(NAMES, TODAY)))
+
+
+async def _never(token: str) -> dict[str, Any]:
+    raise AssertionError(token)
+
+
+def test_a_certificate_is_renewed_a_month_before_its_end_and_for_other_names() -> None:
+    made = make_certificates(NAMES, TODAY)
+    assert not needs_renewal(made, NAMES, TODAY + timedelta(days=330))
+    assert needs_renewal(made, NAMES, TODAY + timedelta(days=340))
+    assert needs_renewal(made, service_names("lockstep-operator", "elsewhere"), TODAY)
+
+
+def test_a_stateful_set_that_says_billions_costs_no_more_than_the_largest_job() -> None:
+    """Whoever may edit StatefulSets may write any number into one, until the operator writes it back."""
+    seen = inventory()
+    forged = owned("StatefulSet", "x", "set-uid", "job-uid", spec={"replicas": 2**31 - 1})
+    forged["metadata"]["resourceVersion"] = "9"
+    seen.observe("StatefulSet", forged, deleted=False)
+    assert seen.gang_size(("ns", "x"), "job-uid") == NODES_MAX
+    body = report_body(REPORT)
+    assert code(signed(body), body, seen=seen) == 200
+    larger = b" " * (report_bytes_max(NODES_MAX) + 1)
+    assert code(signed(larger), larger, seen=seen) == 413
+
+
+def test_tokens_that_are_no_good_are_asked_about_ever_less_often_however_well_the_reports_are_signed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report_server, "TURN_SECONDS", 0.0)
+    asked, codes = [0], list[int]()
+
+    async def review(token: str) -> dict[str, Any]:
+        asked[0] += 1
+        return {"authenticated": False}
+
+    async def run() -> None:
+        server = ReportServer(MASTER, review, inventory(), lambda key: None)
+        async with TestClient(TestServer(server.application())) as connection:
+            for number in range(12):
+                server.reports._free_at = {uid: until - 0.5 for uid, until in server.reports._free_at.items()}  # half a second later
+                body = report_body(replace(REPORT, sequence=number))
+                async with connection.post(PATH, data=body, headers={**signed(body), "Authorization": f"Bearer {number}"}) as reply:
+                    codes.append(reply.status)
+
+    asyncio.run(run())
+    assert set(codes) == {401, 429}
+    assert asked[0] == codes.count(401) <= 8

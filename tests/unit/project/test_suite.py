@@ -1,0 +1,48 @@
+"""What running the tests promises to whoever runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from checkout import ROOT
+
+TESTS = ROOT / "tests"
+INTERRUPTS = """
+import signal, subprocess, sys
+
+def test_it():
+    child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    assert child.wait(30) == -signal.SIGINT
+"""
+
+
+def test_what_is_run_by_hand_is_no_part_of_the_tests() -> None:
+    """`-m` takes the place of what pyproject.toml deselects."""
+    makefile = (TESTS.parent / "Makefile").read_text()
+    targets = dict(re.findall(r"^([a-z-]+):[^\n]*\n((?:\t[^\n]*\n)*)", makefile, re.MULTILINE))
+    (parts,) = re.findall(r"^test: ([a-z -]*) ##", makefile, re.MULTILINE)
+    choices = [choice for part in parts.split() for choice in re.findall(r'-m "?([^"\n]*)"? tests', targets[part])]
+    assert len(choices) == 2
+    for choice in choices:
+        assert "not corpus" in choice and "not soak" in choice
+
+
+def test_what_tests_start_heeds_ctrl_c_also_where_a_script_runs_them_in_the_background(tmp_path: Path) -> None:
+    """A shell without job control lets its background jobs ignore SIGINT, and what they start inherits that."""
+    (tmp_path / "test_it.py").write_text(INTERRUPTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    ignoring = [
+        sys.executable,
+        "-c",
+        f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({sys.executable!r}, {command!r})",
+    ]
+    done = subprocess.run(ignoring, env=os.environ | {"PYTHONPATH": str(TESTS)}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN

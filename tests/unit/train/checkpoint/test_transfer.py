@@ -1,0 +1,138 @@
+"""Shards from node to node: whole and durable, or not there; and only among this run's ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep_train.checkpoint.save.line import CHALLENGE_BYTES, SIGNATURE_BYTES, Line, TransferError
+from lockstep_train.checkpoint.save.transfer import Place, Server, Shard, get, put
+
+TOKEN = b"t" * 32
+CONTENT = bytes(range(256)) * 9000  # more than two chunks
+FILE = "shard-r00000-of-00002.safetensors"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "there", 3, TOKEN, "127.0.0.1")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / FILE
+    path.write_bytes(CONTENT)
+    return path
+
+
+def shard(commit: str = "step-10.a3", file: str = FILE, content: bytes = CONTENT) -> Shard:
+    return Shard(commit, file, len(content), hashlib.sha256(content).hexdigest())
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_shard_that_was_put_is_there_and_can_be_got(server: Server, path: Path, tmp_path: Path) -> None:
+    put(server.place, TOKEN, shard(), path)
+    assert (tmp_path / "there" / "step-10.a3" / FILE).read_bytes() == CONTENT
+    get(server.place, TOKEN, shard(), tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == CONTENT
+    assert files(tmp_path / "there") == [f"step-10.a3/{FILE}"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "token", "told"),
+    [
+        (shard(), b"x" * 32, "closed|reset|broken pipe"),
+        (shard(commit="step-10.a2"), TOKEN, "^it is of another attempt$"),
+        (shard(commit="../../step-10.a3"), TOKEN, "closed|reset|broken pipe"),
+        (shard(file="../shard-r00000-of-00002.safetensors"), TOKEN, "closed|reset|broken pipe"),
+        (shard(file="manifest.json"), TOKEN, "closed|reset|broken pipe"),
+        (shard(content=CONTENT[:-1] + b"x"), TOKEN, "closed|reset|broken pipe"),
+    ],
+)
+def test_what_is_not_a_shard_of_this_attempt_from_a_rank_of_this_run_is_not_kept(
+    server: Server, path: Path, tmp_path: Path, asked: Shard, token: bytes, told: str
+) -> None:
+    with pytest.raises(OSError, match=f"(?i){told}"):
+        put(server.place, token, asked, path)
+    put(server.place, TOKEN, shard(commit="step-11.a3"), path)  # it still serves
+    assert files(tmp_path / "there") == [f"step-11.a3/{FILE}"]
+
+
+def test_a_full_volume_is_told_to_the_sender(server: Server, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "step-10.a3").write_text("in the way")
+    with pytest.raises(TransferError, match="can't be written"):
+        put(server.place, TOKEN, shard(content=CONTENT[:9]), path)
+
+
+def test_a_shard_that_is_not_there_cannot_be_got(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match="is not there"):
+        get(server.place, TOKEN, shard(), tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+def test_a_damaged_shard_is_noticed_on_arrival(server: Server, path: Path, tmp_path: Path) -> None:
+    put(server.place, TOKEN, shard(), path)
+    there = tmp_path / "there" / "step-10.a3" / FILE
+    there.write_bytes(b"x" + CONTENT[1:])
+    with pytest.raises(TransferError, match="another checksum"):
+        get(server.place, TOKEN, shard(), tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+def test_a_server_that_says_nothing_costs_no_more_than_the_deadline(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="timed out"):
+        put(Place("127.0.0.1", silent.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=0.05)
+
+
+def test_a_server_of_another_run_cannot_pretend_that_it_kept_a_shard(path: Path) -> None:
+    """It reads everything and signs its answer with a token of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pretend() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                line = Line(connection, b"x" * 32, 5)
+                line.challenge = b"c" * 32
+                line.write(line.challenge)
+                size = int.from_bytes(line.read(4), "big")
+                line.read(size + SIGNATURE_BYTES + len(CONTENT))
+                line.send("server", {"problem": None})
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(TransferError, match="not of this run"):
+            put(Place("127.0.0.1", listening.getsockname()[1]), TOKEN, shard(), path, deadline_seconds=5)
+        thread.join()
+
+
+def test_a_signature_counts_on_one_connection_only(server: Server, path: Path, tmp_path: Path) -> None:
+    """What was heard of a put is replayed on a new connection, whose challenge is another one."""
+    heard: list[bytes] = []
+    write = Line.write
+
+    class Heard(Line):
+        def write(self, content: bytes) -> None:
+            heard.append(content)
+            write(self, content)
+
+    with socket.create_connection((server.place.host, server.place.port)) as connection:
+        line = Heard(connection, TOKEN, 5)
+        line.challenge = line.read(CHALLENGE_BYTES)
+        line.send("client", {"do": "get", "commit": "step-1.a1", "file": FILE, "bytes": 1, "sha256": ""})
+    with socket.create_connection((server.place.host, server.place.port)) as connection:
+        line = Line(connection, TOKEN, 5)
+        line.challenge = line.read(CHALLENGE_BYTES)
+        line.write(heard[0])
+        with pytest.raises(OSError, match=r"closed|reset|broken pipe"):
+            line.receive("server")

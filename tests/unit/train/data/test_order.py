@@ -1,0 +1,61 @@
+"""Which samples a step trains on: nothing is lost or repeated, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep_sizes import length
+from lockstep_train.data.sequences import sampler
+
+ORDER = [1, 10, 5, 8, 9, 0, 2, 4, 7, 3, 11, 6]
+"""A resumed run depends on it: it may not change."""
+
+
+@given(st.integers(1, 60), st.integers(1, 3), st.integers(1, 25), st.integers(1, 5), st.integers(1, 4))
+def test_every_sample_of_every_epoch_is_computed_exactly_once(count: int, epochs: int, size: int, world_size: int, micro: int) -> None:
+    plan = length.plan(count=count, epochs=epochs, max_steps=None, global_batch_size=size, world_size=world_size, micro=micro)
+    seen: list[int] = []
+    for step in range(plan.total_steps):
+        batch = sampler.global_batch(count, 1, step * size, size, plan.total_samples)
+        shares = [sampler.rank_micro_batches(batch, rank, world_size, micro, plan.accumulation) for rank in range(world_size)]
+        assert all(len(share) == plan.accumulation for share in shares)
+        assert all(len(micro_batch) <= micro for share in shares for micro_batch in share)
+        assert sorted(index for share in shares for micro_batch in share for index in micro_batch) == sorted(batch)
+        seen += batch
+    assert sorted(seen) == sorted(list(range(count)) * epochs)
+    assert [sorted(seen[epoch * count : (epoch + 1) * count]) for epoch in range(epochs)] == [list(range(count))] * epochs
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    orders = [tuple(sampler.epoch_order(50, seed, epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)]
+    assert len(set(orders)) == 4
+    assert orders[0] == tuple(sampler.epoch_order(50, 1, 0).tolist())
+
+
+def test_the_order_is_the_same_on_every_machine_and_with_every_version_of_every_library() -> None:
+    assert sampler.epoch_order(12, 42, 0).tolist() == ORDER
+
+
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 3), st.integers(0, 50))
+def test_the_samples_of_a_step_are_the_same_at_any_number_of_ranks(count: int, size: int, micro: int, cursor: int) -> None:
+    batch = sampler.global_batch(count, 7, cursor, size, cursor + size)
+    for world_size in (1, 2, 3, 4, 7):
+        accumulation = -(-size // (micro * world_size))
+        shares = [sampler.rank_micro_batches(batch, rank, world_size, micro, accumulation) for rank in range(world_size)]
+        assert [index for turn in range(accumulation) for share in shares for index in share[turn]] == batch
+
+
+def test_a_run_made_longer_goes_on_where_its_short_last_step_ended() -> None:
+    settings = {"count": 10, "max_steps": None, "global_batch_size": 8, "world_size": 2, "micro": 2}
+    first = length.plan(epochs=1, **settings)
+    assert (first.total_steps, first.cursor(2), first.cursor(3)) == (2, 8, 10)
+    longer = length.plan(epochs=2, **settings, done=length.Done(steps=2, samples=10))
+    assert (longer.total_steps, longer.cursor(3), longer.cursor(4), longer.cursor(5)) == (4, 10, 18, 20)
+    shorter = length.plan(**{**settings, "max_steps": 1}, epochs=1, done=length.Done(steps=2, samples=10))
+    assert shorter.total_steps == 2
+
+
+def test_max_steps_ends_the_run_early() -> None:
+    assert length.plan(count=100, epochs=2, max_steps=3, global_batch_size=8, world_size=2, micro=2).total_steps == 3
+    assert length.plan(count=10, epochs=1, max_steps=30, global_batch_size=8, world_size=2, micro=2).total_steps == 2

@@ -1,0 +1,62 @@
+"""Several documents in one sequence: all of them, once, in an order that never changes, and apart."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep_train.base.config import EvaluationConfig
+from lockstep_train.data.sequences.packing import best_fit_decreasing
+from lockstep_train.data.tokens.tokenize import IGNORED, Tokeniser
+from unit.train.data.data_cases import BYTES, PLAIN_BYTES, dataset_of, write_jsonl
+
+RECORDS = [{"text": "x" * (1 + 7 * number % 23) + str(number)} for number in range(40)]
+
+
+@given(st.lists(st.integers(1, 50), max_size=200))
+def test_every_document_is_in_one_sequence_and_none_is_too_full(lengths: list[int]) -> None:
+    order, starts = best_fit_decreasing(numpy.array(lengths, numpy.int64), 50)
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    packs = [order[begin:end] for begin, end in itertools.pairwise(starts)]
+    assert all(0 < sum(lengths[document] for document in pack) <= 50 for pack in packs)
+    rooms = sorted(50 - sum(lengths[document] for document in pack) for pack in packs)
+    assert all(one + other < 50 for one, other in itertools.pairwise(rooms))  # no two of them could have been one
+
+
+def test_the_longest_documents_go_first_and_the_fullest_sequence_that_fits_takes_the_next() -> None:
+    order, starts = best_fit_decreasing(numpy.array([3, 6, 4, 5, 2]), 10)
+    assert [order[begin:end].tolist() for begin, end in itertools.pairwise(starts)] == [[1, 2], [0, 3, 4]]
+
+
+@pytest.mark.parametrize("tokeniser", [BYTES, PLAIN_BYTES], ids=["with a first token of its own", "without"])
+def test_a_pack_holds_whole_documents_whose_first_tokens_are_not_learned(tmp_path: Path, tokeniser: Tokeniser) -> None:
+    path = str(write_jsonl(tmp_path / "x.jsonl", RECORDS))
+    alone = dataset_of(tmp_path / "cache", tokeniser, path=path, max_length=64).training
+    told: list[str] = []
+    packed = dataset_of(tmp_path / "cache", tokeniser, path=path, max_length=64, packing=True, told=told)
+    documents = []
+    for example in packed.training:
+        assert sum(example.documents) == len(example.ids) <= 64
+        ends = numpy.cumsum(example.documents)
+        documents += [
+            (tuple(ids), tuple(labels))
+            for ids, labels in zip(numpy.split(example.ids, ends)[:-1], numpy.split(example.labels, ends)[:-1], strict=True)
+        ]
+    assert all(labels[0] == IGNORED for _, labels in documents)
+    assert sorted(documents) == sorted((tuple(example.ids), tuple(example.labels)) for example in alone)
+    assert packed.training.learned_tokens(range(len(packed.training))) == alone.learned_tokens(range(40))
+    assert packed.notes[-1].startswith("Packed 40 documents into ")
+    assert len(packed.training) < 20
+
+
+def test_packs_for_evaluation_are_made_of_the_evaluated_samples_alone(tmp_path: Path) -> None:
+    evaluation = EvaluationConfig(every_steps=1, holdout=0.3, samples=6)
+    small = dataset_of(tmp_path / "a", path=str(write_jsonl(tmp_path / "x.jsonl", RECORDS)), packing=True, evaluation=evaluation)
+    backwards = dataset_of(tmp_path / "b", path=str(write_jsonl(tmp_path / "y.jsonl", RECORDS[::-1])), packing=True, evaluation=evaluation)
+    assert sum(len(example.documents) for example in small.evaluation) == 6
+    assert [example.ids.tolist() for example in small.evaluation] == [example.ids.tolist() for example in backwards.evaluation]

@@ -1,0 +1,62 @@
+"""What a finished run leaves, and what ranks that leave nothing hold meanwhile."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep_sizes.choices import Precision
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_only_the_rank_that_writes_holds_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool) -> None:
+    import torch
+
+    from lockstep_train import outcome
+    from lockstep_train.checkpoint.zero import zero_access
+
+    gathered: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def gather(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in "abcd":
+            alive.append(sum(item() is not None for item in gathered))
+            value = torch.ones(3)
+            gathered.append(weakref.ref(value))
+            yield name, value
+            del value
+
+    written: list[dict[str, torch.Tensor]] = []
+    monkeypatch.setattr(zero_access, "gather_masters", gather)
+    monkeypatch.setattr(outcome, "write_adapter", lambda folder, values, adapter, precision, files: written.append(values))
+    training = SimpleNamespace(precision=Precision.BF16)
+    describe = SimpleNamespace(template=SimpleNamespace(identity=SimpleNamespace(base_files={})))
+    run: Any = SimpleNamespace(
+        describe=describe,
+        engine=None,
+        adapter={},
+        shared=True,
+        config=SimpleNamespace(training=training),
+        ranks=SimpleNamespace(first=writes),
+    )
+    outcome._export_adapter(run, tmp_path)
+    assert max(alive) <= 1, "the FP32 values of more than one parameter are held"
+    assert [(list(values), {value.dtype for value in values.values()}) for values in written] == (
+        [(list("abcd"), {torch.bfloat16})] if writes else []
+    )
+
+
+def test_weights_in_another_librarys_files_do_not_get_into_a_trained_model(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from lockstep_train.export_model import untrained_tensors
+
+    save_file({"model.norm": torch.ones(2), "model.buffer": torch.zeros(2)}, tmp_path / "model.safetensors")
+    save_file({"norm": torch.ones(2)}, tmp_path / "consolidated.safetensors")
+    assert [name for name, _ in untrained_tensors(tmp_path, {"model.norm"})] == ["model.buffer"]

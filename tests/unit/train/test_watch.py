@@ -1,0 +1,99 @@
+"""What a hanging run says, how long it waits, and what is told of variables that nothing reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from lockstep_train.base.ending import exit_code_of
+from lockstep_train.base.environment import ignored_variables
+from lockstep_train.base.limits import FIRST_STEP_SECONDS, step_seconds
+from lockstep_train.base.stop import StopSignal
+from lockstep_train.watch.beats import Beat, explain
+
+FORWARD = Beat(40, "Step 12", "forward of micro-batch 1 of 2", 130.0, 7)
+WAITING = Beat(43, "Step 12", "waiting for the other ranks' losses", 130.0, 7)
+
+
+def later(beats: dict[int, Beat], *silent: int) -> dict[int, Beat]:
+    return {rank: beat if rank in silent else replace(beat, number=beat.number + 2) for rank, beat in beats.items()}
+
+
+def said(beats: dict[int, Beat], *silent: int, ranks: int = 3) -> str:
+    return explain(WAITING, 120.0, beats, later(beats, *silent), ranks)
+
+
+def test_a_hang_names_the_rank_that_the_others_wait_for_and_where_it_was() -> None:
+    message = said({0: WAITING, 1: FORWARD, 2: WAITING})
+    assert message == "Step 12 has not ended within 120 s: rank 1 has not finished it, last seen in Step 12, forward of micro-batch 1 of 2"
+
+
+def test_a_rank_of_an_earlier_step_is_behind() -> None:
+    assert "rank 2 is behind, last seen in Save of step 11" in said({0: WAITING, 1: WAITING, 2: Beat(30, "Save of step 11", "", 9.0, 3)})
+
+
+def test_a_rank_whose_process_does_not_run_is_named_even_where_it_is_at_the_same_place() -> None:
+    assert "rank 1 does not answer any more" in said({0: WAITING, 1: WAITING, 2: WAITING}, 1)
+
+
+def test_ranks_that_all_wait_at_one_place_put_the_blame_on_what_is_between_them() -> None:
+    assert "all ranks are in Step 12, waiting for the other ranks' losses" in said({0: WAITING, 1: WAITING, 2: WAITING})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "blamed"), [(False, "the network or the storage between them"), (True, "a GPU, the network between them or the storage")]
+)
+def test_with_gpus_one_of_them_may_be_what_hangs(gpus: bool, blamed: str) -> None:
+    beats = {0: WAITING, 1: WAITING}
+    assert explain(WAITING, 120.0, beats, later(beats), 2, gpus=gpus).endswith(f"so what hangs is {blamed}")
+
+
+def test_ranks_that_were_never_heard_of_are_named() -> None:
+    assert "nothing was heard of ranks 1, 2" in said({0: WAITING})
+
+
+@pytest.mark.parametrize(
+    ("configured", "durations", "seconds"),
+    [
+        (None, [], FIRST_STEP_SECONDS),
+        (None, [1.0, 2.0, 90.0], 120.0),
+        (None, [60.0, 90.0, 500.0], 270.0),
+        (40, [60.0], 40.0),
+        (40, [], 40.0),
+    ],
+)
+def test_a_step_may_take_three_medians_and_never_less_than_two_minutes_unless_configured(
+    configured: int | None, durations: list[float], seconds: float
+) -> None:
+    assert step_seconds(configured, durations) == seconds
+
+
+def test_nccl_timeout_gets_a_line_that_names_the_setting() -> None:
+    assert ignored_variables({"PATH": "/bin"}) == []
+    [line] = ignored_variables({"NCCL_TIMEOUT": "3600"})
+    assert "NCCL_TIMEOUT=3600 has no effect" in line
+    assert "training.limits.collectiveTimeoutSeconds" in line
+
+
+def test_a_collective_that_timed_out_counts_as_a_hang() -> None:
+    assert exit_code_of(RuntimeError("[…/pair.cc:150] Timed out waiting 10000ms for recv operation to complete")) == 76
+    assert exit_code_of(RuntimeError("NCCL operation timed out")) == 76
+    assert exit_code_of(RuntimeError("shape mismatch")) == 1
+
+
+def test_another_thread_learns_of_sigterm_while_the_main_thread_is_busy() -> None:
+    before, fd = signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
+    try:
+        stop = StopSignal()
+        stop.install()
+        seen = threading.Event()
+        threading.Thread(target=lambda: (stop.wait(30), seen.set() if stop.requested else None)).start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen.wait(30)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.set_wakeup_fd(fd)

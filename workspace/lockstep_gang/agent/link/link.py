@@ -1,0 +1,151 @@
+"""The agent's connection to the coordinator: made again whenever it is lost, silent for a while at most."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from lockstep_gang.contract.codec import ContractError
+from lockstep_gang.contract.exits import PING_SECONDS, spread_seconds
+from lockstep_gang.contract.messages import AgentMessage, Hello, Order, Ping, Pong, message_to_json, order
+from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.trouble import Trouble, TroubleKind
+from lockstep_gang.coordinator.channel import Channel, connect
+from lockstep_gang.coordinator.reaching import resolved, trouble_of
+
+SAY_SECONDS = 10.0
+BACKLOG_BYTES = 4 * 1024 * 1024
+RETRY_SECONDS = (0.1, 1.0)
+EAGER_TRIES = 60
+"""So often the agent of a gang that may connect at once tries again before it waits longer: pods of one job come within seconds of each other."""
+QUIET_SECONDS = 3 * PING_SECONDS
+"""A connection of which nothing came for so long is made anew."""
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What the link calls: for the message that opens a connection, after it was sent, with every order, with a line for the log."""
+
+    hello: Callable[[], Hello]
+    connected: Callable[[], None]
+    take: Callable[[Order], None]
+    say: Callable[[str], None]
+
+
+class Link:
+    """This node's way to the coordinator."""
+
+    def __init__(self, run: Run, key: bytes, node: int, handlers: Handlers) -> None:
+        self._run, self._key, self._node = run, key, node
+        self._hello, self._connected_to, self._take, self._say = handlers.hello, handlers.connected, handlers.take, handlers.say
+        self._channel: Channel | None = None
+        self._last_heard = time.monotonic()
+        self.address = (run.addresses[0], run.coordinator_port)
+        self.trouble: Trouble | None = None
+        """Why it has never been connected, if that is more than a node 0 that isn't up yet."""
+        self._was_connected = False
+
+    @property
+    def last_heard(self) -> float:
+        """When anything came from the coordinator, `time.monotonic`."""
+        return max(self._last_heard, self._channel.last_heard if self._channel is not None else 0.0)
+
+    def send(self, message: AgentMessage) -> None:
+        """At once; without a connection it is left out, since the next Hello says all that counts."""
+        if self._channel is not None:
+            self._channel.send(message_to_json(message))
+
+    @property
+    def has_room(self) -> bool:
+        """There is a connection, and it takes what is sent: worth sending what can be left out."""
+        return self._channel is not None and self._channel.backlog_bytes < BACKLOG_BYTES
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            channel = await self._connected()
+            try:
+                channel.send(message_to_json(self._hello()))
+                self._channel = channel
+                self._connected_to()
+                await self._listen(channel)
+            except ContractError as error:
+                self._say(f"closed the connection to the coordinator: {error}")
+            except (EOFError, OSError, asyncio.TimeoutError):  # noqa: UP041 (another class in Python 3.10)
+                self._say("lost the connection to the coordinator")
+            finally:
+                self._last_heard = self.last_heard
+                self._channel = None
+                channel.close()
+            await asyncio.sleep(random.uniform(0, spread_seconds(self._run.nodes)))  # noqa: S311 (no secret): all lost it at once
+
+    async def _listen(self, channel: Channel) -> None:
+        watching = asyncio.ensure_future(watch(channel, QUIET_SECONDS, channel.abort))
+        try:
+            while True:
+                given = order(await channel.receive())
+                if isinstance(given, Ping):
+                    self.send(Pong())
+                else:
+                    self._take(given)
+        finally:
+            watching.cancel()
+
+    async def _connected(self) -> Channel:
+        wait, say_at = RETRY_SECONDS[0], time.monotonic() + SAY_SECONDS
+        spread, tries = spread_seconds(self._run.nodes), 0
+        while True:
+            try:
+                if not self._was_connected:
+                    await resolved(*self.address)
+                channel = await connect(self.address, self._key, self._run.job.uid, self._node)
+                self._was_connected, self.trouble = True, None
+                return channel
+            except (ContractError, EOFError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041
+                trouble = None if self._was_connected else trouble_of(error, *self.address, "node 0")
+                # A pod that has no address yet has no name either.
+                self.trouble = None if trouble is not None and trouble.kind is TroubleKind.NAME else trouble
+                if time.monotonic() >= say_at:
+                    self._say(f"waiting for the coordinator on node 0, {self.address[0]}:{self.address[1]} ({_reason(error)})")
+                    say_at = time.monotonic() + SAY_SECONDS
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 (no secret): nor do they try again at once
+            tries += 1
+            if spread or tries > EAGER_TRIES:
+                wait = min(wait * 2, RETRY_SECONDS[1] + spread)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "it closed the connection: does it have the same key, and the same job?"
+    return str(error) or type(error).__name__
+
+
+LOOK_SECONDS = 1.0
+PAUSED_SECONDS = 2.0
+"""A look that comes so late means that this process itself did not run: its pod was frozen, or its machine moved or starved."""
+
+
+class Heard(Protocol):
+    """Whoever listens to the coordinator."""
+
+    @property
+    def last_heard(self) -> float:
+        """When it last heard something, `time.monotonic`."""
+
+
+async def watch(link: Heard, silence_seconds: float, unheard: Callable[[], None]) -> None:
+    """Until cancelled: call `unheard` every second from `silence_seconds` of silence on. After a pause of this process the silence begins anew."""
+    since = time.monotonic()
+    while True:
+        since = max(since, link.last_heard)
+        left = since + silence_seconds - time.monotonic()
+        if left <= 0:
+            unheard()
+        due = time.monotonic() + (min(left, LOOK_SECONDS) if left > 0 else LOOK_SECONDS)
+        await asyncio.sleep(due - time.monotonic())
+        if time.monotonic() - due > PAUSED_SECONDS:  # what was said meanwhile is still to be read
+            since = time.monotonic()

@@ -1,0 +1,1 @@
+"""What a node looks at before an attempt."""

@@ -1,0 +1,120 @@
+"""This node's processes of the short all-reduce: started, read, and ended by a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import lockstep_gang
+from lockstep_gang.agent.ranks.environment import inherited
+from lockstep_gang.agent.ranks.processes import send_to_group, start_process
+from lockstep_gang.contract.preflight import Group, Measured
+from lockstep_gang.contract.run import Run
+from lockstep_gang.coordinator.ports import any_free_port
+
+RANK_MODULE = "lockstep_gang.agent.preflight.allreduce_rank"
+_SOURCES = str(Path(lockstep_gang.__file__).parent.parent)
+"""A folder, or the zipapp."""
+_OUTPUT_BYTES_MAX = 64 * 1024
+KILLED_SECONDS = 5.0
+
+
+class AllReduceRanks:
+    """One process a GPU, or a single one. They say what they do in lines of JSON; the last one has the figure."""
+
+    def __init__(self, run: Run, node: int, group: Group) -> None:
+        self._run, self._node, self._group = run, node, group
+        self._pids: dict[int, int] = {}
+        """Pipe → process. One whose pipe has ended is gone from here: its number may be another process's."""
+
+    async def measure(self) -> Measured:
+        """The figure of this node's first process, or why there is none; at the latest when the group's time is over."""
+        ranks = max(1, self._run.gpus_per_node)
+        outputs = [asyncio.ensure_future(self._output(local, ranks)) for local in range(ranks)]
+        done, _ = await asyncio.wait(outputs, timeout=self._group.seconds)
+        self.kill()
+        ended, _ = await asyncio.wait(outputs, timeout=KILLED_SECONDS)
+        texts = [output.result() if output in ended else b"" for output in outputs]
+        measured = _first_failure(texts) if len(done) == ranks else _late(texts, self._group.seconds)
+        if measured is None:
+            said = _said(texts[0])[-1]
+            measured = Measured(said["microseconds"], len(self._group.nodes) * ranks, said["bytes"])
+        return Measured(
+            measured.microseconds, measured.ranks, measured.bytes, measured.error, any_free_port(self._run.addresses[self._node])
+        )
+
+    def kill(self) -> None:
+        for pid in self._pids.values():
+            send_to_group(pid, signal.SIGKILL)
+
+    async def _output(self, local_rank: int, ranks: int) -> bytes:
+        """All that the process wrote."""
+        read_end, write_end = os.pipe()
+        try:
+            # Not in the run's folder: `-m` would look for modules there first.
+            command = [sys.executable, "-m", RANK_MODULE]
+            self._pids[read_end] = start_process(command, tempfile.gettempdir(), self._environment(local_rank, ranks), write_end)
+        except OSError as error:
+            return json.dumps({"error": f"{error.strerror}: {sys.executable}"}).encode()
+        finally:
+            os.close(write_end)
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read_end, "rb", 0))
+        text = b""
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                text = (text + data)[-_OUTPUT_BYTES_MAX:]
+        self._pids.pop(read_end, None)
+        transport.close()
+        return text
+
+    def _environment(self, local_rank: int, ranks: int) -> dict[str, str]:
+        group = self._group
+        place = {
+            "RANK": group.nodes.index(self._node) * ranks + local_rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": len(group.nodes) * ranks,
+            "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": self._run.addresses[group.nodes[0]],
+            "MASTER_PORT": group.master_port,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "GPUS_PER_NODE": self._run.gpus_per_node,
+            "LOCKSTEP_NODE": self._node,
+            "LOCKSTEP_SECONDS": group.seconds,
+            "OMP_NUM_THREADS": 1,
+        }
+        base = {**inherited(), **self._run.environment}
+        path = os.pathsep.join(filter(None, [_SOURCES, base.get("PYTHONPATH", "")]))
+        return {**base, **{name: str(value) for name, value in place.items()}, "PYTHONPATH": path}
+
+
+def _said(text: bytes) -> list[dict[str, Any]]:
+    """Its lines of JSON; what libraries print in between is left out."""
+    found: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(line)
+            found += [value] if isinstance(value, dict) else []
+    return found or [{}]
+
+
+def _late(texts: list[bytes], seconds: int) -> Measured:
+    late = next((said for text in texts if "microseconds" not in (said := _said(text)[-1])), {})
+    return Measured(error=f"not done after {seconds} s, in: {late.get('stage', 'start')}")
+
+
+def _first_failure(texts: list[bytes]) -> Measured | None:
+    for text in texts:
+        said = _said(text)[-1]
+        if "microseconds" not in said:
+            last = text.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
+            return Measured(error=str(said.get("error") or f"ended in {said.get('stage', 'start')}: {last[0]}")[:500])
+    return None

@@ -1,0 +1,155 @@
+"""This node's part of a preflight: answers the coordinator's questions, each in time, whatever hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from lockstep_gang.agent.preflight import devices, files, network, software
+from lockstep_gang.agent.preflight.allreduce import AllReduceRanks
+from lockstep_gang.agent.ranks.environment import inherited
+from lockstep_gang.contract.preflight import Check, Checked, Expected, Looked, Met, Stage
+from lockstep_gang.contract.run import Run, Storage
+from lockstep_gang.coordinator.waiting import in_thread
+from lockstep_gang.lifecycle.preflight.preflight import neighbours
+
+T = TypeVar("T")
+LOOK_SECONDS = 8.0
+"""A check that takes longer is reported as not finished: a volume whose server is gone blocks for ever."""
+TIDY_SECONDS = 1.0
+
+
+class NodePreflight:
+    """`take` a check and the answer is sent; `end` when something else is asked for."""
+
+    def __init__(self, run: Run, key: bytes, node: int, send: Callable[[Checked], None]) -> None:
+        self._run, self._key, self._node = run, key, node
+        self._send = send
+        self._expected = run.preflight or Expected()
+        self._round = 0
+        self._answer: Checked | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._door: network.Door | None = None
+        self._ranks: AllReduceRanks | None = None
+
+    def take(self, check: Check) -> None:
+        """The same question again is one whose answer was lost with a connection."""
+        if check.round == self._round:
+            if self._answer is not None:
+                self._send(self._answer)
+            return
+        self._stop()
+        self._round, self._answer = check.round, None
+        self._task = asyncio.ensure_future(self._work(check))
+
+    def end(self) -> None:
+        """Close the port, end the processes, remove the marker."""
+        if self._round:
+            self._stop()
+            self._shut()
+            self._round = 0
+            tidying = threading.Thread(target=self._tidy, name="preflight tidy", daemon=True)
+            tidying.start()
+            tidying.join(TIDY_SECONDS)  # a volume may hang, ranks must not wait for it
+
+    def _tidy(self) -> None:
+        files.remove_markers(self._run.run_dir, self._node)
+        if self._expected.only:  # on a shared volume, whoever is last finds them empty
+            files.remove_empty_folders(self._run.run_dir)
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._ranks is not None:
+            self._ranks.kill()
+
+    def _shut(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    async def _work(self, check: Check) -> None:
+        if check.stage is Stage.LOOK:
+            answer = Checked(check.round, looked=await self._look(check))
+        elif check.stage is Stage.MEET:
+            answer = Checked(check.round, met=await self._meet(check))
+        else:
+            self._shut()  # its port is the rendezvous'
+            answer = await self._measure(check)
+        self._answer = answer
+        self._send(answer)
+
+    async def _look(self, check: Check) -> Looked:
+        received_ms = _now_ms()
+        run, expected = self._run, self._expected
+        near = [run.addresses[node] for node in sorted({0, *neighbours(self._node, run.nodes)})]
+        variables = {**inherited(), **run.environment}
+        parts: dict[str, Callable[[], Any]] = {
+            "unresolved": lambda: network.unresolved(near),
+            "paths": lambda: files.path_facts(expected.paths, run.working_directory),
+            "volume": lambda: files.volume_facts(run.run_dir, check.token, self._node),
+            "shm_bytes": devices.shm_bytes,
+            "gpus": devices.gpu_facts,
+            "versions": software.versions,
+            "environment": lambda: software.environment(variables),
+        }
+        if expected.rdma is not None:
+            rdma = expected.rdma
+            parts["rdma"] = lambda: devices.rdma_facts(rdma)
+        port = await self._open_door()
+        found = await _all_in_time(parts)
+        unfinished = tuple(sorted(set(parts) - set(found)))
+        return Looked(port=port, unfinished=unfinished, received_ms=received_ms, sent_ms=_now_ms(), **found)
+
+    async def _open_door(self) -> int:
+        self._shut()
+        self._door = network.Door(self._run, self._key, self._node)
+        try:
+            return await self._door.open()
+        except OSError:
+            return 0
+
+    async def _meet(self, check: Check) -> Met:
+        reaching = [network.why_unreachable(self._run, self._key, self._node, peer.node, peer.port) for peer in check.peers]
+        looking = asyncio.ensure_future(self._sees_marker(check.token))
+        reasons = await asyncio.gather(*reaching)
+        unreachable = {str(peer.node): why for peer, why in zip(check.peers, reasons) if why}  # noqa: B905 (one reason a peer)
+        return Met(unreachable, await looking)
+
+    async def _sees_marker(self, token: str) -> bool | None:
+        if self._node == 0 or self._run.storage is None:
+            return None
+        wait = files.SEEN_SECONDS if self._run.storage is Storage.SHARED else 0.0
+        path = files.marker(self._run.run_dir, token, 0)
+        return (await _all_in_time({"marker": lambda: files.sees(path, token, wait)})).get("marker")
+
+    async def _measure(self, check: Check) -> Checked:
+        assert check.group is not None  # noqa: S101 (the coordinator's side of the same stage)
+        self._ranks = AllReduceRanks(self._run, self._node, check.group)
+        measured = await self._ranks.measure()
+        return Checked(check.round, measured=measured)
+
+
+async def _all_in_time(parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """The results of those that end in time. Not in the loop's own threads: the agent would wait for them at its end."""
+    futures = {name: in_thread(partial(_telling, name, part), f"preflight {name}") for name, part in parts.items()}
+    await asyncio.wait(futures.values(), timeout=LOOK_SECONDS)
+    return {name: future.result() for name, future in futures.items() if future.done() and future.exception() is None}
+
+
+def _telling(name: str, part: Callable[[], T]) -> T:
+    """What `part` returns. What it raises is told at once: the others go on."""
+    try:
+        return part()
+    except Exception as error:
+        print(f"[lockstep] preflight: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

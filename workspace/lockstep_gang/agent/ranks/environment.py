@@ -1,0 +1,105 @@
+"""The environment of a rank: torchrun's variables, so that any script written for torchrun runs unchanged; and what of it the agent itself has."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep_gang.contract.messages import Start
+from lockstep_gang.contract.run import Run
+
+_AGENTS = frozenset({"PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"})
+_AGENTS_PREFIXES = ("LOCKSTEP_", "LC_")
+_given: dict[str, str] = {}
+
+
+def isolate(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Leave this process only the variables that the agent may have: all others are the ranks' (`inherited`).
+
+    A job's SSL_CERT_FILE, OPENSSL_CONF or proxy is meant for its ranks, and would break the agent's reports. What the interpreter and the
+    dynamic loader read before comes from nobody else: agents run with `python3 -I`, and a job's LD_* is in run.json.
+    """
+    _given.update(environment)
+    for name in _given.keys() - _AGENTS:
+        if not name.startswith(_AGENTS_PREFIXES):
+            del environment[name]
+
+
+def inherited() -> dict[str, str]:
+    """The container's variables, as ranks and whatever runs in their place get them."""
+    return {**_given, **os.environ}
+
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Names under which PyTorch reads the settings of its allocator: of all devices, since 2.9; the older ones go on to be read. Stage3 gathers tensors of ever
+other sizes, and segments that can't grow leave holes between them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where on this node a rank is, and the files it and its agent share."""
+
+    node: int
+    """Its number, which is its pod's."""
+    group_rank: int
+    """Its place in the order of ranks."""
+    local_rank: int
+    run_path: str
+    report_socket: str
+    error_file: str
+
+
+def rank_environment(run: Run, start: Start, place: Place, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The pod's own variables, over them the run's, over them torchrun's and ours."""
+    rank = place.group_rank * run.ranks_per_node + place.local_rank
+    stated = {**inherited, **run.environment}
+    shared = run.ranks_per_node > 1 and "OMP_NUM_THREADS" not in stated
+    threads = {"OMP_NUM_THREADS": "1", "LOCKSTEP_DEFAULT_THREADS": "1"} if shared else {}  # as torchrun: ranks share the cores
+    unstated = run.gpus_per_node > 0 and not any(name in stated for name in ALLOCATOR)
+    allocator = {ALLOCATOR[0]: "expandable_segments:True"} if unstated else {}
+    torchrun = {
+        "RANK": rank,
+        "LOCAL_RANK": place.local_rank,
+        "WORLD_SIZE": run.world_size,
+        "LOCAL_WORLD_SIZE": run.ranks_per_node,
+        "GROUP_RANK": place.group_rank,
+        "GROUP_WORLD_SIZE": run.nodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": run.world_size,
+        "MASTER_ADDR": start.master_address,
+        "MASTER_PORT": start.master_port,
+        "TORCHELASTIC_RUN_ID": run.job.uid or run.job.name,
+        "TORCHELASTIC_RESTART_COUNT": start.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": run.restart.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # "True" would make rank 0 wait for a store that only torchrun hosts
+        "TORCHELASTIC_ERROR_FILE": place.error_file,
+    }
+    ours = {
+        "NODE_RANK": place.group_rank,
+        "NNODES": run.nodes,
+        "GPUS_PER_NODE": run.gpus_per_node,
+        "LOCKSTEP_RUN": place.run_path,
+        "LOCKSTEP_NODE": place.node,
+        "LOCKSTEP_ATTEMPT": start.attempt,
+        "LOCKSTEP_REPORT_SOCKET": place.report_socket,
+        "PYTHONUNBUFFERED": 1,
+    }
+    stacks = {"PYTHONFAULTHANDLER": "1"}  # a rank that hangs can be asked where it is, and one that crashes says so
+    return {**threads, **allocator, **stacks, **stated, **{name: str(value) for name, value in {**torchrun, **ours}.items()}}
+
+
+def place_start(folder: Path) -> str:
+    """The folder with which a rank's PYTHONPATH begins (`with_start`), made in `folder`. Raises OSError."""
+    place = folder / "python"
+    place.mkdir()
+    (place / "sitecustomize.py").write_bytes(pkgutil.get_data("lockstep_gang.agent.ranks", "rankstart.py") or b"")
+    return str(place)
+
+
+def with_start(environment: Mapping[str, str], place: str) -> dict[str, str]:
+    """`rankstart` comes first in every Python of the rank, and then what its PYTHONPATH has always had."""
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [place, environment.get("PYTHONPATH", "")]))}

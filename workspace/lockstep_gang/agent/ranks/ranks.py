@@ -1,0 +1,309 @@
+"""The ranks of one attempt on this node: start, output, stop, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep_gang.agent.ranks.environment import Place, inherited, rank_environment, with_start
+from lockstep_gang.agent.ranks.memory import MemoryGroup
+from lockstep_gang.agent.ranks.nccl_log import LogChoice, NcclLogs, log_choice
+from lockstep_gang.agent.ranks.processes import Ended, group_is_gone, kill_strays, send, send_to_group, start_process
+from lockstep_gang.agent.ranks.progress import offered
+from lockstep_gang.agent.ranks.relay import Relay, drain
+from lockstep_gang.agent.ranks.reports import read_error_file
+from lockstep_gang.agent.ranks.script import argv
+from lockstep_gang.agent.ranks.stacks import (
+    STOPPED,
+    ProcessState,
+    ask_for_stacks,
+    dumped,
+    head_line,
+    process_state,
+    shortened,
+    stack_path,
+    state_after_kill,
+    write_stacks,
+)
+from lockstep_gang.agent.ranks.standby import Standby
+from lockstep_gang.contract.exits import DONE, SAVED
+from lockstep_gang.contract.messages import Dumped, Error, OutOfMemory, RankExit, RankState, Start
+from lockstep_gang.contract.run import Run
+
+NOT_STARTED = 127  # a shell's code for a command that can't be found
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is the same for all attempts on this node."""
+
+    run: Run
+    index: int
+    run_path: str
+    report_socket: Path
+    folder: Path
+    """For this agent alone, mode 0700."""
+    reporting: Mapping[str, str] = field(default_factory=dict)
+    """Variables that tell a script where its progress is taken."""
+    start: str = ""
+    """Folder of what each rank's Python runs first (`rankstart`); none: nothing."""
+
+
+class RankProcess:
+    """One rank: its process, its pipe, and what is known of it."""
+
+    def __init__(self, node: Node, start: Start, local_rank: int, write: Callable[[str], None]) -> None:
+        group_rank = node.index if start.group_rank is None else start.group_rank
+        self.rank = group_rank * node.run.ranks_per_node + local_rank
+        self.pid = 0
+        self.pipe = -1
+        self.ready = False
+        self._step: int | None = None
+        """The last that it has told of."""
+        self._stepped_at = 0.0
+        self.ordered = False
+        self.error: Error | None = None
+        self.exit: RankExit | None = None
+        self._attempt = start.attempt
+        run, asked = node.run, start.run
+        self._command = run.command if asked is None else argv(asked, local_rank)
+        self._folder = run.working_directory if asked is None else asked.folder
+        self._seen: ProcessState | None = None
+        """Of its process, before it was killed."""
+        self._asked = False
+        self._relay = Relay(self.rank, write)
+        self._error_file = node.folder / f"error-{start.attempt}-{self.rank}.json"
+        place = Place(node.index, group_rank, local_rank, node.run_path, str(node.report_socket), str(self._error_file))
+        container = inherited()
+        container |= offered(node.reporting, {**container, **node.run.environment})
+        environment = rank_environment(node.run, start, place, container)
+        self._environment = with_start(environment, node.start) if node.start else environment
+
+    def log_nccl(self, run: Run, pattern: str) -> LogChoice:
+        """Let NCCL log to `pattern`, as far as nobody else has said where and what."""
+        choice = log_choice(run.fabric, run.gpus_per_node, self._environment, pattern)
+        self._environment |= choice.variables
+        return choice
+
+    def note(self, line: str, is_warning: bool) -> None:
+        """A line of NCCL's log; a warning may say why the rank ends."""
+        self._relay.note(line, remember=is_warning)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self._environment
+
+    def start(self, standby: Standby) -> None:
+        """As the process that waits for it, where there is one. A command that can't be started is an exit like any other."""
+        taken = standby.take(self._environment)
+        if taken is not None:
+            self.pid, self.pipe = taken
+            return
+        self.pipe, write_end = os.pipe()
+        os.set_blocking(self.pipe, False)
+        try:
+            self.pid = start_process(self._command, self._folder, self._environment, write_end)
+        except OSError as error:
+            message = f"{error.strerror}: {error.filename or self._command[0]}"
+            self.exit = RankExit(self.rank, NOT_STARTED, None, False, Error(self.rank, type(error).__name__, message), (message,))
+        finally:
+            os.close(write_end)
+
+    def relay(self) -> bool:
+        """Pass on what the rank wrote. False: its output has ended."""
+        return drain(self.pipe, self._relay)
+
+    def ask_for_stacks(self, trainer: bool) -> None:
+        """What it writes from here on are its stacks."""
+        self._asked = self.ordered = True
+        self._relay.captured = []
+        self._seen = ask_for_stacks(self.pid, trainer)
+
+    def look(self) -> None:
+        """Whether it is stopped: then it is why others have failed."""
+        if self._seen is None:
+            state = process_state(self.pid)
+            self._seen = state if state.letter in STOPPED else None
+
+    def survived(self) -> Dumped:
+        """What is left of it after it was killed."""
+        state = state_after_kill(self.pid)
+        return Dumped(self._attempt, self.rank, state.letter, state.kernel_function)
+
+    def dumped(self, node: Node) -> Dumped | None:
+        """What was seen of it, once; None: nothing was looked for, or nothing found."""
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return None
+        lines = self._relay.captured or []
+        path = stack_path(node.run.run_dir, self._attempt, self.rank)
+        head = head_line(self.rank, node.index, self._attempt, self.pid, seen)
+        shown = shortened(lines, node.run.world_size)
+        return dumped(self._attempt, self.rank, seen, lines, write_stacks(path, head, shown) if self._asked else None)
+
+    def ended(self, ended: Ended, out_of_memory: OutOfMemory | None) -> RankExit:
+        """All it wrote before its end is in the pipe by now, so its last lines are its last."""
+        self.relay()
+        self._relay.finish()
+        error = self.error or read_error_file(self._error_file, self.rank)
+        lines, fresh = tuple(self._relay.last_lines), self._relay.fresh_from
+        self.exit = RankExit(self.rank, ended.exit_code, ended.signal, self.ordered, error, lines, fresh, out_of_memory)
+        return self.exit
+
+    def state(self) -> RankState:
+        age = None if self._step is None else int(time.monotonic() - self._stepped_at)
+        return RankState(self.rank, self.ready, self.exit, self._step, age)
+
+    def come_to(self, step: int) -> None:
+        """It tells of this step."""
+        if self._step is None or step > self._step:
+            self._step, self._stepped_at = step, time.monotonic()
+            self._relay.went_on()
+
+
+class Ranks:
+    """All ranks of one attempt on this node."""
+
+    def __init__(self, node: Node, start: Start, write: Callable[[str], None]) -> None:
+        self.attempt = start.attempt
+        self._node = node
+        self._ranks = [RankProcess(node, start, local, write) for local in range(node.run.ranks_per_node)]
+        self._by_pid: dict[int, RankProcess] = {}
+        self._outlived: set[int] = set()
+        self._finished = False
+        self._memory = MemoryGroup()
+        self.nccl = NcclLogs(node.folder, start.attempt, self._note)
+        for rank in self._ranks:
+            self.nccl.add(rank.rank, rank.log_nccl(node.run, self.nccl.pattern(rank.rank)))
+
+    def start(self, standby: Standby) -> None:
+        for rank in self._ranks:
+            rank.start(standby)
+            if rank.exit is None:
+                self._by_pid[rank.pid] = rank
+                asyncio.get_running_loop().add_reader(rank.pipe, self._output, rank)
+
+    @property
+    def group_rank(self) -> int:
+        """This node's place in the order of ranks."""
+        return self._ranks[0].rank // self._node.run.ranks_per_node
+
+    @property
+    def leaders(self) -> dict[int, RankProcess]:
+        """Ranks that run, by process id."""
+        return self._by_pid
+
+    def find(self, rank: int) -> RankProcess | None:
+        return next((r for r in self._ranks if r.rank == rank), None)
+
+    def prepare_next(self, standby: Standby) -> None:
+        """Let the next attempt's ranks begin to import, if this one has failed and its ranks know how to wait."""
+        if self._node.run.training is not None and any(exit_.exit_code not in (DONE, SAVED) for exit_ in self.exits()):
+            standby.prepare(self._node.run.command, self._node.run.working_directory, [rank.environment for rank in self._ranks])
+
+    def states(self) -> tuple[RankState, ...]:
+        return tuple(rank.state() for rank in self._ranks)
+
+    def exits(self) -> list[RankExit]:
+        return [rank.exit for rank in self._ranks if rank.exit is not None]
+
+    def save(self) -> None:
+        """SIGTERM to each rank, once: a second one would meet it while it ends. Not to its children: data loaders that die would break the save."""
+        for pid, rank in self._by_pid.items():
+            if not rank.ordered:
+                rank.ordered = True
+                send(pid, signal.SIGTERM)
+
+    def ask_for_stacks(self) -> None:
+        for rank in self._by_pid.values():
+            rank.ask_for_stacks(trainer=self._node.run.training is not None)
+
+    def dumps(self) -> list[Dumped]:
+        """What was seen of ranks that still run, each once."""
+        return [dump for rank in self._by_pid.values() if (dump := rank.dumped(self._node)) is not None]
+
+    def left(self) -> list[RankProcess]:
+        """Ranks that run, and those of which a child does: one that a device holds up outlives the shell script that started it."""
+        return [rank for rank in self._ranks if rank.pid in self._by_pid or rank.pid in self._outlived]
+
+    def look_for_children(self) -> None:
+        """Which ranks are outlived by their children. At every child's end, before another process can get the number of a group."""
+        self._outlived = {pid for pid in self._outlived if not group_is_gone(pid)}
+
+    def survivors(self) -> list[Dumped]:
+        """What is left of ranks that were killed."""
+        return [rank.survived() for rank in self.left()]
+
+    def dumped(self, rank: int) -> Dumped | None:
+        found = self.find(rank)
+        return found.dumped(self._node) if found is not None else None
+
+    def kill(self) -> None:
+        for pid, rank in self._by_pid.items():
+            rank.ordered = True
+            rank.look()
+            send_to_group(pid, signal.SIGKILL)
+
+    def reap(self, ended: Ended) -> RankExit | None:
+        """The exit of the rank that this child was; None for an orphan."""
+        rank = self._by_pid.pop(ended.pid, None)
+        if rank is None:
+            return None
+        self._outlived.add(ended.pid)
+        return rank.ended(ended, self._memory.killed(ended.peak_bytes) if not rank.ordered else None)
+
+    def finish(self) -> None:
+        """No rank runs any more: end whoever left its session, and close the pipes. Once."""
+        if self._finished:
+            return
+        self._finished = True
+        kill_strays(f"LOCKSTEP_REPORT_SOCKET={self._node.report_socket}")
+        for rank in self._ranks:
+            self._close(rank)
+
+    def _note(self, rank: int, line: str, is_warning: bool) -> None:
+        found = self.find(rank)
+        if found is not None:
+            found.note(line, is_warning)
+
+    def _output(self, rank: RankProcess) -> None:
+        if not rank.relay():
+            self._close(rank)
+
+    def _close(self, rank: RankProcess) -> None:
+        if rank.pipe >= 0:
+            asyncio.get_running_loop().remove_reader(rank.pipe)
+            with contextlib.suppress(OSError):
+                os.close(rank.pipe)
+            rank.pipe = -1
+
+
+SURVIVED_SECONDS = 5.0
+"""A rank that has not ended so long after SIGKILL is told of."""
+
+
+class Survivors:
+    """Tells of them again and again: the coordinator may be away, and their state may change."""
+
+    def __init__(self, send: Callable[[Dumped], None]) -> None:
+        self._send = send
+        self._attempt = 0
+
+    def killed(self, ranks: Ranks) -> None:
+        """Its ranks were sent SIGKILL, for the first time or again."""
+        if ranks.attempt != self._attempt and ranks.left():
+            self._attempt = ranks.attempt
+            asyncio.get_running_loop().call_later(SURVIVED_SECONDS, self._tell, ranks)
+
+    def _tell(self, ranks: Ranks) -> None:
+        dumps = ranks.survivors()
+        for dump in dumps:
+            self._send(dump)
+        if dumps:
+            asyncio.get_running_loop().call_later(SURVIVED_SECONDS, self._tell, ranks)

@@ -1,0 +1,1 @@
+"""What NCCL's logs say of the fabric, and the verdict (pure)."""

@@ -1,0 +1,202 @@
+"""NCCL's log, line by line, into what a rank uses (pure). Written for what NCCL 2.18 to 2.30 print; what is not known is left alone.
+
+Lines may carry a launcher's prefix, be cut off, or hold two messages that were written at once: only a message that is whole counts,
+and wording is matched by words, since spacing and source lines change with every release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from lockstep_gang.contract.fabric import Hca, RankFabric, Traffic
+from lockstep_gang.lifecycle.fabric.ncclfaults import with_fault
+
+_HEAD = re.compile(r"[^\s:]+:\d+:\d+ +\[-?\d+\] +(?:\S+:\d+ +(?:\([\w:~<>]+\) +)?)?NCCL (INFO|WARN|TRACE|VERSION) ?")
+_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)")
+_HCA = re.compile(r"\[\d+\]\s*([\w.-]+):(\d+)(?::\d*(?::\d+)?)?/(IB|RoCE)\b")
+_SOCKET = re.compile(r"\[\d+\]([\w.@-]+):([^\s<]+)<\d+>")
+_VIA_NET = re.compile(r"\[(send|receive)\] via NET/(.+?)/(\d+)(?:\(\d+\))?((?:/\w+|\(\w+\))*)\s*$")
+_LIST = 32
+_CHARACTERS = 200
+SETTINGS = frozenset(
+    f"NCCL_{name}"
+    for name in (
+        "NET", "NET_PLUGIN", "IB_DISABLE", "IB_HCA", "IB_GID_INDEX", "IB_TC", "IB_SL", "IB_ADDR_FAMILY", "IB_ROCE_VERSION_NUM", "NET_GDR_LEVEL",
+        "NET_GDR_READ", "DMABUF_ENABLE", "SOCKET_IFNAME", "CROSS_NIC", "P2P_DISABLE", "SHM_DISABLE",
+    )
+)  # fmt: skip
+"""Variables that decide about the fabric; NCCL echoes those that are set, from its configuration files too."""
+
+Found = re.Match[str]
+
+
+def messages(line: str) -> Iterator[tuple[str, str]]:
+    """(level, message) of what is whole in a line: of several messages written at once the last; of a line without a head, a version."""
+    heads = list(_HEAD.finditer(line))
+    if heads:
+        yield heads[-1][1], line[heads[-1].end() :].strip()
+    elif _VERSION.search(line):
+        yield "VERSION", line.strip()
+
+
+def read_line(rank: RankFabric, line: str) -> RankFabric:
+    """What is known of the rank after one more line of its log."""
+    for level, text in messages(line):
+        if level == "WARN":
+            rank = with_fault(rank, text)
+        for pattern, take in _TAKERS:
+            found = pattern.search(text)
+            if found:
+                rank = take(rank, found)
+                break
+    return rank
+
+
+def _more(known: tuple[str, ...], new: str) -> tuple[str, ...]:
+    return known if new in known or len(known) >= _LIST else (*known, new[:_CHARACTERS])
+
+
+def _network(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, networks=_more(rank.networks, found[1].strip()))
+
+
+def _bootstrap(rank: RankFabric, found: Found) -> RankFabric:
+    return rank if rank.interface else replace(rank, interface=found[1], address=found[2])
+
+
+def _hcas(rank: RankFabric, found: Found) -> RankFabric:
+    """The last whole list counts. It ends with the interface by which the NICs' connections are made, unless the line was cut off."""
+    if "OOB " not in found[1] and rank.hcas_whole:
+        return rank
+    speeds = {hca.name: hca.speed_mbps for hca in rank.hcas}
+    listed = dict.fromkeys((m[1], int(m[2]), m[3]) for m in _HCA.finditer(found[1]))
+    hcas = tuple(Hca(name, port, link, speeds.get(name)) for name, port, link in list(listed)[: 2 * _LIST])
+    rank = replace(rank, hcas=hcas, hcas_whole="OOB " in found[1])
+    return rank if hcas or not rank.hcas_whole else _no_device(rank, found)
+
+
+def _no_device(rank: RankFabric, found: Found) -> RankFabric:
+    return rank if rank.no_devices else replace(rank, hcas=(), hcas_whole=True, no_devices="NCCL found no RDMA device")
+
+
+def _no_library(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, no_devices="libibverbs could not be opened")
+
+
+def _speed(rank: RankFabric, found: Found) -> RankFabric:
+    name, speed = found["name"], int(found["speed"])
+    return replace(rank, hcas=tuple(replace(hca, speed_mbps=speed) if hca.name == name else hca for hca in rank.hcas))
+
+
+def _sockets(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, interfaces=tuple(dict.fromkeys(m[1] for m in _SOCKET.finditer(found[1])))[:_LIST])
+
+
+def _direct_of_nic(rank: RankFabric, found: Found) -> RankFabric:
+    if found[1] == "Enabled":
+        return replace(rank, direct_able=True)
+    return replace(rank, direct_off=f"NCCL found neither nvidia-peermem nor DMA-BUF for {found[2]}"[:_CHARACTERS])
+
+
+def _direct_of_pair(rank: RankFabric, found: Found) -> RankFabric:
+    if found[1] == "Enabled" or rank.direct_off:
+        return rank
+    return replace(
+        rank, direct_off=f"GPU and NIC are too far from each other (distance {found[2]}, allowed {found[3]}: NCCL_NET_GDR_LEVEL)"
+    )
+
+
+def _direct_by(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, direct_by="DMA-BUF" if found[1] == "DMABUF" else "nvidia-peermem")
+
+
+def _dmabuf(rank: RankFabric, found: Found) -> RankFabric:
+    return rank if rank.direct_by else replace(rank, direct_by="DMA-BUF")
+
+
+def _channel(rank: RankFabric, found: Found) -> RankFabric:
+    direction, network, marks = found[1], found[2], found[4].strip("/").split("/")
+    if any(mark and mark != "GDRDMA" and "GDRDMA".startswith(mark) for mark in marks):
+        return rank  # cut off within the word that counts
+    direct = any(mark.startswith("GDRDMA") for mark in marks)
+    counted = next((t for t in rank.traffic if t.network == network), Traffic(network[:_CHARACTERS]))
+    if direction == "receive":
+        counted = replace(counted, received=counted.received + 1, received_direct=counted.received_direct + direct)
+    else:
+        counted = replace(counted, sent=counted.sent + 1, sent_direct=counted.sent_direct + direct)
+    return replace(rank, traffic=(*(t for t in rank.traffic if t.network != network), counted)[-_LIST:])
+
+
+def _inside(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, inside=_more(rank.inside, found[1] if found[1] == "SHM" else f"P2P/{found[2]}"))
+
+
+def _setting(rank: RankFabric, found: Found) -> RankFabric:
+    name, value = found[1], found[2].strip()
+    if name not in SETTINGS:
+        return rank
+    value = value[:-1] if re.fullmatch(r"-?\d+\.", value) else value  # NCCL ends a sentence after a number
+    return replace(rank, settings=_more(tuple(s for s in rank.settings if not s.startswith(f"{name}=")), f"{name}={value}"))
+
+
+def _plugin(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, plugin=found[1].strip()[:_CHARACTERS])
+
+
+def _plugin_failed(rank: RankFabric, found: Found) -> RankFabric:
+    if found[1] in ("IB", "Socket"):
+        return rank  # NCCL's own, which say why themselves
+    return replace(rank, plugin_failed=found[0].strip()[:_CHARACTERS])
+
+
+def _plugin_missing(rank: RankFabric, found: Found) -> RankFabric:
+    """Normal where nobody asked for one."""
+    asked = any(s.startswith("NCCL_NET_PLUGIN=") and s != "NCCL_NET_PLUGIN=none" for s in rank.settings)
+    return replace(rank, plugin_failed=found[0].strip()[:_CHARACTERS]) if asked else rank
+
+
+def _asked_plugin(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, settings=_more(rank.settings, f"NCCL_NET_PLUGIN={found[1]}"))
+
+
+def _provider(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, provider=found[1][:_CHARACTERS])
+
+
+def _gid(rank: RankFabric, found: Found) -> RankFabric:
+    gid = int(found[1])
+    return rank if gid in rank.gids or len(rank.gids) >= _LIST else replace(rank, gids=(*rank.gids, gid))
+
+
+def _version(rank: RankFabric, found: Found) -> RankFabric:
+    return replace(rank, version=found[1])
+
+
+_TAKERS: tuple[tuple[re.Pattern[str], Callable[[RankFabric, Found], RankFabric]], ...] = (
+    (_VIA_NET, _channel),
+    (re.compile(r"\bvia (SHM|P2P)(?:/([A-Za-z]+))?"), _inside),
+    (re.compile(r"^Using network (\S.*)$"), _network),
+    (re.compile(r"^Bootstrap ?: Using ([^\s:]+):(.+?)<\d+>"), _bootstrap),
+    (re.compile(r"^NET/IB ?: No device found"), _no_device),
+    (re.compile(r"^(?:Failed to open|Count not open|Could not open) \S*libibverbs"), _no_library),
+    (re.compile(r"^NET/IB ?: Using (.*)$"), _hcas),
+    (re.compile(r"^NET/IB ?: Made virtual device \[\d+\] name=(?P<name>\S+) speed=(?P<speed>\d+)"), _speed),
+    (re.compile(r"^NET/IB ?: \[\d+\] (?P<name>[\w.-]+):\S*?:\d+/\w+ .*\bspeed=(?P<speed>\d+)"), _speed),
+    (re.compile(r"^NET/Socket ?: Using (.*)$"), _sockets),
+    (re.compile(r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']+)"), _direct_of_nic),
+    (re.compile(r"GPU Direct RDMA (Enabled|Disabled) for GPU.*\(distance (\d+) (?:<=|>) (\d+)"), _direct_of_pair),
+    (re.compile(r"GPU Direct RDMA \((nvidia-peermem|DMABUF)\) enabled for HCA"), _direct_by),
+    (re.compile(r"^DMA-BUF is available on GPU device"), _dmabuf),
+    (re.compile(r"^(NCCL_\w+) set(?: by environment)? to (.*)$"), _setting),
+    (re.compile(r"Plugin name set by env to (\S+)"), _asked_plugin),
+    (re.compile(r"NET/Plugin ?: Loaded net plugin (.+?) \(v\d+\)"), _plugin),
+    (re.compile(r"Successfully loaded external (?:network )?plugin (\S+)"), _plugin),
+    (re.compile(r"Failed to initialize NET plugin (\S.*)$"), _plugin_failed),
+    (re.compile(r"External network plugin (\S+) is unsupported"), _plugin_failed),
+    (re.compile(r"NET/Plugin ?: (?:Plugin load .*returned|.*No plugin found|Could not find: \S).*"), _plugin_missing),
+    (re.compile(r"NET/OFI Selected provider is ([\w;.-]+)", re.IGNORECASE), _provider),
+    (re.compile(r"^NET/IB ?: .*\bqpn \d+ .*\bGID (\d+) \("), _gid),
+    (_VERSION, _version),
+)

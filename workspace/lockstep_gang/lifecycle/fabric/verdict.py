@@ -1,0 +1,329 @@
+"""The verdict on a gang's fabric: what the job asked for against what all ranks' NCCL says (pure).
+
+False only by what NCCL wrote. True only when every rank has named its network and every node has a channel to another one: a list of
+NICs is not their use. Anything between is Unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from lockstep_gang.contract.fabric import DifferingRanks, FabricAsked, FabricReason, FabricReport, RankFabric, Verified
+from lockstep_gang.contract.run import Run
+from lockstep_gang.lifecycle.fabric.ranks import (
+    NVLINK,
+    PLUGIN,
+    RDMA,
+    TCP,
+    direct_by,
+    extra_hcas,
+    has_spoken,
+    has_traffic,
+    missing_hcas,
+    transport_of,
+    uses_direct,
+    why_not_direct,
+    why_sockets,
+)
+
+Ranks = tuple[RankFabric | None, ...]
+T = TypeVar("T")
+DIFFERING, SHOWN, WHY = 32, 3, 400
+GLOO = "gloo"
+
+
+def verdict(run: Run, ranks: Ranks, *, steps_done: bool = False) -> FabricReport | None:
+    """None: run.json does not say what was asked. `steps_done`: ranks have trained for a while, so NCCL has had its say."""
+    asked = run.fabric
+    if asked is None:
+        return None
+    if run.gpus_per_node == 0:
+        return _gloo(asked, ranks)
+    if run.nodes == 1:
+        return _report(run, ranks, Verified.UNKNOWN, FabricReason.SINGLE_NODE, "one node: nothing crosses the network")
+    return _broken(run, asked, ranks) or _not_known(run, ranks, steps_done) or _verified(run, ranks)
+
+
+def _gloo(asked: FabricAsked, ranks: Ranks) -> FabricReport:
+    interfaces = tuple(dict.fromkeys(rank.interface for rank in ranks if rank is not None and rank.interface))
+    over = f" (over {names_words(interfaces)})" if interfaces else ""
+    extra = "; RDMA was asked for, which gloo does not have" if asked.transport == RDMA else ""
+    message = f"CPU ranks over gloo{over}: nothing to verify{extra}"
+    return FabricReport(Verified.UNKNOWN, FabricReason.GLOO, message, transport=GLOO, interfaces=interfaces)
+
+
+def _broken(run: Run, asked: FabricAsked, ranks: Ranks) -> FabricReport | None:
+    """The first thing that is not as asked, with all ranks of which that holds."""
+    checks = _rdma_checks(asked) if asked.transport == RDMA else _TCP_CHECKS
+    for reason, opening, why in checks:
+        found = {rank.rank: said for rank in ranks if rank is not None and (said := why(rank)) is not None}
+        if found:
+            return _differs(run, ranks, reason, f"{opening}, ", found)
+    differing = _unequal(run, ranks) if all(has_spoken(rank) for rank in ranks) else {}
+    return _differs(run, ranks, FabricReason.RANKS_DIFFER, "", differing) if differing else None
+
+
+Check = tuple[FabricReason, str, Callable[[RankFabric], str | None]]
+
+
+def _rdma_checks(asked: FabricAsked) -> Iterator[Check]:
+    yield FabricReason.FELL_BACK_TO_TCP, "asked for RDMA", _sockets
+    yield FabricReason.HCA_SUBSET, "asked for RDMA over all rails", lambda rank: _lacking(rank, asked)
+    if asked.gpu_direct:
+        yield FabricReason.GPU_DIRECT_DISABLED, "asked for GPUDirect RDMA", _not_direct
+
+
+def _sockets(rank: RankFabric) -> str | None:
+    if transport_of(rank) != TCP:
+        return None
+    over = names_words(rank.interfaces or ((rank.interface,) if rank.interface else ()))
+    why = why_sockets(rank)
+    return "use sockets" + (f" ({over})" if over else "") + (f": {why}" if why else "")
+
+
+def _lacking(rank: RankFabric, asked: FabricAsked) -> str | None:
+    if transport_of(rank) != RDMA or not rank.hcas_whole or not rank.hcas:
+        return None
+    has, missing = names_words(hca.name for hca in rank.hcas), missing_hcas(rank, asked.hcas)
+    if missing:
+        return f"have {has} and lack {names_words(missing)}"
+    names = {hca.name.removesuffix("_dma") for hca in rank.hcas}
+    return f"have {len(names)} RDMA devices ({has}) for {asked.rails} rails" if len(names) < asked.rails else None
+
+
+def _not_direct(rank: RankFabric) -> str | None:
+    if transport_of(rank) != RDMA or uses_direct(rank) is not False:
+        return None
+    why = why_not_direct(rank)
+    return "go through host memory" + (f": {why}" if why else "")
+
+
+def _rdma_though_tcp(rank: RankFabric) -> str | None:
+    return f"use {rank.networks[-1]}" if rank.networks and transport_of(rank) in (RDMA, PLUGIN) else None
+
+
+_TCP_CHECKS: tuple[Check, ...] = ((FabricReason.OTHER_TRANSPORT, "asked for TCP", _rdma_though_tcp),)
+
+
+def _unequal(run: Run, ranks: Ranks) -> dict[int, str]:
+    """Ranks that are not like most, and in what. What a rank does not say is not compared."""
+    found: dict[int, str] = {}
+    known = [rank for rank in ranks if rank is not None]
+    views: tuple[tuple[Callable[[RankFabric], object], Callable[[RankFabric], str]], ...] = (
+        (transport_of, lambda rank: f"use {transport_of(rank)}"),
+        (_link, lambda rank: f"have {_link(rank)}"),
+        (_device_count, lambda rank: f"have {_device_count(rank)} RDMA devices ({names_words(hca.name for hca in rank.hcas)})"),
+        (lambda rank: rank.version or None, lambda rank: f"have NCCL {rank.version}"),
+    )
+    for value, words in views:
+        usual = _most(value(rank) for rank in known)
+        for rank in known:
+            if rank.rank not in found and value(rank) not in (None, usual):
+                found[rank.rank] = f"{words(rank)}, unlike most"[:WHY]
+    return found or _unequally_direct(run, known)
+
+
+def _unequally_direct(run: Run, known: list[RankFabric]) -> dict[int, str]:
+    """GPUs of one node may be at different distances from its NICs; those of one place in all nodes should be alike."""
+    able = {rank.rank % run.ranks_per_node for rank in known if uses_direct(rank)}
+    return {
+        rank.rank: f"go through host memory, unlike those of other nodes{_because(why_not_direct(rank))}"[:WHY]
+        for rank in known
+        if uses_direct(rank) is False and rank.rank % run.ranks_per_node in able
+    }
+
+
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""
+
+
+def _most(values: Iterator[object]) -> object:
+    counted = Counter(value for value in values if value is not None)
+    return counted.most_common(1)[0][0] if counted else None
+
+
+def _link(rank: RankFabric) -> str | None:
+    links = {hca.link for hca in rank.hcas}
+    return "/".join(sorted(links)) if links and transport_of(rank) == RDMA else None
+
+
+def _device_count(rank: RankFabric) -> int | None:
+    return len({hca.name for hca in rank.hcas}) if rank.hcas and rank.hcas_whole and transport_of(rank) == RDMA else None
+
+
+def _differs(run: Run, ranks: Ranks, reason: FabricReason, opening: str, found: dict[int, str]) -> FabricReport:
+    groups: dict[tuple[int, str], list[int]] = {}
+    for rank, why in found.items():
+        groups.setdefault((run.node_of(rank), why), []).append(rank)
+    same = {why for _, why in groups}
+    if len(found) == run.world_size and len(same) == 1:
+        message = f"{opening}all {run.world_size} ranks {same.pop()}"
+    else:
+        shown = [
+            f"{ranks_words(members)} on node {node} {_agreeing(why, members)}" for (node, why), members in list(groups.items())[:SHOWN]
+        ]
+        message = opening + "; ".join(shown) + (f"; and {len(groups) - SHOWN} more groups" if len(groups) > SHOWN else "")
+    differing = tuple(DifferingRanks(node, number_runs(members), why[:WHY]) for (node, why), members in groups.items())[:DIFFERING]
+    return _report(run, ranks, Verified.FALSE, reason, message, differing)
+
+
+_SINGULAR = {"use": "uses", "have": "has", "go": "goes", "do": "does"}
+
+
+def _agreeing(why: str, members: list[int]) -> str:
+    """One rank uses, several use."""
+    verb, _, rest = why.partition(" ")
+    return f"{_SINGULAR.get(verb, verb)} {rest}" if len(members) == 1 else why
+
+
+def _not_known(run: Run, ranks: Ranks, steps_done: bool) -> FabricReport | None:
+    unread = {rank.rank: rank.unread for rank in ranks if rank is not None and rank.unread}
+    if unread:
+        why = f"{ranks_words(unread)}: {next(iter(unread.values()))}"
+        return _report(run, ranks, Verified.UNKNOWN, FabricReason.NO_LOG, f"NCCL's log is not read on {why}")
+    silent = [index for index, rank in enumerate(ranks) if not has_spoken(rank)]
+    if silent and steps_done:
+        message = f"{ranks_words(silent)} train and NCCL has not logged which network they use: it is not in use there, or logs elsewhere"
+        return _report(run, ranks, Verified.UNKNOWN, FabricReason.NO_LOG, message)
+    plugins = {rank.networks[-1] for rank in ranks if rank is not None and rank.networks and transport_of(rank) == PLUGIN}
+    if not silent and plugins:
+        message = f"the plugin {names_words(sorted(plugins))} carries the traffic and does not log over what"
+        return _report(run, ranks, Verified.UNKNOWN, FabricReason.PLUGIN_TRANSPORT, message)
+    nodes = {run.node_of(index) for index, rank in enumerate(ranks) if has_traffic(rank)}
+    if silent or len(nodes) < run.nodes:
+        return _report(run, ranks, Verified.UNKNOWN, FabricReason.WAITING, "NCCL has not yet logged connections between all nodes")
+    return None
+
+
+def _verified(run: Run, ranks: Ranks) -> FabricReport:
+    summary = _report(run, ranks, Verified.TRUE, FabricReason.VERIFIED, "")
+    words = [
+        _carried(summary),
+        *_extra_words(run, ranks),
+        *_direct_words(summary, ranks),
+        f"verified on {summary.ranks_heard} of {run.world_size} ranks",
+    ]
+    return _report(run, ranks, Verified.TRUE, FabricReason.VERIFIED, ", ".join(words))
+
+
+def _carried(summary: FabricReport) -> str:
+    if summary.transport == NVLINK:
+        return "NVLink between nodes (MNNVL)"
+    if summary.transport == RDMA:
+        by = names_words(summary.hcas) if summary.hcas else summary.network
+        return f"RDMA over {by}" + (f" ({summary.link})" if summary.link else "")
+    return f"TCP over {names_words(summary.interfaces)}" if summary.interfaces else "TCP"
+
+
+def _extra_words(run: Run, ranks: Ranks) -> Iterator[str]:
+    asked = run.fabric.hcas if run.fabric is not None else ()
+    extra = [name for rank in ranks if rank is not None and transport_of(rank) == RDMA for name in extra_hcas(rank, asked)]
+    if extra:
+        why = "" if asked[0].startswith("=") else "NCCL takes names for beginnings, unless = stands before the list"
+        yield f"though nobody asked for {names_words(extra)}{_because(why)}"
+
+
+def _direct_words(summary: FabricReport, ranks: Ranks) -> Iterator[str]:
+    if summary.gpu_direct == "Off":
+        why = next((w for rank in ranks if rank is not None and uses_direct(rank) is False and (w := why_not_direct(rank))), "")
+        yield "without GPUDirect" + _because(why)
+    elif summary.gpu_direct == "On":
+        yield "with GPUDirect"
+    elif summary.gpu_direct is not None:
+        yield f"GPUDirect by {summary.gpu_direct}"
+
+
+def _report(
+    run: Run, ranks: Ranks, verified: Verified, reason: FabricReason, message: str, differing: tuple[DifferingRanks, ...] = ()
+) -> FabricReport:
+    known = [rank for rank in ranks if rank is not None]
+    transport = _transport(known)
+    return FabricReport(
+        verified=verified,
+        reason=reason,
+        message=message,
+        transport=transport,
+        network=_first(rank.networks[-1] for rank in known if rank.networks),
+        hcas=tuple(dict.fromkeys(hca.name for rank in known for hca in rank.hcas)) if transport == RDMA else (),
+        link=_link_words(known) if transport == RDMA else None,
+        interfaces=tuple(dict.fromkeys(name for rank in known for name in _interfaces(rank, transport))),
+        gpu_direct=_gpu_direct(known),
+        nccl_version=_first(rank.version for rank in known if rank.version),
+        ranks_heard=sum(has_spoken(rank) for rank in ranks),
+        differing=differing,
+    )
+
+
+def _first(values: Iterator[T]) -> T | None:
+    return next(values, None)
+
+
+def _transport(known: list[RankFabric]) -> str | None:
+    """The slowest that is in use."""
+    found = {transport_of(rank) for rank in known}
+    return next((kind for kind in (TCP, PLUGIN, RDMA, NVLINK) if kind in found), None)
+
+
+def _interfaces(rank: RankFabric, transport: str | None) -> tuple[str, ...]:
+    return rank.interfaces if rank.interfaces and transport == TCP else ((rank.interface,) if rank.interface else ())
+
+
+def _link_words(known: list[RankFabric]) -> str | None:
+    links = sorted({hca.link for rank in known for hca in rank.hcas})
+    speeds = {hca.speed_mbps for rank in known for hca in rank.hcas}
+    speed = speeds.pop() if len(speeds) == 1 else None
+    return "/".join(links) + (f", {speed_words(speed)}" if speed else "") if links else None
+
+
+def _gpu_direct(known: list[RankFabric]) -> str | None:
+    used = {uses_direct(rank) for rank in known} - {None}
+    if not used:
+        return None
+    by = {direct_by(rank) for rank in known if uses_direct(rank)}
+    return "Off" if False in used else (by.pop() or "On" if len(by) == 1 else "On")
+
+
+_NUMBERED = re.compile(r"^(.*?)(\d+)$")
+_SHOWN = 12
+
+
+def number_runs(numbers: Iterable[int]) -> str:
+    """0–3, 6"""
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in _runs(sorted(set(numbers))))
+
+
+def ranks_words(ranks: Iterable[int]) -> str:
+    """rank 4, or ranks 4–7"""
+    given = list(ranks)
+    return f"rank{'s' if len(given) > 1 else ''} {number_runs(given)}"
+
+
+def names_words(names: Iterable[str]) -> str:
+    """mlx5_0..3, mlx5_6: three and more that follow each other are one."""
+    given = list(dict.fromkeys(names))
+    numbered = {name: (m[1], int(m[2])) for name in given if (m := _NUMBERED.match(name))}
+    words: list[str] = [name for name in given if name not in numbered]
+    for prefix in dict.fromkeys(prefix for prefix, _ in numbered.values()):
+        for first, last in _runs(sorted(number for p, number in numbered.values() if p == prefix)):
+            words += [f"{prefix}{first}..{last}"] if last - first >= 2 else [f"{prefix}{n}" for n in range(first, last + 1)]
+    more = len(words) - _SHOWN
+    return ", ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    start = previous = None
+    for number in numbers:
+        if start is None or previous is None or number != previous + 1:
+            if start is not None and previous is not None:
+                yield start, previous
+            start = number
+        previous = number
+    if start is not None and previous is not None:
+        yield start, previous
+
+
+def speed_words(mbps: int) -> str:
+    return f"{mbps // 1000} Gb/s" if mbps % 1000 == 0 else f"{mbps} Mb/s"

@@ -1,0 +1,1 @@
+"""Preflight: its rounds and its judgments (pure)."""

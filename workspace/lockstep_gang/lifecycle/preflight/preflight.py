@@ -1,0 +1,253 @@
+"""The rounds of a preflight (pure): what is asked next, and what follows from the answers.
+
+    look at yourself → meet the others → one all-reduce → pairs, while they say which node is slow
+
+Every round has a deadline. A preflight that fails spends no attempt: it is made again after a while where waiting can help, for two
+minutes, and else the job has failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lockstep_gang.contract.preflight import (
+    Bandwidth,
+    Check,
+    Checked,
+    Finding,
+    Group,
+    Measured,
+    Peer,
+    PreflightReport,
+    Severity,
+    Stage,
+)
+from lockstep_gang.contract.report import Cause, Failure
+from lockstep_gang.contract.run import Run
+from lockstep_gang.contract.text import number_of
+from lockstep_gang.contract.times import stamp
+from lockstep_gang.lifecycle.preflight.all_reduce import busbw, judge_pairs, why_not_measured
+from lockstep_gang.lifecycle.preflight.judge import cause_of, checks_of, judge_all, silent
+from lockstep_gang.lifecycle.preflight.pairs import Measurement, next_pairs
+from lockstep_gang.lifecycle.preflight.state import Preflight
+
+ROUND_SECONDS = 15.0
+"""For one round's answers; an agent gives up a check of its own after 8 s."""
+GROUP_SECONDS = 60
+"""For an all-reduce, the import of torch from a cold volume included. The coordinator waits 10 s longer."""
+RETRY_SECONDS = (2.0, 30.0)
+"""First and longest wait after a preflight that failed, doubled in between."""
+PATIENCE_SECONDS = 120.0
+"""How long it is made again."""
+BEFORE_SECONDS = 5.0
+"""So long before the end of a backoff it begins, in order not to add to it; later than at its beginning, so that it tells how nodes are now. A restart
+that doesn't wait begins with it."""
+FINDINGS_MAX = 20
+_FULL_MESH = 16
+_NETWORK_CAUSES = ("Fabric", "NodeLost", "Preempted", "Hang")
+
+
+def neighbours(node: int, nodes: int) -> tuple[int, ...]:
+    """The nodes that this one connects to: all of a few; of many those at distances 1, 2, 4, …, so that the work grows slowly."""
+    others = (other for other in range(nodes) if other != node)
+    if nodes <= _FULL_MESH:
+        return tuple(others)
+    return tuple(sorted({(node + 2**power) % nodes for power in range(nodes.bit_length())} - {node}))
+
+
+def advance(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
+    """The next state while all nodes are here. `cause`: of the failure before this start, if there was one."""
+    if run.preflight is None:
+        return replace(preflight, passed=True)
+    if preflight.passed or preflight.over or (preflight.stage is None and now < preflight.retry_at):
+        return preflight
+    if preflight.stage is None:
+        return _begun(preflight, now)
+    if not _is_answered(preflight, run) and now < _deadline(preflight):
+        return preflight
+    return _after_round(preflight, run, cause, now)
+
+
+def _after_round(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
+    if preflight.stage is Stage.LOOK:
+        return _after_look(preflight, run, now)
+    if preflight.stage is Stage.MEET:
+        return _after_meet(preflight, run, cause, now)
+    return _after_all_reduce(preflight, run, now)
+
+
+def answered(preflight: Preflight, node: int, checked: Checked, now: float) -> Preflight:
+    """With a node's answer; one to an earlier question changes nothing."""
+    known = any(node == other for other, _, _ in preflight.answers)
+    if preflight.stage is None or checked.round != preflight.round or known:
+        return preflight
+    return replace(preflight, answers=(*preflight.answers, (node, checked, now)))
+
+
+def interrupted(preflight: Preflight) -> Preflight:
+    """A node left, or nothing is to start: what was asked is void."""
+    return preflight if preflight.stage is None and not preflight.passed else replace(preflight, stage=None, passed=False, answers=())
+
+
+def used(preflight: Preflight) -> Preflight:
+    """The attempt starts; the one after it has a preflight of its own."""
+    return Preflight(round=preflight.round, result=preflight.result)
+
+
+def order_of(preflight: Preflight, run: Run, node: int) -> Check | None:
+    """What this node is asked now."""
+    if preflight.stage is None:
+        return None
+    token = str(preflight.token)
+    if preflight.stage is Stage.LOOK:
+        return Check(preflight.round, Stage.LOOK, token)
+    ports = dict(preflight.ports)
+    if preflight.stage is Stage.MEET:
+        peers = tuple(Peer(other, ports[other]) for other in neighbours(node, run.nodes) if ports.get(other))
+        return Check(preflight.round, Stage.MEET, token, peers)
+    group = next((group for group in preflight.groups if node in group), None)
+    if group is None:
+        return None
+    return Check(preflight.round, Stage.ALL_REDUCE, token, group=Group(group, ports.get(group[0], run.master_port), GROUP_SECONDS))
+
+
+def ends_with_it(run: Run) -> bool:
+    """Only the preflight was asked for: no rank is started, and nothing is recorded."""
+    return run.preflight is not None and run.preflight.only
+
+
+def is_looking(preflight: Preflight) -> bool:
+    """In the first two rounds, which take a moment."""
+    return preflight.stage in (Stage.LOOK, Stage.MEET)
+
+
+def message_of(preflight: Preflight) -> str:
+    """One sentence while it runs or waits to be made again; '' when there is nothing to say."""
+    if preflight.stage is Stage.ALL_REDUCE:
+        return "preflight: all-reduce" + (f" in pairs, round {preflight.pair_rounds}" if preflight.pair_rounds else "")
+    if is_looking(preflight):
+        return "preflight: looking at every node"  # the same for both rounds: each change of a job's message is a write
+    failure = failure_of(preflight)
+    return f"preflight failed, it is made again soon: {failure.message}" if failure is not None and preflight.failures else ""
+
+
+def wake_at(preflight: Preflight) -> float | None:
+    """When `advance` would do something though nobody said anything."""
+    if preflight.stage is not None:
+        return _deadline(preflight)
+    return preflight.retry_at if preflight.failures and not preflight.over else None
+
+
+def failure_of(preflight: Preflight) -> Failure | None:
+    """The first error of the last preflight."""
+    result = preflight.result
+    errors = [finding for finding in result.findings if finding.severity is Severity.ERROR] if result is not None else []
+    if not errors:
+        return None
+    first, more = errors[0], f" (and {number_of(len(errors) - 1, 'more finding')})" if len(errors) > 1 else ""
+    return Failure(message=f"preflight: {first.message}: {first.fix}{more}"[:1000], node=first.node, cause=cause_of(first))
+
+
+def _begun(preflight: Preflight, now: float) -> Preflight:
+    kept = Preflight(result=preflight.result, failures=preflight.failures, first_failed_at=preflight.first_failed_at, round=preflight.round)
+    asked = _ask(replace(kept, began_at=now), Stage.LOOK, now)
+    return replace(asked, token=asked.round)
+
+
+def _ask(preflight: Preflight, stage: Stage, now: float) -> Preflight:
+    """A round's number is larger than any that another coordinator gave: an agent must not take it for one that it has answered."""
+    number = max(preflight.round + 1, int(now * 1000))
+    return replace(preflight, stage=stage, round=number, asked_at=now, answers=())
+
+
+def _asked(preflight: Preflight, run: Run) -> list[int]:
+    if preflight.stage is Stage.ALL_REDUCE:
+        return sorted(node for group in preflight.groups for node in group)
+    return list(range(run.nodes))
+
+
+def _is_answered(preflight: Preflight, run: Run) -> bool:
+    return len(preflight.answers) >= len(_asked(preflight, run))
+
+
+def _deadline(preflight: Preflight) -> float:
+    return preflight.asked_at + (GROUP_SECONDS + 10.0 if preflight.stage is Stage.ALL_REDUCE else ROUND_SECONDS)
+
+
+def _after_look(preflight: Preflight, run: Run, now: float) -> Preflight:
+    looked = tuple((node, said.looked, preflight.asked_at, at) for node, said, at in preflight.answers if said.looked is not None)
+    preflight = replace(preflight, looked=looked, ports=tuple((node, facts.port) for node, facts, _, _ in looked))
+    if len(looked) < run.nodes:
+        return _ended(preflight, run, silent(run, [node for node, *_ in looked], ROUND_SECONDS), now)
+    return _ask(preflight, Stage.MEET, now)
+
+
+def _after_meet(preflight: Preflight, run: Run, cause: Cause | None, now: float) -> Preflight:
+    preflight = replace(preflight, met=tuple((node, said.met) for node, said, _ in preflight.answers if said.met is not None))
+    findings = [*silent(run, [node for node, _ in preflight.met], ROUND_SECONDS), *judge_all(run, preflight.looked, dict(preflight.met))]
+    assert run.preflight is not None  # noqa: S101 (the caller asked)
+    wanted = run.preflight.all_reduce is not None and run.nodes > 1 and (cause is None or cause.value in _NETWORK_CAUSES)
+    if any(finding.severity is Severity.ERROR for finding in findings) or not wanted:
+        return _ended(preflight, run, findings, now)
+    missing = why_not_measured(preflight.looked)
+    if missing:
+        return _ended(preflight, run, [*findings, *missing], now)
+    return _ask(replace(preflight, groups=(tuple(range(run.nodes)),)), Stage.ALL_REDUCE, now)
+
+
+def _after_all_reduce(preflight: Preflight, run: Run, now: float) -> Preflight:
+    assert run.preflight is not None  # noqa: S101 (the caller asked)
+    assert run.preflight.all_reduce is not None  # noqa: S101
+    minimum = run.preflight.all_reduce.minimum_bytes_per_second
+    said = {node: answer.measured for node, answer, _ in preflight.answers if answer.measured is not None}
+    measurements = tuple(_measurement(group, said) for group in preflight.groups)
+    preflight = replace(preflight, ports=tuple({**dict(preflight.ports), **{n: m.port for n, m in said.items() if m.port}}.items()))
+    if preflight.whole is None:
+        preflight = replace(preflight, whole=measurements[0], bandwidth=_bandwidth(said.get(0)))
+    else:
+        preflight = replace(preflight, pairs=(*preflight.pairs, *measurements))
+    assert preflight.whole is not None  # noqa: S101 (set just now)
+    if minimum is not None and preflight.whole.bytes_per_second < minimum:
+        groups = next_pairs(run.nodes, preflight.pairs, minimum, preflight.pair_rounds) if run.nodes > 2 else ()
+        if groups:
+            return _ask(replace(preflight, groups=groups, pair_rounds=preflight.pair_rounds + 1), Stage.ALL_REDUCE, now)
+    findings = judge_all(run, preflight.looked, dict(preflight.met))
+    return _ended(preflight, run, [*findings, *judge_pairs(run, preflight.whole, preflight.pairs, minimum)], now)
+
+
+def _measurement(group: tuple[int, ...], said: dict[int, Measured]) -> Measurement:
+    missing = next((node for node in group if node not in said), None)
+    if missing is not None:
+        return Measurement(group, 0, f"node {missing} did not answer in {GROUP_SECONDS + 10} s")
+    failed = next((node for node in said if node in group and said[node].error), None)  # who answered first: the others lost it
+    if failed is not None:
+        return Measurement(group, 0, f"on node {failed}: {said[failed].error}")
+    return Measurement(group, busbw(said[group[0]]))
+
+
+def _bandwidth(measured: Measured | None) -> Bandwidth | None:
+    if measured is None or measured.error:
+        return None
+    return Bandwidth(measured.ranks, measured.bytes, busbw(measured))
+
+
+def _ended(preflight: Preflight, run: Run, findings: list[Finding], now: float) -> Preflight:
+    ordered = sorted(findings, key=lambda finding: (finding.severity is not Severity.ERROR, finding.node is None, finding.node or 0))
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    report = PreflightReport(
+        time=stamp(now),
+        ok=not errors,
+        checks=(*checks_of(run), *(() if preflight.whole is None else ("allReduce",))),
+        nodes=run.nodes,
+        milliseconds=max(0, round((now - preflight.began_at) * 1000)),
+        findings=tuple(ordered[:FINDINGS_MAX]),
+        omitted=max(0, len(ordered) - FINDINGS_MAX),
+        all_reduce=preflight.bandwidth,
+    )
+    ended = Preflight(result=report, round=preflight.round, passed=not errors)
+    if not errors:
+        return ended
+    first = preflight.first_failed_at if preflight.failures else now
+    over = any(finding.final for finding in errors) or now - first >= PATIENCE_SECONDS or ends_with_it(run)
+    wait = min(RETRY_SECONDS[0] * 2**preflight.failures, RETRY_SECONDS[1])
+    return replace(ended, failures=preflight.failures + 1, first_failed_at=first, retry_at=now + wait, over=over)

@@ -1,0 +1,100 @@
+"""Heavy packages without what they import and we never use: most of a start."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lockstep_sizes.choices import Method, Quantization
+from lockstep_train.base.config import TrainingConfig
+
+
+@contextlib.contextmanager
+def hidden(*names: str) -> Iterator[None]:
+    """Packages that can't be found meanwhile, unless they are imported already: for importers that take them only where they are there."""
+    absent = [name for name in names if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]  # the import system's own mark for "not there"
+    try:
+        yield
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
+
+
+def import_engine() -> Any:
+    """DeepSpeed with what its `initialize` imports. Its deprecations are for its authors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        deepspeed = import_deepspeed()
+        importlib.import_module("deepspeed.ops")
+    import_muon()
+    return deepspeed
+
+
+def import_method(training: TrainingConfig) -> None:
+    """What a way of training takes, in this order: with packed weights, peft has to find bitsandbytes."""
+    if training.model.quantization is not Quantization.NONE:
+        import_bitsandbytes()
+    if training.method is Method.LORA:
+        import_peft()
+
+
+def import_peft() -> Any:
+    """peft without bitsandbytes, which it imports where it is there, though only packed weights need it; with them it is imported already."""
+    with hidden("bitsandbytes"):
+        peft = importlib.import_module("peft")
+        available = importlib.import_module("peft.import_utils")
+        available.is_bnb_available()  # both remember their first answer: peft asks again when it wraps a layer
+        available.is_bnb_4bit_available()
+    return peft
+
+
+def import_bitsandbytes() -> Any:
+    """bitsandbytes without torch's compiler: decorating its kernels for other devices than NVIDIA's imports inductor and compiles at first use.
+
+    And without `kernels`, by which it would download compiled code for CPUs with AVX512-BF16, for a format that isn't used here (model/quantize.py).
+    """
+    import torch
+
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it would advise to install `kernels`
+    with replaced(torch, "compile", uncompiled), hidden("kernels"):
+        return importlib.import_module("bitsandbytes")
+
+
+def import_deepspeed() -> Any:
+    """DeepSpeed without mlflow, which its auto-tuner imports where it is there."""
+    with hidden("mlflow"):
+        return importlib.import_module("deepspeed")
+
+
+def import_muon() -> None:
+    """DeepSpeed's Muon optimizer, which `initialize` looks up and we never use, without torch's compiler.
+
+    Its functions are decorated with torch.compile, and that decorator alone imports inductor: 2 s of every start and restart.
+    """
+    from deepspeed.runtime import compiler
+
+    with replaced(compiler, "compile", uncompiled):
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+
+
+def uncompiled(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    """In place of torch.compile: the function as it is, also as `@compile(…)`."""
+    return function if function is not None else lambda wrapped: wrapped
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """A module's or a class's attribute, replaced for a while."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

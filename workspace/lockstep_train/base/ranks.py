@@ -1,0 +1,208 @@
+"""The process group: gloo between CPUs, NCCL between GPUs, and a small store for what must not be a collective."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DistStoreError, PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+
+from lockstep_train.base.environment import RankEnvironment
+from lockstep_train.base.errors import (
+    TRIED_AGAIN,
+    ConfigError,
+    OutOfMemoryError,
+    TrainerError,
+    first_line,
+    lasts_on_this_device,
+    out_of_memory,
+)
+
+COLLECTIVE_TIMEOUT_SECONDS = 600
+PATIENCE = timedelta(seconds=30)
+"""Of one question to the store, in a wait that has no end of its own."""
+BACKLOG = 2048
+"""Connections that wait to be taken, as TCPStore has it: all ranks come at once."""
+
+
+class Store(Protocol):
+    """The part of torch's TCPStore that is used."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def delete_key(self, key: str) -> bool: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def set_timeout(self, timeout: timedelta) -> None: ...
+    def clone(self) -> Store:
+        """A connection of its own to the same store."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank among the others. `store` is TCP key-value storage beside the collectives: it can't deadlock them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    nodes: int
+    device: torch.device
+    store: Store
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def first_of_node(self) -> bool:
+        return self.local_rank == 0
+
+    def gather(self, key: str, value: Any) -> list[Any] | None:
+        """Every rank's JSON value, in rank order, on rank 0; None elsewhere. `key` is used once."""
+        self.store.set(f"{key}/{self.rank}", json.dumps(value))
+        if not self.first:
+            return None
+        return [json.loads(self.store.get(f"{key}/{rank}")) for rank in range(self.world_size)]
+
+    def wait_for(self, key: str) -> None:
+        """Wait for a key of the store for as long as it takes: a rank that dies ends all, which is the agent's to see."""
+        while True:
+            try:
+                self.store.wait([key], PATIENCE)
+                return
+            except DistStoreError:
+                continue
+
+    def publish(self, key: str, value: Any = None) -> Any:
+        """Rank 0's JSON value on every rank. `key` is used once."""
+        if self.first:
+            self.store.set(key, json.dumps(value))
+            return value
+        return json.loads(self.store.get(key))
+
+
+def join(environment: RankEnvironment, timeout_seconds: int = COLLECTIVE_TIMEOUT_SECONDS) -> Ranks:
+    """Meet the other ranks at MASTER_ADDR:MASTER_PORT. `timeout_seconds`: how long a collective waits for the others.
+
+    Raises ConfigError where the node holds GPUs that this image can never use, TrainerError where they can't be used now.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    cuda = torch.cuda.is_available()
+    if environment.gpus_per_node > 0 and not cuda:
+        raise _unusable_gpus(environment.gpus_per_node)
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if cuda else "cpu")
+    for name, value in (("RANK", environment.rank), ("WORLD_SIZE", environment.world_size), ("LOCAL_RANK", environment.local_rank)):
+        os.environ.setdefault(name, str(value))  # DeepSpeed reads them even for a lone process
+    device = torch.device("cuda", environment.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    _set_default_timeout(timeout)
+    listening = _listening(environment.master_address, environment.master_port) if environment.rank == 0 else None
+    store = TCPStore(
+        environment.master_address,
+        environment.master_port,
+        environment.world_size,
+        is_master=environment.rank == 0,
+        timeout=timeout,
+        master_listen_fd=listening,
+    )
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=PrefixStore("collectives", store),
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timeout,
+    )
+    return Ranks(
+        rank=environment.rank,
+        world_size=environment.world_size,
+        local_rank=environment.local_rank,
+        local_world_size=environment.local_world_size,
+        node=environment.node,
+        nodes=environment.nodes,
+        device=device,
+        store=PrefixStore("lockstep", store),
+    )
+
+
+def _listening(address: str, port: int) -> int | None:
+    """A socket for the store at the address by which the others know this node: TCPStore's own listens on all interfaces, rails included.
+
+    None where that address isn't this node's own, or the port is taken: TCPStore then says what is wrong.
+    """
+    if port == 0:  # a lone process: TCPStore chooses
+        return None
+    try:
+        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return None
+    for family, kind, protocol, _, place in places:
+        store = socket.socket(family, kind, protocol)
+        try:
+            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            store.bind(place)
+            store.listen(BACKLOG)
+        except OSError:
+            store.close()
+        else:
+            return store.detach()
+    return None
+
+
+def _set_default_timeout(timeout: timedelta) -> None:
+    """Of groups that are made without one, as DeepSpeed makes all of its own: torch reads these names whenever it makes a group."""
+    distributed_c10d.default_pg_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
+
+
+def _unusable_gpus(gpus: int) -> TrainerError:
+    """The error to raise: training on CPUs would hold the GPUs for nothing, and say so nowhere.
+
+    Only an image that doesn't fit the driver ends the job. GPUs may still be starting, be busy or be lost to this pod alone.
+    """
+    held = f"this node holds {gpus} GPUs (GPUS_PER_NODE), but torch {torch.__version__}"
+    if torch.version.cuda is None:
+        return ConfigError(
+            f"{held} of this image is built without CUDA; use an image whose torch is built with it, or set gpusPerNode to 0"
+        )
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "torch.cuda.is_available() is False"
+    except Exception as error:  # whatever torch raises: it is told
+        reason = first_line(error)
+    unusable = f"{held} can't use them: {reason}"
+    if out_of_memory(reason):
+        return OutOfMemoryError(f"{unusable}; see with nvidia-smi on the node who holds their memory")
+    if lasts_on_this_device(reason):
+        needs = f"CUDA {torch.version.cuda} needs a driver that is new enough (nvidia-smi on the node)"
+        return ConfigError(f"{unusable}; {needs}; or use an image with an older CUDA, or set gpusPerNode to 0")
+    needs = "the GPUs must be visible in the pod and ready (nvidia-smi in it; with NVSwitch also nvidia-fabricmanager on the node)"
+    return TrainerError(f"{unusable}; {needs}; {TRIED_AGAIN}")
+
+
+def vote(asked: bool, ranks: Ranks) -> bool:
+    """Whether any rank asks; the same answer on all of them."""
+    asking = torch.tensor(float(asked), device=ranks.device)
+    dist.all_reduce(asking, op=dist.ReduceOp.MAX)
+    return bool(asking.item())
+
+
+def leave(all_arrived: Callable[[], None] = lambda: None) -> None:
+    """Tear the group down after everyone has arrived: a rank that just exits can abort its peers while they clean up.
+
+    `all_arrived` is called once they have: from then on rank 0, and the store with it, may be gone at any moment.
+    """
+    dist.barrier()
+    all_arrived()
+    dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""What a commit is on disk."""

@@ -1,0 +1,1 @@
+"""Saves: snapshot, shards, commit, upkeep."""

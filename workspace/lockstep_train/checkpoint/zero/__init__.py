@@ -1,0 +1,1 @@
+"""DeepSpeed's own state, read and written."""

@@ -1,0 +1,228 @@
+"""The only module that knows DeepSpeed's internals (deepspeed 0.19.8, pinned).
+
+Stage3 cuts every trainable parameter, flattened, into equal chunks, one a rank; the last rank's chunk ends in uninitialised
+padding. Stage1 and Stage2 cut one flat buffer of all parameters; a rank owns whole parameters and up to two cut ones.
+Either way a rank's part of a parameter is one range of its elements, and reading it needs no collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lockstep_train.checkpoint.format.kinds import FULL, LITE, MASTER, MOMENTS, WEIGHTS
+
+KINDS = FULL
+_LOSS_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+class UnknownDeepSpeed(RuntimeError):
+    """DeepSpeed does not behave as this module expects; nothing may be saved or loaded with it."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Views of this rank's elements [start, start + numel) of one flattened parameter; padding is not in them."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    numel: int
+    tensors: Mapping[str, torch.Tensor]
+    """By kind: `fp32` and, once the optimizer has state, the two moments."""
+
+
+def is_stage3(parameter: torch.nn.Parameter) -> bool:
+    return hasattr(parameter, "ds_id")
+
+
+def trainable(engine: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
+
+
+def parameter_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
+    """True shape of every trainable parameter (under Stage3 the tensor itself may be empty)."""
+    return {name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in trainable(engine)}
+
+
+def fragments(engine: Any, kinds: tuple[str, ...] = KINDS) -> Iterator[Fragment]:
+    """What this rank owns. No collective. Not during a forward pass: looking at a module's parameters may gather them then."""
+    if kinds == LITE and not any(is_stage3(parameter) for _, parameter in trainable(engine)):
+        yield from _even_weights(engine)
+        return
+    create_optimizer_state(engine)
+    for name, parameter in trainable(engine):
+        if is_stage3(parameter):
+            yield _stage3_fragment(engine.optimizer, name, parameter, kinds)
+        elif parameter._hp_mapping is not None:  # type: ignore[attr-defined]
+            yield _flat_fragment(name, parameter, kinds)
+
+
+def _even_weights(engine: Any) -> Iterator[Fragment]:
+    """Under Stage1 and Stage2 every rank has all the weights, so each takes an equal share of the elements."""
+    parameters = trainable(engine)
+    numbers = [parameter.numel() for _, parameter in parameters]
+    for index, start, numel in even_share(numbers, torch.distributed.get_rank(), torch.distributed.get_world_size()):
+        name, parameter = parameters[index]
+        weights = parameter.detach().view(-1)[start : start + numel]
+        yield Fragment(name, tuple(parameter.shape), start, numel, {WEIGHTS: weights})
+
+
+class Places:
+    """Where the state lies. Until it has moved, views taken earlier are views of the state of now.
+
+    Every save asks, on the training thread: so what was found is held and compared, instead of looked up again.
+    """
+
+    def __init__(self, engine: Any, kinds: tuple[str, ...], weights_of: Sequence[torch.nn.Parameter]) -> None:
+        """After `fragments` of these kinds. `weights_of`: the trainable parameters, where their weights are read."""
+        self._held: list[tuple[Any, Any, Any]] = []
+        """(container, key, what was there): of the lists and mappings that lead to the tensors."""
+        self._tensors: list[tuple[Any, Any, torch.Tensor, int]] = []
+        """(container, key, tensor, address)."""
+        if MASTER in kinds:
+            self._find_masters(engine.optimizer)
+        for parameter in weights_of:
+            container, key = (vars(parameter), "ds_tensor") if is_stage3(parameter) else ((parameter,), 0)
+            self._add(container, key)
+
+    def _find_masters(self, optimizer: Any) -> None:
+        """Masters and moments are parts of a few large tensors."""
+        flats, state = getattr(optimizer, _masters_name(optimizer)), optimizer.optimizer.state
+        self._held += [(vars(optimizer), _masters_name(optimizer), flats), (vars(optimizer.optimizer), "state", state)]
+        for index, flat in enumerate(flats):
+            self._held.append((state, flat, state[flat]))
+            self._add(flats, index)
+            for moment in MOMENTS:
+                self._add(state[flat], moment)
+
+    def _add(self, container: Any, key: Any) -> None:
+        self._tensors.append((container, key, container[key], container[key].data_ptr()))
+
+    def moved(self) -> bool:
+        try:
+            for container, key, found in self._held:
+                if container[key] is not found:
+                    return True
+            for container, key, tensor, address in self._tensors:
+                if container[key] is not tensor or tensor.data_ptr() != address:
+                    return True
+        except LookupError:
+            return True
+        return False
+
+
+def _stage3_range(optimizer: Any, parameter: Any) -> tuple[int, int]:
+    part = parameter.ds_tensor.ds_numel
+    start = min(part * optimizer._get_param_partition_rank(parameter), parameter.ds_numel)
+    return start, min(part, parameter.ds_numel - start)
+
+
+def _stage3_tensor(optimizer: Any, parameter: Any, kind: str) -> torch.Tensor:
+    """The whole chunk, padding included."""
+    if kind == WEIGHTS:
+        weights: torch.Tensor = parameter.ds_tensor.detach()
+        return weights
+    key = None if kind == MASTER else kind
+    tensor: torch.Tensor = optimizer._get_fp32_opt_state_partition(parameter, True, optim_state_key=key)[0]
+    return tensor
+
+
+def _stage3_fragment(optimizer: Any, name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragment:
+    start, numel = _stage3_range(optimizer, parameter)
+    tensors = {kind: _stage3_tensor(optimizer, parameter, kind)[:numel] for kind in kinds}
+    return Fragment(name, tuple(parameter.ds_shape), start, numel, tensors)
+
+
+def _flat_fragment(name: str, parameter: Any, kinds: tuple[str, ...]) -> Fragment:
+    mapping = parameter._hp_mapping
+    address = mapping.lp_fragment_address
+    tensors = {kind: mapping.get_hp_fragment() if kind == MASTER else mapping.get_hp_fragment(kind) for kind in kinds}
+    return Fragment(name, tuple(parameter.shape), address.start, address.numel, tensors)
+
+
+def _masters_name(optimizer: Any) -> str:
+    stage3 = hasattr(optimizer, "fp32_partitioned_groups_flat")
+    return "fp32_partitioned_groups_flat" if stage3 else "single_partition_of_fp32_groups"
+
+
+def _flat_masters(optimizer: Any) -> list[torch.Tensor]:
+    return list(getattr(optimizer, _masters_name(optimizer)))
+
+
+def optimizer_step(engine: Any) -> int:
+    """Updates the optimizer has applied."""
+    states = [engine.optimizer.optimizer.state.get(flat, {}) for flat in _flat_masters(engine.optimizer)]
+    return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
+def seeks_loss_scale(engine: Any) -> bool:
+    """Whether an overflow lowers the loss scale: in FP16, unless the raw settings fix one."""
+    return bool(getattr(getattr(engine.optimizer, "loss_scaler", None), "dynamic", False))
+
+
+def loss_scaler_state(engine: Any) -> dict[str, Any] | None:
+    """What the dynamic loss scaler of FP16 has learned; None without one."""
+    return {name: getattr(engine.optimizer.loss_scaler, name) for name in _LOSS_SCALER} if seeks_loss_scale(engine) else None
+
+
+def restore_loss_scaler(engine: Any, state: Mapping[str, Any] | None) -> None:
+    """Go on with a saved loss scale; a run that has no scaler, or a commit that has no state of one, changes nothing."""
+    if state is not None and loss_scaler_state(engine) is not None:
+        for name in _LOSS_SCALER:
+            setattr(engine.optimizer.loss_scaler, name, state[name])
+
+
+def set_learning_rate(engine: Any, rate: float) -> None:
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def create_optimizer_state(engine: Any, step: int = 0) -> None:
+    """The moments that the first update would create, where there are none: a fresh engine has none to save or to load into."""
+    optimizer = engine.optimizer
+    missing = [flat for flat in _flat_masters(optimizer) if not optimizer.optimizer.state.get(flat)]
+    for flat in missing:
+        state = optimizer.optimizer.state[flat]
+        for moment in MOMENTS:
+            state[moment] = torch.zeros_like(flat)
+        state["step"] = torch.tensor(float(step), dtype=torch.float32)
+    if missing and hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):  # Stage1 and Stage2 keep views of the moments
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def set_optimizer_step(engine: Any, step: int) -> None:
+    """Create the optimizer's state if need be, and let it have applied `step` updates."""
+    create_optimizer_state(engine, step)
+    for flat in _flat_masters(engine.optimizer):
+        engine.optimizer.optimizer.state[flat]["step"].fill_(step)
+
+
+def gather_masters(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every trainable parameter whole, in FP32, on every rank. A collective."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    for name, parameter in trainable(engine):
+        value = safe_get_full_fp32_param(parameter)
+        if value is None:
+            raise UnknownDeepSpeed(f"DeepSpeed gives no FP32 value of {name}")
+        yield name, value.detach()
+
+
+def even_share(numbers: Sequence[int], rank: int, world_size: int) -> Iterator[tuple[int, int, int]]:
+    """This rank's part of tensors of `numbers` elements: (index of the tensor, first element, how many).
+
+    All elements in one row, cut into `world_size` ranges that differ by at most one.
+    """
+    total = sum(numbers)
+    begin, end = total * rank // world_size, total * (rank + 1) // world_size
+    offset = 0
+    for index, number in enumerate(numbers):
+        first, last = max(begin, offset), min(end, offset + number)
+        if first < last:
+            yield index, first - offset, last - first
+        offset += number

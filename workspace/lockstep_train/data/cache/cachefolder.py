@@ -1,0 +1,67 @@
+"""Where what is derived from the data is kept, and what is known of the files it was derived from."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from pathlib import Path
+
+from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_train.base.errors import refusal
+from lockstep_train.data.cache.arrays import file_digest
+
+SETTLED_SECONDS = 2.0
+"""A file that changed this recently may change once more without another time of change: file systems count in ticks, some in whole seconds."""
+
+
+def cache_folder(run_dir: Path) -> Path:
+    """The workspace's cache, shared by all runs beside each other in `runs`; else one in the run's own folder. The data's own
+    folder may be read-only."""
+    return run_dir.parent.parent / "cache" if run_dir.parent.name == "runs" else run_dir / "cache"
+
+
+def content_digest(path: Path, cache: Path) -> str:
+    """SHA-256 of a data file, by `file_hash`. Raises ConfigError when it can't be read, TrainerError when it can't be read now."""
+    try:
+        return file_hash(path, cache)
+    except OSError as error:
+        raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+
+
+def stamp(path: Path) -> list[int]:
+    """What another content of the file can't leave as it is: size, inode, and both times of change in nanoseconds.
+
+    Whoever writes can put mtime back (`cp -p`, `touch -r`), but not ctime. Raises OSError.
+    """
+    status = path.stat()
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def file_hash(path: Path, cache: Path | None) -> str:
+    """SHA-256 of all of a file. Raises OSError.
+
+    A file that was hashed before isn't read again while its `stamp` is the same: a note in `cache` says so. Nodes that have a file of their
+    own at the same path have a note each. Without a cache, or where it can't be written, every file is read.
+    """
+    seen = [str(path), *stamp(path)]
+    note = cache / "files" / f"{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]}.json" if cache is not None else None
+    known = read_note(note) if note is not None else None
+    if known is not None and known.get("seen") == seen:
+        return str(known["sha256"])
+    digest = file_digest(path)
+    if note is not None and [str(path), *stamp(path)] == seen and time.time() - path.stat().st_ctime > SETTLED_SECONDS:
+        with contextlib.suppress(OSError):
+            make_directory(note.parent)
+            write_durably(note, json.dumps({"seen": seen, "sha256": digest}).encode())
+    return digest
+
+
+def read_note(path: Path) -> dict[str, object] | None:
+    """None when it isn't there or is damaged: then the file is hashed anew."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and "sha256" in value else None

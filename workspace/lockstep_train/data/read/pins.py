@@ -1,0 +1,102 @@
+"""The commits of a run's hub datasets, and what stands for the listings of its object stores: the same on every volume and in all starts of the run.
+
+That of an earlier start on any volume counts, else what the name stands for now, by the word of rank 0: a branch that moves between two nodes' looks
+would give each other data. A hub's commit is the volume's, for all runs; an object store is looked at anew for each run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep_sizes.modelnames import is_address
+from lockstep_train.base.config import RunConfig, TrainingConfig
+from lockstep_train.base.durable import make_directory, write_durably
+from lockstep_train.base.errors import Problem, TrainerError, problem_of
+from lockstep_train.base.ranks import Ranks
+from lockstep_train.data.read.remote import remote_name, remote_of
+from lockstep_train.fetch.fetch import Say, pin_of
+from lockstep_train.fetch.folders import remember_revision, remembered_revision
+from lockstep_train.fetch.hub import DATASETS
+
+Asked = tuple[str, str | None]
+"""A dataset's name or an address, and the revision that the job states."""
+PINS = "data.json"
+"""In the run's folder: what each stands for in this run. Written before anything is fetched."""
+
+
+def asked_of(training: TrainingConfig) -> list[Asked]:
+    """What the run takes from elsewhere, each once."""
+    own = training.evaluation.data if training.evaluation is not None else None
+    sources: list[Any] = [training.data, *training.data.sources, *([own] if own is not None else [])]
+    named = [(remote_name(source), source.revision) for source in sources]
+    return list(dict.fromkeys((name, revision) for name, revision in named if name is not None))
+
+
+def agreed_commits(config: RunConfig, ranks: Ranks, cache: Path, say: Say) -> dict[Asked, str]:
+    """The commit of each, on every rank. Raises, on all of them alike, ConfigError or TrainerError."""
+    asked = asked_of(config.training)
+    if not asked:
+        return {}
+    own = [_earlier(each, config.run_dir, cache) for each in asked] if ranks.first_of_node else None
+    seen = ranks.gather("data/commits", own)
+    answer = ranks.publish("data/agreed", _chosen(asked, seen, cache, say) if seen is not None else None)
+    if "problem" in answer:
+        raise Problem(*answer["problem"]).error()
+    return dict(zip(asked, answer["commits"], strict=True))
+
+
+def _chosen(asked: list[Asked], seen: list[list[str | None] | None], cache: Path, say: Say) -> dict[str, Any]:
+    try:
+        return {"commits": [_commit(*each, [own[number] for own in seen if own], cache, say) for number, each in enumerate(asked)]}
+    except TrainerError as error:
+        return {"problem": problem_of(error)}
+
+
+def _commit(name: str, revision: str | None, seen: list[str | None], cache: Path, say: Say) -> str:
+    earlier = next((commit for commit in seen if commit is not None), None)
+    return earlier or pin_of(remote_of(name), None if is_address(name) else revision, cache, say)
+
+
+def _earlier(asked: Asked, run_dir: Path, cache: Path) -> str | None:
+    """What an earlier start of this run had, or for a dataset of the hub any run on this volume."""
+    recorded = _recorded(run_dir).get(asked)
+    return recorded if recorded is not None or is_address(asked[0]) else remembered_revision(cache, DATASETS, *asked)
+
+
+def _recorded(run_dir: Path) -> dict[Asked, str]:
+    try:
+        return {(str(name), revision): str(commit) for name, revision, commit in json.loads((run_dir / PINS).read_bytes())}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def remember_commits(commits: Mapping[Asked, str], run_dir: Path, cache: Path) -> None:
+    """On this volume, for later starts. Raises OSError."""
+    recorded = _recorded(run_dir)
+    pins = {**recorded, **commits}
+    if pins != recorded:
+        make_directory(run_dir)
+        write_durably(run_dir / PINS, json.dumps([[*asked, commit] for asked, commit in pins.items()]).encode())
+    for (name, revision), commit in commits.items():
+        if not is_address(name):
+            remember_revision(cache, DATASETS, name, revision, commit)
+
+
+def at_commits(config: RunConfig, commits: Mapping[Asked, str]) -> RunConfig:
+    """The run with these commits as the revisions of its data."""
+
+    revisions: Mapping[Any, str] = commits
+
+    def pinned(source: Any) -> Any:
+        return replace(source, revision=revisions.get((remote_name(source), source.revision), source.revision))
+
+    training = config.training
+    data = pinned(replace(training.data, sources=tuple(map(pinned, training.data.sources))))
+    evaluation = training.evaluation
+    if evaluation is not None and evaluation.data is not None:
+        evaluation = replace(evaluation, data=pinned(evaluation.data))
+    return replace(config, training=replace(training, data=data, evaluation=evaluation))

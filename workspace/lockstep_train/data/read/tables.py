@@ -1,0 +1,138 @@
+"""Rows of tables (Parquet, Arrow, CSV, TSV), as streams: a file is never whole in memory, nor written a second time.
+
+Parquet and Arrow are read by pyarrow, batch by batch. CSV is read by the standard library, since a reader that guesses types would make a
+number of a text of digits, and nothing of a text that says NA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lockstep_train.base.errors import first_line, refusal
+from lockstep_train.data.read.read import Broken, Form, usable
+from lockstep_train.data.read.records import FORMS, KEYS, AnySample, object_of, sample_of
+from lockstep_train.data.read.streams import ARROW, PARQUET, open_data, suffix_of
+
+Row = dict[str, Any]
+BATCH_ROWS = 1000
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+JSON_CELLS = ("messages", "conversations")
+"""Columns whose cells are JSON where a table has no nested columns."""
+
+
+def read_table(path: Path, broken: Broken, form: Form, separator: str | None = None) -> Iterator[AnySample]:
+    """A sample a row, rows counted from 1 as lines are.
+
+    `separator`: of a CSV file that has another one than its name says. Raises ConfigError for a file that can't be read.
+    """
+    for number, row in enumerate(rows_of(path, separator), start=1):
+        broken.at(number)
+        yield from usable(form, object_of, row, number, broken)
+
+
+def row_sample(row: Row, line: int) -> AnySample | None:
+    """None for a row that holds nothing. Raises ValueError."""
+    return None if is_blank(row) else sample_of({key: without_nulls(value) for key, value in row.items()}, line)
+
+
+def rows_of(path: Path, separator: str | None = None) -> Iterator[Row]:
+    """Raises ConfigError for a file that is cut off, or isn't what its name says."""
+    suffix = suffix_of(path)
+    with _readable(path), open_data(path) as file:
+        if suffix == PARQUET:
+            yield from _parquet_rows(file)
+        elif suffix in ARROW:
+            yield from _arrow_rows(file)
+        else:
+            yield from _cells(file, separator or SEPARATORS[suffix])
+
+
+def parquet_row_count(path: Path) -> int:
+    """As the file's end has it, without reading the rows. Raises ConfigError."""
+    import pyarrow.parquet
+
+    with _readable(path), open_data(path) as file:
+        return int(pyarrow.parquet.read_metadata(file).num_rows)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises, for what the libraries raise, ConfigError, or TrainerError for a fault that may pass."""
+    try:
+        yield
+    except (OSError, csv.Error, ValueError, OverflowError, NotImplementedError) as error:  # pyarrow's errors are of these kinds, too
+        if isinstance(error, OSError) and error.errno is not None:
+            raise refusal(f"the data {path} can't be read: {error.strerror}", error) from error
+        kind = suffix_of(path).removeprefix(".")
+        raise refusal(
+            f"the data {path} can't be read as {kind}: {first_line(error)}; if it is cut off or damaged, copy or fetch it again", error
+        ) from error
+
+
+def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file, pre_buffer=False) as table:
+        for batch in table.iter_batches(batch_size=BATCH_ROWS, columns=list(KEYS)):
+            yield from batch.to_pylist()
+
+
+def _arrow_rows(file: BinaryIO) -> Iterator[Row]:
+    """Of a stream, as `datasets` saves it, or of an Arrow file."""
+    import pyarrow
+
+    magic = file.read(6)
+    file.seek(0)
+    reader: Any
+    if magic == b"ARROW1":
+        reader = pyarrow.ipc.open_file(file)
+        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+    else:
+        batches = reader = pyarrow.ipc.open_stream(file)
+    for batch in batches:
+        read = batch.select([number for number, name in enumerate(batch.schema.names) if name in KEYS])
+        for first in range(0, read.num_rows, BATCH_ROWS):
+            yield from read.slice(first, BATCH_ROWS).to_pylist()
+
+
+def _cells(file: BinaryIO, separator: str) -> Iterator[Row]:
+    """Cells are texts, but for messages, which are JSON; an empty one is none. A blank line is no row."""
+    csv.field_size_limit(sys.maxsize)
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        lines = csv.reader(text, delimiter=separator, strict=True)
+        header = next(lines, [])
+        for cells in filter(None, lines):
+            if len(cells) > len(header):
+                raise csv.Error(f"line {lines.line_num} has {len(cells)} cells for {len(header)} columns")
+            yield {name: _cell(name, cell) for name, cell in itertools.zip_longest(header, cells)}
+
+
+def _cell(name: str, cell: str | None) -> Any:
+    if name not in JSON_CELLS or not cell:
+        return cell or None
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell  # what is wrong with it is the row's reader's to say
+
+
+def is_blank(row: Row) -> bool:
+    """Whether all of a row's columns that samples are made of are empty: text datasets have such a row for each empty line."""
+    values = [row[key] for key in FORMS if key in row]
+    return bool(values) and not any(value.strip() if isinstance(value, str) else value is not None for value in values)
+
+
+def without_nulls(value: Any) -> Any:
+    """Of an object all keys that have a value. Tables give each object of a column the keys of all of them, and a template would render those
+    as if somebody had written null. What stands in a list keeps its place."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""Token ids as the sequences and batches of a run."""

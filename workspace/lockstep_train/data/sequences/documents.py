@@ -1,0 +1,195 @@
+"""From whole samples to documents of at most maxLength tokens: what is too long is cut, dropped, split or refused, and plain
+text is put together. Nothing is copied: a document is a list of spans of its source's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy
+
+from lockstep_sizes.choices import Overlong
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.data.cache.arrays import Array, Arrays
+from lockstep_train.data.sequences.packing import offsets
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Some documents of one source or, put together, of several."""
+
+    spans: Array
+    """[spans, 3]: source, first token, number of tokens."""
+    span_counts: Array
+    """How many spans each document has."""
+    prefixed: Array
+    """Whether the tokens that the model expects before every text are to be put before it."""
+    lengths: Array
+    learned: Array
+    """Tokens that are predicted."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How documents are made. `source` names it in messages, `number` is its place among the run's sources."""
+
+    source: str
+    number: int
+    max_length: int
+    overlong: Overlong
+    prefix: int
+    """Tokens that the model expects before every text."""
+
+
+@dataclass(frozen=True)
+class Made:
+    documents: Documents
+    overlong: int
+    """Samples that were too long."""
+    unlearned: int
+    """Pieces of split samples in which nothing is learned; they are left out."""
+
+
+def documents_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
+    """A document a sample, in the order of `chosen`. Raises ConfigError for a sample that the rules don't allow."""
+    lengths = tokens["offsets"][chosen + 1] - tokens["offsets"][chosen]
+    overlong = lengths > rules.max_length
+    if not overlong.any():
+        return Made(_whole(tokens, chosen, lengths, rules), 0, 0)
+    if rules.overlong is Overlong.ERROR:
+        first = tokens["lines"][chosen[overlong].min()]
+        raise ConfigError(
+            f"{int(overlong.sum())} samples are longer than training.data.maxLength = {rules.max_length} tokens, the first at "
+            f"{rules.source}:{first}; raise maxLength, or set training.data.overlong to Truncate, Drop or Split"
+        )
+    if rules.overlong is Overlong.DROP:
+        return Made(_whole(tokens, chosen[~overlong], lengths[~overlong], rules), int(overlong.sum()), 0)
+    if rules.overlong is Overlong.TRUNCATE:
+        _refuse_unlearned(tokens, chosen, rules)
+        return Made(_counted(tokens, _cut(tokens, chosen, lengths, rules), rules), int(overlong.sum()), 0)
+    documents = _counted(tokens, _split(tokens, chosen, lengths, rules), rules)
+    kept = select(documents, documents.learned > 0)
+    return Made(kept, int(overlong.sum()), len(documents) - len(kept))
+
+
+def _whole(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> Documents:
+    spans = numpy.stack([numpy.full(len(chosen), rules.number), tokens["offsets"][chosen], lengths], axis=1)
+    ones = numpy.ones(len(chosen), numpy.int64)
+    return Documents(spans, ones, numpy.zeros(len(chosen), bool), lengths, tokens["counts"][chosen])
+
+
+def _refuse_unlearned(tokens: Arrays, chosen: Array, rules: Rules) -> None:
+    lost = tokens["first"][chosen] >= rules.max_length
+    if lost.any():
+        raise ConfigError(
+            f"{rules.source}:{tokens['lines'][chosen[lost].min()]}: no token to learn within training.data.maxLength = {rules.max_length} "
+            f"({int(lost.sum())} such samples); raise it, shorten the prompt, or set training.data.overlong to Drop or Split"
+        )
+
+
+def _cut(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> tuple[Array, Array]:
+    """(spans, prefixed)"""
+    kept = numpy.minimum(lengths, rules.max_length)
+    return numpy.stack([numpy.full(len(chosen), rules.number), tokens["offsets"][chosen], kept], axis=1), numpy.zeros(len(chosen), bool)
+
+
+def _split(tokens: Arrays, chosen: Array, lengths: Array, rules: Rules) -> tuple[Array, Array]:
+    """(spans, prefixed): the first piece as it is, the others each with the prefix before them."""
+    room = rules.max_length - rules.prefix
+    pieces = 1 + numpy.maximum(0, -(-(lengths - rules.max_length) // room))
+    sample = numpy.repeat(numpy.arange(len(chosen)), pieces)
+    turn = numpy.arange(len(sample)) - numpy.repeat(offsets(pieces)[:-1], pieces)
+    begin = numpy.where(turn == 0, 0, rules.max_length + (turn - 1) * room)
+    count = numpy.minimum(lengths[sample] - begin, numpy.where(turn == 0, rules.max_length, room))
+    return numpy.stack([numpy.full(len(sample), rules.number), tokens["offsets"][chosen][sample] + begin, count], axis=1), turn > 0
+
+
+def _counted(tokens: Arrays, cut: tuple[Array, Array], rules: Rules) -> Documents:
+    """Documents of one span each, with what is learned of them."""
+    spans, prefixed = cut
+    with_prefix = prefixed & (rules.prefix > 0)
+    learned = numpy.array(
+        [
+            int(numpy.count_nonzero(tokens["learned"][start + (not prefix) : start + count]))
+            for (_, start, count), prefix in zip(spans.tolist(), with_prefix.tolist(), strict=True)
+        ],
+        numpy.int32,
+    )
+    return Documents(spans, numpy.ones(len(spans), numpy.int64), with_prefix, spans[:, 2] + rules.prefix * with_prefix, learned)
+
+
+def blocks_of(tokens: Arrays, chosen: Array, rules: Rules) -> Made:
+    """Plain text: neighbouring paragraphs joined up to maxLength tokens; a longer one is continued in the next block, so that
+    nothing is lost."""
+    tail = int(tokens.facts["separator"])
+    found = list(_blocks(tokens["offsets"], chosen, tail, rules.max_length - rules.prefix))
+    prefix = rules.prefix
+    kept = [block for block in found if sum(count for _, count in block) - (prefix == 0) > 0]
+    lengths = numpy.array([sum(count for _, count in block) + prefix for block in kept], numpy.int64)
+    spans = numpy.array([(rules.number, start, count) for block in kept for start, count in block], numpy.int64).reshape(-1, 3)
+    counts = numpy.array([len(block) for block in kept], numpy.int64)
+    prefixed = numpy.full(len(kept), prefix > 0)
+    return Made(Documents(spans, counts, prefixed, lengths, (lengths - max(1, prefix)).astype(numpy.int32)), 0, 0)
+
+
+def _blocks(starts: Array, chosen: Array, tail: int, room: int) -> Iterator[list[tuple[int, int]]]:
+    """Spans (first token, number of tokens) of each block; its last paragraph loses the break after it."""
+    block: list[tuple[int, int]] = []
+    used = 0
+    for start, end in zip(starts[chosen].tolist(), starts[chosen + 1].tolist(), strict=True):
+        begin = start
+        if block and used + end - tail - begin > room:
+            yield _without_tail(block, tail)
+            block, used = [], 0
+        while used + end - tail - begin > room:
+            yield [(begin, room)]
+            begin += room
+        _extend(block, begin, end - begin)
+        used += end - begin
+    if block:
+        yield _without_tail(block, tail)
+
+
+def _extend(block: list[tuple[int, int]], start: int, count: int) -> None:
+    if block and sum(block[-1]) == start:
+        block[-1] = (block[-1][0], block[-1][1] + count)
+    else:
+        block.append((start, count))
+
+
+def _without_tail(block: list[tuple[int, int]], tail: int) -> list[tuple[int, int]]:
+    start, count = block[-1]
+    return [*block[:-1], (start, count - tail)]
+
+
+def select(documents: Documents, kept: Array) -> Documents:
+    """Those documents for which the mask is true."""
+    return Documents(
+        documents.spans[numpy.repeat(kept, documents.span_counts)],
+        documents.span_counts[kept],
+        documents.prefixed[kept],
+        documents.lengths[kept],
+        documents.learned[kept],
+    )
+
+
+def together(parts: Sequence[Documents]) -> Documents:
+    names = ("spans", "span_counts", "prefixed", "lengths", "learned")
+    return Documents(*(numpy.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def reordered(documents: Documents, order: Array) -> Documents:
+    """The documents in another order."""
+    starts = offsets(documents.span_counts)[:-1]
+    counts = documents.span_counts[order]
+    within = numpy.arange(int(counts.sum())) - numpy.repeat(offsets(counts)[:-1], counts)
+    return Documents(
+        documents.spans[numpy.repeat(starts[order], counts) + within],
+        counts,
+        documents.prefixed[order],
+        documents.lengths[order],
+        documents.learned[order],
+    )

@@ -1,0 +1,197 @@
+"""Conversations tokenised by several processes: rendering a chat template is work of Python's own, of which threads do no more.
+
+They are programs of their own and no forks, since a rank has threads of torch and NCCL when its data is prepared; each has a tokenizer of
+its own. They start when a source turns out to take long, and the results come in the order of the data, as one process gives them. Where
+one ends before its work is done, the rank goes on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, cast
+
+from lockstep_sizes.choices import TrainOn
+from lockstep_train.data.read.read import Broken
+from lockstep_train.data.read.records import Conversation
+from lockstep_train.data.tokens.tokenize import Tokeniser, encode_samples
+from lockstep_train.data.tokens.turns import TemplateChoice
+from lockstep_train.data.tokens.wire import Answer, Batch, answer_of, batch_line
+
+AFTER_SECONDS = 20.0
+"""Small data is done before processes have imported what they need."""
+PROCESSES = 8
+"""At most: each takes some 400 MB, and a hundred thousand samples a minute are enough."""
+
+
+class Lost(Exception):
+    """A process has ended before it answered."""
+
+
+def encode_batch(batch: Batch, tokeniser: Tokeniser, train_on: TrainOn, name: str) -> Answer:
+    """The samples that can be used, and the others."""
+    broken = Broken(name)
+    return encode_samples(batch, tokeniser, train_on, broken), broken
+
+
+class Process:
+    """One that tokenises; see worker.py."""
+
+    def __init__(self, folder: Path, train_on: TrainOn, name: str, choice: TemplateChoice) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "lockstep_train.data.tokens.worker",
+            str(folder),
+            train_on.value,
+            name,
+            choice.path or "",
+            json.dumps(choice.variables),
+        ]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._batches, self._answers = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+
+    def encode(self, line: bytes) -> Answer:
+        """Of a batch as `batch_line` gives it. Raises Lost."""
+        try:
+            self._batches.write(line)
+            self._batches.flush()
+            return answer_of(self._answers.readline())
+        except (OSError, ValueError) as error:
+            raise Lost from error
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """After nobody reads from it any more."""
+        for stream in (self._batches, self._answers):
+            with contextlib.suppress(OSError):  # what was still to be written
+                stream.close()
+
+
+class Pool:
+    """A thread for each process, which only waits for it."""
+
+    def __init__(self, processes: list[Process]) -> None:
+        self.size = len(processes)
+        self._processes = processes
+        self._idle: SimpleQueue[Process] = SimpleQueue()
+        for process in processes:
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(self.size, "lockstep-tokenise")
+
+    def submit(self, batch: Batch) -> Future[Answer] | None:
+        """None for one that can't be handed to another process."""
+        try:
+            line = batch_line(batch)
+        except (TypeError, ValueError):
+            return None
+        return self._threads.submit(self._encode, line)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.end()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
+
+    def _encode(self, line: bytes) -> Answer:
+        process = self._idle.get()
+        try:
+            return process.encode(line)
+        finally:
+            self._idle.put(process)
+
+
+class Encoder:
+    """Batches in, answers out: by this process, and by a pool once it has taken long."""
+
+    def __init__(self, here: Callable[[Batch], Answer], start: Callable[[], Pool | None], say: Callable[[str], None]) -> None:
+        self._here = here
+        self._start = start
+        self._say = say
+        self._pool: Pool | None = None
+        self._asked = False
+        self._waiting: deque[tuple[Batch, Future[Answer]]] = deque()
+
+    def run(self, batches: Iterable[Batch]) -> Generator[tuple[int, Answer], None, None]:
+        """How many samples each batch has, and what became of it, in their order."""
+        began = time.monotonic()
+        try:
+            for batch in batches:
+                if not self._asked and time.monotonic() - began >= AFTER_SECONDS and any(isinstance(item, Conversation) for item in batch):
+                    self._asked = True
+                    self._pool = self._start()
+                future = self._pool.submit(batch) if self._pool is not None else None
+                if self._pool is not None and future is not None:
+                    self._waiting.append((batch, future))
+                    yield from self._answers(self._pool.size + 1)
+                else:
+                    yield from self._answers(0)
+                    yield len(batch), self._here(batch)
+            yield from self._answers(0)
+        finally:
+            self._close()
+
+    def _answers(self, left: int) -> Iterator[tuple[int, Answer]]:
+        """The oldest ones, until so many are still waited for."""
+        while len(self._waiting) > left:
+            batch, future = self._waiting.popleft()
+            try:
+                answer = future.result()
+            except (Lost, CancelledError):
+                if self._pool is not None:
+                    self._say("A process that tokenises has ended before its work: this rank goes on alone, which takes longer")
+                self._close()
+                answer = self._here(batch)
+            yield len(batch), answer
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def start_pool(tokeniser: Tokeniser, train_on: TrainOn, name: str, say: Callable[[str], None]) -> Pool | None:
+    """None where there is no core for it besides the one of this process, or the tokenizer is nowhere to be loaded from."""
+    count = min(PROCESSES, usable_cores() - 1)
+    if count < 2 or tokeniser.folder is None:
+        return None
+    say(f"Tokenising {name} with {count} processes")
+    return Pool([Process(tokeniser.folder, train_on, name, tokeniser.choice) for _ in range(count)])
+
+
+def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Of the machine's cores as many as this process may use at once, by its affinity and its container's limit."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no limit: there is no file, or it says max or -1
+        quota, period = _quota(root)
+        return min(cores, max(1, quota // period)) if quota > 0 else cores
+    return cores
+
+
+def _quota(root: Path) -> tuple[int, int]:
+    """Microseconds of all cores together in so many of the clock, of control groups of version 2 or 1."""
+    if (root / "cpu.max").exists():
+        quota, period = (root / "cpu.max").read_text().split()
+    else:
+        quota, period = ((root / "cpu" / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+    return int(quota), int(period)

@@ -1,0 +1,227 @@
+"""The sources of a run's data, and the tokenised form of each, made once and kept on disk.
+
+A source's tokens are kept whole: not cut to maxLength, not packed, not divided into training and evaluation. So those settings
+can be changed without tokenising again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy
+
+from lockstep_sizes.choices import OnBroken, TrainOn
+from lockstep_train.base.errors import ConfigError
+from lockstep_train.data.cache.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
+from lockstep_train.data.read.read import Broken
+from lockstep_train.data.read.records import AnySample
+from lockstep_train.data.tokens.pool import Encoder, encode_batch, start_pool
+from lockstep_train.data.tokens.tokenize import Encoded, Tokeniser, encode_paragraphs, paragraph_break
+from lockstep_train.data.tokens.wire import Answer, Batch
+
+VERSION = 5
+"""Raised when the same text would give other tokens, or other facts about them."""
+BATCH = 2000
+"""Samples that are tokenised at once, unless they have more characters:"""
+BATCH_CHARACTERS = 4_000_000
+"""150 bytes of memory a token; one sample may have more."""
+TOLD_EVERY_SECONDS = 30.0
+NAME = "\0"
+"""Stands for the source's name in the notes that are kept with its tokens: other files of the same content have the same tokens."""
+REMARKS = 8
+"""Kinds of remark that are told, at most."""
+TYPES = {"ids": "<i4", "learned": "|u1", "offsets": "<i8", "keys": "<u8", "lines": "<i8", "counts": "<i4", "first": "<i4"}
+CONTENT = ("ids", "learned", "offsets")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of samples."""
+
+    name: str
+    """As messages call it: the file, or the hub dataset with its split."""
+    digest: str
+    """Of the content."""
+    plain_text: bool
+    """Paragraphs that may be joined; else every sample stands for itself."""
+    weight: float
+    samples: Callable[[Broken], Iterator[AnySample]]
+    pinned: str = ""
+    """What a manifest calls it: the path, or the hub dataset with its commit."""
+
+
+def token_key(source: Source, tokeniser: Tokeniser, train_on: TrainOn, on_broken: OnBroken = OnBroken.FAIL) -> str:
+    """The name of the source's token folder: a hash of everything that the tokens follow from."""
+    facts = [
+        VERSION,
+        source.digest,
+        source.plain_text,
+        tokeniser.digest,
+        list(tokeniser.begin),
+        tokeniser.end,
+        train_on.value,
+        on_broken.value,
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def tokens_of(
+    source: Source, tokeniser: Tokeniser, train_on: TrainOn, folder: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
+) -> Arrays:
+    """The source's tokens: checked, or made now. Raises ConfigError when the source has broken lines that are not to be left out."""
+    place = folder / token_key(source, tokeniser, train_on, on_broken)
+    found = whole_arrays(place, lambda problem: say(f"The token cache of {source.name} is made again: {problem}"))
+    if found is not None:
+        return found
+    write_tokens(source, tokeniser, train_on, place, say, on_broken)
+    return open_arrays(place, verify=False)
+
+
+def write_tokens(
+    source: Source, tokeniser: Tokeniser, train_on: TrainOn, place: Path, say: Say, on_broken: OnBroken = OnBroken.FAIL
+) -> None:
+    """Read, tokenise and write the source in batches, so that memory doesn't grow with it. Raises ConfigError."""
+    broken = Broken(source.name)
+    writer = ArrayWriter(place, TYPES)
+    tokens = samples = seen = largest = 0
+    pace = Pace(source.name, say)
+
+    def here(batch: Batch) -> Answer:
+        if source.plain_text:
+            return encode_paragraphs(batch, tokeniser), Broken(source.name)
+        return encode_batch(batch, tokeniser, train_on, source.name)
+
+    remarks = Remarks(NAME)
+    encoder = Encoder(here, lambda: start_pool(tokeniser, train_on, source.name, say), say)
+    try:
+        writer.append("offsets", numpy.zeros(1, numpy.int64))
+        with contextlib.closing(encoder.run(batches(source.samples(broken)))) as answers:
+            for count, (encoded, found) in answers:
+                seen += count
+                broken.include(found)
+                if encoded and (on_broken is OnBroken.DROP or not broken.count):
+                    ids = append(writer, encoded, tokens)
+                    remarks.include(encoded)
+                    tokens += len(ids)
+                    largest = max(largest, int(ids.max()))
+                    samples += len(encoded)
+                pace.at(seen)
+        if on_broken is OnBroken.FAIL:
+            broken.refuse()
+        blank = [f"Data: {NAME}: left out {broken.blank:,} blank rows"] if broken.blank else []
+        lost = replace(broken, name=NAME).left_out()
+        if not samples:
+            raise ConfigError("; ".join(named([f"the data {NAME} holds no samples", *lost, *blank], source)))
+        notes = [*lost, *remarks.notes(), *blank]
+        facts = {"source": source.name, "samples": samples, "tokens": tokens, "largest": largest, "notes": notes}
+        writer.commit({**facts, "separator": len(paragraph_break(tokeniser))})
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def named(notes: Sequence[str], source: Source) -> list[str]:
+    """Notes on the tokens of a source, which stand for its name as `NAME`."""
+    return [note.replace(NAME, source.name) for note in notes]
+
+
+class Remarks:
+    """What is worth telling about a source's samples, counted."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, int] = {}
+        self._divided = Counter[str]()
+
+    def include(self, encoded: Sequence[Encoded]) -> None:
+        """The samples of whole lines."""
+        for line, group in itertools.groupby(encoded, key=lambda item: item.line):
+            samples = list(group)
+            self._divided.update({"conversations": 1, "samples": len(samples)} if len(samples) > 1 else ())
+            for remark in itertools.chain.from_iterable(sample.remarks for sample in samples):
+                self._counts[remark] += 1
+                self._first.setdefault(remark, line)
+
+    def notes(self) -> list[str]:
+        """A line each, the most frequent first."""
+        divided = (
+            f"{self._name}: {self._divided['conversations']:,} conversations make {self._divided['samples']:,} samples, for the chat template "
+            "renders earlier answers otherwise than the model writes them (trainOn: LastTurn learns one of each conversation)"
+        )
+        warnings = [
+            f"WARNING: {self._name}: {count:,} {remark} (the first at line {self._first[remark]:,})"
+            for remark, count in self._counts.most_common(REMARKS)
+        ]
+        return [*([divided] if self._divided else []), *warnings]
+
+
+class Pace:
+    """Says every now and then how many samples are done, and how fast they come."""
+
+    def __init__(self, name: str, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._say = say
+        self._clock = clock
+        self._told = (clock(), 0)
+
+    def at(self, samples: int) -> None:
+        """Called with each batch that is done, and never by the clock: what is said is taken for a sign of life."""
+        now, (then, before) = self._clock(), self._told
+        if now - then >= TOLD_EVERY_SECONDS:
+            self._told = (now, samples)
+            self._say(f"Tokenised {samples:,} samples of {self._name}, {(samples - before) / (now - then):,.0f}/s")
+
+
+def batches(samples: Iterator[AnySample]) -> Iterator[list[AnySample]]:
+    """At most so many samples each, and no more once they have so many characters."""
+    batch: list[AnySample] = []
+    characters = 0
+    for sample in samples:
+        batch.append(sample)
+        characters += sample.characters
+        if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def append(writer: ArrayWriter, encoded: list[Encoded], before: int) -> Array:
+    """Add these samples after `before` tokens; the ids of them all. Samples of one conversation have the key of its first one, which has all of it: they
+    are evaluated or trained on together."""
+    lengths = numpy.array([len(item.ids) for item in encoded])
+    ids = numpy.fromiter(itertools.chain.from_iterable(item.ids for item in encoded), numpy.int32, int(lengths.sum()))
+    learned = numpy.frombuffer(b"".join(item.learned for item in encoded), numpy.uint8)
+    starts = numpy.concatenate([[0], numpy.cumsum(lengths)])
+    predicted = learned.copy()
+    predicted[starts[:-1]] = 0  # a first token is never predicted
+    content = ids.tobytes()
+    writer.append("ids", ids)
+    writer.append("learned", learned)
+    writer.append("offsets", starts[1:] + before)
+    keys: list[int] = []
+    for number, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
+        with_the_one_before = number > 0 and encoded[number].line == encoded[number - 1].line
+        keys.append(keys[-1] if with_the_one_before else content_key(content[4 * start : 4 * end]))
+    writer.append("keys", numpy.array(keys, numpy.uint64))
+    writer.append("lines", numpy.array([item.line for item in encoded]))
+    writer.append("counts", numpy.add.reduceat(predicted, starts[:-1], dtype=numpy.int32))
+    positions = numpy.where(predicted, numpy.arange(len(ids)), numpy.iinfo(numpy.int64).max)
+    writer.append("first", numpy.minimum(numpy.minimum.reduceat(positions, starts[:-1]) - starts[:-1], numpy.iinfo(numpy.int32).max))
+    return ids
+
+
+def content_key(ids: bytes) -> int:
+    """A hash of a sample's tokens, masks aside: duplicates have the same one, also where one has a prompt and the other hasn't."""
+    return int.from_bytes(hashlib.sha256(ids).digest()[:8], "big")

@@ -1,0 +1,134 @@
+"""The tokenizer of the model's folder, offline, reduced to what the data needs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep_train.base.errors import reason_of, refusal
+from lockstep_train.data.tokens.template import chat_template, own_template, stop_tokens
+from lockstep_train.data.tokens.tokenize import Tokeniser
+from lockstep_train.data.tokens.turns import Span, TemplateChoice
+
+FILES = re.compile(
+    r"(tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|sentencepiece|spiece)[^/]*|[^/]*\.(model|tiktoken|jinja)"
+)
+
+
+def load_tokeniser(folder: Path, choice: TemplateChoice = TemplateChoice()) -> Tokeniser:  # noqa: B008 (never changed)
+    """With the chat template that the run states, or its own. Raises ConfigError when the folder has no tokenizer, TrainerError when it can't be read now."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # also KeyError, TypeError and others: whatever its files lead to
+        raise refusal(f"training.model.name {folder} holds no tokenizer that transformers can load: {reason_of(error)}", error) from error
+    if tokenizer.is_fast:
+        keep_white_space_in_places(tokenizer.backend_tokenizer)
+    tokenizer.model_max_length = int(1e30)  # a sample longer than the model's context is counted and told by us, not warned of
+    end = tokenizer.eos_token_id
+    begin = [token for token in tokenizer.encode("") if token != end]
+    if choice.path is not None:
+        tokenizer.chat_template = own_template(Path(choice.path))
+    vocabulary = vocabulary_size(folder)
+    stops = stop_tokens(folder, tokenizer)
+    return Tokeniser(
+        encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+        begin=tuple(begin),
+        end=end,
+        pad=padding(tokenizer.pad_token_id, end, vocabulary),
+        chat=chat_template(tokenizer, stops, choice.variables),
+        encode_many=lambda texts: encode_many(tokenizer, texts),
+        places=(lambda texts: place_many(tokenizer, texts)) if tokenizer.is_fast else None,
+        decode=lambda ids: str(tokenizer.decode(ids)),
+        digest=tokeniser_digest(folder, stops, tokenizer.chat_template if choice.path else None, choice.variables),
+        folder=folder,
+        choice=choice,
+        vocabulary=vocabulary,
+        stops=frozenset(stops),
+    )
+
+
+def keep_white_space_in_places(backend: Any) -> None:
+    """Have a token's place in the text hold its white space, too. Tokenizers with `trim_offsets` (Llama 3) place a token of spaces nowhere."""
+    processor = backend.post_processor
+    if processor is not None:
+        processor.__setstate__(json.dumps(_untrimmed(json.loads(processor.__getstate__()))).encode())
+        backend.post_processor = processor
+
+
+def _untrimmed(state: Any) -> Any:
+    """A post-processor's state, which may hold those of others."""
+    if isinstance(state, dict):
+        return {name: False if name == "trim_offsets" else _untrimmed(value) for name, value in state.items()}
+    return [_untrimmed(value) for value in state] if isinstance(state, list) else state
+
+
+def vocabulary_size(folder: Path) -> int | None:
+    """Rows of the embedding, as the model's config.json has them; None where that can't be told."""
+    from transformers import AutoConfig
+
+    try:
+        size = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config().vocab_size
+    except Exception:  # whatever a model's own code raises; loading it will say what is wrong
+        return None
+    return size if isinstance(size, int) else None
+
+
+def padding(pad: int | None, end: int | None, vocabulary: int | None) -> int:
+    """What fills rows up. No token sees it, so any does that the model has: pad tokens are often added to a tokenizer alone."""
+    known = (token for token in (pad, end) if token is not None and (vocabulary is None or token < vocabulary))
+    return next(known, 0)
+
+
+def encode_many(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Fast tokenizers are asked directly, since what transformers lays around their answers costs as much as tokenising on many cores."""
+    if not tokenizer.is_fast:
+        return [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    with on_all_cores(tokenizer) as backend:
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def place_many(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
+    with on_all_cores(tokenizer) as backend:
+        return [(encoding.ids, encoding.offsets) for encoding in backend.encode_batch(texts, add_special_tokens=False)]
+
+
+@contextlib.contextmanager
+def on_all_cores(tokenizer: Any) -> Iterator[Any]:
+    """The library's own tokenizer: only the process that builds the token cache comes here, and it starts no others meanwhile."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM", "false")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    try:
+        yield backend
+    finally:
+        os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def tokeniser_files(folder: Path) -> list[Path]:
+    """What of a model's folder decides which tokens a text becomes."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and FILES.fullmatch(path.name))
+
+
+def tokeniser_digest(folder: Path, stops: list[int], template: str | None, variables: Mapping[str, Any]) -> str:
+    """Over the tokenizer's files, stop tokens, the template that the run states with its variables, and the versions of the libraries that read them:
+    another one means other tokens."""
+    import tokenizers
+    import transformers
+
+    digest = hashlib.sha256(f"{tokenizers.__version__} {transformers.__version__} {stops}".encode())
+    if template is not None or variables:
+        digest.update(json.dumps([template, variables], sort_keys=True).encode())
+    for path in tokeniser_files(folder):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
