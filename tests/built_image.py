@@ -19,7 +19,7 @@ from lockstep.devcluster.host.layout import cache_root
 CHECKOUT = Path(__file__).resolve().parents[1]
 INPUTS = (
     ".containerignore", "LICENSE", "pyproject.toml", "requirements/operator.lock",
-    "images/install.py", "images/operator", "operator/lockstep", "workspace/lockstep_gang", "workspace/lockstep_sizes",
+    "images/install.py", "images/operator", "operator/lockstep", "workspace/lockstep_gang", "workspace/lockstep_spec",
 )  # fmt: skip
 NAME = "localhost/lockstep/operator"
 KEPT = 2

@@ -1,7 +1,7 @@
 """The most memory that tensors take on a device while something runs: on a GPU as torch's allocator counts it, on a CPU by a mode that sees every
 tensor which an operation makes, and when its memory is given back.
 
-The memory plan (lockstep_sizes) has the same numbers, but for what no tensor of torch is: CUDA's context, NCCL's buffers, a process.
+The memory plan (lockstep_spec) has the same numbers, but for what no tensor of torch is: CUDA's context, NCCL's buffers, a process.
 """
 
 from __future__ import annotations

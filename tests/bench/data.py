@@ -76,7 +76,7 @@ def datasets_open(folder: Path, kind: str) -> Any:
     """The same as columns `ids` and `learned` of an Arrow file, as a map with a process for each core makes it."""
     import datasets
 
-    from lockstep_sizes.choices import TrainOn
+    from lockstep_spec.choices import TrainOn
     from lockstep_train.data.read.read import Broken, sample_of
     from lockstep_train.data.tokens.tokenize import encode_samples
 

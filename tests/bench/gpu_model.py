@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from train_inputs import LEARNING_RATE, SEED, SHAPES
 
-from lockstep_sizes.choices import NonFinitePolicy
-from lockstep_sizes.fit import MemoryPlan, plan_memory
-from lockstep_sizes.memory import Place
+from lockstep_spec.choices import NonFinitePolicy
+from lockstep_spec.fit import MemoryPlan, plan_memory
+from lockstep_spec.memory import Place
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.runfile import parse_training

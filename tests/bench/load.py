@@ -51,7 +51,7 @@ def load_once(way: str, folder: str) -> None:
     import torch.distributed as dist
     from transformers.integrations import HfDeepSpeedConfig
 
-    from lockstep_sizes.choices import Precision
+    from lockstep_spec.choices import Precision
     from lockstep_train.base import ranks as engine_ranks
     from lockstep_train.base.environment import rank_environment
     from lockstep_train.engine.start import prepare_deepspeed

@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch.distributed import PrefixStore
 
-from lockstep_sizes.choices import DataFormat, Precision, TrainOn
+from lockstep_spec.choices import DataFormat, Precision, TrainOn
 from lockstep_train import __main__ as trainer
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment

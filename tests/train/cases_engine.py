@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rank_cases import CountCollectives, add_result, assembled
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep_sizes.choices import ZeroStage
+from lockstep_spec.choices import ZeroStage
 from lockstep_train.assemble import Run, assemble
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.environment import rank_environment

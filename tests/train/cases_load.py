@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from rank_cases import CountCollectives, set_constants
 
-from lockstep_sizes.choices import Precision
+from lockstep_spec.choices import Precision
 from lockstep_train import __main__ as trainer
 from lockstep_train import generate
 from lockstep_train.base import ranks as engine_ranks
@@ -349,7 +349,7 @@ def without_loading(late: bool = False) -> int:
 
 def unpacked_like_packed() -> None:
     """Layers whose rows are whole blocks, at any number of rows: no weight is farther from what it was than half the widest step of its block's scale."""
-    from lockstep_sizes.shape import NF4_BLOCK as BLOCK
+    from lockstep_spec.shape import NF4_BLOCK as BLOCK
     from lockstep_train.base.imports import import_bitsandbytes
 
     functional = import_bitsandbytes().functional

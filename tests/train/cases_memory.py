@@ -12,8 +12,8 @@ import torch.distributed as dist
 from cases_models import NOTHING_RESIDENT, NotSaving
 from rank_cases import add_result
 
-from lockstep_sizes.choices import NonFinitePolicy, Precision
-from lockstep_sizes.memory import Place, estimate
+from lockstep_spec.choices import NonFinitePolicy, Precision
+from lockstep_spec.memory import Place, estimate
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.environment import rank_environment

@@ -13,7 +13,7 @@ from cases_models import configuration, logits_of, settings
 from rank_cases import add_result, set_constants
 from safetensors.torch import load_file, save
 
-from lockstep_sizes.choices import Content
+from lockstep_spec.choices import Content
 from lockstep_train import merge
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.checkpoint.format.identity import Identity

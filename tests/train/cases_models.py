@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from lockstep_sizes.choices import NonFinitePolicy
+from lockstep_spec.choices import NonFinitePolicy
 from lockstep_train.base import ranks as engine_ranks
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.environment import rank_environment
@@ -219,7 +219,7 @@ def compared(model: Path, adapter: Path, live: torch.Tensor, variant: dict[str, 
     import peft
     from transformers import AutoModelForCausalLM
 
-    from lockstep_sizes.choices import Quantization
+    from lockstep_spec.choices import Quantization
     from lockstep_train.model.quantize import keep_trainable, loading_options
 
     dtype = {"BF16": torch.bfloat16, "FP32": torch.float32}[variant.get("precision", "FP32")]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep_sizes.choices import Method, Quantization, ZeroStage
-from lockstep_sizes.shape import Weight, shape_of
+from lockstep_spec.choices import Method, Quantization, ZeroStage
+from lockstep_spec.shape import Weight, shape_of
 from lockstep_train.base.config import LoraConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.model.experts import LayerUsage, chosen_experts, layer_number, usage_fields

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from lockstep_sizes.activations import layer_bytes
-from lockstep_sizes.choices import Method, Precision, ZeroStage
-from lockstep_sizes.families import shape_from_config
-from lockstep_sizes.memory import trained_elements
-from lockstep_sizes.settings import Adapter, Settings
+from lockstep_spec.activations import layer_bytes
+from lockstep_spec.choices import Method, Precision, ZeroStage
+from lockstep_spec.families import shape_from_config
+from lockstep_spec.memory import trained_elements
+from lockstep_spec.settings import Adapter, Settings
 from lockstep_train.base.config import LoraConfig
 from lockstep_train.memory.shape import MEASURED, read_shape
 from lockstep_train.model.dtypes import DTYPES

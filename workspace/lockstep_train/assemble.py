@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes import length
-from lockstep_sizes.modelnames import model_title
+from lockstep_spec import length
+from lockstep_spec.modelnames import model_title
 from lockstep_train.base import limits
 from lockstep_train.base.config import RunConfig, TrainingConfig
 from lockstep_train.base.environment import RankEnvironment

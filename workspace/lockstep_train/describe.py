@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lockstep_sizes import length
+from lockstep_spec import length
 from lockstep_train.base.config import OptimizationConfig, RunConfig, TrainingConfig
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.identity import Identity, parameters_digest, training_settings

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.modelnames import is_hub_name
+from lockstep_spec.modelnames import is_hub_name
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.fetch.model import fetched_near
 

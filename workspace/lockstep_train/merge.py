@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.choices import Precision
+from lockstep_spec.choices import Precision
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import ConfigError, TrainerError, tell
 from lockstep_train.checkpoint.format.kinds import MASTER

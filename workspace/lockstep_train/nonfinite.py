@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import DistError
 
-from lockstep_sizes.choices import Method
+from lockstep_spec.choices import Method
 from lockstep_train.base.errors import ConfigError, NonFinite, TrainerError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep_sizes.choices import Method
+from lockstep_spec.choices import Method
 from lockstep_train.assemble import Run
 from lockstep_train.base import limits
 from lockstep_train.checkpoint.zero import zero_access

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from lockstep_sizes.modelnames import LOGIN_PATTERN, NO_LOGIN_PATTERN, SIGNATURE_PATTERN, holds_password
+from lockstep_spec.modelnames import LOGIN_PATTERN, NO_LOGIN_PATTERN, SIGNATURE_PATTERN, holds_password
 
 
 @dataclass(frozen=True)

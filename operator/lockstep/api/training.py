@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from lockstep.api.model import ZERO_PATTERN, AbsolutePath, Decimal, DnsName, Fraction, Model, Rule, Share, free_form_fits, no_password
 from lockstep.api.shared import KEY_PATTERN
-from lockstep_sizes.choices import (
+from lockstep_spec.choices import (
     TEMPLATE_OWN,
     Content,
     DataFormat,
@@ -26,7 +26,7 @@ from lockstep_sizes.choices import (
     TrainOn,
     ZeroStage,
 )
-from lockstep_sizes.modelnames import is_hub_name
+from lockstep_spec.modelnames import is_hub_name
 
 DATA_PATH_PATTERN = r"^(/[^\x00]*|(s3|gs|gcs|abfs|abfss)://[^\s/]+/[^\s]+)$"
 DataPath = Annotated[str, Field(pattern=DATA_PATH_PATTERN, max_length=1024)]

@@ -19,10 +19,10 @@ KEPT_COPIES = 3
 
 
 def source_folders() -> list[Path]:
-    """The packages of this checkout (or installation): lockstep, lockstep_gang, lockstep_sizes, lockstep_train."""
+    """The packages of this checkout (or installation): lockstep, lockstep_gang, lockstep_spec, lockstep_train."""
     control = Path(lockstep.__file__).resolve().parent
     checkout = control.parent.parent
-    nodes = [checkout / "workspace" / name for name in ("lockstep_gang", "lockstep_sizes", "lockstep_train")]
+    nodes = [checkout / "workspace" / name for name in ("lockstep_gang", "lockstep_spec", "lockstep_train")]
     return [control, *(folder if folder.is_dir() else control.parent / folder.name for folder in nodes)]
 
 

@@ -23,7 +23,7 @@ from lockstep.plan.render.preflight import expected
 from lockstep.plan.render.readerpod import reader_pod, with_secrets
 from lockstep.plan.render.resolve import Resolved, resolve
 from lockstep.plan.render.variables import variable_warnings
-from lockstep_sizes.modelnames import fetched_folder, folder_name, holds_password, is_address, is_folder, is_hub_name, model_title
+from lockstep_spec.modelnames import fetched_folder, folder_name, holds_password, is_address, is_folder, is_hub_name, model_title
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -32,10 +32,10 @@ from lockstep.api.job import TrainingJobSpec
 from lockstep.api.training import Training
 from lockstep.cli.clusters.deploy import Mode, planned
 from lockstep.cli.main import app
-from lockstep_sizes.families import shape_from_config
-from lockstep_sizes.fit import plan_memory
-from lockstep_sizes.memory import Place, trained_elements
-from lockstep_sizes.settings import read_settings
+from lockstep_spec.families import shape_from_config
+from lockstep_spec.fit import plan_memory
+from lockstep_spec.memory import Place, trained_elements
+from lockstep_spec.settings import read_settings
 
 Object = dict[str, Any]
 VERBS: Any = typer.main.get_command(app)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_sizes.choices import Precision, Schedule, ZeroStage
+from lockstep_spec.choices import Precision, Schedule, ZeroStage
 from lockstep_train.base.config import Storage
 from lockstep_train.base.environment import rank_environment
 from lockstep_train.base.errors import ConfigError

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep_sizes.choices import Precision
+from lockstep_spec.choices import Precision
 from lockstep_train.base.ending import exit_code_of
 from lockstep_train.base.errors import ConfigError, OutOfMemoryError, Problem, TrainerError, may_pass, problem_of, reason_of, refusal
 from lockstep_train.base.ranks import Ranks

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_sizes.choices import Precision
+from lockstep_spec.choices import Precision
 
 
 @pytest.mark.parametrize("writes", [False, True])

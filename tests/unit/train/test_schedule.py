@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.api.errors import ConfigError
 from lockstep.cli.shared.trainer import trainer_command
-from lockstep_sizes.choices import Schedule
+from lockstep_spec.choices import Schedule
 from lockstep_train.base.config import OptimizationConfig
 from lockstep_train.demo import text
 from lockstep_train.engine.schedule import learning_rate, warmup_steps

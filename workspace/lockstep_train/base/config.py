@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.choices import (
+from lockstep_spec.choices import (
     Content,
     DataFormat,
     HierarchicalPartition,

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lockstep_sizes.choices import Method, Quantization
+from lockstep_spec.choices import Method, Quantization
 from lockstep_train.base.config import TrainingConfig
 
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.choices import (
+from lockstep_spec.choices import (
     Content,
     DataFormat,
     HierarchicalPartition,

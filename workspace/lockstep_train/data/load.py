@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.choices import TEMPLATE_OWN
-from lockstep_sizes.modelnames import is_address
+from lockstep_spec.choices import TEMPLATE_OWN
+from lockstep_spec.modelnames import is_address
 from lockstep_train.base.config import DataConfig, EvaluationConfig, SourceConfig, TrainingConfig
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.data.cache.arrays import open_arrays, whole_arrays

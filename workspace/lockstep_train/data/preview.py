@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from lockstep_sizes.choices import OnBroken
+from lockstep_spec.choices import OnBroken
 from lockstep_train.base.config import DataConfig, RunConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.cache.cachefolder import cache_folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes import length
-from lockstep_sizes.choices import ZeroStage
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec import length
+from lockstep_spec.choices import ZeroStage
+from lockstep_spec.shape import ModelShape
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.imports import import_method
 from lockstep_train.base.ranks import Ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep_sizes.choices import ZeroStage
+from lockstep_spec.choices import ZeroStage
 from lockstep_train.base.errors import ConfigError
 
 IDLE = {

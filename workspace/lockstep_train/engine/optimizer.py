@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.choices import Offload
-from lockstep_sizes.choices import Optimizer as OptimizerName
+from lockstep_spec.choices import Offload
+from lockstep_spec.choices import Optimizer as OptimizerName
 from lockstep_train.base.config import OptimizationConfig
 
 Named = tuple[str, torch.nn.Parameter]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lockstep_sizes.choices import ZeroStage
+from lockstep_spec.choices import ZeroStage
 from lockstep_train.base.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

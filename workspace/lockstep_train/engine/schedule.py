@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lockstep_sizes import length
-from lockstep_sizes.choices import Schedule
+from lockstep_spec import length
+from lockstep_spec.choices import Schedule
 from lockstep_train.base.config import OptimizationConfig
 
 

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lockstep_sizes.choices import Method, Offload, Precision, ZeroStage
-from lockstep_sizes.gathering import ahead_elements, live_elements
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec.choices import Method, Offload, Precision, ZeroStage
+from lockstep_spec.gathering import ahead_elements, live_elements
+from lockstep_spec.shape import ModelShape
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.engine.idle_settings import STAGE3, refuse_idle

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.choices import Offload, Precision
-from lockstep_sizes.memory import bucket_elements
+from lockstep_spec.choices import Offload, Precision
+from lockstep_spec.memory import bucket_elements
 from lockstep_train.base.config import OptimizationConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.imports import import_engine

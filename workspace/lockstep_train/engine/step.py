@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from lockstep_sizes.choices import NonFinitePolicy
+from lockstep_spec.choices import NonFinitePolicy
 from lockstep_train.base.errors import NonFinite
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.zero import zero_access

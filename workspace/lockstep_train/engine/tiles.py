@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from lockstep_sizes.activations import TILE_ELEMENTS
+from lockstep_spec.activations import TILE_ELEMENTS
 
 FP16_SCALE = 1024.0
 """Gradients of single logits are softmax probabilities: in FP16 those below 6e-8 would be lost, which over 150k words adds up."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeVar
 
-from lockstep_sizes.modelnames import FETCHED
+from lockstep_spec.modelnames import FETCHED
 from lockstep_train.base.durable import make_directory
 from lockstep_train.base.errors import ConfigError, TrainerError, refusal
 from lockstep_train.fetch.folders import (

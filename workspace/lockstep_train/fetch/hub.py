@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from lockstep_sizes.modelnames import COMMIT, MODELS
+from lockstep_spec.modelnames import COMMIT, MODELS
 from lockstep_train.base.errors import ConfigError, TrainerError, first_line
 from lockstep_train.fetch.remote import Cancelled, MayPass, RemoteFile, Sink, matches
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.modelnames import COMMIT, is_address, is_folder
+from lockstep_spec.modelnames import COMMIT, is_address, is_folder
 from lockstep_train.base.config import ModelConfig, Origin, RunConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import TrainerError

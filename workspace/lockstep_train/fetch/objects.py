@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.modelnames import MODELS, holds_password
+from lockstep_spec.modelnames import MODELS, holds_password
 from lockstep_train.base.errors import ConfigError, first_line
 from lockstep_train.fetch.remote import CHUNK_BYTES, MayPass, RemoteFile, Sink
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep_sizes.choices import HierarchicalPartition
-from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
-from lockstep_sizes.memory import Place
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec.choices import HierarchicalPartition
+from lockstep_spec.fit import MemoryPlan, after_out_of_memory, asked_partition, choose_partition, plan_memory
+from lockstep_spec.memory import Place
+from lockstep_spec.shape import ModelShape
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks

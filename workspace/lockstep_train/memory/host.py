@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep_sizes.fit import gigabytes
+from lockstep_spec.fit import gigabytes
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.base.together import refused_together

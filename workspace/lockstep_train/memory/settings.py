@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep_sizes.settings import Adapter, Settings, parameter_place, stated_bucket, stated_live, stated_overlap, summed_bytes
+from lockstep_spec.settings import Adapter, Settings, parameter_place, stated_bucket, stated_live, stated_overlap, summed_bytes
 from lockstep_train.base.config import TrainingConfig
 
 

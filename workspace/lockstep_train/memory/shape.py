@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep_sizes.shape import ModelShape, Weight, shape_of, without_kernel
+from lockstep_spec.shape import ModelShape, Weight, shape_of, without_kernel
 
 if TYPE_CHECKING:
     import torch

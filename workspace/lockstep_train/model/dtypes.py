@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from lockstep_sizes.choices import Precision
+from lockstep_spec.choices import Precision
 
 DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16, Precision.FP32: torch.float32}

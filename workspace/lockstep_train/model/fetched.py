@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lockstep_sizes.modelnames import is_folder
+from lockstep_spec.modelnames import is_folder
 from lockstep_train.base import limits
 from lockstep_train.base.config import RunConfig
 from lockstep_train.base.errors import Problem, TrainerError, gravest, problem_of, refusal

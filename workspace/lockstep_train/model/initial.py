@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.modelnames import model_title
+from lockstep_spec.modelnames import model_title
 from lockstep_train.base.errors import ConfigError, refusal
 from lockstep_train.model.lora import adapter_description, adapter_names
 

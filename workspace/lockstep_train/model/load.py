@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from lockstep_sizes.choices import Precision, Quantization, ZeroStage
+from lockstep_spec.choices import Precision, Quantization, ZeroStage
 from lockstep_train.base.config import ModelConfig
 from lockstep_train.base.errors import ConfigError, TrainerError, may_pass, reason_of, refusal
 from lockstep_train.base.imports import replaced

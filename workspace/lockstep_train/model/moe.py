@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.choices import Quantization, ZeroStage
+from lockstep_spec.choices import Quantization, ZeroStage
 from lockstep_train.base.errors import ConfigError
 
 ROW_BYTES = 16

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.choices import Method, Quantization, ZeroStage
-from lockstep_sizes.shape import NF4_BLOCK, ModelShape
+from lockstep_spec.choices import Method, Quantization, ZeroStage
+from lockstep_spec.shape import NF4_BLOCK, ModelShape
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 

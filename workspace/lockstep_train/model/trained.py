@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.choices import Method
+from lockstep_spec.choices import Method
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.model.initial import start_from_adapter
 from lockstep_train.model.lora import adapter_description, adapter_names, add_lora

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from lockstep.api import model
 from lockstep.api.errors import ConfigError
-from lockstep_sizes.modelnames import holds_password
+from lockstep_spec.modelnames import holds_password
 
 
 @dataclass(frozen=True, order=True)

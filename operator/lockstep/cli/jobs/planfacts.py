@@ -54,7 +54,7 @@ def known_facts(
 def _with_model(known: Known, training: dict[str, Any], named: Path | None, offline: bool) -> Known:
     from dataclasses import replace
 
-    from lockstep_sizes.families import UnknownModel, shape_from_config
+    from lockstep_spec.families import UnknownModel, shape_from_config
 
     try:
         config, source = _config(training["model"], named, offline)
@@ -72,7 +72,7 @@ class Unknown(Exception):
 def _config(model: dict[str, Any], named: Path | None, offline: bool) -> tuple[dict[str, Any], str]:
     """config.json and where it is: a file here, or the hub's. Raises ConfigError for a file that was named, else Unknown."""
     from lockstep.cli.jobs.hubconfig import hub_config
-    from lockstep_sizes.modelnames import is_hub_name
+    from lockstep_spec.modelnames import is_hub_name
 
     help_ = "--model-config FILE names the model's config.json"
     if named is None and is_hub_name(model["name"]):

@@ -1,6 +1,6 @@
 """What a job will need and do once it runs: memory, traffic, steps, checkpoints, time (pure). What isn't known is said, never guessed.
 
-The arithmetic is lockstep_sizes', which the trainer uses, too.
+The arithmetic is lockstep_spec', which the trainer uses, too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from lockstep.plan.cluster.lookahead import Line, Outcome
 from lockstep.plan.render.fabric import GPU_RESOURCE
 from lockstep.plan.render.resolve import Resolved
 from lockstep.plan.table import duration
-from lockstep_sizes import length
-from lockstep_sizes.checkpoint import commit_bytes, saves
-from lockstep_sizes.fit import asked_partition, choose_partition, gigabytes, nearest_settings, plan_memory
-from lockstep_sizes.memory import Place, trained_elements
-from lockstep_sizes.settings import Settings, read_settings
-from lockstep_sizes.shape import ModelShape
-from lockstep_sizes.traffic import gigabits_per_second, step_traffic, total_bytes
+from lockstep_spec import length
+from lockstep_spec.checkpoint import commit_bytes, saves
+from lockstep_spec.fit import asked_partition, choose_partition, gigabytes, nearest_settings, plan_memory
+from lockstep_spec.memory import Place, trained_elements
+from lockstep_spec.settings import Settings, read_settings
+from lockstep_spec.shape import ModelShape
+from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
 
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
 """In MiB, by NVIDIA's GPU feature discovery."""

@@ -24,7 +24,7 @@ from lockstep_gang.contract import (
     are_whole_names,
     from_json,
 )
-from lockstep_sizes.modelnames import is_address, is_folder
+from lockstep_spec.modelnames import is_address, is_folder
 
 if TYPE_CHECKING:
     from lockstep.plan.render.resolve import Resolved

@@ -18,7 +18,7 @@ from lockstep.plan.render.preflight import WILD
 from lockstep.plan.render.resolve import PlatformDefaults, Resolved
 from lockstep.plan.render.run import Placement, build_run
 from lockstep_gang.contract import AllReduce, Expected, Run, Storage, WhenDone
-from lockstep_sizes.modelnames import is_address, is_folder
+from lockstep_spec.modelnames import is_address, is_folder
 
 LOOPBACK = "127.0.0.1"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -14,7 +14,7 @@ from lockstep.cli.jobs.planfacts import known_facts, read_pace
 from lockstep.plan.ahead.forecast import Forecast, Known, Pace, capacity, forecast
 from lockstep.plan.cluster.lookahead import EXIT_CODES, Outcome, Verdict, sentence, verdict
 from lockstep.plan.render.resolve import PlatformDefaults, Resolved, resolve
-from lockstep_sizes.families import shape_from_config
+from lockstep_spec.families import shape_from_config
 
 Object = dict[str, Any]
 # As in test_sizes.py: 212 elements; rank 2 on q_proj and v_proj trains 32 of them.

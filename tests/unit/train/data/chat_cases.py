@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.tokens.chat import Learnable, encode_conversation
 from lockstep_train.data.tokens.template import on_one_day

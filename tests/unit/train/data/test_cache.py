@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
-from lockstep_sizes.choices import OnBroken, Overlong, TrainOn
+from lockstep_spec.choices import OnBroken, Overlong, TrainOn
 from lockstep_train.base.config import DataConfig, EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.checkpoint.format.identity import Identity

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.base.config import EvaluationConfig
 from lockstep_train.data.load import Dataset
 from lockstep_train.data.preview import marked_text

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lockstep_sizes.choices import DataFormat, OnBroken, Overlong, TrainOn
+from lockstep_spec.choices import DataFormat, OnBroken, Overlong, TrainOn
 from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.load import refuse_unknown_tokens

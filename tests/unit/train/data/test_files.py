@@ -17,7 +17,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from lockstep_sizes.choices import DataFormat
+from lockstep_spec.choices import DataFormat
 from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import local_files

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from hub_server import TOKEN, Hub, hub_of_this_process
-from lockstep_sizes.choices import DataFormat
+from lockstep_spec.choices import DataFormat
 from lockstep_train.base.config import EvaluationConfig, EvaluationDataConfig, SourceConfig
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.data.read.hub import HubDataset, hub_dataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep_sizes import length
+from lockstep_spec import length
 from lockstep_train.data.sequences import sampler
 
 ORDER = [1, 10, 5, 8, 9, 0, 2, 4, 7, 3, 11, 6]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation, Sample

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Sample
 from lockstep_train.data.tokens.tokenize import Tokeniser, encode_paragraphs, encode_samples, paragraph_break

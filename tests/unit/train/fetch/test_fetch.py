@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hub_server import TOKEN, Hub, hub_of_this_process
-from lockstep_sizes.modelnames import FETCHED
+from lockstep_spec.modelnames import FETCHED
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.fetch import fetch as fetching
 from lockstep_train.fetch import folders

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_sizes.modelnames import FETCHED
+from lockstep_spec.modelnames import FETCHED
 from lockstep_train.base.errors import ConfigError, TrainerError
 from lockstep_train.data.read.remote import remote_of as data_remote_of
 from lockstep_train.fetch import fetch as fetching

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep_sizes.choices import NonFinitePolicy
+from lockstep_spec.choices import NonFinitePolicy
 
 
 def stepper(policy: NonFinitePolicy, *, dynamic: bool) -> Any:

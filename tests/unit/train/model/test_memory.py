@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep_sizes.activations import kept_bytes, layer_bytes
-from lockstep_sizes.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
-from lockstep_sizes.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory, relief
-from lockstep_sizes.memory import Place, base_bytes, bucket_bytes, estimate, gathered_elements, trained_elements
-from lockstep_sizes.shape import ModelShape, Weight, shape_of
+from lockstep_spec.activations import kept_bytes, layer_bytes
+from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_spec.fit import MemoryPlan, after_out_of_memory, choose_partition, plan_memory, relief
+from lockstep_spec.memory import Place, base_bytes, bucket_bytes, estimate, gathered_elements, trained_elements
+from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_train.base.config import CheckpointConfig, DataConfig, LoraConfig, ModelConfig, OptimizationConfig, TrainingConfig
 from lockstep_train.memory.capacity import host_bytes, own_bytes
 from lockstep_train.memory.host import Need, shortage

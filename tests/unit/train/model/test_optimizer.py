@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Trainer
 
-from lockstep_sizes.choices import Offload, Optimizer
+from lockstep_spec.choices import Offload, Optimizer
 from lockstep_train.base.config import OptimizationConfig
 from lockstep_train.engine.optimizer import decay_groups, torch_optimizer
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lockstep_sizes.choices import Offload, Precision
+from lockstep_spec.choices import Offload, Precision
 from lockstep_train.base.config import OptimizationConfig
 from lockstep_train.engine.start import precision_note, share_cores
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep_sizes.shape import ModelShape, Weight, shape_of
+from lockstep_spec.shape import ModelShape, Weight, shape_of
 from lockstep_train.base.config import TrainingConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.base.runfile import parse_training

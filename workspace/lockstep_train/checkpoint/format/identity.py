@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep_sizes.choices import Method, Quantization
+from lockstep_spec.choices import Method, Quantization
 from lockstep_train.base.config import LoraConfig, TrainingConfig
 
 SHOWN = 12

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockstep_sizes.choices import Method
+from lockstep_spec.choices import Method
 from lockstep_train.base.config import RunConfig
 from lockstep_train.base.ranks import Ranks
 from lockstep_train.checkpoint.format.chain import candidates

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep_sizes.choices import DataFormat
+from lockstep_spec.choices import DataFormat
 from lockstep_train.base.config import SourceConfig
 from lockstep_train.base.errors import ConfigError, first_line, refusal
 from lockstep_train.data.read.layout import CARD, Layout, layout_of, left_out, one_of, split_names

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep_sizes.modelnames import is_address
+from lockstep_spec.modelnames import is_address
 from lockstep_train.base.config import RunConfig, TrainingConfig
 from lockstep_train.base.durable import make_directory, write_durably
 from lockstep_train.base.errors import Problem, TrainerError, problem_of

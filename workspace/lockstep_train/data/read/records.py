@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep_sizes.choices import TEMPLATE_OWN
+from lockstep_spec.choices import TEMPLATE_OWN
 
 SPEAKERS = {
     **dict.fromkeys(("human", "user"), "user"),

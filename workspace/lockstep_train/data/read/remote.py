@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from lockstep_sizes.modelnames import is_address
+from lockstep_spec.modelnames import is_address
 from lockstep_train.base.config import SourceConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.read.files import WILD

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from lockstep_sizes.choices import Overlong
+from lockstep_spec.choices import Overlong
 from lockstep_train.base.config import EvaluationConfig
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.cache.arrays import Array, Arrays

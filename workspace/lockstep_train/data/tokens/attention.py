@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lockstep_sizes.choices import Precision
+from lockstep_spec.choices import Precision
 from lockstep_train.base.config import TrainingConfig
 
 AMPERE = (8, 0)

@@ -17,7 +17,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.base.errors import first_line
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.tokens.turns import (

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, cast
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import Conversation
 from lockstep_train.data.tokens.tokenize import Tokeniser, encode_samples

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy
 
-from lockstep_sizes.choices import OnBroken, TrainOn
+from lockstep_spec.choices import OnBroken, TrainOn
 from lockstep_train.base.errors import ConfigError
 from lockstep_train.data.cache.arrays import Array, Arrays, ArrayWriter, open_arrays, whole_arrays
 from lockstep_train.data.read.read import Broken

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.data.read.read import Broken
 from lockstep_train.data.read.records import AnySample, Conversation, Sample
 from lockstep_train.data.tokens.chat import encode_conversation

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from lockstep_sizes.choices import TrainOn
+from lockstep_spec.choices import TrainOn
 from lockstep_train.data.tokens.pool import encode_batch
 from lockstep_train.data.tokens.tokenize import Tokeniser
 from lockstep_train.data.tokens.tokenizer import load_tokeniser

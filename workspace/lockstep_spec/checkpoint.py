@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_sizes.memory import STATE_BYTES, trained_elements
-from lockstep_sizes.settings import Settings
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec.memory import STATE_BYTES, trained_elements
+from lockstep_spec.settings import Settings
+from lockstep_spec.shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from lockstep_sizes.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
+from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Precision, Quantization, ZeroStage
 
 
 @dataclass(frozen=True)

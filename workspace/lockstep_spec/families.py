@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from lockstep_sizes.shape import ModelShape, Weight, shape_of
+from lockstep_spec.shape import ModelShape, Weight, shape_of
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 EXPERTS = ("mixtral", "qwen3_moe", "glm4_moe")

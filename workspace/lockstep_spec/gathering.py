@@ -6,7 +6,7 @@ exceed alone, so that nothing would be fetched while they compute; and it fetche
 
 from __future__ import annotations
 
-from lockstep_sizes.shape import ModelShape, layer_of
+from lockstep_spec.shape import ModelShape, layer_of
 
 LIVE_ELEMENTS = 1_000_000_000
 AHEAD_ELEMENTS = 50_000_000

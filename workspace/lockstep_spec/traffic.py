@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_sizes.choices import Method, ZeroStage
-from lockstep_sizes.memory import Place, base_bytes, trained_elements
-from lockstep_sizes.settings import Settings
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec.choices import Method, ZeroStage
+from lockstep_spec.memory import Place, base_bytes, trained_elements
+from lockstep_spec.settings import Settings
+from lockstep_spec.shape import ModelShape
 
 
 @dataclass(frozen=True)

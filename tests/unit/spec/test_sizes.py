@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from lockstep.api.training import Data, Training
-from lockstep_sizes.checkpoint import commit_bytes, saves
-from lockstep_sizes.choices import Method, Precision, Quantization, ZeroStage
-from lockstep_sizes.families import FAMILIES, UnknownModel, shape_from_config
-from lockstep_sizes.length import plan
-from lockstep_sizes.memory import Place, trained_elements
-from lockstep_sizes.settings import Adapter, Settings, read_settings
-from lockstep_sizes.traffic import gigabits_per_second, step_traffic, total_bytes
+from lockstep_spec.checkpoint import commit_bytes, saves
+from lockstep_spec.choices import Method, Precision, Quantization, ZeroStage
+from lockstep_spec.families import FAMILIES, UnknownModel, shape_from_config
+from lockstep_spec.length import plan
+from lockstep_spec.memory import Place, trained_elements
+from lockstep_spec.settings import Adapter, Settings, read_settings
+from lockstep_spec.traffic import gigabits_per_second, step_traffic, total_bytes
 from lockstep_train.base.runfile import parse_training
 from lockstep_train.memory.settings import settings_of
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep_sizes.choices import Content, HierarchicalPartition, Method, Offload, Quantization, ZeroStage
-from lockstep_sizes.memory import Item, Place, estimate
-from lockstep_sizes.settings import Settings
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec.choices import Content, HierarchicalPartition, Method, Offload, Quantization, ZeroStage
+from lockstep_spec.memory import Item, Place, estimate
+from lockstep_spec.settings import Settings
+from lockstep_spec.shape import ModelShape
 
 GB = 1e9
 UNCERTAIN_SHARE = 0.5

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep_sizes.choices import Method, ZeroStage
-from lockstep_sizes.settings import Settings
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec.choices import Method, ZeroStage
+from lockstep_spec.settings import Settings
+from lockstep_spec.shape import ModelShape
 
 FP32_BYTES = 4
 INTO_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "q_a_proj", "kv_a_proj_with_mqa")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep_sizes.activations import (
+from lockstep_spec.activations import (
     attention_bytes,
     folded_bytes,
     gradient_bytes,
@@ -18,10 +18,10 @@ from lockstep_sizes.activations import (
     tokens_of,
     whole_logits,
 )
-from lockstep_sizes.choices import Content, Method, Offload, Quantization, ZeroStage
-from lockstep_sizes.gathering import most_gathered
-from lockstep_sizes.settings import ParameterPlace, Settings
-from lockstep_sizes.shape import ModelShape
+from lockstep_spec.choices import Content, Method, Offload, Quantization, ZeroStage
+from lockstep_spec.gathering import most_gathered
+from lockstep_spec.settings import ParameterPlace, Settings
+from lockstep_spec.shape import ModelShape
 
 GIB = 1 << 30
 QUANTISED_BYTES = {Quantization.NF4: 0.516, Quantization.INT8: 1.0}
